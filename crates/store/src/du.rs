@@ -57,7 +57,7 @@ pub struct DiskUse {
     pub objects: u64,
     /// Bytes on disk of devices, their indexes and sparse devices.
     pub data: u64,
-    /// Part of `data`: bytes on disk of sparse devices and their states.
+    /// Part of `data`: bytes on disk of sparse devices, their states and indexes.
     pub sparse: u64,
     /// Bytes on disk of image files.
     pub image_files: u64,

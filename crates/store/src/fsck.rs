@@ -274,7 +274,7 @@ impl Store {
             report.checked += 1;
             match self.refs.get(&name) {
                 Ok(Some(reference)) => {
-                    for why in self.check_ref(&reference) {
+                    for why in self.check_ref(&reference)? {
                         report.add(Damage::Bad(StoreItem::Ref(name.to_string()), why));
                     }
                     refs.insert(name, reference);
@@ -295,13 +295,13 @@ impl Store {
     }
 
     /// What a ref needs and the store has not. Damage to what is there is found elsewhere.
-    fn check_ref(&self, reference: &Reference) -> Vec<String> {
+    fn check_ref(&self, reference: &Reference) -> Result<Vec<String>, FsckError> {
         let mut wrong = Vec::new();
         let image = reference.image;
         if matches!(self.images.has(&image), Ok(false)) {
             wrong.push(format!("its image {image} is not in the store"));
         }
-        let Some(manifest) = reference.manifest else { return wrong };
+        let Some(manifest) = reference.manifest else { return Ok(wrong) };
         let mut links = |digest: &Digest, what: &str| match self.manifests.read(digest) {
             Ok(Some(bytes)) => Links::of(&bytes),
             Ok(None) => {
@@ -315,11 +315,13 @@ impl Store {
             layers.extend(links(&config, "config").layers);
         }
         for layer in layers {
-            if matches!(self.layers.directory.stat(layer.file_name()), Ok(None)) {
+            if matches!(self.layers.directory.stat(layer.file_name()), Ok(None))
+                && !self.is_indexed(&image)?
+            {
                 wrong.push(format!("its layer {layer} is not in the store"));
             }
         }
-        wrong
+        Ok(wrong)
     }
 
     /// Hashes images and reads what they need.

@@ -269,7 +269,14 @@ impl Store {
             }
         }
         let mut items = garbage(&found, &needed);
-        items.extend(self.sparse.garbage(|it| needed.data.devices.contains_key(it))?);
+        let is_needed = |it: &DeviceId| needed.data.devices.contains_key(it);
+        let is_here = |it: &DeviceId| found.devices.binary_search(it).is_ok();
+        let is_complete = |it: &DeviceId| {
+            is_here(it) && (is_needed(it) || needed.kept.contains(&Kept::Device(*it)))
+        };
+        // A device that is here as a whole is not filled any further.
+        let is_sparse = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
+        items.extend(self.sparse.garbage(is_sparse, is_complete)?);
         Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
     }
 

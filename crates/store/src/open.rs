@@ -1,5 +1,7 @@
 //! An image, ready to mount.
 
+mod presence;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -8,6 +10,7 @@ use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
+use crate::shelf::devices::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile};
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::Form;
@@ -63,6 +66,11 @@ pub enum OpenImageError {
         /// The cause.
         source: Box<LookupError>,
     },
+    /// The store has some of its devices only as sparse ones.
+    #[error(
+        "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
+    )]
+    Partial(ImageId),
     /// The kernel enforces a digest for a device other than the device's id.
     #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
     DeviceMismatch {
@@ -103,6 +111,8 @@ pub enum VerifyError {
 pub enum Presence {
     /// Every byte is in the store.
     Complete,
+    /// The store has some devices only as sparse ones, which are filled on demand.
+    Partial,
 }
 
 /// An image, ready to mount: the descriptors that a mount needs.
@@ -229,10 +239,18 @@ impl Store {
         for used in &table.uses {
             let device = used.device.ok_or(OpenImageError::Foreign(*id))?;
             let opened = self.devices.open(&device, used.bytes);
-            let (file, _) = opened.map_err(|source| OpenImageError::Device {
-                image: *id,
-                source: Box::new(source),
-            })?;
+            let (file, _) = match opened {
+                Ok(opened) => opened,
+                Err(LookupError::Data(DataError::Absent(_)))
+                    if self.sparse.file(&device).is_some() =>
+                {
+                    return Err(OpenImageError::Partial(*id));
+                }
+                Err(source) => {
+                    let source = Box::new(source);
+                    return Err(OpenImageError::Device { image: *id, source });
+                }
+            };
             let kernel_verity = match measure(file.as_fd()) {
                 Ok(Some(measured)) if digest_of(&measured) != *device.digest() => {
                     let actual = DeviceId::new(digest_of(&measured));

@@ -9,6 +9,7 @@ use crate::fault::{self, FsckError};
 use crate::fsck::{Damage, FsckReport};
 use crate::shelf::item::StoreItem;
 use crate::shelf::refs::{RefError, RefName};
+use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
 impl Store {
@@ -112,6 +113,7 @@ impl Store {
             }
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
+            StoreItem::Sparse(SparseFile::Index(id)) => self.sparse.index_damage(id)?.is_some(),
             StoreItem::Sparse(file) => {
                 let id = file.device();
                 self.sparse.damage(id)?.is_some() && !self.sparse.is_in_use(id)?

@@ -17,6 +17,7 @@ use crate::shelf::layers::{Layer, LayerError};
 use crate::shelf::manifests::ManifestError;
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::{RefName, Reference};
+use crate::shelf::sparse::SparseError;
 use crate::store::Store;
 use crate::work::{self, Workspace};
 use image::digest::Digest;
@@ -24,6 +25,7 @@ use image::digest::Digest;
 use data::Data;
 use draft::{Draft, DraftError, ImageDraft};
 use layer::{LayerDraft, LayerPlace};
+use lazy::LazyDevice;
 
 mod commit;
 mod container;
@@ -32,6 +34,7 @@ pub(crate) mod device;
 pub(crate) mod draft;
 mod forms;
 pub(crate) mod layer;
+mod lazy;
 pub(crate) mod named;
 pub(crate) mod sparse;
 
@@ -67,6 +70,9 @@ pub enum TransactionError {
         /// The device, as the image's device table names it.
         device: String,
     },
+    /// A device that is filled on demand cannot be made, or is there and cannot be filled.
+    #[error("cannot add a device that is filled on demand")]
+    Sparse(#[from] SparseError),
     /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -121,6 +127,7 @@ const NO: u8 = 2;
 struct State {
     objects: HashMap<ObjectId, Found>,
     data: BTreeMap<DeviceId, Data>,
+    lazy: BTreeMap<DeviceId, LazyDevice>,
     /// What needs objects: images, layers and manifests.
     users: BTreeMap<StoreItem, Found>,
     origins: BTreeMap<ImageId, Vec<Origin>>,

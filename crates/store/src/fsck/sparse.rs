@@ -2,15 +2,29 @@
 
 use std::collections::BTreeSet;
 
-use image::verity::DeviceId;
+use image::verity::{DeviceId, ImageId};
 
 use super::{Damage, FsckError, FsckReport, Scope, Users};
+use crate::fault;
 use crate::shelf::devices::DataFile;
+use crate::shelf::images;
 use crate::shelf::item::StoreItem;
 use crate::shelf::sparse::{Lacks, SparseFile};
 use crate::store::Store;
 
 impl Store {
+    /// Whether an image may have come without its layers: a device of it has an index.
+    pub(super) fn is_indexed(&self, image: &ImageId) -> Result<bool, FsckError> {
+        let Ok(Some(file)) = fault::found(self.images.open(image))? else { return Ok(false) };
+        let Ok(devices) = fault::found(images::devices(&file))? else { return Ok(false) };
+        for device in devices.uses.iter().filter_map(|it| it.device) {
+            if self.sparse.has_index(&device)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Checks the devices that images need and that are in `sparse/` alone, and says whom damage hurts. Returns which
     /// these are.
     pub(super) fn check_sparse_of_images(
@@ -29,7 +43,7 @@ impl Store {
         checked.retain(|id| self.sparse.file(id).is_some());
         let partial = match scope {
             // Somebody brings the rest, perhaps.
-            Scope::Everything => Lacks::IfNobodyFillsIt,
+            Scope::Everything => Lacks::IfNobodyCanFillIt,
             Scope::Images => Lacks::Always,
         };
         for id in &checked {

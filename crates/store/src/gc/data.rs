@@ -96,6 +96,11 @@ impl Indexes {
         Some(&self.devices[at].1)
     }
 
+    /// Whether a device is here and has an index that can be read.
+    pub(super) fn has(&self, device: &DeviceId) -> bool {
+        self.get(device).is_some()
+    }
+
     /// The devices that may have an object, in order of their ids.
     fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&DeviceId, &Arc<Index>)> + use<'_> {
         let wanted = first_bytes(id);

@@ -1,6 +1,8 @@
 //! Sparse devices: devices with bytes that are not here yet, or not verified yet.
 //!
-//! `sparse/ID` and `sparse/ID.state`, laid out as `docs/format/object-store.md`, "Sparse devices", says.
+//! `sparse/ID` and `sparse/ID.state`, and what fills them, laid out as `docs/format/object-store.md`, "Sparse devices", says.
+
+pub(crate) mod index;
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,6 +13,8 @@ use std::sync::Arc;
 use image::verity::{Algorithm, DeviceId, Hasher};
 use rustix::fs::{Mode, Stat};
 use serde::{Deserialize, Serialize};
+
+use index::SparseIndexDamage;
 
 use super::images::id_of;
 use super::item::StoreItem;
@@ -25,6 +29,10 @@ pub(crate) const SPARSE: &str = "sparse";
 
 /// Ends the name of a state.
 const STATE: &str = ".state";
+/// Ends the name of a head.
+const INDEX: &str = ".index";
+/// Ends the name of windows.
+const WINDOWS: &str = ".windows";
 
 /// Mode of a device that is filled.
 const FILLED: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -46,8 +54,8 @@ pub enum SparseState {
 pub(crate) enum Lacks {
     /// Whoever has it open.
     Always,
-    /// Only if no mount and no process has it open.
-    IfNobodyFillsIt,
+    /// Only if it has no index, and no mount and no process has it open.
+    IfNobodyCanFillIt,
 }
 
 /// A file of `sparse/`, by its name.
@@ -57,6 +65,10 @@ pub enum SparseFile {
     Device(DeviceId),
     /// The record of its state. It is made before the device, and removed after it.
     State(DeviceId),
+    /// The head of its index, without which the windows are nothing.
+    Index(DeviceId),
+    /// The windows of its index.
+    Windows(DeviceId),
 }
 
 impl SparseFile {
@@ -64,22 +76,28 @@ impl SparseFile {
     #[must_use]
     pub const fn device(&self) -> &DeviceId {
         match self {
-            Self::Device(id) | Self::State(id) => id,
+            Self::Device(id) | Self::State(id) | Self::Index(id) | Self::Windows(id) => id,
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
-        let sha256 = |id: &DeviceId| id.algorithm() == Algorithm::Sha256;
-        match name.strip_suffix(STATE) {
-            Some(name) => id_of(name.as_bytes()).filter(sha256).map(Self::State),
-            None => id_of(name.as_bytes()).filter(sha256).map(Self::Device),
-        }
+        let end = [STATE, INDEX, WINDOWS].into_iter().find(|it| name.ends_with(it));
+        let id = id_of(name.strip_suffix(end.unwrap_or_default())?.as_bytes())?;
+        let file = match end {
+            Some(STATE) => Self::State(id),
+            Some(INDEX) => Self::Index(id),
+            Some(_) => Self::Windows(id),
+            None => Self::Device(id),
+        };
+        (id.algorithm() == Algorithm::Sha256).then_some(file)
     }
 
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Device(_) => "sparse device",
             Self::State(_) => "state of a sparse device",
+            Self::Index(_) => "index of a sparse device",
+            Self::Windows(_) => "windows of a sparse device",
         }
     }
 
@@ -87,6 +105,8 @@ impl SparseFile {
         match self {
             Self::Device(id) => id.to_string(),
             Self::State(id) => format!("{id}{STATE}"),
+            Self::Index(id) => format!("{id}{INDEX}"),
+            Self::Windows(id) => format!("{id}{WINDOWS}"),
         }
     }
 }
@@ -179,6 +199,33 @@ pub enum SparseError {
     /// The state file is missing.
     #[error("sparse device {0} has no state file")]
     NoState(DeviceId),
+    /// The device's index cannot be used.
+    #[error("the index of device {device} is damaged; `quire index NAME` makes it again")]
+    Index {
+        /// The device.
+        device: DeviceId,
+        /// What is wrong.
+        source: SparseIndexDamage,
+    },
+    /// Two indexes say that the device has different bytes.
+    #[error(
+        "the store has an index of device {0} with other digests: one of the two is wrong; \
+         pull the image without --lazy"
+    )]
+    OtherIndex(DeviceId),
+    /// The device had other bytes than those of its name.
+    #[error("sparse device {0} is condemned: `quire fsck --repair` removes it")]
+    Condemned(DeviceId),
+    /// The device is of another length than its index says.
+    #[error("sparse device {device} has {actual} bytes, and its index says {expected}")]
+    Indexed {
+        /// The device.
+        device: DeviceId,
+        /// Length in bytes that the index says.
+        expected: u64,
+        /// Length of the file in bytes.
+        actual: u64,
+    },
     /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
@@ -347,14 +394,20 @@ impl SparseShelf {
         Ok(self.directory.get()?.is_some_and(|sparse| is_in_use(sparse, &name)))
     }
 
-    /// The files of devices that nobody needs, and of such as a crash has left a part of.
+    /// The files of devices that nobody needs here, and of such as a crash has left a part of. The index of a device that is
+    /// complete elsewhere stays.
     pub(crate) fn garbage(
         &self,
         is_needed: impl Fn(&DeviceId) -> bool,
+        is_complete: impl Fn(&DeviceId) -> bool,
     ) -> Result<Vec<StoreItem>, DiskError> {
         let files = self.list()?.names;
         let (mut there, mut unneeded) = (BTreeSet::new(), BTreeSet::new());
+        let mut heads = BTreeSet::new();
         for file in &files {
+            if let SparseFile::Index(id) = file {
+                heads.insert(*id);
+            }
             let SparseFile::Device(id) = file else { continue };
             there.insert(*id);
             // Once for both files: who has it open now may close it the next moment.
@@ -362,27 +415,30 @@ impl SparseShelf {
                 unneeded.insert(*id);
             }
         }
-        let garbage = files.into_iter().filter(|file| {
-            let id = file.device();
-            unneeded.contains(id) || !there.contains(id)
+        let is_kept = |id: &DeviceId| there.contains(id) && !unneeded.contains(id);
+        let garbage = files.into_iter().filter(|file| match file {
+            SparseFile::Device(id) | SparseFile::State(id) => !is_kept(id),
+            SparseFile::Index(id) => !is_kept(id) && !is_complete(id),
+            SparseFile::Windows(id) => !heads.contains(id) || !is_kept(id) && !is_complete(id),
         });
         Ok(garbage.map(StoreItem::Sparse).collect())
     }
 
-    /// Removes files: each device surely before its state, without which nobody could tell what it is.
+    /// Removes files: each device surely before its state, without which nobody could tell what it is, and each head
+    /// before its windows.
     pub(crate) fn remove(&self, files: &[SparseFile]) -> Result<(), DiskError> {
         let Some(sparse) = self.directory.get()? else { return Ok(()) };
-        let is_device = |file: &&SparseFile| matches!(file, SparseFile::Device(_));
-        let (devices, states): (Vec<&SparseFile>, Vec<&SparseFile>) =
-            files.iter().partition(is_device);
-        for file in devices {
+        let is_first =
+            |file: &&SparseFile| matches!(file, SparseFile::Device(_) | SparseFile::Index(_));
+        let (first, rest): (Vec<&SparseFile>, Vec<&SparseFile>) = files.iter().partition(is_first);
+        for file in first {
             sparse.unlink_sealed(file.file_name())?;
         }
         if !files.is_empty() {
             // Also what was removed by another that was killed then.
             sparse.sync()?;
         }
-        for file in states {
+        for file in rest {
             sparse.unlink_sealed(file.file_name())?;
         }
         Ok(())
@@ -430,12 +486,14 @@ impl SparseShelf {
         let is_lacking = info.state == SparseState::Partial
             && match partial {
                 Lacks::Always => true,
-                Lacks::IfNobodyFillsIt => !self.is_in_use(id)?,
+                Lacks::IfNobodyCanFillIt => {
+                    !self.is_in_use(id)? && !matches!(self.index_head(id), Ok(Some(_)))
+                }
             };
         Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
     }
 
-    /// Checks every device but these, and tells strays.
+    /// Checks every index, and every device but these, and tells strays.
     pub(crate) fn check(
         &self,
         but: &BTreeSet<DeviceId>,
@@ -445,6 +503,9 @@ impl SparseShelf {
             match file {
                 SparseFile::Device(id) if !but.contains(id) => {
                     checked.add(StoreItem::Sparse(*file), self.damage(id)?);
+                }
+                SparseFile::Index(id) => {
+                    checked.add(StoreItem::Sparse(*file), self.index_damage(id)?);
                 }
                 _ => {}
             }

@@ -10,6 +10,7 @@ mod format;
 mod holes;
 mod import;
 mod kill;
+mod lazy;
 mod model;
 mod names;
 mod pieces;

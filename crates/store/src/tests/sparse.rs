@@ -174,13 +174,14 @@ fn garbage_is_decided_once_for_both_files() {
     let store = open(directory.path());
     let filling = store.create_sparse(&device(), LENGTH).unwrap();
     let (filling, asked) = (std::cell::Cell::new(Some(filling)), std::cell::Cell::new(false));
-    let garbage = store.sparse.garbage(|_| {
+    let is_needed = |_: &DeviceId| {
         if asked.replace(true) {
             // It ends between one file and the other.
             drop(filling.take());
         }
         false
-    });
+    };
+    let garbage = store.sparse.garbage(is_needed, |_| false);
     assert_eq!(garbage.unwrap(), []);
 }
 

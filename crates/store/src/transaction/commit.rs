@@ -27,7 +27,7 @@ const FSYNC_MAX: usize = 8;
 const ASIDE: &str = "aside-";
 
 impl Transaction<'_> {
-    /// Makes everything durable and visible: objects, images, layers and manifests first, refs last.
+    /// Makes everything durable and visible: objects and devices first, then images, layers and manifests, refs last.
     ///
     /// # Errors
     /// [`TransactionError`]. The refs are then unchanged.
@@ -49,6 +49,7 @@ impl Transaction<'_> {
         self.sync_data(&state, &refs)?;
         self.publish_objects(&state)?;
         self.publish_data(&state)?;
+        self.publish_lazy(&state)?;
         self.sync_objects(&state)?;
         self.publish_users(&state)?;
         if !refs.is_empty() || !state.origins.is_empty() {

@@ -296,7 +296,7 @@ impl Transaction<'_> {
         Ok(has_none || index.is_some())
     }
 
-    /// Every device that a new image has as a device is one that this import made or has found.
+    /// Every device that a new image has as a device is one that this import made, has found, or has an index of.
     pub(super) fn check_devices(&self, state: &State) -> Result<(), super::TransactionError> {
         for (item, found) in &state.users {
             let (StoreItem::Image(image), Some(number)) = (item, found.number()) else { continue };
@@ -309,7 +309,8 @@ impl Transaction<'_> {
             let Ok(devices) = crate::shelf::images::devices(&file) else { continue };
             for device in devices.uses {
                 let device = match device.device {
-                    Some(device) if state.data.contains_key(&device) => continue,
+                    Some(id) if state.data.contains_key(&id) => continue,
+                    Some(id) if state.is_lazy(&id, device.bytes) => continue,
                     Some(device) => device.to_string(),
                     None => "without an id".to_owned(),
                 };

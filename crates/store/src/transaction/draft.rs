@@ -8,6 +8,7 @@ use super::Transaction;
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::DeviceKind;
 use crate::shelf::objects::LookupError;
+use crate::shelf::sparse::SparseError;
 use image::digest::Digest;
 
 /// Why an object or image could not be added.
@@ -47,6 +48,12 @@ pub enum DraftError {
     Index {
         /// The cause.
         source: io::Error,
+    },
+    /// A device that is filled on demand, and its index, do not belong together.
+    #[error("cannot add a sparse device")]
+    Sparse {
+        /// The cause.
+        source: Box<SparseError>,
     },
     /// The tar of a layer could not be looked up.
     #[error("cannot look for the tar of layer {diff_id} in the store")]

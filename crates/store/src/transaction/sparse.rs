@@ -8,8 +8,8 @@ use image::verity::{Algorithm, DeviceId};
 use crate::disk::{DiskError, PUBLISHED, PlacedFile};
 use crate::meta::{META, Meta};
 use crate::record::RECORD_MAX;
-use crate::shelf::sparse::{self, SPARSE, SparseError, SparseState};
-use crate::store::{Store, mode_of};
+use crate::shelf::sparse::{self, SparseError, SparseState};
+use crate::store::Store;
 
 impl Store {
     /// Makes an empty sparse device of this length in bytes, and opens it to fill it. The first one records in `meta`
@@ -24,9 +24,7 @@ impl Store {
         }
         // gc decides nothing until the device is open.
         let _lock = self.lock_shared()?;
-        self.note_sparse()?;
-        self.root.make(SPARSE, mode_of(SPARSE))?;
-        self.root.sync()?;
+        self.make_sparse()?;
         self.sparse.publish(id, bytes)?;
         self.open_to_fill(id)?.ok_or(SparseError::Exists(*id))
     }
@@ -63,7 +61,7 @@ impl Store {
         Ok(adopted.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
     }
 
-    fn may_fill(&self) -> Result<(), SparseError> {
+    pub(super) fn may_fill(&self) -> Result<(), SparseError> {
         match self.is_writable() {
             true => Ok(()),
             false => Err(SparseError::ReadOnly(self.path().to_owned())),
@@ -71,7 +69,7 @@ impl Store {
     }
 
     /// Before there is one: a program that does not know them must not change the store.
-    fn note_sparse(&self) -> Result<(), DiskError> {
+    pub(super) fn note_sparse(&self) -> Result<(), DiskError> {
         let odd = |error| self.root.failed("read", META, std::io::Error::other(error));
         let bytes = self.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
         let meta = Meta::decode(&bytes).map_err(odd)?;

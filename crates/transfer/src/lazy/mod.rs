@@ -1,5 +1,7 @@
 //! The index of a layer whose blob and whose device are here: one pass over the blob.
 
+mod publish;
+
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
 use std::ops::Range;
@@ -14,6 +16,8 @@ use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
 use store::Store;
+
+pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 
 /// How well windows are compressed: they are made once, and fetched often.
 const ZSTD_LEVEL: i32 = 9;

@@ -5,5 +5,6 @@ mod build;
 mod export;
 mod home;
 mod import;
+mod lazy;
 #[cfg(feature = "registry")]
 mod registry;

@@ -216,6 +216,14 @@ impl DeviceShelf {
         Ok(whole.or_else(|| catalog.in_pieces(object)))
     }
 
+    /// The layer whose tar a device is. `None` if it is packed, or the store lacks it.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub fn layer_of(&self, device: &DeviceId) -> Result<Option<Digest>, DiskError> {
+        Ok(self.index_of(device)?.and_then(|it| it.header.layer))
+    }
+
     /// The device that is a layer's tar.
     pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DiskError> {
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };

@@ -1,0 +1,189 @@
+//! Indexes of lazy devices: `sparse/ID.index`, the head, and `sparse/ID.windows`.
+//!
+//! `docs/format/lazy-index.md` has what is in them, and `docs/format/object-store.md`, "Sparse devices", how they come and go.
+
+use image::lazy::{HEAD_MAX, Head, HeadError};
+use image::verity::DeviceId;
+
+use super::{SparseError, SparseFile, SparseShelf};
+use crate::disk::{Directory, DiskError, length};
+use crate::fault::{self, FsckError};
+
+/// More windows are not read: they are held in memory. That is enough for a blob of 30 gigabytes.
+const WINDOWS_MAX: u64 = 1 << 30;
+
+/// What is wrong with the index of a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SparseIndexDamage {
+    /// Its head is no head.
+    #[error("its head cannot be used")]
+    Head(#[source] HeadError),
+    /// Its head is that of another device.
+    #[error("it is that of device {0}")]
+    Device(Box<DeviceId>),
+    /// The device has another length than its head says.
+    #[error("it is that of a device of {expected} bytes, not {actual}")]
+    Length {
+        /// Length in bytes that the head says.
+        expected: u64,
+        /// Length of the device in bytes.
+        actual: u64,
+    },
+    /// There is a head without windows.
+    #[error("its windows are missing")]
+    NoWindows,
+    /// The windows have another length than the head says.
+    #[error("its windows have {actual} bytes, not {expected}")]
+    Windows {
+        /// Length in bytes that the head says.
+        expected: u64,
+        /// Length of the file in bytes.
+        actual: u64,
+    },
+}
+
+/// What becomes of an index that a device has already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// The new one takes its place: its maker has seen all bytes.
+    Replaced,
+    /// It stays, and the new one has to say the same of the device's bytes.
+    Kept,
+}
+
+impl SparseShelf {
+    /// The index of a device, if there is one: its head, and its groups of windows, one behind the other. The device may be
+    /// complete.
+    ///
+    /// # Errors
+    /// [`SparseError::Index`] when the head cannot be used or is of another device, or the windows have another length
+    /// than the head says; or an error of the disk.
+    pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+        self.read_index(device, |sparse, name| {
+            let windows = sparse.read_all(name, WINDOWS_MAX)?;
+            Ok(windows.map(|it| (it.len() as u64, it)))
+        })
+    }
+
+    /// As [`index`](Self::index), without the windows: only their length is looked at.
+    ///
+    /// # Errors
+    /// As [`index`](Self::index).
+    pub fn index_head(&self, device: &DeviceId) -> Result<Option<Head>, SparseError> {
+        let head = self.read_index(device, |sparse, name| {
+            Ok(sparse.stat(name)?.map(|stat| (length(&stat), ())))
+        })?;
+        Ok(head.map(|it| it.0))
+    }
+
+    fn read_index<T>(
+        &self,
+        device: &DeviceId,
+        windows: impl Fn(&Directory, &str) -> Result<Option<(u64, T)>, DiskError>,
+    ) -> Result<Option<(Head, T)>, SparseError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(None) };
+        let name = SparseFile::Index(*device).file_name();
+        let (bytes, windows) = loop {
+            let Some(file) = sparse.placed(&name)? else { return Ok(None) };
+            let bytes = sparse.read_all(&name, HEAD_MAX)?;
+            let windows = windows(sparse, &SparseFile::Windows(*device).file_name())?;
+            // Another may have replaced both in between.
+            if let Some(bytes) = bytes
+                && sparse.is_placed(&name, &file)?
+            {
+                break (bytes, windows);
+            }
+        };
+        let damaged = |damage| SparseError::Index { device: *device, source: damage };
+        let head = Head::decode(&bytes).map_err(|it| damaged(SparseIndexDamage::Head(it)))?;
+        if head.device != *device {
+            return Err(damaged(SparseIndexDamage::Device(Box::new(head.device))));
+        }
+        let (actual, windows) = windows.ok_or_else(|| damaged(SparseIndexDamage::NoWindows))?;
+        let expected = windows_bytes(&head);
+        if actual != expected {
+            return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
+        }
+        Ok(Some((head, windows)))
+    }
+
+    /// Puts an index there, durably: the head last. The directory is there, and the store's lock is held.
+    pub(crate) fn put_index(
+        &self,
+        head: &Head,
+        windows: &[u8],
+        existing: Existing,
+    ) -> Result<(), SparseError> {
+        let device = head.device;
+        let encoded = encoded(head, windows)?;
+        let sparse = self.directory.there()?;
+        // A descriptor of its own, since flock belongs to the open file.
+        let alone = sparse.open(".")?;
+        alone.lock()?;
+        match self.index(&device) {
+            Ok(Some((there, its_windows))) => {
+                let is_kept = existing == Existing::Kept;
+                if is_kept && !same_bytes(&there, head) {
+                    return Err(SparseError::OtherIndex(device));
+                }
+                if is_kept || there == *head && its_windows == windows {
+                    // Another may not have synced it yet.
+                    return Ok(sparse.sync()?);
+                }
+            }
+            Ok(None) => {}
+            Err(error @ SparseError::Index { .. }) => {
+                tracing::warn!(%device, %error, "replacing a damaged index");
+            }
+            Err(error) => return Err(error),
+        }
+        let [head_name, windows_name] =
+            [SparseFile::Index(device), SparseFile::Windows(device)].map(|it| it.file_name());
+        // No head has the windows of another, even after a crash.
+        if sparse.unlink_sealed(&head_name)? {
+            sparse.sync()?;
+        }
+        self.tmp.replace(sparse, windows_name, windows)?;
+        Ok(self.tmp.replace(sparse, head_name, &encoded)?)
+    }
+
+    /// What is wrong with the index of a device, if anything.
+    pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<String>, FsckError> {
+        let head = match fault::found(self.index_head(device))? {
+            Ok(Some(head)) => head,
+            Ok(None) => return Ok(None),
+            Err(why) => return Ok(Some(why)),
+        };
+        let expected = head.device_bytes;
+        let other = self.file(device).map(|it| length(&it.1)).filter(|it| *it != expected);
+        Ok(other.map(|actual| SparseIndexDamage::Length { expected, actual }.to_string()))
+    }
+
+    /// Whether there is an index of a device, sound or not.
+    pub(crate) fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(false) };
+        Ok(sparse.stat(SparseFile::Index(*device).file_name())?.is_some())
+    }
+}
+
+/// The bytes of a head that goes with these windows.
+pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, SparseError> {
+    let damaged = |damage| SparseError::Index { device: head.device, source: damage };
+    let (expected, actual) = (windows_bytes(head), windows.len() as u64);
+    if actual != expected {
+        return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
+    }
+    head.encode().map_err(|it| damaged(SparseIndexDamage::Head(it)))
+}
+
+/// What the groups of a head add up to.
+fn windows_bytes(head: &Head) -> u64 {
+    head.groups.iter().map(|it| u64::from(it.bytes)).sum()
+}
+
+/// Whether two indexes say the same of a device's bytes. They may be of different blobs.
+fn same_bytes(one: &Head, other: &Head) -> bool {
+    (one.device_bytes, one.tar_bytes, &one.diff_id, &one.tail, &one.units)
+        == (other.device_bytes, other.tar_bytes, &other.diff_id, &other.tail, &other.units)
+}

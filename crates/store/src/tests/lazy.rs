@@ -1,0 +1,497 @@
+//! Indexes of sparse devices, and images whose devices are filled later.
+
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use image::digest::Digest;
+use image::gzip::Start;
+use image::lazy::{Head, SpanPlace, UNIT, WindowGroup};
+use image::verity::{DeviceId, ImageId};
+use tempfile::TempDir;
+
+use super::crash::{Recorded, record};
+use super::{Failure, NOW, check, import_as, name, open, sample};
+use crate::trace::Change;
+use crate::{
+    Damage, Form, FsckOptions, OpenImageError, OpenOptions, Presence, Reference, SparseError,
+    SparseFile, SparseIndexDamage, SparseState, Store, StoreItem, TransactionError,
+};
+
+/// A native image with everything that a store without its device needs.
+struct Lazy {
+    image: ImageId,
+    bytes: Vec<u8>,
+    documents: Vec<(Digest, Vec<u8>)>,
+    reference: Reference,
+    head: Head,
+    windows: Vec<u8>,
+    device: Vec<u8>,
+}
+
+fn device(id: &str) -> DeviceId {
+    image::verity::digest(image::verity::Algorithm::Sha256, id.as_bytes()).into()
+}
+
+/// Nothing here inflates: only the lengths have to fit.
+fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head {
+    let start = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
+    let unit = |it: &[u8]| Digest::sha256(it).as_bytes().try_into().unwrap();
+    Head {
+        device,
+        device_bytes: bytes.len() as u64,
+        blob: Digest::sha256(b"a blob"),
+        blob_bytes: 1000,
+        diff_id,
+        tar_bytes: bytes.len() as u64,
+        tail: Vec::new(),
+        units: bytes.chunks(usize::try_from(UNIT).unwrap()).map(unit).collect(),
+        spans: vec![start],
+        groups: vec![WindowGroup { first: 0, bytes: windows.len().try_into().unwrap() }],
+    }
+}
+
+/// An index of a device that is nowhere.
+fn some_head(id: &str, windows: &[u8]) -> Head {
+    head(device(id), &[7; 1024], Digest::sha256(id.as_bytes()), windows)
+}
+
+impl Lazy {
+    fn new() -> Self {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+        let device = store.open_image(&image).unwrap().devices[0].id;
+        let read = |path: PathBuf| fs::read(directory.path().join(path)).unwrap();
+        let bytes = read(Path::new("images").join(image.to_string()));
+        let devices = read(Path::new("data").join(device.to_string()));
+        let reference = store.refs.get(&name("one")).unwrap().unwrap();
+        let documents = store.manifests.list().unwrap().names.into_iter();
+        let documents = documents.map(|it| (it, store.manifests.read(&it).unwrap().unwrap()));
+        let diff_id = *store.layers.diff_ids().unwrap().first().unwrap();
+        let windows = b"windows".to_vec();
+        Self {
+            image,
+            bytes,
+            documents: documents.collect(),
+            reference,
+            head: head(device, &devices, diff_id, &windows),
+            windows,
+            device: devices,
+        }
+    }
+
+    fn publish(&self, store: &Store) -> Result<bool, TransactionError> {
+        let import = store.begin()?;
+        let is_lazy = import.lazy_device(self.head.clone(), self.windows.clone()).unwrap();
+        let mut image = import.image().unwrap();
+        image.write_all(&self.bytes).unwrap();
+        assert!(image.finish().unwrap() == self.image);
+        for (digest, bytes) in &self.documents {
+            import.manifest(digest, bytes).unwrap();
+        }
+        import.set_ref(name("one"), self.reference.clone());
+        import.commit().map(|_| is_lazy)
+    }
+
+    fn id(&self) -> &DeviceId {
+        &self.head.device
+    }
+}
+
+fn damage(store: &Store) -> Vec<Damage> {
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    report.damage.into_iter().map(|it| it.0).collect()
+}
+
+fn path(directory: &TempDir, file: SparseFile) -> PathBuf {
+    directory.path().join("sparse").join(file.file_name())
+}
+
+fn in_sparse(directory: &TempDir) -> Vec<String> {
+    let names = fs::read_dir(directory.path().join("sparse")).unwrap();
+    let mut names: Vec<_> =
+        names.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn an_index_is_kept_and_replaced() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (first, second) = (some_head("a", b"first"), some_head("a", b"the second"));
+    assert!(store.sparse.index(&first.device).unwrap().is_none());
+    store.put_index(&first, b"first").unwrap();
+    let meta = crate::Meta::decode(&fs::read(directory.path().join("meta")).unwrap()).unwrap();
+    assert!(meta.has_sparse);
+    for file in [SparseFile::Index(first.device), SparseFile::Windows(first.device)] {
+        let mode = fs::metadata(path(&directory, file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o444);
+    }
+    let read = || open(directory.path()).sparse.index(&first.device).unwrap().unwrap();
+    assert!(read() == (first.clone(), b"first".to_vec()));
+    store.put_index(&second, b"the second").unwrap();
+    store.put_index(&second, b"the second").unwrap();
+    assert!(read() == (second, b"the second".to_vec()));
+    assert!(store.sparse.index_head(&device("b")).unwrap().is_none());
+    // Without a device it is garbage.
+    store.gc(NOW).unwrap();
+    assert!(in_sparse(&directory).is_empty());
+
+    let wrong = store.put_index(&first, b"of another length");
+    let why = SparseIndexDamage::Windows { expected: 5, actual: 17 };
+    assert!(matches!(wrong, Err(SparseError::Index { source, .. }) if source == why));
+    let who = crate::Who::this_process();
+    let store = Store::open(directory.path(), who, OpenOptions::read()).unwrap();
+    assert!(matches!(store.put_index(&first, b"first"), Err(SparseError::ReadOnly(_))));
+}
+
+#[test]
+fn a_damaged_index_is_told_and_removed() {
+    type Spoil = fn(&Path, &Path);
+    let cases: [(&str, Spoil); 5] = [
+        ("its digest differs", |head, _| {
+            let mut bytes = fs::read(head).unwrap();
+            bytes[100] ^= 1;
+            fs::write(head, bytes).unwrap();
+        }),
+        ("it is no index", |head, _| fs::write(head, b"").unwrap()),
+        ("its windows have 6 bytes, not 7", |_, windows| fs::write(windows, b"shorte").unwrap()),
+        ("its windows are missing", |_, windows| fs::remove_file(windows).unwrap()),
+        ("it is that of device", |head, _| {
+            fs::write(head, some_head("other", b"windows").encode().unwrap()).unwrap();
+        }),
+    ];
+    let lazy = Lazy::new();
+    for (expected, spoil) in cases {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        lazy.publish(&store).unwrap();
+        assert_eq!(damage(&store), []);
+        let [head, windows] = [SparseFile::Index(*lazy.id()), SparseFile::Windows(*lazy.id())];
+        for file in [head, windows] {
+            let writable = fs::Permissions::from_mode(0o600);
+            fs::set_permissions(path(&directory, file), writable).unwrap();
+        }
+        spoil(&path(&directory, head), &path(&directory, windows));
+        let error = store.sparse.index(lazy.id()).unwrap_err();
+        assert!(error.to_string().contains("quire index NAME"), "{error}");
+        let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        let told = report.damage.iter().find_map(|it| match &it.0 {
+            Damage::Bad(item, why) if *item == StoreItem::Sparse(head) => Some(why.clone()),
+            _ => None,
+        });
+        assert!(told.as_ref().is_some_and(|it| it.contains(expected)), "{expected}: {told:?}");
+        // Now nobody can fill the device, so it is told as well, and not removed.
+        assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+        assert!(store.sparse.index(lazy.id()).unwrap().is_none());
+        assert!(store.sparse.stat(lazy.id()).unwrap().is_some());
+        // Windows alone are garbage, and the image comes back.
+        store.gc(NOW).unwrap();
+        assert_eq!(in_sparse(&directory).len(), 2);
+        assert!(!damage(&store).is_empty());
+        lazy.publish(&store).unwrap();
+        assert_eq!(damage(&store), []);
+    }
+}
+
+#[test]
+fn an_index_of_a_device_of_another_length_is_damage() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let head = some_head("a", b"");
+    let _filling = store.create_sparse(&head.device, 512).unwrap();
+    store.put_index(&head, b"").unwrap();
+    let told = damage(&store);
+    let [Damage::Bad(StoreItem::Sparse(SparseFile::Index(_)), why)] = told.as_slice() else {
+        panic!("{told:?}")
+    };
+    assert_eq!(why, "it is that of a device of 1024 bytes, not 512");
+}
+
+#[test]
+fn an_index_lives_as_long_as_its_device() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (a, b) = (some_head("a", b"1"), some_head("b", b"2"));
+    let filling = store.create_sparse(&a.device, a.device_bytes).unwrap();
+    for (head, windows) in [(&a, b"1"), (&b, b"2")] {
+        store.put_index(head, windows).unwrap();
+    }
+    store.gc(NOW).unwrap();
+    assert_eq!(in_sparse(&directory).len(), 4, "of one that is filled, and of none");
+    // What a crash leaves of an index.
+    fs::remove_file(path(&directory, SparseFile::Index(a.device))).unwrap();
+    store.gc(NOW).unwrap();
+    assert_eq!(in_sparse(&directory).len(), 2);
+    store.put_index(&a, b"1").unwrap();
+    drop(filling);
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_sparse(&directory).is_empty()
+    });
+
+    // Likewise, of a device that is complete.
+    let image = import_as(&store, "full", &sample("full", 12), Form::Packed).unwrap();
+    let whole = store.open_image(&image).unwrap().devices[0].id;
+    store.put_index(&head(whole, &[0; 512], Digest::sha256(b"x"), b"3"), b"3").unwrap();
+    store.gc(NOW).unwrap();
+    assert_eq!(in_sparse(&directory).len(), 2);
+    store.remove_ref(&name("full")).unwrap();
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_sparse(&directory).is_empty()
+    });
+}
+
+#[test]
+fn an_image_is_there_before_its_devices() {
+    let lazy = Lazy::new();
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    assert!(lazy.publish(&store).unwrap());
+    assert_eq!(check(&store).unwrap(), [("one:latest".to_owned(), lazy.image)].into());
+    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Partial);
+    assert_eq!(store.sparse_devices(&lazy.image).unwrap(), [*lazy.id()]);
+    let refused = store.open_image(&lazy.image).unwrap_err();
+    assert!(matches!(refused, OpenImageError::Partial(id) if id == lazy.image), "{refused}");
+    // Whoever asks for this image is told that its bytes are not here.
+    assert_eq!(store.verify(&lazy.image, FsckOptions::default()).unwrap().damage.len(), 1);
+    let info = store.sparse.stat(lazy.id()).unwrap().unwrap();
+    assert_eq!((info.state, info.on_disk), (SparseState::Partial, 0));
+    let (_, swept) = store.gc(NOW).unwrap();
+    assert_eq!(swept.removed, 0);
+    assert!(store.sparse.index(lazy.id()).unwrap().unwrap().0 == lazy.head);
+    assert!(store.du().unwrap().sparse > 0);
+
+    // Again, over what is there, also after some of it was filled.
+    store.fill_sparse(lazy.id()).unwrap().unwrap().write_at(&lazy.device[..512], 0).unwrap();
+    assert!(lazy.publish(&store).unwrap());
+    let (file, _) = store.sparse.open(lazy.id()).unwrap().unwrap();
+    let mut first = vec![0; 512];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut first, 0).unwrap();
+    assert!(first == lazy.device[..512]);
+    drop(file);
+
+    store.remove_ref(&name("one")).unwrap();
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_sparse(&directory).is_empty()
+    });
+    assert!(store.images.list().unwrap().names.is_empty());
+    assert!(store.manifests.list().unwrap().names.is_empty());
+    assert_eq!(damage(&store), []);
+}
+
+/// What an import has found complete is not made again; what comes in full later takes the place of what was empty.
+#[test]
+fn a_complete_device_takes_precedence() {
+    let lazy = Lazy::new();
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Complete);
+    store.open_image(&lazy.image).unwrap();
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_sparse(&directory).len() == 2
+    });
+    assert!(store.sparse.index(lazy.id()).unwrap().is_some());
+    assert!(!lazy.publish(&store).unwrap());
+    assert!(store.sparse.stat(lazy.id()).unwrap().is_none());
+    store.open_image(&lazy.image).unwrap();
+    check(&store).unwrap();
+}
+
+#[test]
+fn gc_beside_the_import_takes_nothing_from_it() {
+    let lazy = Lazy::new();
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    store.remove_ref(&name("one")).unwrap();
+    let import = store.begin().unwrap();
+    assert!(import.lazy_device(lazy.head.clone(), lazy.windows.clone()).unwrap());
+    assert!(import.reuse_image(&lazy.image).unwrap());
+    for (digest, bytes) in &lazy.documents {
+        import.manifest(digest, bytes).unwrap();
+    }
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_sparse(&directory).is_empty()
+    });
+    import.set_ref(name("one"), lazy.reference.clone());
+    import.commit().unwrap();
+    check(&store).unwrap();
+    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Partial);
+}
+
+#[test]
+fn what_contradicts_the_store_is_refused() {
+    let lazy = Lazy::new();
+    let refused = |store: &Store, lazy: &Lazy| match lazy.publish(store) {
+        Err(TransactionError::Sparse(error)) => error,
+        other => panic!("{other:?}"),
+    };
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    // Other digests for the same device: of two that contradict each other, nobody can tell which lies.
+    let mut lying = Lazy::new();
+    lying.head.units[0][0] ^= 1;
+    assert!(matches!(refused(&store, &lying), SparseError::OtherIndex(id) if id == *lazy.id()));
+    // Another blob with the same tar is no contradiction, and what is there stays.
+    let mut other = Lazy::new();
+    other.head.blob = Digest::sha256(b"another blob");
+    other.publish(&store).unwrap();
+    assert!(store.sparse.index(lazy.id()).unwrap().unwrap().0 == lazy.head);
+
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    store.create_sparse(lazy.id(), lazy.head.device_bytes).unwrap().seal().unwrap_err();
+    assert!(matches!(refused(&store, &lazy), SparseError::Condemned(_)));
+    assert!(store.refs.names().unwrap().is_empty());
+
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    drop(store.create_sparse(lazy.id(), 512).unwrap());
+    assert!(matches!(refused(&store, &lazy), SparseError::Indexed { actual: 512, .. }));
+
+    // Not for the device that the image has, or not as long as the image says.
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    for spoil in [
+        |it: &mut Head| it.device = device("x"),
+        |it: &mut Head| {
+            it.device_bytes += 512;
+            it.tar_bytes += 512;
+            it.units.resize(usize::try_from(it.device_bytes.div_ceil(UNIT)).unwrap(), [0; 32]);
+        },
+    ] {
+        let mut wrong = Lazy::new();
+        spoil(&mut wrong.head);
+        let refused = wrong.publish(&store);
+        assert!(matches!(refused, Err(TransactionError::NoDevice { .. })), "{refused:?}");
+    }
+}
+
+/// Either the image is there with all that fills it, or nothing is.
+fn judge(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
+    recorded.replay(&|directory, at| {
+        let who = crate::Who::this_process();
+        let store = Store::open(directory, who, OpenOptions::write())?;
+        let refs = check(&store)?;
+        if at == recorded.changes.len() && refs.is_empty() {
+            return Err("published, and not there".into());
+        }
+        if !refs.is_empty() && store.sparse.index(lazy.id())?.is_none() {
+            return Err("an image that nothing fills".into());
+        }
+        if super::check_clean(&store)? != refs {
+            return Err("gc changed a ref".into());
+        }
+        if at.is_multiple_of(4) {
+            lazy.publish(&store)?;
+            if check(&store)?.len() != 1 {
+                return Err("it is not published again".into());
+            }
+        }
+        Ok(())
+    })
+}
+
+fn record_publishing(lazy: &Lazy) -> Recorded {
+    record(|_| {}, |store| assert!(lazy.publish(store).unwrap()))
+}
+
+#[test]
+fn a_lazy_image_survives_a_crash_at_any_moment() {
+    let lazy = Lazy::new();
+    let seen = judge(&record_publishing(&lazy), &lazy).unwrap();
+    assert!(seen > 10, "{seen} states");
+}
+
+#[test]
+fn a_lazy_image_before_its_index_is_found_out() {
+    let lazy = Lazy::new();
+    let mut wrong = record_publishing(&lazy);
+    let is_index = |it: &Change| matches!(it, Change::Rename(_, to) if to.extension().is_some_and(|it| it == "index"));
+    let index = wrong.changes.iter().position(is_index).unwrap();
+    let index = wrong.changes.remove(index);
+    let refs = wrong.changes.iter().rposition(|it| matches!(it, Change::Rename(..))).unwrap();
+    wrong.changes.insert(refs + 1, index);
+    judge(&wrong, &lazy).unwrap_err();
+}
+
+/// The head never has the windows of another: a crash leaves the old index, the new one, or none.
+#[test]
+fn replacing_an_index_survives_a_crash_at_any_moment() {
+    let lazy = Lazy::new();
+    let mut other = lazy.head.clone();
+    other.groups[0].bytes = 3;
+    let recorded = || {
+        record(
+            |store| assert!(lazy.publish(store).unwrap()),
+            |store| store.put_index(&other, b"new").unwrap(),
+        )
+    };
+    let seen = std::cell::Cell::new([false; 3]);
+    let judge = |recorded: &Recorded| {
+        recorded.replay(&|directory, _| {
+            let who = crate::Who::this_process();
+            let store = Store::open(directory, who, OpenOptions::write())?;
+            let mut found = seen.get();
+            match store.sparse.index(lazy.id())? {
+                None => found[0] = true,
+                Some((head, _)) => found[if head == other { 2 } else { 1 }] = true,
+            }
+            seen.set(found);
+            Ok(())
+        })
+    };
+    judge(&recorded()).unwrap();
+    assert_eq!(seen.get(), [true; 3], "none, old, new");
+    // The old head may still be there when the new windows are, if its removal is not synced.
+    let mut wrong = recorded();
+    let sync = wrong
+        .changes
+        .iter()
+        .position(|it| matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+    wrong.changes.remove(sync.unwrap());
+    judge(&wrong).unwrap_err();
+}
+
+#[test]
+fn removing_a_lazy_image_survives_a_crash_at_any_moment() {
+    let lazy = Lazy::new();
+    let recorded = || {
+        record(
+            |store| {
+                lazy.publish(store).unwrap();
+                store.remove_ref(&name("one")).unwrap();
+            },
+            // A child of another test may have the device open for a moment.
+            |store| super::eventually(|| store.gc(NOW).unwrap().1.removed >= 4),
+        )
+    };
+    let judge = |recorded: &Recorded| {
+        recorded.replay(&|directory, _| {
+            let who = crate::Who::this_process();
+            let store = Store::open(directory, who, OpenOptions::write())?;
+            check(&store)?;
+            super::check_clean(&store)?;
+            Ok(())
+        })
+    };
+    let right = recorded();
+    assert!(judge(&right).unwrap() > 1);
+    // The windows may be gone before the head, if nothing is synced between them.
+    let mut wrong = recorded();
+    wrong
+        .changes
+        .retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+    judge(&wrong).unwrap_err();
+}
