@@ -16,6 +16,9 @@ mod memory;
 mod mount;
 mod names;
 mod security;
+#[cfg(feature = "serve")]
+mod serve;
+mod trust;
 mod userns;
 mod volumes;
 
@@ -28,10 +31,13 @@ pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 pub(crate) use security::{Security, SecurityOpt};
+#[cfg(feature = "serve")]
+pub(crate) use serve::{LAZY, Serve};
+pub(crate) use trust::Trust;
 pub(crate) use volumes::volumes;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
-const NEVER_JSON: [&str; 6] = ["cat", "dump", "run", "logs", "exec", "completions"];
+const NEVER_JSON: [&str; 7] = ["cat", "dump", "run", "logs", "exec", "completions", "serve"];
 
 /// Where help shows the options that all verbs have.
 const EVERY: &str = "Options of every verb";
@@ -238,6 +244,17 @@ pub(crate) enum Verb {
     Gc(Gc),
     /// Clear the immutable flag of a store, so that it can be removed
     Unseal,
+    /// Fill the devices of lazily mounted images
+    ///
+    /// An image that is mounted with `--lazy` is not here as a whole. Programs that read a part that is missing wait until this
+    /// service has fetched and verified it. If that cannot be done, they get an I/O error. The service runs until it gets TERM
+    /// or INT. If images are mounted then, their readers wait ten seconds for the next service, and get I/O errors after that.
+    ///
+    /// A second process, the keeper, makes sure that readers get no wrong bytes if the service dies. It then starts another
+    /// service. It ends by itself when no lazy image is mounted. If service and keeper are killed at the same moment, programs
+    /// can read zeros: let no service manager or script do so.
+    #[cfg(feature = "serve")]
+    Serve(Serve),
     /// Show what this host supports, and what Quire would choose
     Doctor,
     /// Print a completion script for a shell
@@ -493,69 +510,6 @@ pub(crate) struct Build {
     /// Copy the file data into this object directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) digest_store: Option<PathBuf>,
-}
-
-/// Who has to check what is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum VerityPolicy {
-    /// The kernel verifies with fs-verity, or Quire refuses to mount
-    Require,
-    /// The kernel verifies if it can; otherwise Quire trusts the import
-    Auto,
-    /// Reads are not verified
-    Off,
-}
-
-/// What the kernel reads an image from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IoWish {
-    /// Read the store's files directly, where the kernel can: pages can be shared
-    File,
-    /// Read through loop devices with direct I/O: O_DIRECT works, and no pages are shared
-    Loop,
-}
-
-// Which image may be mounted, who checks it, and how it is read.
-#[derive(Debug, Clone, Args)]
-pub(crate) struct Trust {
-    /// Choose who verifies reads from the image
-    #[arg(long, value_enum, default_value_t = VerityPolicy::Auto, value_name = "POLICY")]
-    pub(crate) verity: VerityPolicy,
-    /// Refuse every image except the one with this id, and verify the image file first
-    #[arg(long, value_name = "ID")]
-    pub(crate) digest: Option<image::verity::ImageId>,
-    /// Share the page cache of equal files with images of the same NAME (forms `packed` and `tar`, Linux 7.0 or newer). By
-    /// default images of the same store share; `none` shares nothing. Anyone who can add an image to a domain can change
-    /// what the others read, so give each tenant a domain of its own with a name that is hard to guess
-    #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
-    pub(crate) domain: Option<String>,
-    /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT, such as some
-    /// databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows O_DIRECT
-    #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
-    pub(crate) io: IoWish,
-}
-
-impl Trust {
-    /// As roots take it.
-    pub(crate) fn wish(
-        &self,
-    ) -> Result<container::root::Trust, container::root::trust::DomainError> {
-        use container::root::{PageDomain, VerityPolicy as Policy};
-        use kernel::mount::Backing;
-        Ok(container::root::Trust {
-            verity: match self.verity {
-                VerityPolicy::Require => Policy::Require,
-                VerityPolicy::Auto => Policy::Auto,
-                VerityPolicy::Off => Policy::Off,
-            },
-            digest: self.digest,
-            domain: self.domain.as_deref().map_or(Ok(PageDomain::OfStore), str::parse)?,
-            backing: match self.io {
-                IoWish::File => Backing::File,
-                IoWish::Loop => Backing::Loop,
-            },
-        })
-    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -30,7 +30,11 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     check_empty(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.image)?;
-    let opened = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let opened = crate::policy::permit(context, &store, found)?;
+    #[cfg(feature = "serve")]
+    let opened = crate::lazy::open(&store, opened, args.wanted.lazy)?;
+    #[cfg(not(feature = "serve"))]
+    let opened = opened.open(&store)?;
     let image = image_config(&store, opened.found())?;
     let wanted = &args.wanted;
     let map = wanted.ids.fixed()?;

@@ -20,7 +20,11 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     target::check_directory(&args.directory)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.name)?;
-    let permitted = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let permitted = crate::policy::permit(context, &store, found)?;
+    #[cfg(feature = "serve")]
+    let permitted = crate::lazy::open(&store, permitted, args.lazy)?;
+    #[cfg(not(feature = "serve"))]
+    let permitted = permitted.open(&store)?;
     let map = match &args.userns {
         Some(wish) => wish.fixed()?,
         None => None,

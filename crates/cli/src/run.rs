@@ -77,7 +77,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     store.give_up_when(move || asked.ending().is_some());
     let (_, living) = clear_dead(&store, &|| now().0);
     let found = crate::resolve::resolve(&store, &args.image)?;
-    let image = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let image = crate::policy::permit(context, &store, found)?;
+    #[cfg(feature = "serve")]
+    let image = crate::lazy::open(&store, image, args.wanted.lazy)?;
+    #[cfg(not(feature = "serve"))]
+    let image = image.open(&store)?;
     let config = image_config(&store, image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Before it is taken for a host name.

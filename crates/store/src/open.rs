@@ -71,6 +71,14 @@ pub enum OpenImageError {
         "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
     )]
     Partial(ImageId),
+    /// A device is filled on demand, and who fills it does not lend it.
+    #[error("cannot use device {device}, which is not here as a whole")]
+    Lend {
+        /// The device.
+        device: DeviceId,
+        /// The reason.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The kernel enforces a digest for a device other than the device's id.
     #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
     DeviceMismatch {
@@ -115,6 +123,15 @@ pub enum Presence {
     Partial,
 }
 
+/// Who fills sparse devices while they are read.
+pub trait LendDevices {
+    /// A device, open for reading. Its readers wait for bytes that are not there, and get an error where these do not come.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn lend(&self, device: &DeviceId) -> Result<File, Box<dyn std::error::Error + Send + Sync>>;
+}
+
 /// An image, ready to mount: the descriptors that a mount needs.
 ///
 /// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
@@ -148,6 +165,8 @@ pub struct OpenDevice {
     pub bytes: u64,
     /// Whether the kernel checks every read of it.
     pub kernel_verity: bool,
+    /// Whether somebody fills it while it is read.
+    pub is_lent: bool,
 }
 
 impl OpenImage {
@@ -188,6 +207,26 @@ impl Store {
     /// # Errors
     /// [`OpenImageError`] when it is absent, not a regular file, or the kernel measures another digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
+        self.open_with(id, None)
+    }
+
+    /// Opens an image to mount it. Devices that the store has only as sparse ones are lent by who fills them.
+    ///
+    /// # Errors
+    /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
+    pub fn open_lazy_image(
+        &self,
+        id: &ImageId,
+        lender: &dyn LendDevices,
+    ) -> Result<OpenImage, OpenImageError> {
+        self.open_with(id, Some(lender))
+    }
+
+    fn open_with(
+        &self,
+        id: &ImageId,
+        lender: Option<&dyn LendDevices>,
+    ) -> Result<OpenImage, OpenImageError> {
         self.objects
             .check_algorithm(id)
             .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
@@ -195,7 +234,7 @@ impl Store {
         // that the image is gone.
         let lock = self.lock_shared()?;
         let image = self.images.open(id)?.ok_or(OpenImageError::Absent(*id))?;
-        let (form, devices) = self.open_devices(id, &image)?;
+        let (form, devices) = self.open_devices(id, &image, lender)?;
         drop(lock);
         let kernel_verity = match measure(image.fd()) {
             Ok(Some(measured)) => {
@@ -220,8 +259,11 @@ impl Store {
             form,
             objects,
             kernel_verity: kernel_verity && devices.iter().all(|it| it.kernel_verity),
+            presence: match devices.iter().any(|it| it.is_lent) {
+                true => Presence::Partial,
+                false => Presence::Complete,
+            },
             devices,
-            presence: Presence::Complete,
         })
     }
 
@@ -230,6 +272,7 @@ impl Store {
         &self,
         id: &ImageId,
         image: &ImageFile,
+        lender: Option<&dyn LendDevices>,
     ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
         let table = images::devices(image);
         let table = table.map_err(|source| OpenImageError::Devices { image: *id, source })?;
@@ -244,7 +287,9 @@ impl Store {
                 Err(LookupError::Data(DataError::Absent(_)))
                     if self.sparse.file(&device).is_some() =>
                 {
-                    return Err(OpenImageError::Partial(*id));
+                    let lender = lender.ok_or(OpenImageError::Partial(*id))?;
+                    devices.push(lent(*id, device, used.bytes, lender)?);
+                    continue;
                 }
                 Err(source) => {
                     let source = Box::new(source);
@@ -260,8 +305,26 @@ impl Store {
                 Ok(measured) => measured.is_some(),
                 Err(_) => false,
             };
-            devices.push(OpenDevice { id: device, file, bytes: used.bytes, kernel_verity });
+            let bytes = used.bytes;
+            devices.push(OpenDevice { id: device, file, bytes, kernel_verity, is_lent: false });
         }
         Ok((form, devices))
     }
+}
+
+/// A device that somebody fills: a file as long as the image says.
+fn lent(
+    image: ImageId,
+    id: DeviceId,
+    bytes: u64,
+    lender: &dyn LendDevices,
+) -> Result<OpenDevice, OpenImageError> {
+    let failed = |source| OpenImageError::Lend { device: id, source };
+    let file = lender.lend(&id).map_err(failed)?;
+    let found = file.metadata().map_err(|error| failed(error.into()))?;
+    if found.len() != bytes {
+        let source = DataError::Length { device: id, expected: bytes, actual: found.len() };
+        return Err(OpenImageError::Device { image, source: Box::new(source.into()) });
+    }
+    Ok(OpenDevice { id, file, bytes, kernel_verity: false, is_lent: true })
 }

@@ -1,6 +1,6 @@
 //! Images that a policy allows. Roots and containers are made only from these.
 
-use crate::open::{OpenImage, OpenImageError};
+use crate::open::{LendDevices, OpenImage, OpenImageError};
 use crate::resolve::Resolved;
 use crate::store::Store;
 
@@ -70,6 +70,19 @@ impl Permitted {
     /// As [`Store::open_image`].
     pub fn open(self, store: &Store) -> Result<PermittedImage, OpenImageError> {
         let image = store.open_image(&self.found.image)?;
+        Ok(PermittedImage { found: self.found, image })
+    }
+
+    /// Opens the image, whose devices do not all have to be here.
+    ///
+    /// # Errors
+    /// As [`Store::open_lazy_image`].
+    pub fn open_lazy(
+        self,
+        store: &Store,
+        lender: &dyn LendDevices,
+    ) -> Result<PermittedImage, OpenImageError> {
+        let image = store.open_lazy_image(&self.found.image, lender)?;
         Ok(PermittedImage { found: self.found, image })
     }
 }

@@ -11,6 +11,8 @@ use container::root::WritableWish;
 
 use transfer::commit::Change;
 
+#[cfg(feature = "serve")]
+use super::LAZY;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
@@ -74,6 +76,7 @@ pub(crate) struct Program {
 }
 
 // How a container is to be. What is not said is as the image says.
+#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     #[command(flatten)]
@@ -108,6 +111,9 @@ pub(crate) struct Wanted {
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
+    #[cfg(feature = "serve")]
+    #[arg(long, help = LAZY)]
+    pub(crate) lazy: bool,
     /// Mount a directory or file of the host in the container; HOST begins with `/`, `./` or `../`
     #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,

@@ -35,7 +35,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         &["run", "ps", "logs", "exec", "stop", "wait", "rm", "commit", "snapshot", "bundle"],
     ),
     ("Store", &["du", "verify", "fsck", "gc", "unseal"]),
-    ("Tools", &["build", "doctor", "completions", "man", "help"]),
+    ("Tools", &["build", "serve", "doctor", "completions", "man", "help"]),
 ];
 
 const CODES: &str =
@@ -54,7 +54,7 @@ On a terminal, Ctrl-C goes to the program. Two within two seconds kill a program
 ignores the signal. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and its output goes to its log.";
 
 /// Commands that can be tried, by verb.
-const EXAMPLES: [(&str, &str); 40] = [
+const EXAMPLES: [(&str, &str); 41] = [
     (
         "import",
         "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base",
@@ -108,6 +108,7 @@ const EXAMPLES: [(&str, &str); 40] = [
     ("fsck", "quire fsck\n  quire fsck --repair"),
     ("gc", "quire gc --dry-run\n  quire gc"),
     ("unseal", "quire unseal --store ./store"),
+    ("serve", "quire serve --lazy\n  quire serve --lazy --replace"),
     ("doctor", "quire doctor\n  quire doctor --json"),
     ("completions", "quire completions bash > /etc/bash_completion.d/quire"),
     ("man", "quire man /usr/local/share/man/man1"),

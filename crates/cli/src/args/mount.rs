@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum, ValueHint};
 use container::root::WritableWish;
 
+#[cfg(feature = "serve")]
+use super::LAZY;
 use super::userns::UserNs;
 use super::{Trust, WARM, Warm};
 use crate::writable::writable;
@@ -70,6 +72,9 @@ pub(crate) struct Mount {
     pub(crate) userns: Option<UserNs>,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
+    #[cfg(feature = "serve")]
+    #[arg(long, help = LAZY)]
+    pub(crate) lazy: bool,
 }
 
 #[derive(Debug, Args)]

@@ -43,6 +43,8 @@ mod progress;
 mod registries;
 mod rights;
 mod runs;
+#[cfg(feature = "serve")]
+mod served;
 mod streams;
 mod terminals;
 mod userns;

@@ -14,6 +14,7 @@ use kernel::mount::{
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use store::Presence;
 
 use crate::bundle::userns::IdMap;
 use crate::root::share::Superblock;
@@ -37,6 +38,8 @@ pub(crate) struct Layers<'a> {
     /// What the kernel reads an image over devices from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
     /// and shares no pages then. Of others, overlayfs has the files of the disk.
     pub(crate) backing: Backing,
+    /// Whether all bytes of the devices are there.
+    pub(crate) presence: Presence,
 }
 
 impl Layers<'_> {
@@ -48,6 +51,10 @@ impl Layers<'_> {
             Data::Objects(_) => (&[], None, Backing::File),
             Data::Devices(devices) => (devices, self.domain, self.backing),
         };
+        if self.presence == Presence::Partial {
+            // What is mounted of a lazy image shows bytes that are not here yet. It is mounted anew, by a service that is there.
+            return None;
+        }
         let mut text = format!("{:?} {domain:?} {backing:?}", self.acl);
         for file in std::iter::once(&self.image).chain(devices) {
             let stat = rustix::fs::fstat(file).ok()?;
@@ -274,6 +281,15 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         // I/O would read the disk anew for every container.)
         Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
         // File data is in memory once, as EROFS's own; through the devices' page cache it would be there twice.
+        // Each byte that is read ahead may have to be fetched. Past the page cache, a unit that was just filled would have to
+        // be written to the disk before it can be read. And pages of which nobody knows whether they are right are not shared.
+        Data::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
+            devices,
+            backing: Backing::FileOnly,
+            io: Io::Buffered,
+            acl,
+            ..ErofsOptions::default()
+        },
         Data::Devices(devices) => ErofsOptions {
             devices,
             backing: layers.backing,
@@ -490,6 +506,7 @@ mod tests {
             acl: Acl::Ignore,
             domain: None,
             backing: Backing::File,
+            presence: Presence::Complete,
         }
     }
 
@@ -579,6 +596,7 @@ mod tests {
                 acl: Acl::Keep,
                 domain: Some("test"),
                 backing: Backing::File,
+                presence: Presence::Complete,
             };
             assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
         }

@@ -86,6 +86,7 @@ pub fn make(
         acl,
         domain: domain.as_deref(),
         backing: trust.backing,
+        presence: image.presence,
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = match trust.digest {

@@ -29,7 +29,7 @@ impl Superblock {
     /// An error of the disk; then the mount is not shared.
     pub fn offer(&self, folder: &Path) -> std::io::Result<()> {
         let backing = match self.backing {
-            Backing::File => "file",
+            Backing::File | Backing::FileOnly => "file",
             Backing::Loop => "loop",
         };
         let identity = self.identity.as_deref().unwrap_or_default();

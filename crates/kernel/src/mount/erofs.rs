@@ -79,6 +79,9 @@ pub enum Backing {
     /// The image file itself. Its files cannot be read with `O_DIRECT`.
     #[default]
     File,
+    /// The image file itself, or an error. Reads of a loop device are not those of the file below: events of that tell of
+    /// none of them.
+    FileOnly,
     /// A loop device over it, that goes when the mount goes, and one over each of its devices. Their files can be.
     Loop,
 }
@@ -114,7 +117,11 @@ pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs,
     }
     let devices: Vec<String> = options.devices.iter().map(|&fd| proc_path(fd)).collect();
     match superblock(&object, &proc_path(image), &devices, options) {
-        Err(error) if error.errno() == Some(Errno::NOTBLK) => over_loop(&object, options),
+        Err(error)
+            if error.errno() == Some(Errno::NOTBLK) && options.backing != Backing::FileOnly =>
+        {
+            over_loop(&object, options)
+        }
         result => result,
     }
 }

@@ -163,7 +163,7 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
-    make_folder(folder)?;
+    make_folder(folder, store.who().user)?;
     let _lock = lock(folder, replace)?;
     let Succession { keeper, group, devices } = begin(surroundings)?;
     let service = Service { store, surroundings, door: Door::of(group) };
@@ -199,12 +199,12 @@ pub fn serve(
     })
 }
 
-fn make_folder(folder: &Path) -> Result<(), ServiceError> {
+fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     let failed = |source| ServiceError::Path { path: folder.to_owned(), source };
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
     let found = fs::symlink_metadata(folder).map_err(failed)?;
-    let is_ours = found.uid() == rustix::process::geteuid().as_raw();
+    let is_ours = found.uid() == user;
     match is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
         true => Ok(()),
         false => Err(ServiceError::Folder(folder.to_owned())),

@@ -36,6 +36,7 @@ struct Files {
 }
 
 impl Files {
+    #[expect(clippy::disallowed_methods, reason = "its arguments are those of tests")]
     fn here() -> Self {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
@@ -99,6 +100,7 @@ fn a_service() {
 }
 
 /// Says who this process is, at once.
+#[expect(clippy::disallowed_methods, reason = "it is gone after the test")]
 fn note(folder: &Path, name: &str) {
     let draft = folder.join(format!("{name}.draft"));
     fs::write(&draft, std::process::id().to_string()).unwrap();

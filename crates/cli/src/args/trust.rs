@@ -1,0 +1,66 @@
+//! Which image may be mounted, who checks it, and how it is read.
+
+use clap::{Args, ValueEnum};
+
+/// Who has to check what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum VerityPolicy {
+    /// The kernel verifies with fs-verity, or Quire refuses to mount
+    Require,
+    /// The kernel verifies if it can; otherwise Quire trusts the import
+    Auto,
+    /// Reads are not verified
+    Off,
+}
+
+/// What the kernel reads an image from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IoWish {
+    /// Read the store's files directly, where the kernel can: pages can be shared
+    File,
+    /// Read through loop devices with direct I/O: O_DIRECT works, and no pages are shared
+    Loop,
+}
+
+// Which image may be mounted, who checks it, and how it is read.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Trust {
+    /// Choose who verifies reads from the image
+    #[arg(long, value_enum, default_value_t = VerityPolicy::Auto, value_name = "POLICY")]
+    pub(crate) verity: VerityPolicy,
+    /// Refuse every image except the one with this id, and verify the image file first
+    #[arg(long, value_name = "ID")]
+    pub(crate) digest: Option<image::verity::ImageId>,
+    /// Share the page cache of equal files with images of the same NAME (forms `packed` and `tar`, Linux 7.0 or newer). By
+    /// default images of the same store share; `none` shares nothing. Anyone who can add an image to a domain can change
+    /// what the others read, so give each tenant a domain of its own with a name that is hard to guess
+    #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
+    pub(crate) domain: Option<String>,
+    /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT, such as some
+    /// databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows O_DIRECT
+    #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
+    pub(crate) io: IoWish,
+}
+
+impl Trust {
+    /// As roots take it.
+    pub(crate) fn wish(
+        &self,
+    ) -> Result<container::root::Trust, container::root::trust::DomainError> {
+        use container::root::{PageDomain, VerityPolicy as Policy};
+        use kernel::mount::Backing;
+        Ok(container::root::Trust {
+            verity: match self.verity {
+                VerityPolicy::Require => Policy::Require,
+                VerityPolicy::Auto => Policy::Auto,
+                VerityPolicy::Off => Policy::Off,
+            },
+            digest: self.digest,
+            domain: self.domain.as_deref().map_or(Ok(PageDomain::OfStore), str::parse)?,
+            backing: match self.io {
+                IoWish::File => Backing::File,
+                IoWish::Loop => Backing::Loop,
+            },
+        })
+    }
+}

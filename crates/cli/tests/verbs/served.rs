@@ -1,0 +1,213 @@
+//! `serve --lazy`, and images that are mounted before they are here.
+
+use std::fs;
+use std::io::{Cursor, Read};
+use std::ops::Range;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::AtomicBool;
+
+use image::digest::Digest;
+use kernel::precontent::{Group, PrecontentError};
+use oci::blobs::BlobSource;
+use rustix::process::{Pid, Signal, kill_process};
+use store::{OpenOptions, Origin, Seconds, Store, Who};
+use transfer::StoredImage;
+use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
+
+use crate::runs::{runtimes, wait_for};
+use crate::{Place, add_programs, is_root};
+
+/// A blob.
+struct Bytes(Vec<u8>);
+
+impl BlobSource for Bytes {
+    fn blob(&self, _: &Digest, _: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        Box::new(Cursor::new(self.0[start..end].to_vec()))
+    }
+}
+
+/// A store with an image whose device is empty. Its layer's blob is kept.
+struct Lazy {
+    place: Place,
+    /// What is in the image.
+    tree: PathBuf,
+    /// The blob in the store.
+    blob: PathBuf,
+}
+
+impl Lazy {
+    /// `None`, after saying so, where nothing can wait for reads.
+    fn new() -> Option<Self> {
+        if !is_root() || !testing::programs(&["tar", "gzip"]) {
+            return None;
+        }
+        let place = Place::new();
+        let probe = fs::File::create(place.path("probe")).unwrap();
+        match Group::new().and_then(|it| it.mark(probe.as_fd())) {
+            Err(PrecontentError::Unsupported) => {
+                testing::skipped("pre-content events: this kernel is older than Linux 6.14");
+                return None;
+            }
+            Err(PrecontentError::FileSystem { .. }) => {
+                testing::skipped("the file system of temporary files has no pre-content events");
+                return None;
+            }
+            marked => marked.unwrap(),
+        }
+        let tree = place.tree("tree", "x");
+        add_programs(&tree, &["/bin/cat", "/usr/bin/md5sum"]);
+        let words: Vec<u8> = testing::noise(1 << 20);
+        let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
+        fs::write(tree.join("words"), text).unwrap();
+        let tar = place.path("layer.tar");
+        let packed = ["-cf", tar.to_str().unwrap(), "."];
+        assert!(testing::trees::run("tar", &packed, &tree));
+        assert!(testing::trees::run("gzip", &["-n", "layer.tar"], &place.path(".")));
+        place.out("import --quiet --form tar tar:layer.tar.gz lazy");
+        fs::rename(place.path("store"), place.path("full")).unwrap();
+        let bytes = fs::read(place.path("layer.tar.gz")).unwrap();
+        let full = open(&place.path("full"));
+        let found = full.resolve("lazy").unwrap();
+        let documents = StoredImage::load(&full, &found.manifest.unwrap()).unwrap();
+        let opened = full.open_image(&found.image).unwrap();
+        let [device] = &opened.devices[..] else { panic!("one layer, one device") };
+        let layer = IndexedLayer {
+            layer: &documents.manifest.layers[0],
+            diff_id: &documents.config.diff_ids()[0],
+            device: &device.id,
+            file: &device.file,
+        };
+        let blob = Bytes(bytes);
+        let index = LayerIndex::new(&layer, &blob, &AtomicBool::new(false)).unwrap();
+        let StoredImage { digest, manifest_bytes, manifest, config_bytes, .. } = &documents;
+        let store = open(&place.path("store"));
+        let file = place.path("full/images").join(found.image.to_string());
+        let lazy = LazyImage {
+            image: &fs::read(file).unwrap(),
+            id: &found.image,
+            manifest: digest,
+            documents: &[(digest, manifest_bytes), (&manifest.config.digest, config_bytes)],
+            indexes: &[index],
+            name: &"lazy:latest".parse().unwrap(),
+            origin: &Origin { manifest: Some(*digest), repository: None },
+            now: Seconds(1_700_000_000),
+        };
+        publish(&store, &lazy).unwrap();
+        let kept = manifest.layers[0].digest;
+        let mut partial = store.downloads.partial(&kept).unwrap().unwrap();
+        partial.append(&blob.0).unwrap();
+        partial.finish().unwrap();
+        let hex = kept.to_string()["sha256:".len()..].to_owned();
+        let mut names = walk(&place.path("store"));
+        let blob = names.find(|it| it.to_string_lossy().ends_with(&hex)).unwrap();
+        drop(names);
+        Some(Self { place, tree, blob })
+    }
+
+    fn serve(&self) -> Child {
+        let mut command = self.place.command(&["serve", "--lazy"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = [0; 5];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"fills");
+        child
+    }
+
+    /// Ends a service: with nothing mounted, its keeper ends, too.
+    fn end(&self, mut service: Child) {
+        let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        assert!(service.wait().unwrap().success());
+        let folder = serve_folder(&self.place);
+        wait_for("the keeper's end", || !folder.join("keeper").exists());
+    }
+
+    fn words(&self) -> Vec<u8> {
+        fs::read(self.tree.join("words")).unwrap()
+    }
+}
+
+fn open(path: &Path) -> Store {
+    Store::open(path, Who::this_process(), OpenOptions::create()).unwrap()
+}
+
+fn serve_folder(place: &Place) -> PathBuf {
+    use std::os::unix::fs::MetadataExt as _;
+    let found = fs::metadata(place.path("store")).unwrap();
+    PathBuf::from(format!("/run/quire/lazy-{:x}-{}", found.dev(), found.ino()))
+}
+
+fn walk(folder: &Path) -> Box<dyn Iterator<Item = PathBuf>> {
+    Box::new(fs::read_dir(folder).unwrap().flat_map(|entry| {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => walk(&path),
+            false => Box::new(std::iter::once(path)) as Box<dyn Iterator<Item = PathBuf>>,
+        }
+    }))
+}
+
+#[test]
+fn an_image_is_read_before_it_is_here() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    fs::create_dir(place.path("root")).unwrap();
+    let ran = place.run("mount lazy root");
+    assert!(ran.code == Some(2) && ran.err.contains("mount it with --lazy"), "{}", ran.err);
+    let ran = place.run("mount --lazy lazy root");
+    assert!(ran.code == Some(2) && ran.err.contains("`quire serve --lazy`"), "{}", ran.err);
+
+    let service = lazy.serve();
+    let ran = place.run("serve --lazy");
+    assert!(ran.code == Some(2) && ran.err.contains("--replace"), "{}", ran.err);
+    place.out("mount --lazy lazy root");
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    // gc keeps what is in use, also without a name.
+    place.out("rmi lazy");
+    place.out("gc");
+    let long = fs::read(place.path("root/etc/long")).unwrap();
+    assert!(long == fs::read(lazy.tree.join("etc/long")).unwrap());
+    place.out("umount root");
+    lazy.end(service);
+    place.out("gc");
+    assert!(walk(&place.path("store/sparse")).next().is_none(), "the device is gone");
+}
+
+#[test]
+fn a_lost_source_is_an_error_that_heals() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    fs::create_dir(place.path("root")).unwrap();
+    let hidden = place.path("hidden");
+    fs::rename(&lazy.blob, &hidden).unwrap();
+    let service = lazy.serve();
+    place.out("mount --lazy lazy root");
+    let error = fs::read(place.path("root/words")).map(|it| it.len()).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    fs::rename(&hidden, &lazy.blob).unwrap();
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    place.out("umount root");
+    lazy.end(service);
+}
+
+#[test]
+fn containers_run_before_their_image_is_here() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let service = lazy.serve();
+    let words = String::from_utf8(lazy.words()).unwrap();
+    for runtime in runtimes() {
+        let line = format!("run --rm --lazy --runtime {runtime} lazy cat /words");
+        assert!(place.out(&line) == words, "{runtime}");
+        // What it writes is its own.
+        let line =
+            format!("run --rm --lazy --writable memory --runtime {runtime} lazy md5sum /words");
+        assert!(place.out(&line).ends_with("  /words\n"), "{runtime}");
+    }
+    let ran = place.run("run --rm lazy cat /words");
+    assert!(ran.code == Some(125) && ran.err.contains("--lazy"), "{}", ran.err);
+    lazy.end(service);
+}
