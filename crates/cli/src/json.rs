@@ -11,8 +11,8 @@ use crate::import::ImportReport;
 use crate::login::{LoginReport, LogoutReport};
 use crate::pull::{PullReport, UpToDateReport};
 use crate::{
-    build, check, commit, containers, describe, diff, doctor, du, gc, memory, progress, push,
-    referrers,
+    build, check, commit, containers, describe, diff, doctor, du, gc, index, memory, progress,
+    push, referrers,
 };
 
 const START: &str = "\
@@ -36,6 +36,7 @@ fn page() -> String {
     page.table::<ImportReport>("import, commit, convert", "");
     page.table::<MergeReport>("merge", "");
     page.table::<FilterReport>("filter", "");
+    page.table::<index::IndexReport>("index", "");
     page.table::<build::BuildReport>("build", "");
     page.table::<progress::ProgressReport<'_>>(
         "pull, push (lines)",

@@ -1,6 +1,8 @@
-//! Options of the verbs that make images of images.
+//! The command lines of verbs that make something of an image.
 
 use clap::Args;
+
+use super::FormOptions;
 use transfer::derive::Glob;
 
 // What to lay over each other.
@@ -26,4 +28,25 @@ pub(crate) struct Filter {
     /// Leave out what this matches, with all that is below it; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<Glob>,
+}
+
+// Which image, and how it is to be stored.
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// A name, an image id or its first digits (6 or more)
+    pub(crate) name: String,
+    /// Name of the converted image; by default the old name moves to it
+    pub(crate) new: Option<String>,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
+    /// Use up to this much memory for data in flight, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+}
+
+// Which image.
+#[derive(Debug, Args)]
+pub(crate) struct Index {
+    /// A name, an image id or its first digits (6 or more)
+    pub(crate) name: String,
 }

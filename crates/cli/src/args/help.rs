@@ -23,6 +23,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "tag",
             "rmi",
             "convert",
+            "index",
             "merge",
             "filter",
             "referrers",
@@ -54,7 +55,7 @@ On a terminal, Ctrl-C goes to the program. Two within two seconds kill a program
 ignores the signal. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and its output goes to its log.";
 
 /// Commands that can be tried, by verb.
-const EXAMPLES: [(&str, &str); 41] = [
+const EXAMPLES: [(&str, &str); 42] = [
     (
         "import",
         "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base",
@@ -72,6 +73,7 @@ const EXAMPLES: [(&str, &str); 41] = [
     ),
     ("logout", "quire logout registry.example.com"),
     ("convert", "quire convert --form packed debian"),
+    ("index", "quire index debian\n  quire index --json debian"),
     (
         "build",
         "quire build dir:/srv/root root.erofs\n  quire build --digest-store objects dir:/srv/root root.erofs",

@@ -25,6 +25,7 @@ mod habits;
 mod help;
 mod hosts;
 mod images;
+mod lazy;
 #[cfg(feature = "registry")]
 mod logins;
 mod logs;

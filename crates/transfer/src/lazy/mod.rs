@@ -1,5 +1,6 @@
 //! The index of a layer whose blob and whose device are here: one pass over the blob.
 
+mod make;
 mod publish;
 
 use std::fs::File;
@@ -17,6 +18,7 @@ use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
 use store::Store;
 
+pub use make::{IndexError, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 
 /// How well windows are compressed: they are made once, and fetched often.

@@ -1,0 +1,118 @@
+//! `index`: makes what lets a layer be read in part.
+
+use anyhow::Context as _;
+use serde::Serialize;
+use store::{Form, OpenOptions};
+use transfer::StoredImage;
+use transfer::lazy::{IndexedReport, NoIndex};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::report::{self, Bytes};
+use crate::surroundings::Surroundings;
+
+pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
+    let permitted = crate::policy::permit(context, &store, found)?;
+    let found = permitted.found();
+    // From here on `gc` leaves the image alone.
+    let open = store.open_image(&found.image)?;
+    let name = &args.name;
+    anyhow::ensure!(
+        open.form == Form::Tar,
+        "{name} has the form {}, and only layers of images of the form tar have an index: `quire convert --form tar \
+         {name}`",
+        open.form
+    );
+    let manifest = found.manifest.with_context(|| {
+        format!("{name} has no manifest, so it is not known of which blobs it was made: pull it")
+    })?;
+    let documents = StoredImage::load(&store, &manifest)?;
+    // Nothing is held in memory but a piece of each blob.
+    let made = Surroundings::new(context, &store, 0)
+        .during(|surroundings| transfer::lazy::index(&store, &open, &documents, surroundings))??;
+    let is_made = made.iter().any(|it| it.index.is_ok());
+    let is_wanted = made.iter().any(|it| !matches!(it.index, Err(NoIndex::Unused)));
+    let told = IndexReport {
+        image: found.image.to_string(),
+        layers: made.into_iter().map(LayerIndexReport::of).collect(),
+    };
+    if context.json {
+        report::json(&told)?;
+    } else if !context.is_quiet() {
+        report::line(&told.text())?;
+    }
+    anyhow::ensure!(is_made || !is_wanted, "no index could be made for {name}");
+    Ok(Answer::Yes)
+}
+
+/// What `index` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IndexReport {
+    /// Image id.
+    image: String,
+    /// The layers, lowest first. One that comes twice is here once.
+    layers: Vec<LayerIndexReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct LayerIndexReport {
+    /// Digest of the compressed layer.
+    digest: String,
+    /// Its size.
+    bytes: Bytes,
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Id of the device that can be filled with the index. Null if there is no index.
+    device: Option<String>,
+    /// Size of the index. Null if there is none.
+    index_bytes: Option<Bytes>,
+    /// Number of places at which the layer can be read from. Null if there is no index.
+    spans: Option<usize>,
+    /// Why there is no index. Null if there is one.
+    reason: Option<String>,
+}
+
+impl LayerIndexReport {
+    fn of(layer: IndexedReport) -> Self {
+        let (made, reason) = match layer.index {
+            Ok(made) => (Some(made), None),
+            Err(reason) => (None, Some(format!("{:#}", anyhow::Error::from(reason)))),
+        };
+        Self {
+            digest: layer.blob.to_string(),
+            bytes: Bytes(layer.blob_bytes),
+            diff_id: layer.diff_id.to_string(),
+            device: made.as_ref().map(|it| it.device.to_string()),
+            index_bytes: made
+                .as_ref()
+                .map(|it| Bytes(it.head_bytes.saturating_add(it.windows_bytes))),
+            spans: made.map(|it| it.spans),
+            reason,
+        }
+    }
+}
+
+impl IndexReport {
+    fn text(&self) -> String {
+        let lines = self.layers.iter().map(|layer| {
+            let LayerIndexReport { digest, bytes, .. } = layer;
+            let how = match (&layer.index_bytes, &layer.reason) {
+                (Some(index), _) => {
+                    let share = index.0.saturating_mul(1000) / bytes.0.max(1);
+                    let size = report::size(index.0);
+                    format!("index {size} ({}.{} % of it)", share / 10, share % 10)
+                }
+                (None, reason) => format!("no index: {}", reason.as_deref().unwrap_or_default()),
+            };
+            format!("layer {digest}, {}: {how}", report::size(bytes.0))
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}

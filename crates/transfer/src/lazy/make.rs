@@ -1,0 +1,259 @@
+//! The indexes of an image whose data, and whose layers' blobs, are here.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::ops::Range;
+
+use image::digest::{Digest, DigestHasher};
+use image::gzip::GzipError;
+use image::verity::DeviceId;
+use oci::blobs::BlobSource;
+use oci::manifest::Descriptor;
+use store::parallel::{self, ThreadError};
+use store::{DiskError, OpenDevice, OpenImage, SparseError, Store};
+
+use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
+use crate::import::ImportSurroundings;
+use crate::progress::Event;
+use crate::stored::StoredImage;
+
+/// With what a gzip member begins. Source: RFC 1952, 2.3.1.
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// What became of a layer's index.
+#[derive(Debug)]
+pub struct IndexedReport {
+    /// The layer's blob.
+    pub blob: Digest,
+    /// Bytes of the blob, as the manifest says.
+    pub blob_bytes: u64,
+    /// Digest of the tar in it.
+    pub diff_id: Digest,
+    /// The index, or why there is none.
+    pub index: Result<IndexReport, NoIndex>,
+}
+
+/// An index that was made and saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexReport {
+    /// The device that it fills.
+    pub device: DeviceId,
+    /// Bytes of its head.
+    pub head_bytes: u64,
+    /// Bytes of its windows.
+    pub windows_bytes: u64,
+    /// Number of the places at which inflating can begin.
+    pub spans: usize,
+}
+
+/// Why a layer has no index.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoIndex {
+    /// Its device is none of the image's.
+    #[error("it needs none, since no file of the image is in it")]
+    Unused,
+    /// The blob is not here.
+    #[error("the store does not keep its blob: pull the image with --keep-layers")]
+    NotKept,
+    /// The blob is of another kind.
+    #[error(
+        "only layers compressed with gzip can have one: push the image with --compression gzip, and pull that one"
+    )]
+    NotGzip,
+    /// The blob has no places to begin at.
+    #[error(
+        "it was compressed in blocks that are too large to be read in part: make the image again with another \
+         program, or another level of compression"
+    )]
+    Blocks,
+    /// The blob has other bytes than its digest says.
+    #[error(
+        "its blob in the store is damaged: `quire fsck --repair` removes it, and a pull with --keep-layers brings it back"
+    )]
+    Damaged(#[source] LayerIndexError),
+    /// Anything else.
+    #[error("it cannot be made")]
+    Failed(#[source] LayerIndexError),
+}
+
+/// An error while the indexes of an image are made. What was saved before stays.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The layers of a device cannot be looked up.
+    #[error("cannot look for the layer of a device")]
+    Lookup(#[source] DiskError),
+    /// A blob cannot be opened.
+    #[error("cannot read blob {blob}")]
+    Blob {
+        /// The blob.
+        blob: Box<Digest>,
+        /// The cause.
+        source: io::Error,
+    },
+    /// An index cannot be saved.
+    #[error("cannot save the index of blob {blob}")]
+    Save {
+        /// The blob.
+        blob: Box<Digest>,
+        /// The cause.
+        source: Box<SparseError>,
+    },
+    /// No thread.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
+    /// The caller cancelled.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+/// Makes the index of each layer of an image, from the blobs that the store keeps, and saves it. The image has the form
+/// `tar`. Answers for each layer, in the manifest's order; one that comes twice is told once.
+///
+/// # Errors
+/// [`IndexError`]. A layer that can have no index is none.
+pub fn index(
+    store: &Store,
+    image: &OpenImage,
+    documents: &StoredImage,
+    surroundings: &ImportSurroundings<'_>,
+) -> Result<Vec<IndexedReport>, IndexError> {
+    let mut devices = Vec::new();
+    for device in &image.devices {
+        let layer = store.devices.layer_of(&device.id).map_err(IndexError::Lookup)?;
+        devices.extend(layer.map(|it| (it, device)));
+    }
+    let layers = documents.manifest.layers.iter().zip(documents.config.diff_ids());
+    let layers: Vec<(&Descriptor, &Digest)> = layers.collect();
+    let sizes: Vec<_> = layers.iter().map(|it| Some(it.0.size)).collect();
+    (surroundings.progress)(Event::Layers(&sizes));
+    let mut seen = BTreeSet::new();
+    let first: Vec<usize> =
+        (0..layers.len()).filter(|at| seen.insert(layers[*at].0.digest)).collect();
+    let work = Work { store, surroundings };
+    let make = |number: usize| {
+        let at = first[number];
+        let (layer, diff_id) = layers[at];
+        let device = devices.iter().find(|it| it.0 == *diff_id).map(|it| it.1);
+        work.layer(at, layer, diff_id, device)
+    };
+    parallel::each("index", surroundings.threads.get(), first.len(), make)
+}
+
+/// What all layers need.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    store: &'a Store,
+    surroundings: &'a ImportSurroundings<'a>,
+}
+
+impl Work<'_> {
+    fn layer(
+        &self,
+        number: usize,
+        layer: &Descriptor,
+        diff_id: &Digest,
+        device: Option<&OpenDevice>,
+    ) -> Result<IndexedReport, IndexError> {
+        let tell = self.surroundings.progress;
+        tell(Event::Started { layer: number });
+        let index = match self.index(number, layer, diff_id, device) {
+            Ok(made) => Ok(made),
+            Err(Stop::None(reason)) => Err(reason),
+            Err(Stop::All(error)) => return Err(error),
+        };
+        tell(Event::Done { layer: number });
+        let (blob, blob_bytes, diff_id) = (layer.digest, layer.size, *diff_id);
+        Ok(IndexedReport { blob, blob_bytes, diff_id, index })
+    }
+
+    fn index(
+        &self,
+        number: usize,
+        layer: &Descriptor,
+        diff_id: &Digest,
+        device: Option<&OpenDevice>,
+    ) -> Result<IndexReport, Stop> {
+        let OpenDevice { id, file, .. } = device.ok_or(Stop::None(NoIndex::Unused))?;
+        let blob = || Box::new(layer.digest);
+        let kept = self.store.downloads.blob(&layer.digest);
+        let failed = |source| Stop::All(IndexError::Blob { blob: blob(), source });
+        let kept = kept.map_err(|error| failed(io::Error::other(error)))?;
+        let (mut kept, _) = kept.ok_or(Stop::None(NoIndex::NotKept))?;
+        let mut magic = Vec::new();
+        kept.by_ref().take(2).read_to_end(&mut magic).map_err(failed)?;
+        if magic != GZIP_MAGIC {
+            let mut hasher = DigestHasher::sha256();
+            hasher.update(&magic);
+            io::copy(&mut kept, &mut hasher).map_err(failed)?;
+            let actual = Box::new(hasher.finish());
+            return Err(Stop::None(match *actual == layer.digest {
+                true => NoIndex::NotGzip,
+                false => NoIndex::Damaged(LayerIndexError::BlobDigest { expected: blob(), actual }),
+            }));
+        }
+        let tell = |bytes| (self.surroundings.progress)(Event::Read { layer: number, bytes });
+        let blobs = Told { blobs: KeptBlobs(self.store), tell: &tell };
+        let indexed = IndexedLayer { layer, diff_id, device: id, file };
+        let index = LayerIndex::new(&indexed, &blobs, self.surroundings.cancel);
+        let index = index.map_err(Stop::of)?;
+        let saved = index.save(self.store);
+        saved.map_err(|source| {
+            Stop::All(IndexError::Save { blob: blob(), source: Box::new(source) })
+        })?;
+        let LayerIndex { head, windows } = &index;
+        Ok(IndexReport {
+            device: *id,
+            head_bytes: head.encode().map_or(0, |it| it.len() as u64),
+            windows_bytes: windows.len() as u64,
+            spans: head.spans.len(),
+        })
+    }
+}
+
+/// Why a layer's index was not made.
+enum Stop {
+    /// The other layers may have theirs.
+    None(NoIndex),
+    /// Nor are others made.
+    All(IndexError),
+}
+
+impl Stop {
+    fn of(error: LayerIndexError) -> Self {
+        Self::None(match error {
+            LayerIndexError::Cancelled => return Self::All(IndexError::Cancelled),
+            LayerIndexError::Gzip { source: GzipError::Block, .. } => NoIndex::Blocks,
+            LayerIndexError::BlobDigest { .. } | LayerIndexError::Blob { .. } => {
+                NoIndex::Damaged(error)
+            }
+            other => NoIndex::Failed(other),
+        })
+    }
+}
+
+/// Blobs that tell how much of them is read.
+struct Told<'a, B> {
+    blobs: B,
+    tell: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<B: BlobSource> BlobSource for Told<'_, B> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        Box::new(ToldReader { reader: self.blobs.blob(digest, size, range), tell: self.tell })
+    }
+}
+
+struct ToldReader<'a> {
+    reader: Box<dyn Read + Send + 'a>,
+    tell: &'a (dyn Fn(u64) + Sync),
+}
+
+impl Read for ToldReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        (self.tell)(read as u64);
+        Ok(read)
+    }
+}
