@@ -40,6 +40,11 @@ fn lazy_index() {
 }
 
 #[test]
+fn lazy_image() {
+    run_corpus("lazy_image", targets::lazy_image);
+}
+
+#[test]
 fn data_index() {
     run_corpus("data_index", targets::data_index);
 }
@@ -85,6 +90,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "dump",
         "erofs",
         "gzip_span",
+        "lazy_image",
         "lazy_index",
         "manifest",
         "store_ops",

@@ -2,6 +2,8 @@
 
 mod make;
 mod publish;
+pub mod artifact;
+mod check;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
@@ -20,6 +22,7 @@ use store::Store;
 
 pub use make::{IndexError, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
+pub use check::{ImageCheckError, check_image};
 
 /// How well windows are compressed: they are made once, and fetched often.
 const ZSTD_LEVEL: i32 = 9;

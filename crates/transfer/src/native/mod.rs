@@ -9,7 +9,7 @@ mod write;
 pub use pack::PackError;
 pub(crate) use pack::{Packed, Packer};
 pub use write::NativeError;
-pub(crate) use write::{Places, Written, copy, write};
+pub(crate) use write::{Places, Written, copy, write, write_to};
 
 /// Data that a packed device leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -54,12 +54,24 @@ pub(crate) trait Places {
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
 }
 
-/// Writes the image of a tree over devices. Answers its id, and its length.
+/// Writes the image of a tree over devices into the store.
 pub(crate) fn write(
     transaction: &Transaction<'_>,
     tree: &Tree,
     places: &dyn Places,
 ) -> Result<Written, NativeError> {
+    let mut draft = transaction.image()?;
+    let (bytes, has_tar) = write_to(tree, places, &mut draft)?;
+    let image = draft.finish()?;
+    Ok(Written { image, bytes, has_tar })
+}
+
+/// Writes the image of a tree over devices. Returns its length in bytes, and whether a device of it is a tar.
+pub(crate) fn write_to(
+    tree: &Tree,
+    places: &dyn Places,
+    out: &mut impl Write,
+) -> Result<(u64, bool), NativeError> {
     let (found, devices) = survey(tree, places)?;
     let has_tar = devices.iter().any(|(_, kind)| *kind == DeviceKind::Tar);
     let numbers: HashMap<DeviceId, u16> =
@@ -95,10 +107,8 @@ pub(crate) fn write(
         };
         places.give(&object, start, out)
     };
-    let mut draft = transaction.image()?;
-    let summary = write_native(tree, &native, &mut contents, &mut draft)?;
-    let image = draft.finish()?;
-    Ok(Written { image, bytes: summary.bytes, has_tar })
+    let summary = write_native(tree, &native, &mut contents, out)?;
+    Ok((summary.bytes, has_tar))
 }
 
 /// What was written.

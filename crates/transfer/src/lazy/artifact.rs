@@ -1,0 +1,554 @@
+//! A lazy image's index as an artifact of a registry, which refers to the image's manifest.
+//!
+//! `docs/format/lazy-artifact.md` has the fields. Nothing in an artifact is believed: see [`Artifact::open`].
+
+use std::io::{self, Read as _};
+
+use image::digest::Digest;
+use image::lazy::{HEAD_MAX, Head, HeadError};
+use image::verity::{Algorithm, DeviceId, Id, ImageId};
+use oci::manifest::{Config, Descriptor, MANIFEST_MAX, Manifest, or_default};
+use serde::{Deserialize, Serialize};
+
+use super::check::{ImageCheckError, check_image};
+use super::{LayerIndex, ZSTD_LEVEL};
+
+/// The type of such artifacts.
+pub const LAZY_ARTIFACT: &str = "application/vnd.quire.lazy.v1";
+/// Media type of an artifact's manifest: that of images.
+pub const ARTIFACT_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json";
+const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
+const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
+const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
+
+/// The version of the config.
+const VERSION: u32 = 1;
+/// The most bytes in a config: it has a few hundred for each layer.
+const CONFIG_MAX: u64 = 1 << 20;
+/// The most bytes of an EROFS image, which is held in memory: enough for five million files.
+const IMAGE_MAX: u64 = 512 << 20;
+/// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
+const INDEX_SLACK: u64 = 64 << 10;
+
+/// Why an artifact is not used, or not made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArtifactError {
+    /// A document is not JSON, or JSON of another shape.
+    #[error("the {what} of the index is malformed")]
+    Json {
+        /// `manifest` or `config`.
+        what: &'static str,
+        /// Where and why.
+        source: serde_json::Error,
+    },
+    /// Something is larger than any real one.
+    #[error("the {what} of the index has {size} bytes: at most {max} are read")]
+    TooLarge {
+        /// The part.
+        what: &'static str,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        max: u64,
+    },
+    /// It is another artifact.
+    #[error("the artifact is a \"{}\", no index for lazy loading", .0.escape_debug())]
+    Type(String),
+    /// Its config has another version.
+    #[error("the index has version {0}, and this Quire knows version {VERSION}: make it again")]
+    Version(u32),
+    /// It belongs to another manifest.
+    #[error("the index is one of manifest {actual}, not of {expected}")]
+    Subject {
+        /// The image's manifest.
+        expected: Box<Digest>,
+        /// The manifest that it refers to.
+        actual: Box<Digest>,
+    },
+    /// A blob stands where another kind belongs.
+    #[error(
+        "blob {blob} of the index is a \"{}\", where a \"{expected}\" belongs",
+        actual.escape_debug()
+    )]
+    BlobType {
+        /// The blob.
+        blob: Box<Digest>,
+        /// Its media type.
+        actual: String,
+        /// The right one.
+        expected: &'static str,
+    },
+    /// It has no image, or a head without windows.
+    #[error("the index has {0} blobs, not an image, and a head and windows for each device")]
+    BlobCount(usize),
+    /// A blob has other bytes than its name says.
+    #[error("blob {blob} of the index is damaged: it has another digest or length")]
+    Blob {
+        /// The blob.
+        blob: Box<Digest>,
+    },
+    /// A blob cannot be had.
+    #[error("cannot read blob {blob} of the index")]
+    Fetch {
+        /// The blob.
+        blob: Box<Digest>,
+        /// The cause.
+        source: io::Error,
+    },
+    /// An id in the config is none.
+    #[error(
+        "the index names {what} \"{}\", which is not 64 lower-case hexadecimal digits",
+        text.escape_debug()
+    )]
+    Id {
+        /// `image` or `device`.
+        what: &'static str,
+        /// The text.
+        text: String,
+    },
+    /// The layers of the index are not those of the image.
+    #[error("the index is of other layers than the image: {0}")]
+    Layers(String),
+    /// An index and its device contradict each other.
+    #[error("the index of layer {layer} is of another {what} than the config says")]
+    Contradiction {
+        /// The layer.
+        layer: Box<Digest>,
+        /// The part that differs.
+        what: &'static str,
+    },
+    /// The EROFS image cannot be decompressed, or has another length.
+    #[error("cannot decompress the image of the index")]
+    Decompress(#[source] io::Error),
+    /// The EROFS image cannot be compressed.
+    #[error("cannot compress the image of the index")]
+    Compress(#[source] io::Error),
+    /// A head cannot be used.
+    #[error("the head {blob} of the index cannot be used")]
+    Head {
+        /// The blob.
+        blob: Box<Digest>,
+        /// Why not.
+        source: HeadError,
+    },
+    /// The EROFS image is not one that our writer writes.
+    #[error(transparent)]
+    Image(#[from] Box<ImageCheckError>),
+    /// The EROFS image has another id than the config says.
+    #[error("the image of the index is {actual}, not {expected}")]
+    ImageId {
+        /// The id in the config.
+        expected: Box<ImageId>,
+        /// The id of its bytes.
+        actual: Box<ImageId>,
+    },
+}
+
+/// All that makes an image lazy, checked as far as an index can be: against the image's manifest and config, and the
+/// EROFS image against our writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LazyParts {
+    /// The EROFS image's id.
+    pub id: ImageId,
+    /// The EROFS image, of the form `tar`.
+    pub image: Vec<u8>,
+    /// An index for each device of the image, in the order of the layers.
+    pub indexes: Vec<LayerIndex>,
+}
+
+/// A blob of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArtifactBlob {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// An artifact as bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Artifact {
+    /// Digest of the manifest.
+    pub digest: Digest,
+    /// The manifest.
+    pub manifest: Vec<u8>,
+    /// The config, and all blobs that the manifest names, each once.
+    pub blobs: Vec<ArtifactBlob>,
+}
+
+/// The manifest that an artifact refers to, with its config.
+#[derive(Debug, Clone, Copy)]
+pub struct LazySubject<'a> {
+    /// The manifest's digest.
+    pub digest: &'a Digest,
+    /// The manifest's bytes.
+    pub bytes: &'a [u8],
+    /// The manifest, parsed.
+    pub manifest: &'a Manifest,
+    /// The config, parsed.
+    pub config: &'a Config,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawManifest {
+    schema_version: u32,
+    #[serde(default, deserialize_with = "or_default")]
+    media_type: String,
+    #[serde(default, deserialize_with = "or_default")]
+    artifact_type: String,
+    config: RawDescriptor,
+    layers: Vec<RawDescriptor>,
+    subject: RawDescriptor,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDescriptor {
+    media_type: String,
+    digest: Digest,
+    size: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawConfig {
+    version: u32,
+    image: String,
+    image_bytes: u64,
+    layers: Vec<RawLayer>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawLayer {
+    digest: Digest,
+    size: u64,
+    diff_id: Digest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+}
+
+/// Only to see the version, whatever else there is.
+#[derive(Deserialize)]
+struct RawVersion {
+    version: u32,
+}
+
+impl LazyParts {
+    /// Makes an artifact of an image's parts. The same parts make the same bytes, with one version of zstd.
+    ///
+    /// # Errors
+    /// [`ArtifactError`] if the parts do not fit each other or the subject, so that [`Artifact::open`] would refuse them.
+    pub fn artifact(&self, subject: &LazySubject<'_>) -> Result<Artifact, ArtifactError> {
+        check_image_of(self)?;
+        check_size("image", self.image.len() as u64, IMAGE_MAX)?;
+        let layers = layers_of(subject)?;
+        let device = |layer: &Layer<'_>| {
+            let of = |it: &&LayerIndex| it.head.diff_id == *layer.diff_id;
+            self.indexes.iter().find(of).map(|it| it.head.device)
+        };
+        let raw = layers.iter().map(|layer| RawLayer {
+            digest: layer.layer.digest,
+            size: layer.layer.size,
+            diff_id: *layer.diff_id,
+            device: device(layer).map(|it| it.to_string()),
+        });
+        let config = RawConfig {
+            version: VERSION,
+            image: self.id.to_string(),
+            image_bytes: self.image.len() as u64,
+            layers: raw.collect(),
+        };
+        let devices = devices(&layers, &config)?;
+        if devices.len() != self.indexes.len() {
+            let text = format!("{} indexes, {} devices", self.indexes.len(), devices.len());
+            return Err(ArtifactError::Layers(text));
+        }
+        let mut blobs = Blobs::default();
+        let config = blobs.add(CONFIG_TYPE, json("config", &config)?);
+        let image = zstd::bulk::compress(&self.image, ZSTD_LEVEL);
+        let mut named = vec![blobs.add(IMAGE_TYPE, image.map_err(ArtifactError::Compress)?)];
+        for (id, layers) in &devices {
+            let of = self.indexes.iter().find(|it| it.head.device == *id);
+            let Some(index) = of else {
+                return Err(ArtifactError::Layers(format!("device {id} has no index")));
+            };
+            fits(index, layers)?;
+            let blob = Box::new(index.head.blob);
+            let head = index.head.encode();
+            let head = head.map_err(|source| ArtifactError::Head { blob, source })?;
+            named.push(blobs.add(HEAD_TYPE, head));
+            named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
+        }
+        let manifest = RawManifest {
+            schema_version: 2,
+            media_type: ARTIFACT_MANIFEST.to_owned(),
+            artifact_type: LAZY_ARTIFACT.to_owned(),
+            config,
+            layers: named,
+            subject: RawDescriptor {
+                media_type: media_type(subject.bytes),
+                digest: *subject.digest,
+                size: subject.bytes.len() as u64,
+            },
+        };
+        let manifest = json("manifest", &manifest)?;
+        Ok(Artifact { digest: Digest::sha256(&manifest), manifest, blobs: blobs.0 })
+    }
+}
+
+impl Artifact {
+    /// Takes an artifact apart. `fetch` gives the bytes of a blob, of which the size is bounded; they are hashed here.
+    ///
+    /// These hold together afterwards: the subject, its layers and diff ids, the devices, the heads, and the EROFS
+    /// image, which is what our writer writes. No bytes of a layer were looked at: an index can still say of a layer's
+    /// tar what is not so.
+    ///
+    /// # Errors
+    /// [`ArtifactError`].
+    pub fn open(
+        manifest: &[u8],
+        subject: &LazySubject<'_>,
+        mut fetch: impl FnMut(&Digest, u64) -> io::Result<Vec<u8>>,
+    ) -> Result<LazyParts, ArtifactError> {
+        let raw = RawManifest::decode(manifest)?;
+        if raw.subject.digest != *subject.digest {
+            let (expected, actual) = (Box::new(*subject.digest), Box::new(raw.subject.digest));
+            return Err(ArtifactError::Subject { expected, actual });
+        }
+        let mut fetched = |what, max, it: &RawDescriptor| {
+            check_size(what, it.size, max)?;
+            let blob = || Box::new(it.digest);
+            let bytes = fetch(&it.digest, it.size);
+            let bytes = bytes.map_err(|source| ArtifactError::Fetch { blob: blob(), source })?;
+            if bytes.len() as u64 != it.size || !it.digest.matches(&bytes) {
+                return Err(ArtifactError::Blob { blob: blob() });
+            }
+            Ok(bytes)
+        };
+        let config = RawConfig::decode(&fetched("config", CONFIG_MAX, &raw.config)?)?;
+        let layers = layers_of(subject)?;
+        let devices = devices(&layers, &config)?;
+        let (image, heads) = raw.parts()?;
+        if devices.len() != heads.len() {
+            let text = format!("{} heads, {} devices", heads.len(), devices.len());
+            return Err(ArtifactError::Layers(text));
+        }
+        // Before anything is fetched: all of it is less than the layers are.
+        for ((_, layers), [head, windows]) in devices.iter().zip(&heads) {
+            let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
+            let max = max.saturating_add(INDEX_SLACK);
+            check_size("head", head.size, max.min(HEAD_MAX))?;
+            check_size("windows", windows.size, max)?;
+        }
+        check_size("image", config.image_bytes, IMAGE_MAX)?;
+        let compressed = fetched("compressed image", config.image_bytes + INDEX_SLACK, image)?;
+        let image = decompressed(&compressed, config.image_bytes)?;
+        drop(compressed);
+        let mut indexes = Vec::new();
+        for ((id, layers), [head, windows]) in devices.iter().zip(&heads) {
+            let blob = Box::new(head.digest);
+            let head = Head::decode(&fetched("head", HEAD_MAX, head)?)
+                .map_err(|source| ArtifactError::Head { blob, source })?;
+            let index = LayerIndex { head, windows: fetched("windows", windows.size, windows)? };
+            if index.head.device != *id {
+                let layer = Box::new(index.head.blob);
+                return Err(ArtifactError::Contradiction { layer, what: "device" });
+            }
+            fits(&index, layers)?;
+            indexes.push(index);
+        }
+        let id = id("image", &config.image)?;
+        let parts = LazyParts { id, image, indexes };
+        check_image_of(&parts)?;
+        Ok(parts)
+    }
+}
+
+/// A layer of the image.
+struct Layer<'a> {
+    layer: &'a Descriptor,
+    diff_id: &'a Digest,
+}
+
+fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactError> {
+    let layers = &subject.manifest.layers;
+    let diff_ids = subject.config.diff_ids_of(layers.len());
+    let diff_ids = diff_ids.map_err(|error| ArtifactError::Layers(error.to_string()))?;
+    let layers = layers.iter().zip(diff_ids);
+    Ok(layers.map(|(layer, diff_id)| Layer { layer, diff_id }).collect())
+}
+
+/// The devices that a config names, in the order of the layers, each with the layers that it is of: equal tars are one
+/// device.
+fn devices<'l, 'a>(
+    layers: &'l [Layer<'a>],
+    config: &RawConfig,
+) -> Result<Vec<(DeviceId, Vec<&'l Layer<'a>>)>, ArtifactError> {
+    let (here, there) = (layers.len(), config.layers.len());
+    if here != there {
+        let text = format!("it has {there} layers, and the image has {here}");
+        return Err(ArtifactError::Layers(text));
+    }
+    let mut found: Vec<(DeviceId, Vec<&Layer<'_>>)> = Vec::new();
+    for (number, (layer, raw)) in (1..).zip(layers.iter().zip(&config.layers)) {
+        let Descriptor { digest, size, .. } = layer.layer;
+        if (raw.digest, raw.size, raw.diff_id) != (*digest, *size, *layer.diff_id) {
+            let text = format!("layer {number} is {digest}, and there {}", raw.digest);
+            return Err(ArtifactError::Layers(text));
+        }
+        let Some(device) = &raw.device else { continue };
+        let device: DeviceId = id("device", device)?;
+        match found.iter_mut().find(|it| it.0 == device) {
+            Some((_, layers)) => layers.push(layer),
+            None => found.push((device, vec![layer])),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether an index is one of these layers, which have one device.
+fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> {
+    let head = &index.head;
+    let wrong = |what| {
+        let layer = Box::new(head.blob);
+        Err(ArtifactError::Contradiction { layer, what })
+    };
+    if layers.iter().any(|it| *it.diff_id != head.diff_id) {
+        return wrong("diff id");
+    }
+    let is_of = |it: &&Layer<'_>| (it.layer.digest, it.layer.size) == (head.blob, head.blob_bytes);
+    if !layers.iter().any(is_of) {
+        return wrong("blob");
+    }
+    let windows: u64 = head.groups.iter().map(|it| u64::from(it.bytes)).sum();
+    if windows != index.windows.len() as u64 {
+        return wrong("length of windows");
+    }
+    Ok(())
+}
+
+/// Compares an image with its heads, its name and our writer.
+fn check_image_of(parts: &LazyParts) -> Result<(), ArtifactError> {
+    let heads = parts.indexes.iter().map(|it| &it.head);
+    let actual = check_image(&parts.image, heads).map_err(Box::new)?;
+    if actual == parts.id {
+        return Ok(());
+    }
+    let (expected, actual) = (Box::new(parts.id), Box::new(actual));
+    Err(ArtifactError::ImageId { expected, actual })
+}
+
+impl RawManifest {
+    fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
+        let what = "manifest";
+        check_size(what, bytes.len() as u64, MANIFEST_MAX)?;
+        let raw: Self =
+            serde_json::from_slice(bytes).map_err(|source| ArtifactError::Json { what, source })?;
+        let is_manifest = raw.media_type.is_empty() || raw.media_type == ARTIFACT_MANIFEST;
+        if raw.schema_version != 2 || !is_manifest {
+            return Err(ArtifactError::Type(raw.media_type));
+        }
+        if raw.artifact_type != LAZY_ARTIFACT {
+            return Err(ArtifactError::Type(raw.artifact_type));
+        }
+        expect_type(&raw.config, CONFIG_TYPE)?;
+        Ok(raw)
+    }
+
+    /// The image, and heads with their windows.
+    fn parts(&self) -> Result<(&RawDescriptor, Vec<[&RawDescriptor; 2]>), ArtifactError> {
+        let count = ArtifactError::BlobCount(self.layers.len());
+        let Some((image, rest)) = self.layers.split_first() else { return Err(count) };
+        let (pairs, []) = rest.as_chunks::<2>() else { return Err(count) };
+        expect_type(image, IMAGE_TYPE)?;
+        let pairs = pairs.iter().map(|[head, windows]| {
+            expect_type(head, HEAD_TYPE)?;
+            expect_type(windows, WINDOWS_TYPE)?;
+            Ok([head, windows])
+        });
+        Ok((image, pairs.collect::<Result<_, ArtifactError>>()?))
+    }
+}
+
+impl RawConfig {
+    fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
+        let json = |source| ArtifactError::Json { what: "config", source };
+        // A later version has other fields.
+        let RawVersion { version } = serde_json::from_slice(bytes).map_err(json)?;
+        if version != VERSION {
+            return Err(ArtifactError::Version(version));
+        }
+        serde_json::from_slice(bytes).map_err(json)
+    }
+}
+
+fn expect_type(blob: &RawDescriptor, expected: &'static str) -> Result<(), ArtifactError> {
+    if blob.media_type == expected {
+        return Ok(());
+    }
+    let actual = blob.media_type.clone();
+    Err(ArtifactError::BlobType { blob: Box::new(blob.digest), actual, expected })
+}
+
+const fn check_size(what: &'static str, size: u64, max: u64) -> Result<(), ArtifactError> {
+    if size > max { Err(ArtifactError::TooLarge { what, size, max }) } else { Ok(()) }
+}
+
+/// An id of SHA-256, written as we write it.
+fn id<K>(what: &'static str, text: &str) -> Result<Id<K>, ArtifactError> {
+    let id = Id::<K>::from_hex(text.as_bytes()).ok();
+    let id = id.filter(|it| it.algorithm() == Algorithm::Sha256 && it.to_string() == text);
+    id.ok_or_else(|| ArtifactError::Id { what, text: text.to_owned() })
+}
+
+fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
+    let mut image = Vec::new();
+    let read = zstd::Decoder::new(bytes).and_then(|decoder| {
+        // One more tells that there are more.
+        decoder.take(length + 1).read_to_end(&mut image)
+    });
+    let right = read.and_then(|read| match read as u64 == length {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it has another length")),
+    });
+    right.map_err(ArtifactError::Decompress)?;
+    Ok(image)
+}
+
+/// Blobs, each once.
+#[derive(Default)]
+struct Blobs(Vec<ArtifactBlob>);
+
+impl Blobs {
+    fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> RawDescriptor {
+        let digest = Digest::sha256(&bytes);
+        let size = bytes.len() as u64;
+        if self.0.iter().all(|it| it.digest != digest) {
+            self.0.push(ArtifactBlob { digest, bytes });
+        }
+        RawDescriptor { media_type: media_type.to_owned(), digest, size }
+    }
+}
+
+fn json(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ArtifactError> {
+    serde_json::to_vec(value).map_err(|source| ArtifactError::Json { what, source })
+}
+
+/// The media type that a manifest says it has. OCI's manifests need not say it.
+fn media_type(manifest: &[u8]) -> String {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Typed {
+        media_type: String,
+    }
+    let typed: Result<Typed, _> = serde_json::from_slice(manifest);
+    typed.map_or_else(|_untyped| ARTIFACT_MANIFEST.to_owned(), |it| it.media_type)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+use std::io::{Cursor, Write};
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use image::erofs::{DeviceFile, Native, Placed, Stored, write_native};
+use image::tree::{Builder, Content, Inode, InodeId, Link, Location, Metadata, Node, Timestamp};
+use image::verity::{ObjectId, digest};
+use oci::blobs::BlobSource;
+use oci::manifest::Document;
+use serde_json::{Value, json};
+
+use super::super::IndexedLayer;
+use super::*;
+
+struct Bytes(Vec<u8>);
+
+impl BlobSource for Bytes {
+    fn blob(&self, _: &Digest, _: u64, range: Range<u64>) -> Box<dyn io::Read + Send + '_> {
+        let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        Box::new(Cursor::new(self.0.get(start..end).unwrap()))
+    }
+}
+
+/// An image of three layers: two of one tar, and one of which no file is left.
+struct Stage {
+    manifest: Vec<u8>,
+    config: Vec<u8>,
+    parts: LazyParts,
+}
+
+fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::new(level));
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// The image of a file in a tar, 512 bytes from its begin.
+fn image_of(head: &Head, name: &[u8]) -> Vec<u8> {
+    let object: ObjectId = digest(Algorithm::Sha256, b"a file").into();
+    let mut builder = Builder::new();
+    let mtime = Timestamp { seconds: 1, nanoseconds: 0 };
+    let metadata = Metadata { permissions: 0o644, uid: 0, gid: 0, mtime };
+    let none = builder.xattrs([]).unwrap();
+    let location = Location::Object;
+    let content = Content::External { size: 1000, object: Some(object), location };
+    let id = builder.inode(&metadata, none, Node::Regular(content)).unwrap();
+    builder.insert(InodeId::ROOT, name, id, Link::Equal).unwrap();
+    let devices = [DeviceFile { id: head.device, bytes: head.device_bytes }];
+    let find =
+        |_: &ObjectId| Some(Placed::Whole(Stored { device: 0, offset: 512, fingerprint: [7; 32] }));
+    let native = Native { has_tar: true, ..Native::new(&devices, &find) };
+    let mut contents = |_: Inode<'_>, _, _: &mut dyn Write| Err(io::ErrorKind::Other.into());
+    let mut image = Vec::new();
+    write_native(&builder.finish(), &native, &mut contents, &mut image).unwrap();
+    image
+}
+
+impl Stage {
+    fn new() -> Self {
+        let tar: Vec<u8> = (0..200_000_u32).map(|it| (it % 251) as u8).collect();
+        let tar = &tar[..512 * 300];
+        let blobs = [gzip(tar, 1), gzip(b"nothing", 6), gzip(tar, 9)];
+        let diff_ids = [tar, b"nothing", tar].map(Digest::sha256);
+        let layers = blobs.each_ref().map(|blob| {
+            json!({
+                "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip",
+                "digest": Digest::sha256(blob), "size": blob.len(),
+            })
+        });
+        let rootfs = json!({"type": "layers", "diff_ids": diff_ids});
+        let config = json!({"architecture": "amd64", "os": "linux", "rootfs": rootfs});
+        let config = config.to_string().into_bytes();
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": ARTIFACT_MANIFEST, "layers": layers,
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json",
+                       "digest": Digest::sha256(&config), "size": config.len()},
+        });
+        let manifest = manifest.to_string().into_bytes();
+        let Ok(Document::Image(read)) = Document::parse(&manifest) else { panic!("a manifest") };
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[tar, &[1; 512]].concat()).unwrap();
+        let layer = IndexedLayer {
+            layer: &read.layers[0],
+            diff_id: &diff_ids[0],
+            device: &DeviceId::from_bytes(&[3; 32]).unwrap(),
+            file: &file,
+        };
+        let [blob, ..] = blobs;
+        let index = LayerIndex::new(&layer, &Bytes(blob), &AtomicBool::new(false)).unwrap();
+        let image = image_of(&index.head, b"file");
+        let id = digest(Algorithm::Sha256, &image).into();
+        Self { manifest, config, parts: LazyParts { id, image, indexes: vec![index] } }
+    }
+
+    fn with_subject<T>(&self, with: impl FnOnce(&LazySubject<'_>) -> T) -> T {
+        let Ok(Document::Image(manifest)) = Document::parse(&self.manifest) else { panic!() };
+        let config = Config::parse(&self.config).unwrap();
+        let digest = &Digest::sha256(&self.manifest);
+        let bytes = &self.manifest;
+        with(&LazySubject { digest, bytes, manifest: &manifest, config: &config })
+    }
+
+    fn artifact(&self) -> Artifact {
+        self.with_subject(|subject| self.parts.artifact(subject)).unwrap()
+    }
+
+    fn open(&self, artifact: &Artifact) -> Result<LazyParts, ArtifactError> {
+        self.with_subject(|subject| {
+            Artifact::open(&artifact.manifest, subject, |digest, size| {
+                let blob = artifact.blobs.iter().find(|it| it.digest == *digest);
+                let blob = blob.ok_or(io::ErrorKind::NotFound)?;
+                assert_eq!(blob.bytes.len() as u64, size, "only right sizes are asked for");
+                Ok(blob.bytes.clone())
+            })
+        })
+    }
+
+    /// Refuses the artifact with another manifest.
+    #[track_caller]
+    fn check_manifest(&self, change: impl FnOnce(&mut Value), expect: &str) {
+        let mut artifact = self.artifact();
+        let mut manifest = serde_json::from_slice(&artifact.manifest).unwrap();
+        change(&mut manifest);
+        artifact.manifest = manifest.to_string().into_bytes();
+        let error = self.open(&artifact).unwrap_err().to_string();
+        assert!(error.contains(expect), "{error}");
+    }
+
+    /// Refuses the artifact with another blob in place of the one at a place: the config, the image, a head, windows.
+    #[track_caller]
+    fn check_blob(&self, at: usize, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
+        let mut artifact = self.artifact();
+        let blob = &mut artifact.blobs[at];
+        let before = blob.digest;
+        change(&mut blob.bytes);
+        blob.digest = Digest::sha256(&blob.bytes);
+        let (digest, size) = (blob.digest, blob.bytes.len());
+        let mut manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
+        let named = std::iter::once("/config".to_owned());
+        for place in named.chain((0..3).map(|it| format!("/layers/{it}"))) {
+            let named = manifest.pointer_mut(&place).unwrap();
+            if named["digest"] == json!(before) {
+                (named["digest"], named["size"]) = (json!(digest), json!(size));
+            }
+        }
+        artifact.manifest = manifest.to_string().into_bytes();
+        let error = self.open(&artifact).unwrap_err();
+        let first: Option<&dyn std::error::Error> = Some(&error);
+        let chain = std::iter::successors(first, |it| it.source());
+        let text = chain.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+        assert!(text.contains(expect), "{text}");
+    }
+
+    #[track_caller]
+    fn check_config(&self, change: impl FnOnce(&mut Value), expect: &str) {
+        let with = |bytes: &mut Vec<u8>| {
+            let mut config = serde_json::from_slice(bytes).unwrap();
+            change(&mut config);
+            *bytes = config.to_string().into_bytes();
+        };
+        self.check_blob(0, with, expect);
+    }
+}
+
+#[test]
+fn an_artifact_has_all_and_is_always_the_same() {
+    let stage = Stage::new();
+    let artifact = stage.artifact();
+    assert_eq!(artifact, Stage::new().artifact());
+    assert_eq!(artifact.digest, Digest::sha256(&artifact.manifest));
+    assert_eq!(artifact.blobs.len(), 4);
+    assert!(stage.open(&artifact).unwrap() == stage.parts);
+    let manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
+    assert_eq!(manifest["artifactType"], "application/vnd.quire.lazy.v1");
+    assert_eq!(manifest["subject"]["digest"], json!(Digest::sha256(&stage.manifest)));
+    let config: Value = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
+    let device = "03".repeat(32);
+    assert_eq!(config["layers"][0]["device"], device);
+    assert!(config["layers"][1].get("device").is_none());
+    assert_eq!(config["layers"][2]["device"], device);
+    // No client takes it for an image.
+    Document::parse(&artifact.manifest).unwrap_err();
+}
+
+#[test]
+fn another_manifest_is_refused() {
+    let stage = Stage::new();
+    let other = Digest::sha256(b"other").to_string();
+    stage.check_manifest(
+        |it| it["subject"]["digest"] = json!(other),
+        "is one of manifest sha256:d9",
+    );
+    stage.check_manifest(|it| it["artifactType"] = json!("a/b"), "is a \"a/b\"");
+    stage.check_manifest(|it| it["mediaType"] = json!("a/c"), "is a \"a/c\"");
+    stage.check_manifest(|it| it["config"]["mediaType"] = json!("a/d"), "is a \"a/d\", where");
+    stage.check_manifest(|it| it["layers"][0]["mediaType"] = json!("a/d"), "is a \"a/d\", where");
+    stage.check_manifest(|it| it["layers"] = json!([]), "has 0 blobs");
+    stage.check_manifest(|it| drop(it["layers"].as_array_mut().unwrap().pop()), "has 2 blobs");
+    stage.check_manifest(
+        |it| it["layers"].as_array_mut().unwrap().truncate(1),
+        "0 heads, 1 devices",
+    );
+    stage.check_manifest(|it| it["layers"][1]["size"] = json!(1 << 20), "head of the index has");
+    stage.check_manifest(|it| it["layers"][2]["size"] = json!(1 << 20), "windows of the index has");
+    stage.check_manifest(|it| it["layers"][0]["size"] = json!(1 << 20), "image of the index has");
+    stage.check_manifest(|it| it["layers"][0]["size"] = json!(-1), "is malformed");
+    stage.check_manifest(|it| drop(it.as_object_mut().unwrap().remove("subject")), "malformed");
+}
+
+#[test]
+fn another_config_is_refused() {
+    let stage = Stage::new();
+    let other = Digest::sha256(b"other").to_string();
+    stage.check_config(|it| it["version"] = json!(2), "has version 2");
+    stage.check_config(|it| it["layers"][1]["digest"] = json!(other), "layer 2 is sha256");
+    stage.check_config(|it| it["layers"][1]["size"] = json!(1), "layer 2 is sha256");
+    stage.check_config(|it| it["layers"][0]["diffId"] = json!(other), "layer 1 is sha256");
+    stage.check_config(
+        |it| drop(it["layers"].as_array_mut().unwrap().pop()),
+        "it has 2 layers, and the image has 3",
+    );
+    stage.check_config(|it| it["layers"][0]["device"] = json!("0A".repeat(32)), "lower-case");
+    let device = json!("0a".repeat(32));
+    stage.check_config(|it| it["layers"][0]["device"] = device.clone(), "1 heads, 2 devices");
+    stage.check_config(
+        |it| {
+            it["layers"][0]["device"] = device.clone();
+            it["layers"][2]["device"] = device.clone();
+        },
+        "of another device than the config says",
+    );
+    // A layer that is not that of the device.
+    stage.check_config(|it| it["layers"][1]["device"] = json!("03".repeat(32)), "another diff id");
+    stage.check_config(|it| it["image"] = device.clone(), "the image of the index is");
+    stage.check_config(|it| it["imageBytes"] = json!(1_u64 << 40), "at most 536870912 are read");
+    stage.check_config(|it| it["imageBytes"] = json!(100), "another length");
+}
+
+#[test]
+fn other_blobs_are_refused() {
+    let stage = Stage::new();
+    // Bytes that only the descriptor knows.
+    let mut artifact = stage.artifact();
+    artifact.blobs[2].bytes[100] ^= 1;
+    let error = stage.open(&artifact).unwrap_err();
+    assert!(matches!(error, ArtifactError::Blob { .. }), "{error}");
+    stage.check_blob(2, |it| it[100] ^= 1, "its digest differs");
+    stage.check_blob(3, |it| it.push(0), "another length of windows");
+    let image = &stage.parts.image;
+    let with = |image: &[u8]| zstd::bulk::compress(image, 1).unwrap();
+    let longer = with(&[&image[..], &[0; 512]].concat());
+    stage.check_blob(1, |it| *it = longer, "another length");
+    let mut flipped = image.clone();
+    flipped[500] ^= 1;
+    stage.check_blob(1, |it| *it = with(&flipped), "not as Quire writes it: byte 500");
+    stage.check_blob(1, |it| *it = image.clone(), "cannot decompress");
+    // Another image of our writer, under the first one's name.
+    let mut head = stage.parts.indexes[0].head.clone();
+    let other = head.blob;
+    let renamed = image_of(&head, b"evil");
+    stage.check_blob(1, |it| *it = with(&renamed), "the image of the index is");
+    // An index of a blob that is no layer of the image.
+    head.blob = Digest::sha256(b"other");
+    assert_ne!(head.blob, other);
+    stage.check_blob(2, |it| *it = head.encode().unwrap(), "another blob");
+}
+
+#[test]
+fn parts_that_do_not_fit_make_no_artifact() {
+    let stage = Stage::new();
+    let made = |parts: &LazyParts| {
+        let made = stage.with_subject(|subject| parts.artifact(subject));
+        made.unwrap_err().to_string()
+    };
+    let mut parts = stage.parts.clone();
+    parts.indexes[0].head.diff_id = Digest::sha256(b"other");
+    assert!(made(&parts).contains("1 indexes, 0 devices"), "{}", made(&parts));
+    let mut parts = stage.parts.clone();
+    parts.indexes[0].windows.push(0);
+    assert!(made(&parts).contains("length of windows"));
+    let mut parts = stage.parts.clone();
+    parts.indexes.clear();
+    assert!(made(&parts).contains("needs device number 1"));
+    let mut parts = stage.parts.clone();
+    parts.id = ImageId::from_bytes(&[1; 32]).unwrap();
+    assert!(made(&parts).contains("the image of the index is"));
+}
