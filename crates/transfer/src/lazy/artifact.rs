@@ -173,6 +173,8 @@ pub struct ArtifactBlob {
 pub struct Artifact {
     /// Digest of the manifest.
     pub digest: Digest,
+    /// Digest of the config. It stands for all but the windows, which nothing has to trust, and not for the subject.
+    pub index: Digest,
     /// The manifest.
     pub manifest: Vec<u8>,
     /// The config, and all blobs that the manifest names, each once.
@@ -228,8 +230,12 @@ struct RawLayer {
     digest: Digest,
     size: u64,
     diff_id: Digest,
+    /// Of a layer that has files of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
+    /// Digest of the device's head: so the config's digest stands for all that an index says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head: Option<Digest>,
 }
 
 /// Only to see the version, whatever else there is.
@@ -247,15 +253,21 @@ impl LazyParts {
         check_image_of(self)?;
         check_size("image", self.image.len() as u64, IMAGE_MAX)?;
         let layers = layers_of(subject)?;
-        let device = |layer: &Layer<'_>| {
-            let of = |it: &&LayerIndex| it.head.diff_id == *layer.diff_id;
-            self.indexes.iter().find(of).map(|it| it.head.device)
-        };
+        let mut heads = Vec::new();
+        for LayerIndex { head, .. } in &self.indexes {
+            let encoded = head.encode().map_err(|source| {
+                let blob = Box::new(head.blob);
+                ArtifactError::Head { blob, source }
+            })?;
+            heads.push((head, Digest::sha256(&encoded), encoded));
+        }
+        let head = |layer: &Layer<'_>| heads.iter().find(|it| it.0.diff_id == *layer.diff_id);
         let raw = layers.iter().map(|layer| RawLayer {
             digest: layer.layer.digest,
             size: layer.layer.size,
             diff_id: *layer.diff_id,
-            device: device(layer).map(|it| it.to_string()),
+            device: head(layer).map(|it| it.0.device.to_string()),
+            head: head(layer).map(|it| it.1),
         });
         let config = RawConfig {
             version: VERSION,
@@ -269,26 +281,24 @@ impl LazyParts {
             return Err(ArtifactError::Layers(text));
         }
         let mut blobs = Blobs::default();
-        let config = blobs.add(CONFIG_TYPE, json("config", &config)?);
+        let index = blobs.add(CONFIG_TYPE, json("config", &config)?);
         let image = zstd::bulk::compress(&self.image, ZSTD_LEVEL);
         let mut named = vec![blobs.add(IMAGE_TYPE, image.map_err(ArtifactError::Compress)?)];
-        for (id, layers) in &devices {
-            let of = self.indexes.iter().find(|it| it.head.device == *id);
-            let Some(index) = of else {
-                return Err(ArtifactError::Layers(format!("device {id} has no index")));
+        for Filled { device, layers, .. } in &devices {
+            let both = self.indexes.iter().zip(&heads);
+            let Some((index, head)) = both.into_iter().find(|it| it.0.head.device == *device)
+            else {
+                return Err(ArtifactError::Layers(format!("device {device} has no index")));
             };
             fits(index, layers)?;
-            let blob = Box::new(index.head.blob);
-            let head = index.head.encode();
-            let head = head.map_err(|source| ArtifactError::Head { blob, source })?;
-            named.push(blobs.add(HEAD_TYPE, head));
+            named.push(blobs.add(HEAD_TYPE, head.2.clone()));
             named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
         }
         let manifest = RawManifest {
             schema_version: 2,
             media_type: ARTIFACT_MANIFEST.to_owned(),
             artifact_type: LAZY_ARTIFACT.to_owned(),
-            config,
+            config: index.clone(),
             layers: named,
             subject: RawDescriptor {
                 media_type: media_type(subject.bytes),
@@ -297,7 +307,8 @@ impl LazyParts {
             },
         };
         let manifest = json("manifest", &manifest)?;
-        Ok(Artifact { digest: Digest::sha256(&manifest), manifest, blobs: blobs.0 })
+        let (digest, index) = (Digest::sha256(&manifest), index.digest);
+        Ok(Artifact { digest, index, manifest, blobs: blobs.0 })
     }
 }
 
@@ -339,7 +350,11 @@ impl Artifact {
             return Err(ArtifactError::Layers(text));
         }
         // Before anything is fetched: all of it is less than the layers are.
-        for ((_, layers), [head, windows]) in devices.iter().zip(&heads) {
+        for (Filled { head: expected, layers, .. }, [head, windows]) in devices.iter().zip(&heads) {
+            if head.digest != *expected {
+                let layer = Box::new(layers[0].layer.digest);
+                return Err(ArtifactError::Contradiction { layer, what: "head" });
+            }
             let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
             let max = max.saturating_add(INDEX_SLACK);
             check_size("head", head.size, max.min(HEAD_MAX))?;
@@ -350,12 +365,12 @@ impl Artifact {
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);
         let mut indexes = Vec::new();
-        for ((id, layers), [head, windows]) in devices.iter().zip(&heads) {
+        for (Filled { device, layers, .. }, [head, windows]) in devices.iter().zip(&heads) {
             let blob = Box::new(head.digest);
             let head = Head::decode(&fetched("head", HEAD_MAX, head)?)
                 .map_err(|source| ArtifactError::Head { blob, source })?;
             let index = LayerIndex { head, windows: fetched("windows", windows.size, windows)? };
-            if index.head.device != *id {
+            if index.head.device != *device {
                 let layer = Box::new(index.head.blob);
                 return Err(ArtifactError::Contradiction { layer, what: "device" });
             }
@@ -367,6 +382,14 @@ impl Artifact {
         check_image_of(&parts)?;
         Ok(parts)
     }
+}
+
+/// The digest of the config that an artifact's manifest names: see [`Artifact::index`].
+///
+/// # Errors
+/// [`ArtifactError`] if it is no such manifest.
+pub fn index_of(manifest: &[u8]) -> Result<Digest, ArtifactError> {
+    Ok(RawManifest::decode(manifest)?.config.digest)
 }
 
 /// A layer of the image.
@@ -383,29 +406,48 @@ fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactEr
     Ok(layers.map(|(layer, diff_id)| Layer { layer, diff_id }).collect())
 }
 
-/// The devices that a config names, in the order of the layers, each with the layers that it is of: equal tars are one
-/// device.
+/// A device that a config names, with the layers that it is of: equal tars are one device.
+struct Filled<'l, 'a> {
+    device: DeviceId,
+    /// Digest of its head.
+    head: Digest,
+    /// At least one.
+    layers: Vec<&'l Layer<'a>>,
+}
+
+/// The devices that a config names, in the order of the layers.
 fn devices<'l, 'a>(
     layers: &'l [Layer<'a>],
     config: &RawConfig,
-) -> Result<Vec<(DeviceId, Vec<&'l Layer<'a>>)>, ArtifactError> {
+) -> Result<Vec<Filled<'l, 'a>>, ArtifactError> {
     let (here, there) = (layers.len(), config.layers.len());
     if here != there {
         let text = format!("it has {there} layers, and the image has {here}");
         return Err(ArtifactError::Layers(text));
     }
-    let mut found: Vec<(DeviceId, Vec<&Layer<'_>>)> = Vec::new();
+    let mut found: Vec<Filled<'_, '_>> = Vec::new();
     for (number, (layer, raw)) in (1..).zip(layers.iter().zip(&config.layers)) {
         let Descriptor { digest, size, .. } = layer.layer;
         if (raw.digest, raw.size, raw.diff_id) != (*digest, *size, *layer.diff_id) {
             let text = format!("layer {number} is {digest}, and there {}", raw.digest);
             return Err(ArtifactError::Layers(text));
         }
-        let Some(device) = &raw.device else { continue };
+        let (device, head) = match (&raw.device, &raw.head) {
+            (Some(device), Some(head)) => (device, head),
+            (None, None) => continue,
+            (Some(_), None) | (None, Some(_)) => {
+                let text = format!("layer {number} has one of device and head");
+                return Err(ArtifactError::Layers(text));
+            }
+        };
         let device: DeviceId = id("device", device)?;
-        match found.iter_mut().find(|it| it.0 == device) {
-            Some((_, layers)) => layers.push(layer),
-            None => found.push((device, vec![layer])),
+        match found.iter_mut().find(|it| it.device == device) {
+            Some(same) if same.head == *head => same.layers.push(layer),
+            Some(_) => {
+                let layer = Box::new(*digest);
+                return Err(ArtifactError::Contradiction { layer, what: "head" });
+            }
+            None => found.push(Filled { device, head: *head, layers: vec![layer] }),
         }
     }
     Ok(found)

@@ -57,6 +57,12 @@ fn image_of(head: &Head, name: &[u8]) -> Vec<u8> {
     image
 }
 
+#[track_caller]
+fn refused(error: &ArtifactError, expect: &str) {
+    let text = testing::chain(error);
+    assert!(text.contains(expect), "{text}");
+}
+
 impl Stage {
     fn new() -> Self {
         let tar: Vec<u8> = (0..200_000_u32).map(|it| (it % 251) as u8).collect();
@@ -124,8 +130,29 @@ impl Stage {
         let mut manifest = serde_json::from_slice(&artifact.manifest).unwrap();
         change(&mut manifest);
         artifact.manifest = manifest.to_string().into_bytes();
-        let error = self.open(&artifact).unwrap_err().to_string();
+        let error = self.open(&artifact).map(drop).unwrap_err().to_string();
         assert!(error.contains(expect), "{error}");
+    }
+
+    /// Refuses the artifact with another head, which its config names.
+    #[track_caller]
+    fn check_head(&self, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
+        let mut artifact = self.artifact();
+        change(&mut artifact.blobs[2].bytes);
+        let renamed = |artifact: &mut Artifact, at: usize| {
+            let before = artifact.blobs[at].digest;
+            let after = Digest::sha256(&artifact.blobs[at].bytes);
+            artifact.blobs[at].digest = after;
+            let replaced = |bytes: &[u8]| {
+                let text = String::from_utf8(bytes.to_vec()).unwrap();
+                text.replace(&before.to_string(), &after.to_string()).into_bytes()
+            };
+            artifact.manifest = replaced(&artifact.manifest);
+            artifact.blobs[0].bytes = replaced(&artifact.blobs[0].bytes);
+        };
+        renamed(&mut artifact, 2);
+        renamed(&mut artifact, 0);
+        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
     }
 
     /// Refuses the artifact with another blob in place of the one at a place: the config, the image, a head, windows.
@@ -146,11 +173,7 @@ impl Stage {
             }
         }
         artifact.manifest = manifest.to_string().into_bytes();
-        let error = self.open(&artifact).unwrap_err();
-        let first: Option<&dyn std::error::Error> = Some(&error);
-        let chain = std::iter::successors(first, |it| it.source());
-        let text = chain.map(ToString::to_string).collect::<Vec<_>>().join(": ");
-        assert!(text.contains(expect), "{text}");
+        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
     }
 
     #[track_caller]
@@ -224,6 +247,7 @@ fn another_config_is_refused() {
     stage.check_config(|it| it["layers"][0]["device"] = json!("0A".repeat(32)), "lower-case");
     let device = json!("0a".repeat(32));
     stage.check_config(|it| it["layers"][0]["device"] = device.clone(), "1 heads, 2 devices");
+    stage.check_config(|it| it["layers"][2]["head"] = json!(other), "of another head than");
     stage.check_config(
         |it| {
             it["layers"][0]["device"] = device.clone();
@@ -232,7 +256,16 @@ fn another_config_is_refused() {
         "of another device than the config says",
     );
     // A layer that is not that of the device.
-    stage.check_config(|it| it["layers"][1]["device"] = json!("03".repeat(32)), "another diff id");
+    let with = |it: &mut Value| {
+        it["layers"][1]["device"] = it["layers"][0]["device"].clone();
+        it["layers"][1]["head"] = it["layers"][0]["head"].clone();
+    };
+    stage.check_config(with, "another diff id");
+    stage.check_config(|it| it["layers"][1]["device"] = device.clone(), "layer 2 has one of");
+    stage.check_config(
+        |it| drop(it["layers"][0].as_object_mut().unwrap().remove("device")),
+        "layer 1 has one of",
+    );
     stage.check_config(|it| it["image"] = device.clone(), "the image of the index is");
     stage.check_config(|it| it["imageBytes"] = json!(1_u64 << 40), "at most 536870912 are read");
     stage.check_config(|it| it["imageBytes"] = json!(100), "another length");
@@ -244,9 +277,11 @@ fn other_blobs_are_refused() {
     // Bytes that only the descriptor knows.
     let mut artifact = stage.artifact();
     artifact.blobs[2].bytes[100] ^= 1;
-    let error = stage.open(&artifact).unwrap_err();
+    let error = stage.open(&artifact).map(drop).unwrap_err();
     assert!(matches!(error, ArtifactError::Blob { .. }), "{error}");
-    stage.check_blob(2, |it| it[100] ^= 1, "its digest differs");
+    // Another head needs another config.
+    stage.check_blob(2, |it| it[100] ^= 1, "of another head than the config says");
+    stage.check_head(|it| it[100] ^= 1, "its digest differs");
     stage.check_blob(3, |it| it.push(0), "another length of windows");
     let image = &stage.parts.image;
     let with = |image: &[u8]| zstd::bulk::compress(image, 1).unwrap();
@@ -264,7 +299,7 @@ fn other_blobs_are_refused() {
     // An index of a blob that is no layer of the image.
     head.blob = Digest::sha256(b"other");
     assert_ne!(head.blob, other);
-    stage.check_blob(2, |it| *it = head.encode().unwrap(), "another blob");
+    stage.check_head(|it| *it = head.encode().unwrap(), "another blob");
 }
 
 #[test]
