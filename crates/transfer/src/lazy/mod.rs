@@ -4,6 +4,10 @@ mod make;
 mod publish;
 pub mod artifact;
 mod check;
+#[cfg(feature = "registry")]
+mod registry;
+#[cfg(feature = "registry")]
+mod trust;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};
@@ -23,6 +27,12 @@ use store::Store;
 pub use make::{IndexError, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 pub use check::{ImageCheckError, check_image};
+#[cfg(feature = "registry")]
+pub use registry::{
+    FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, fetch, push, sources,
+};
+#[cfg(feature = "registry")]
+pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
 
 /// How well windows are compressed: they are made once, and fetched often.
 const ZSTD_LEVEL: i32 = 9;

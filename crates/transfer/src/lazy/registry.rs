@@ -1,0 +1,229 @@
+//! Artifacts with indexes, to and from registries.
+
+use std::io::{self, Read as _};
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::policy::Policies;
+use oci::reference::Reference;
+use oci::registry::{Registry, RegistryError};
+use store::{OriginError, Store};
+
+use super::artifact::{
+    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LazyParts, LazySubject, index_of,
+};
+use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
+
+/// So many indexes of one image are looked at: anybody with push rights may push more.
+const INDEXES_MAX: usize = 8;
+
+/// Why an index was not pushed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LazyPushError {
+    /// The index does not fit the image.
+    #[error("cannot make an artifact of the index")]
+    Artifact(#[source] ArtifactError),
+    /// The registry does not have the image.
+    #[error("{manifest} is not in the repository: push the image first")]
+    NoImage {
+        /// The manifest of the image.
+        manifest: Box<Digest>,
+        /// What the registry said.
+        source: Box<RegistryError>,
+    },
+    /// A request failed.
+    #[error("cannot push the index")]
+    Registry(#[source] Box<RegistryError>),
+}
+
+/// An index that was pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LazyPushed {
+    /// Digest of the artifact's manifest.
+    pub artifact: Digest,
+    /// Digest of its config: see [`Artifact::index`].
+    pub index: Digest,
+    /// Bytes of blobs that were sent.
+    pub sent: u64,
+}
+
+/// Pushes what makes an image lazy, as a referrer of the image's manifest. Blobs that are there are not sent.
+///
+/// # Errors
+/// [`LazyPushError`].
+pub fn push(
+    registry: &Registry,
+    subject: &LazySubject<'_>,
+    parts: &LazyParts,
+) -> Result<LazyPushed, LazyPushError> {
+    let made = parts.artifact(subject).map_err(LazyPushError::Artifact)?;
+    registry.manifest(&subject.digest.to_string()).map_err(|source| LazyPushError::NoImage {
+        manifest: Box::new(*subject.digest),
+        source: Box::new(source),
+    })?;
+    let failed = |source| LazyPushError::Registry(Box::new(source));
+    let mut sent = 0;
+    for blob in &made.blobs {
+        let size = blob.bytes.len() as u64;
+        if !registry.has_blob(&blob.digest, Some(size)).map_err(failed)? {
+            registry.upload_blob(&blob.digest, size, &mut &blob.bytes[..]).map_err(failed)?;
+            sent += size;
+        }
+    }
+    // Again if it is there: the list of referrers may lack it.
+    let name = made.digest.to_string();
+    registry.put_manifest(&name, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
+    Ok(LazyPushed { artifact: made.digest, index: made.index, sent })
+}
+
+/// Why an image has no index that can be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LazyFetchError {
+    /// Nothing refers to its manifest.
+    #[error("{0} has no index for lazy loading: `quire index --push` adds one")]
+    None(Box<Reference>),
+    /// The list of indexes cannot be had.
+    #[error("cannot look for an index of {reference}")]
+    List {
+        /// The image.
+        reference: Box<Reference>,
+        /// Why not.
+        source: Box<RegistryError>,
+    },
+    /// An index is not trusted.
+    #[error("index {artifact} of {reference} is not trusted")]
+    Untrusted {
+        /// The image.
+        reference: Box<Reference>,
+        /// The artifact's manifest.
+        artifact: Box<Digest>,
+        /// Why not.
+        source: Untrusted,
+    },
+    /// The manifest of an index cannot be fetched.
+    #[error("cannot fetch index {artifact} of {reference}")]
+    Manifest {
+        /// The image.
+        reference: Box<Reference>,
+        /// The artifact's manifest.
+        artifact: Box<Digest>,
+        /// Why not.
+        source: Box<RegistryError>,
+    },
+    /// An index cannot be used.
+    #[error("cannot use index {artifact} of {reference}")]
+    Artifact {
+        /// The image.
+        reference: Box<Reference>,
+        /// The artifact's manifest.
+        artifact: Box<Digest>,
+        /// Why not.
+        source: ArtifactError,
+    },
+}
+
+/// An index to fetch.
+#[derive(Debug, Clone, Copy)]
+pub struct LazyFetch<'a> {
+    /// The name of the image.
+    pub reference: &'a Reference,
+    /// Its manifest, which the policies have accepted.
+    pub subject: LazySubject<'a>,
+    /// The policies.
+    pub policies: &'a Policies,
+    /// The indexes that the user trusts.
+    pub trust: TrustIndex,
+}
+
+/// An index that was fetched, is trusted, and fits the image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FetchedIndex {
+    /// Digest of the artifact's manifest.
+    pub artifact: Digest,
+    /// Its parts, checked.
+    pub parts: LazyParts,
+}
+
+/// Fetches what makes an image lazy.
+///
+/// # Errors
+/// [`LazyFetchError`], of the first index if there are several.
+pub fn fetch(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<FetchedIndex, LazyFetchError> {
+    let LazyFetch { reference, subject, .. } = wanted;
+    let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
+    let listed = listed.map_err(|source| LazyFetchError::List {
+        reference: Box::new((*reference).clone()),
+        source: Box::new(source),
+    })?;
+    let mut first = None;
+    for listed in listed.iter().take(INDEXES_MAX) {
+        match one(registry, wanted, &listed.descriptor.digest) {
+            Ok(found) => return Ok(found),
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "an index is not used");
+                first.get_or_insert(error);
+            }
+        }
+    }
+    Err(first.unwrap_or_else(|| LazyFetchError::None(Box::new((*reference).clone()))))
+}
+
+fn one(
+    registry: &Registry,
+    wanted: &LazyFetch<'_>,
+    digest: &Digest,
+) -> Result<FetchedIndex, LazyFetchError> {
+    let LazyFetch { reference, subject, policies, trust } = wanted;
+    let (name, artifact) = (|| Box::new((*reference).clone()), || Box::new(*digest));
+    let fetched = registry.manifest(&digest.to_string());
+    let fetched = fetched.map_err(|source| LazyFetchError::Manifest {
+        reference: name(),
+        artifact: artifact(),
+        source: Box::new(source),
+    })?;
+    let useless =
+        |source| LazyFetchError::Artifact { reference: name(), artifact: artifact(), source };
+    let index = index_of(&fetched.bytes).map_err(useless)?;
+    // Before its blobs: what is not trusted is not fetched.
+    let found = FoundIndex { artifact: digest, index: &index, manifest: subject.bytes };
+    let trusted = trust::check(&found, reference, policies, registry, *trust);
+    trusted.map_err(|source| LazyFetchError::Untrusted {
+        reference: name(),
+        artifact: artifact(),
+        source,
+    })?;
+    let parts =
+        Artifact::open(&fetched.bytes, subject, |digest, size| blob(registry, digest, size));
+    Ok(FetchedIndex { artifact: *digest, parts: parts.map_err(useless)? })
+}
+
+/// The bytes of a blob; from a second host, if the first one's are wrong.
+fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> {
+    let fetched = || {
+        let mut bytes = Vec::new();
+        registry.blob(digest, Some(size), 0).read_to_end(&mut bytes)?;
+        Ok::<_, io::Error>(bytes)
+    };
+    let bytes = fetched()?;
+    if !digest.matches(&bytes) && registry.distrust(digest) {
+        return fetched();
+    }
+    Ok(bytes)
+}
+
+/// The repositories that the layers of a stored image can be fetched from, each with the digest of the manifest, the last
+/// one first.
+///
+/// # Errors
+/// [`OriginError`].
+pub fn sources(store: &Store, image: &ImageId) -> Result<Vec<Reference>, OriginError> {
+    let origins = store.downloads.origins(image)?;
+    let references = origins.into_iter().filter_map(|origin| {
+        let (repository, manifest) = (origin.repository?, origin.manifest?);
+        // A name that no reference has comes from an older store; then others are asked.
+        format!("{repository}@{manifest}").parse().ok()
+    });
+    Ok(references.collect())
+}
