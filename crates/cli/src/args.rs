@@ -15,6 +15,8 @@ mod help;
 mod memory;
 mod mount;
 mod names;
+#[cfg(feature = "registry")]
+mod registry;
 mod security;
 #[cfg(feature = "serve")]
 mod serve;
@@ -30,6 +32,8 @@ pub(crate) use derive::{Convert, Filter, Index, Merge};
 pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
 pub(crate) use names::{AddedHost, Address, Names, Server};
+#[cfg(feature = "registry")]
+pub(crate) use registry::{LazyWish, Login, Logout, Pull, Push, Referrers, RegistryOptions};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
 pub(crate) use serve::{LAZY, Serve};
@@ -325,105 +329,6 @@ pub(crate) enum DedupWish {
     Store,
     /// Data that the same layer has already
     Layer,
-}
-
-// What to pull, and from where.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct Pull {
-    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
-    pub(crate) reference: String,
-    /// The image's name in the store; by default the whole reference
-    pub(crate) name: Option<String>,
-    /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
-    #[arg(long, value_name = "PLATFORM")]
-    pub(crate) platform: Option<String>,
-    /// Also keep the compressed layers, so that a push sends the very same bytes
-    #[arg(long)]
-    pub(crate) keep_layers: bool,
-    /// Leave out sockets and unknown file types, and list them, instead of refusing the image
-    #[arg(long)]
-    pub(crate) skip_unsupported: bool,
-    #[command(flatten)]
-    pub(crate) form: FormOptions,
-    /// Use up to this much memory for data in flight, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
-    pub(crate) memory: u64,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-// What to push, and where to.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct Push {
-    /// A name, an image id or its first digits (6 or more)
-    pub(crate) name: String,
-    /// Target: ghcr.io/owner/app:1.2, localhost:5000/app; by default the image's name
-    pub(crate) target: Option<String>,
-    /// Compress layers like this. By default, layers that the registry has and layers of a pulled image stay as they are;
-    /// other layers are compressed with gzip
-    #[arg(long, value_enum, value_name = "HOW")]
-    pub(crate) compression: Option<Compression>,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-// To which registry to log in.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct Login {
-    /// The registry: docker.io, ghcr.io, localhost:5000
-    pub(crate) host: String,
-    /// User name; Quire asks for it if it is not given
-    #[arg(short, long = "username", value_name = "USER")]
-    pub(crate) user: Option<String>,
-    /// Read the password, or a token, from standard input instead of asking for it
-    #[arg(long, requires = "user")]
-    pub(crate) password_stdin: bool,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-// From which registry to log out.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct Logout {
-    /// The registry, as for `login`
-    pub(crate) host: String,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-// Of what to show what is attached to it.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct Referrers {
-    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
-    pub(crate) reference: String,
-    /// List only this type, such as application/spdx+json
-    #[arg(long = "type", value_name = "TYPE")]
-    pub(crate) kind: Option<String>,
-    /// For an index, list what refers to the image of this platform (os/architecture[/variant]), not to the index
-    #[arg(long, value_name = "PLATFORM")]
-    pub(crate) platform: Option<String>,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-// How to talk to a registry.
-#[cfg(feature = "registry")]
-#[derive(Debug, Args)]
-pub(crate) struct RegistryOptions {
-    /// Read credentials from this file first; it has the format of Docker's config.json or podman's auth.json
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub(crate) authfile: Option<PathBuf>,
-    /// Read hosts.toml files and CAs from this directory first; it is laid out as containerd's certs.d
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) certs_dir: Option<PathBuf>,
-    /// Use plain HTTP: anyone on the network path can read all data, and change data that is not signed
-    #[arg(long)]
-    pub(crate) plain_http: bool,
 }
 
 // How a source becomes a tree.

@@ -9,7 +9,7 @@ use crate::export::{DiskReport, DockerReport, ErofsReport, ExportReport, LayoutR
 use crate::images::{DamagedNameReport, ShowReport, SoundNameReport};
 use crate::import::ImportReport;
 use crate::login::{LoginReport, LogoutReport};
-use crate::pull::{PullReport, UpToDateReport};
+use crate::pull::{LazyPullReport, PullReport, UpToDateReport};
 use crate::{
     build, check, commit, containers, describe, diff, doctor, du, gc, index, memory, progress,
     push, referrers,
@@ -44,6 +44,7 @@ fn page() -> String {
     );
     page.table::<PullReport>("pull (last line)", "");
     page.table::<UpToDateReport>("pull (last line, where nothing had to be pulled)", "");
+    page.table::<LazyPullReport>("pull --lazy (last line, where no layers were pulled)", "");
     page.table::<push::PushReport>("push (last line)", "");
     page.table::<referrers::ReferrersReport>("referrers", "");
     page.table::<LoginReport>("login", "");

@@ -1,20 +1,22 @@
 //! `pull`: fetches an image from a registry.
 
-use std::io::Write as _;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+use image::verity::ImageId;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
 use store::{OpenOptions, RefName, Who};
 use transfer::import::{ImportWishes, Unsupported};
-use transfer::pull::{Layers, PullWishes, Pulled, default_name};
+use transfer::pull::{
+    Layers, LazyPullError, LazyPulled, PullWishes, Pulled, default_name, pull_lazy,
+};
 
 use crate::Answer;
-use crate::args::{self, RegistryOptions};
+use crate::args::{self, LazyWish, RegistryOptions};
 use crate::context::Context;
 use crate::forms::{Choice, choose_again};
 use crate::import::{ImportReport, platform, tell};
@@ -87,6 +89,59 @@ pub(crate) struct UpToDateReport {
     up_to_date: bool,
 }
 
+impl UpToDateReport {
+    fn of(image: &ImageId, manifest: &oci::Digest, name: &RefName) -> Self {
+        let [image, name] = [image.to_string(), name.to_string()];
+        let manifest = manifest.to_string();
+        Self { event: "pulled", image, name, manifest, up_to_date: true }
+    }
+
+    fn tell(&self, context: &Context) -> anyhow::Result<()> {
+        if context.json {
+            report::json_line(self)?;
+        } else if !context.is_quiet() {
+            let Self { image, name, manifest, .. } = self;
+            report::line(&format!("image {image}\nname  {name}\nhere already: {manifest}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The last line of `pull --lazy --json` where no layers were pulled.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LazyPullReport {
+    /// `pulled`.
+    event: &'static str,
+    /// Image id.
+    image: String,
+    /// Its name.
+    name: String,
+    /// Digest of the manifest.
+    manifest: String,
+    /// Digest of the index's own manifest.
+    index: String,
+    /// Layers of the image.
+    layers: usize,
+    /// Devices that are filled when they are read. The store has the others.
+    sparse_devices: usize,
+    /// Length of these when they are full.
+    sparse_bytes: report::Bytes,
+}
+
+impl LazyPullReport {
+    /// For people.
+    fn text(&self) -> String {
+        let Self { image, name, index, .. } = self;
+        let layers = report::count(self.layers, "layer");
+        let size = report::size(self.sparse_bytes.0);
+        format!(
+            "image {image}\nname  {name}\nindex {index}\n{layers}, {size} of them fetched when they are read"
+        )
+    }
+}
+
 pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answer> {
     let reference: Reference = args.reference.parse()?;
     let name: RefName = match &args.name {
@@ -120,6 +175,21 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
     let settings = settings(context.who(), &args.registry, &surroundings.cancel, pauses)?;
+    if let Some(lazy) = args.lazy {
+        let trust = args.trust_index.unwrap_or_default();
+        let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {
+            let registry = Registry::new(&reference, &settings)?;
+            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, (&name, trust)))
+        })?;
+        match pulled? {
+            Ok(done) => return tell_lazy(context, &name, done),
+            Err(LazyPullError::Index(error)) if lazy == LazyWish::Prefer => {
+                let error = anyhow::Error::from(error);
+                context.remark(&format!("{error:#}: pulling the layers"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
     let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
         // Its thread takes over which signals are blocked here.
         let registry = Registry::new(&reference, &settings)?;
@@ -131,18 +201,32 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         }
         Pulled::Image(done) => tell(context, &done)?,
         Pulled::UpToDate { image, manifest, name } => {
+            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Result<Answer> {
+    match done {
+        LazyPulled::UpToDate { image, manifest, name } => {
+            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+        }
+        LazyPulled::Image { image, manifest, index, layers, devices, device_bytes } => {
+            let report = LazyPullReport {
+                event: "pulled",
+                image: image.to_string(),
+                name: name.to_string(),
+                manifest: manifest.to_string(),
+                index: index.to_string(),
+                layers,
+                sparse_devices: devices,
+                sparse_bytes: report::Bytes(device_bytes),
+            };
             if context.json {
-                report::json_line(&UpToDateReport {
-                    event: "pulled",
-                    image: image.to_string(),
-                    name: name.to_string(),
-                    manifest: manifest.to_string(),
-                    up_to_date: true,
-                })?;
+                report::json_line(&report)?;
             } else if !context.is_quiet() {
-                let mut out = report::standard_output();
-                writeln!(out, "image {image}\nname  {name}\nhere already: {manifest}")?;
-                out.flush()?;
+                report::line(&report.text())?;
             }
         }
     }

@@ -20,7 +20,7 @@ pub struct Daemon {
     /// Its host and port.
     pub host: String,
     /// Has its settings and what is pushed.
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Daemon {
@@ -56,7 +56,7 @@ impl Daemon {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             child => child?,
         };
-        let daemon = Self { child, host: host.to_string(), _folder: folder };
+        let daemon = Self { child, host: host.to_string(), folder };
         let since = Instant::now();
         while TcpStream::connect(&daemon.host).is_err() {
             if since.elapsed() > PATIENCE {
@@ -65,6 +65,12 @@ impl Daemon {
             sleep(Duration::from_millis(20));
         }
         Ok(Some(daemon))
+    }
+
+    /// Has its settings, and in `data` what is pushed to Debian's.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pulling and pushing, against Debian's docker-registry on loopback.
 
 mod kills;
+mod lazy;
 mod no_room;
 mod pushes;
 

@@ -1,9 +1,9 @@
 //! The index of a layer whose blob and whose device are here: one pass over the blob.
 
-mod make;
-mod publish;
 pub mod artifact;
 mod check;
+mod make;
+mod publish;
 #[cfg(feature = "registry")]
 mod registry;
 #[cfg(feature = "registry")]
@@ -24,9 +24,9 @@ use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
 use store::Store;
 
+pub use check::{ImageCheckError, check_image};
 pub use make::{IndexError, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
-pub use check::{ImageCheckError, check_image};
 #[cfg(feature = "registry")]
 pub use registry::{
     FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, fetch, push, sources,

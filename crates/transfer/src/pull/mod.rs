@@ -5,12 +5,13 @@
 //! `docs/decisions/0005-pull.md`.
 
 mod blob;
+mod lazy;
 mod tables;
 
 use std::io::{self, Read as _};
 use std::sync::Mutex;
 
-use store::{DiskError, Origin, RefName, Reference as StoredReference, Store};
+use store::{DiskError, Origin, RefName, Reference as StoredReference, Seconds, Store};
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
@@ -19,11 +20,12 @@ use crate::import::{
 };
 use image::digest::Digest;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
-use oci::policy::{AdmitError, Policies, Repository, admit};
+use oci::policy::{AdmitError, Evidence, Policies, Repository, admit};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError};
 
 use blob::PulledBlob;
+pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
 
 /// Indexes may be in indexes: at most so deep.
 const DEPTH_MAX: usize = 4;
@@ -196,43 +198,14 @@ pub fn pull(
     surroundings: &ImportSurroundings<'_>,
     wishes: &PullWishes<'_>,
 ) -> Result<Pulled, PullError> {
-    let remote = find(store, registry, reference, wishes.import.platform)?;
-    let fits = platform::check(&remote.settings, surroundings, &wishes.import);
-    fits.map_err(|source| PullError::Platform { reference: Box::new(reference.clone()), source })?;
-    let manifest = remote.manifest.0;
-    // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
-    let repository = Repository::new(reference.registry(), reference.repository());
-    let admitted = admit(wishes.policies, registry, &repository, &manifest, remote.indexes);
-    let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
-        reference: Box::new(reference.clone()),
-        source: Box::new(source),
-    })?;
-    for key in verdict.signed_by {
-        tracing::info!(%reference, key = %key.display(), "signature verified");
-    }
-    let keep = || {
-        evidence::keep(&evidence, store, &manifest).map_err(|it| PullError::Evidence(Box::new(it)))
-    };
-    let not_imported =
-        |source| PullError::Import { reference: Box::new(reference.clone()), source };
-    if let Some(done) = here(store, wishes, &manifest, &remote.image.layers) {
-        keep()?;
-        if let Pulled::UpToDate { image, .. } = &done {
-            note_origin(store, image, &manifest, &repository).map_err(not_imported)?;
-        }
+    let admitted = Admitted::find(store, registry, reference, surroundings, wishes)?;
+    let not_imported = |source| not_imported(reference, source);
+    if let Some(done) = admitted.here(store, reference, wishes)? {
         return Ok(done);
     }
-    // Before anything of it is in the store, so that gc never sees it without.
-    store.downloads.pin(&manifest, surroundings.now).map_err(PullError::Pin)?;
-    let note = || -> Result<(), ImportError> {
-        let transaction = store.begin().map_err(ImportError::Transaction)?;
-        for (digest, bytes) in [&remote.config, &remote.manifest] {
-            transaction.manifest(digest, bytes).map_err(ImportError::Manifest)?;
-        }
-        transaction.commit().map(drop).map_err(ImportError::Transaction)
-    };
-    note().map_err(not_imported)?;
-    keep()?;
+    admitted.note(store, reference, surroundings.now)?;
+    let Admitted { remote, repository, .. } = admitted;
+    let manifest = remote.manifest.0;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
     let wanted = |layer: &Descriptor| wishes.layers == Layers::Keep && !is_kept(store, layer);
     let ImportSurroundings { budget, threads, .. } = *surroundings;
@@ -268,10 +241,96 @@ pub fn pull(
     let origins = import::Origins::Pulled(repository.to_string());
     let report = import::import_found(store, &found, origins, &surroundings, &import)
         .map_err(not_imported)?;
-    if let Err(error) = store.downloads.unpin(&manifest) {
+    unpin(store, &manifest);
+    Ok(Pulled::Image(report))
+}
+
+fn not_imported(reference: &Reference, source: ImportError) -> PullError {
+    PullError::Import { reference: Box::new(reference.clone()), source }
+}
+
+/// An image that may be pulled.
+struct Admitted {
+    remote: Remote,
+    repository: Repository,
+    evidence: Evidence,
+}
+
+impl Admitted {
+    /// Finds an image, and asks the policies.
+    fn find(
+        store: &Store,
+        registry: &Registry,
+        reference: &Reference,
+        surroundings: &ImportSurroundings<'_>,
+        wishes: &PullWishes<'_>,
+    ) -> Result<Self, PullError> {
+        let mut remote = find(store, registry, reference, wishes.import.platform)?;
+        let fits = platform::check(&remote.settings, surroundings, &wishes.import);
+        fits.map_err(|source| PullError::Platform {
+            reference: Box::new(reference.clone()),
+            source,
+        })?;
+        // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
+        let repository = Repository::new(reference.registry(), reference.repository());
+        let indexes = std::mem::take(&mut remote.indexes);
+        let admitted = admit(wishes.policies, registry, &repository, &remote.manifest.0, indexes);
+        let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
+            reference: Box::new(reference.clone()),
+            source: Box::new(source),
+        })?;
+        for key in verdict.signed_by {
+            tracing::info!(%reference, key = %key.display(), "signature verified");
+        }
+        Ok(Self { remote, repository, evidence })
+    }
+
+    fn keep(&self, store: &Store) -> Result<(), PullError> {
+        let kept = evidence::keep(&self.evidence, store, &self.remote.manifest.0);
+        kept.map_err(|it| PullError::Evidence(Box::new(it)))
+    }
+
+    /// The image, if the store has all that was asked for.
+    fn here(
+        &self,
+        store: &Store,
+        reference: &Reference,
+        wishes: &PullWishes<'_>,
+    ) -> Result<Option<Pulled>, PullError> {
+        let manifest = &self.remote.manifest.0;
+        let done = here(store, wishes, manifest, &self.remote.image.layers);
+        if done.is_some() {
+            self.keep(store)?;
+        }
+        if let Some(Pulled::UpToDate { image, .. }) = &done {
+            let noted = note_origin(store, image, manifest, &self.repository);
+            noted.map_err(|source| not_imported(reference, source))?;
+        }
+        Ok(done)
+    }
+
+    /// Puts manifest, config and evidence into the store. `gc` keeps them until the pull's pin is removed.
+    fn note(&self, store: &Store, reference: &Reference, now: Seconds) -> Result<(), PullError> {
+        let Remote { manifest, config, .. } = &self.remote;
+        // Before anything of it is in the store, so that gc never sees it without.
+        store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
+        let note = || -> Result<(), ImportError> {
+            let transaction = store.begin().map_err(ImportError::Transaction)?;
+            for (digest, bytes) in [config, manifest] {
+                transaction.manifest(digest, bytes).map_err(ImportError::Manifest)?;
+            }
+            transaction.commit().map(drop).map_err(ImportError::Transaction)
+        };
+        note().map_err(|source| not_imported(reference, source))?;
+        self.keep(store)
+    }
+}
+
+/// Removes the note of a pull that has succeeded.
+fn unpin(store: &Store, manifest: &Digest) {
+    if let Err(error) = store.downloads.unpin(manifest) {
         tracing::warn!(%error, "cannot remove the note of the pull: gc removes it in a week");
     }
-    Ok(Pulled::Image(report))
 }
 
 /// Notes where an image that is here comes from, too.

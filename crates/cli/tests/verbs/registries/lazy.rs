@@ -1,0 +1,219 @@
+//! Images that are pulled without their layers.
+
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use oci::reference::Reference;
+use oci::registry::{Registry, Settings};
+use serde_json::Value;
+use store::{OpenOptions, Store};
+use transfer::StoredImage;
+use transfer::lazy::artifact::{LazyParts, LazySubject};
+use transfer::lazy::{IndexedLayer, KeptBlobs, LayerIndex, LazyPushed};
+
+use super::{Daemon, last_event, place, start};
+use crate::Place;
+
+/// An image in a registry, and its index.
+struct Stage {
+    from: Place,
+    daemon: Daemon,
+    target: String,
+    manifest: String,
+}
+
+fn open(place: &Place) -> Store {
+    Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::read()).unwrap()
+}
+
+/// The id of an image, whose devices need not be here.
+fn image(place: &Place, name: &str) -> String {
+    open(place).resolve(name).unwrap().image.to_string()
+}
+
+impl Stage {
+    fn new() -> Option<Self> {
+        let from = place(50);
+        let daemon = start(&from)?;
+        let target = format!("{}/team/app:1", daemon.host);
+        let pushed = last_event(&from.out(&format!("push --json a:1 {target}")));
+        let manifest = pushed["manifest"].as_str().unwrap().to_owned();
+        from.out(&format!("pull --quiet --form tar --keep-layers {target}"));
+        Some(Self { from, daemon, target, manifest })
+    }
+
+    fn pinned(&self) -> String {
+        format!("{}/team/app@{}", self.daemon.host, self.manifest)
+    }
+
+    /// Makes the index of the image and pushes it, with `change`.
+    fn index(&self, change: impl FnOnce(&mut LazyParts)) -> LazyPushed {
+        let store = open(&self.from);
+        let found = store.resolve(&self.target).unwrap();
+        let stored = StoredImage::load(&store, &found.manifest.unwrap()).unwrap();
+        let opened = store.open_image(&found.image).unwrap();
+        let indexed = opened.devices.iter().map(|device| {
+            let layer = IndexedLayer {
+                layer: &stored.manifest.layers[0],
+                diff_id: &stored.config.diff_ids()[0],
+                device: &device.id,
+                file: &device.file,
+            };
+            LayerIndex::new(&layer, &KeptBlobs(&store), &AtomicBool::new(false)).unwrap()
+        });
+        let image = std::fs::read(self.path("images", &found.image)).unwrap();
+        let mut parts = LazyParts { id: found.image, image, indexes: indexed.collect() };
+        change(&mut parts);
+        let subject = LazySubject {
+            digest: &stored.digest,
+            bytes: &stored.manifest_bytes,
+            manifest: &stored.manifest,
+            config: &stored.config,
+        };
+        let reference: Reference = self.target.parse().unwrap();
+        let registry = Registry::new(&reference, &Settings::default()).unwrap();
+        transfer::lazy::push(&registry, &subject, &parts).unwrap()
+    }
+
+    fn path(&self, folder: &str, name: &impl ToString) -> PathBuf {
+        self.from.path("store").join(folder).join(name.to_string())
+    }
+}
+
+fn names(place: &Place, folder: &str) -> Vec<String> {
+    let Ok(files) = std::fs::read_dir(place.path("store").join(folder)) else {
+        return Vec::new();
+    };
+    let mut names: Vec<_> =
+        files.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn no_layer_is_fetched_and_the_image_is_the_same() {
+    let Some(stage) = Stage::new() else { return };
+    let pushed = stage.index(|_| {});
+    assert!(pushed.sent > 0);
+    let again = stage.index(|_| {});
+    assert_eq!((again.sent, again.artifact), (0, pushed.artifact));
+    let listed: Value =
+        serde_json::from_str(&stage.from.out(&format!("referrers --json {}", stage.pinned())))
+            .unwrap();
+    assert_eq!(listed["referrers"].as_array().unwrap().len(), 1);
+    assert_eq!(listed["referrers"][0]["artifactType"], "application/vnd.quire.lazy.v1");
+
+    let to = Place::new();
+    let pulled = last_event(&to.out(&format!("pull --json --lazy=require {}", stage.target)));
+    assert_eq!(
+        (&pulled["event"], &pulled["manifest"]),
+        (&"pulled".into(), &stage.manifest.as_str().into())
+    );
+    assert_eq!(pulled["index"], pushed.artifact.to_string());
+    assert_eq!((&pulled["layers"], &pulled["sparseDevices"]), (&1.into(), &1.into()));
+    assert!(pulled["sparseBytes"].as_u64().unwrap() > 8 << 20);
+    // As a pull with all layers makes it, with the same device.
+    assert_eq!(image(&to, &stage.target), image(&stage.from, &stage.target));
+    assert_eq!(names(&to, "data"), [""; 0]);
+    let device = names(&stage.from, "data").remove(0);
+    assert!(names(&to, "sparse").contains(&device));
+    // A tenth of the layer is not even near.
+    let store = open(&to);
+    let used: u64 = store.du().unwrap().data;
+    assert!(used < 1 << 20, "{used} bytes");
+    to.out("fsck");
+    to.out("gc");
+    assert!(to.out(&format!("pull --lazy {}", stage.target)).contains("here already"));
+    let id = store.resolve(&stage.target).unwrap().image;
+    let sources = transfer::lazy::sources(&store, &id).unwrap();
+    assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
+}
+
+#[test]
+fn an_image_without_an_index_is_pulled_whole_or_refused() {
+    let Some(stage) = Stage::new() else { return };
+    let to = Place::new();
+    let refused = to.run(&format!("pull --lazy=require {}", stage.target));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("has no index for lazy loading"), "{}", refused.err);
+    assert_eq!(names(&to, "images"), [""; 0]);
+    let pulled = to.run(&format!("pull --lazy {}", stage.target));
+    assert_eq!(pulled.code, Some(0), "{}", pulled.err);
+    assert!(pulled.err.contains("has no index for lazy loading"), "{}", pulled.err);
+    assert!(pulled.err.contains("pulling the layers"), "{}", pulled.err);
+    assert_eq!(to.out(&format!("cat {}:/file-7", stage.target)), "7 ".repeat(99));
+}
+
+#[test]
+fn a_digest_needs_an_index_that_is_named() {
+    let Some(stage) = Stage::new() else { return };
+    let pushed = stage.index(|_| {});
+    let pinned = stage.pinned();
+    let to = Place::new();
+    let refused = to.run(&format!("pull --lazy=require {pinned}"));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("anyone with push rights"), "{}", refused.err);
+    let other = oci::Digest::sha256(b"other");
+    let refused = to.run(&format!("pull --lazy=require --trust-index {other} {pinned}"));
+    assert!(refused.err.contains("--trust-index names another"), "{}", refused.err);
+    let refused = to.run(&format!("pull --lazy --trust-index all {pinned}"));
+    assert!(refused.err.contains("is neither a digest nor"), "{}", refused.err);
+    for trust in ["repository", &pushed.artifact.to_string(), &pushed.index.to_string()] {
+        let to = Place::new();
+        to.out(&format!("pull --lazy=require --trust-index {trust} {pinned} b:1"));
+        assert_eq!(image(&to, "b:1"), image(&stage.from, &stage.target));
+    }
+    // A policy that wants signatures is not satisfied by a tag, nor by an option.
+    let policy = to.path("policy.toml");
+    let repository = format!("{}/team/app", stage.daemon.host);
+    let text = format!(
+        "default = \"none\"\n[[rule]]\nmatch = \"{repository}\"\naccept = \"any\"\ndigests = [\"{}\"]\n",
+        stage.manifest
+    );
+    std::fs::write(&policy, text).unwrap();
+    for options in ["", " --trust-index repository"] {
+        let run =
+            format!("--policy {} pull --lazy=require{options} {}", policy.display(), stage.target);
+        let refused = to.run(&run);
+        assert_eq!(refused.code, Some(2));
+        assert!(refused.err.contains("a policy refuses it"), "{}", refused.err);
+    }
+}
+
+#[test]
+fn an_index_of_other_bytes_changes_nothing_in_the_store() {
+    let Some(stage) = Stage::new() else { return };
+    let pushed = stage.index(|_| {});
+    // The registry's copy of a head is another one.
+    let data = stage.daemon.folder().join("data/docker/registry/v2/blobs/sha256");
+    let mut flipped = 0;
+    for file in walk(&data) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        if bytes.starts_with(b"quirelzy") {
+            bytes[300] ^= 1;
+            std::fs::write(&file, bytes).unwrap();
+            flipped += 1;
+        }
+    }
+    assert_eq!(flipped, 1);
+    let to = Place::new();
+    let refused = to.run(&format!("pull --lazy=require {}", stage.target));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains(&pushed.artifact.to_string()), "{}", refused.err);
+    assert!(refused.err.contains("is damaged"), "{}", refused.err);
+    assert_eq!((names(&to, "images"), names(&to, "sparse")), (Vec::new(), Vec::new()));
+    to.out(&format!("pull --quiet --lazy {}", stage.target));
+    to.out("fsck");
+}
+
+fn walk(folder: &std::path::Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.append(&mut walk(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}

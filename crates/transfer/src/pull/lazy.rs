@@ -1,0 +1,135 @@
+//! Pulls without layers: the image, and what fills its devices when they are read.
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::reference::Reference;
+use oci::registry::Registry;
+use store::{Form, OpenImageError, Origin, RefName, Store};
+
+use super::{Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, unpin};
+use crate::import::{ImportSurroundings, ImportWishes};
+use crate::lazy::artifact::LazySubject;
+use crate::lazy::{
+    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, TrustIndex, fetch,
+    publish,
+};
+
+/// Why a pull without layers failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LazyPullError {
+    /// As any pull fails.
+    #[error(transparent)]
+    Pull(#[from] PullError),
+    /// There is no index that can be used. A pull with layers may succeed.
+    #[error(transparent)]
+    Index(#[from] LazyFetchError),
+    /// It cannot be added to the store.
+    #[error("cannot pull {reference}")]
+    Publish {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// Why not.
+        source: Box<LazyPublishError>,
+    },
+}
+
+/// Result of a pull without layers.
+#[derive(Debug, Clone)]
+pub enum LazyPulled {
+    /// The store had the image under this name already, with its layers or without.
+    UpToDate {
+        /// The image.
+        image: ImageId,
+        /// Its manifest.
+        manifest: Digest,
+        /// Its name.
+        name: RefName,
+    },
+    /// The image is there.
+    Image {
+        /// The image.
+        image: ImageId,
+        /// Its manifest.
+        manifest: Digest,
+        /// Digest of the index's manifest.
+        index: Digest,
+        /// Layers of the image.
+        layers: usize,
+        /// Devices that are filled when they are read.
+        devices: usize,
+        /// Their length in bytes.
+        device_bytes: u64,
+    },
+}
+
+/// Pulls an image by its index: no layer is fetched. The image gets the form `tar`, whatever the wishes say.
+///
+/// # Errors
+/// [`LazyPullError`]; then no name stands for anything new.
+pub fn pull_lazy(
+    store: &Store,
+    registry: &Registry,
+    reference: &Reference,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &PullWishes<'_>,
+    (name, trust): (&RefName, TrustIndex),
+) -> Result<LazyPulled, LazyPullError> {
+    let import = ImportWishes { form: Form::Tar, name: Some(name), ..wishes.import };
+    let wishes = PullWishes { import, ..*wishes };
+    let admitted = Admitted::find(store, registry, reference, surroundings, &wishes)?;
+    if let Some(Pulled::UpToDate { image, manifest, name }) =
+        admitted.here(store, reference, &wishes)?
+    {
+        return Ok(LazyPulled::UpToDate { image, manifest, name });
+    }
+    let Remote { manifest: (manifest, bytes), config, image, settings, .. } = &admitted.remote;
+    if let Some(image) = partial(store, name, manifest) {
+        admitted.keep(store)?;
+        let noted = note_origin(store, &image, manifest, &admitted.repository);
+        noted.map_err(|source| not_imported(reference, source))?;
+        let (manifest, name) = (*manifest, name.clone());
+        return Ok(LazyPulled::UpToDate { image, manifest, name });
+    }
+    let subject = LazySubject { digest: manifest, bytes, manifest: image, config: settings };
+    let wanted = LazyFetch { reference, subject, policies: wishes.policies, trust };
+    let FetchedIndex { artifact, parts } = fetch(registry, &wanted)?;
+    admitted.note(store, reference, surroundings.now)?;
+    let origin =
+        Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
+    let lazy = LazyImage {
+        image: &parts.image,
+        id: &parts.id,
+        manifest,
+        documents: &[(manifest, bytes), (&config.0, &config.1)],
+        indexes: &parts.indexes,
+        name,
+        origin: &origin,
+        now: surroundings.now,
+    };
+    let published = publish(store, &lazy).map_err(|source| LazyPullError::Publish {
+        reference: Box::new(reference.clone()),
+        source: Box::new(source),
+    })?;
+    unpin(store, manifest);
+    let heads = parts.indexes.iter().map(|it| &it.head);
+    let lazy = heads.filter(|it| published.lazy.contains(&it.device));
+    Ok(LazyPulled::Image {
+        image: parts.id,
+        manifest: *manifest,
+        index: artifact,
+        layers: image.layers.len(),
+        devices: published.lazy.len(),
+        device_bytes: lazy.map(|it| it.device_bytes).sum(),
+    })
+}
+
+/// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read.
+fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> {
+    let named = store.refs.get(name).ok()??;
+    if named.manifest != Some(*manifest) || named.form != Form::Tar {
+        return None;
+    }
+    let opened = store.open_image(&named.image);
+    matches!(opened, Err(OpenImageError::Partial(_))).then_some(named.image)
+}
