@@ -1,16 +1,23 @@
 //! `serve --lazy`, and images whose devices it fills.
 
 use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::File;
+use std::io::{self, Cursor, Read};
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, bail};
+use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
-use oci::blobs::BlobSource;
+use oci::blobs::{BlobSource, FailingReader};
+use oci::reference::Reference;
+use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{LazyService, Program, Replace, Supply, Surroundings, folder_of};
 use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Store};
 use transfer::lazy::{KeptBlobs, LayerIndex};
@@ -18,13 +25,24 @@ use transfer::lazy::{KeptBlobs, LayerIndex};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::pull::{pauses, settings};
 use crate::report;
 use crate::signals::until_signal;
 
-/// Where indexes and blobs come from: the store.
+/// Where indexes and blobs come from: the store, and the registries that its images came from.
 struct StoreSupply<'a> {
     store: &'a Store,
+    blobs: StoreBlobs<'a>,
+}
+
+/// Blobs that the store keeps, or registries have.
+struct StoreBlobs<'a> {
     kept: KeptBlobs<'a>,
+    /// Kept blobs with wrong bytes.
+    damaged: Mutex<BTreeSet<Digest>>,
+    settings: Settings,
+    /// The registries of each blob, in the order in which they are asked.
+    registries: Mutex<BTreeMap<Digest, Vec<Arc<Registry>>>>,
 }
 
 impl Supply for StoreSupply<'_> {
@@ -32,12 +50,80 @@ impl Supply for StoreSupply<'_> {
         &self,
         device: &DeviceId,
     ) -> Result<Option<LayerIndex>, Box<dyn std::error::Error + Send + Sync>> {
-        Ok(LayerIndex::load(self.store, device)?)
+        let Some(index) = LayerIndex::load(self.store, device)? else { return Ok(None) };
+        let mut sources = Vec::new();
+        for (_, found) in self.store.refs.all()? {
+            // Only those who had this image are asked for its layers.
+            if self.store.sparse_devices(&found.image)?.contains(device) {
+                sources.extend(transfer::lazy::sources(self.store, &found.image)?);
+            }
+        }
+        self.blobs.know(&index.head.blob, &sources)?;
+        Ok(Some(index))
     }
 
     fn blobs(&self, _: &LayerIndex) -> &dyn BlobSource {
-        &self.kept
+        &self.blobs
     }
+}
+
+impl StoreBlobs<'_> {
+    fn know(&self, blob: &Digest, sources: &[Reference]) -> Result<(), RegistryError> {
+        let mut asked = BTreeSet::new();
+        let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
+        let made: Result<Vec<_>, _> =
+            new.map(|it| Registry::new(it, &self.settings).map(Arc::new)).collect();
+        lock(&self.registries).insert(*blob, made?);
+        Ok(())
+    }
+
+    fn registries(&self, blob: &Digest) -> Vec<Arc<Registry>> {
+        lock(&self.registries).get(blob).cloned().unwrap_or_default()
+    }
+}
+
+impl BlobSource for StoreBlobs<'_> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        match self.ranges(digest, size, &[range]) {
+            Ok(parts) => Box::new(Cursor::new(parts.concat())),
+            Err(error) => Box::new(FailingReader::new(error)),
+        }
+    }
+
+    fn ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        let mut failed =
+            io::Error::other("the store keeps no such blob, and knows no registry that has it");
+        if !lock(&self.damaged).contains(digest) {
+            match self.kept.ranges(digest, size, ranges) {
+                Ok(parts) => return Ok(parts),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => failed = error,
+            }
+        }
+        for registry in self.registries(digest) {
+            match BlobSource::ranges(&*registry, digest, size, ranges) {
+                Ok(parts) => return Ok(parts),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn distrust(&self, digest: &Digest) -> bool {
+        let registries = self.registries(digest);
+        let is_kept = lock(&self.damaged).insert(*digest);
+        let others = registries.iter().filter(|it| it.distrust(digest)).count();
+        others > 0 || (is_kept && !registries.is_empty())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
@@ -45,15 +131,21 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         bail!("serve --lazy: only the host's root may wait for reads of files");
     }
     if let Some(folder) = &args.keeper {
-        return keep(context, folder);
+        return keep(context, args, folder);
     }
     let store = context.open(OpenOptions::write())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
-    let stop = AtomicBool::new(false);
+    let stop = Arc::new(AtomicBool::new(false));
+    let blobs = StoreBlobs {
+        kept: KeptBlobs(&store),
+        damaged: Mutex::default(),
+        settings: settings(context.who(), &args.registry, &stop, pauses(context))?,
+        registries: Mutex::default(),
+    };
     let surroundings = Surroundings {
-        supply: &StoreSupply { store: &store, kept: KeptBlobs(&store) },
+        supply: &StoreSupply { store: &store, blobs },
         folder: &folder,
-        keeper: &again(context, &["--keeper".into(), folder.clone().into()])?,
+        keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         stop: &stop,
     };
     let replace = if args.replace { Replace::Yes } else { Replace::No };
@@ -73,22 +165,35 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     Ok(Answer::Yes)
 }
 
-fn keep(context: &Context, folder: &Path) -> anyhow::Result<Answer> {
+fn keep(context: &Context, args: &args::Serve, folder: &Path) -> anyhow::Result<Answer> {
     // Who ends the service does not mean the keeper. They stay blocked.
     let _signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.context("cannot use standard input")?;
     // It may find that another service is there already.
-    serve::lazy::keep(socket, folder, &again(context, &[])?)?;
+    serve::lazy::keep(socket, folder, &again(context, args, &[])?)?;
     Ok(Answer::Yes)
 }
 
 /// This program, as a service of the same store.
-fn again(context: &Context, more: &[OsString]) -> anyhow::Result<Program> {
+fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Result<Program> {
     let path = std::env::current_exe().context("cannot tell which program this is")?;
     let store = context.store_directory()?;
     let mut arguments: Vec<OsString> = vec!["--store".into(), store.into(), "serve".into()];
     arguments.push("--lazy".into());
+    if args.registry.plain_http {
+        arguments.push("--plain-http".into());
+    }
+    // It starts in another directory.
+    let options =
+        [("--authfile", &args.registry.authfile), ("--certs-dir", &args.registry.certs_dir)];
+    for (option, path) in options {
+        if let Some(path) = path {
+            let path = std::path::absolute(path)
+                .with_context(|| format!("{option}: \"{}\" is not a path", path.display()))?;
+            arguments.extend([option.into(), path.into()]);
+        }
+    }
     arguments.extend_from_slice(more);
     Ok(Program { path, arguments })
 }

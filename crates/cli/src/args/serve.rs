@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::RegistryOptions;
+
 pub(crate) const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
                                --lazy` has fetched and verified it";
 
@@ -18,4 +20,6 @@ pub(crate) struct Serve {
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
 }

@@ -29,6 +29,26 @@ impl BlobSource for Bytes {
     }
 }
 
+/// Whether readers can wait for a service here; says so when not.
+pub(crate) fn can_wait() -> bool {
+    if !is_root() {
+        return false;
+    }
+    let place = Place::new();
+    let probe = fs::File::create(place.path("probe")).unwrap();
+    match Group::new().and_then(|it| it.mark(probe.as_fd())) {
+        Err(PrecontentError::Unsupported) => {
+            testing::skipped("pre-content events: this kernel is older than Linux 6.14");
+            false
+        }
+        Err(PrecontentError::FileSystem { .. }) => {
+            testing::skipped("the file system of temporary files has no pre-content events");
+            false
+        }
+        marked => marked.map(|()| true).unwrap(),
+    }
+}
+
 /// A store with an image whose device is empty. Its layer's blob is kept.
 struct Lazy {
     place: Place,
@@ -41,22 +61,10 @@ struct Lazy {
 impl Lazy {
     /// `None`, after saying so, where nothing can wait for reads.
     fn new() -> Option<Self> {
-        if !is_root() || !testing::programs(&["tar", "gzip"]) {
+        if !can_wait() || !testing::programs(&["tar", "gzip"]) {
             return None;
         }
         let place = Place::new();
-        let probe = fs::File::create(place.path("probe")).unwrap();
-        match Group::new().and_then(|it| it.mark(probe.as_fd())) {
-            Err(PrecontentError::Unsupported) => {
-                testing::skipped("pre-content events: this kernel is older than Linux 6.14");
-                return None;
-            }
-            Err(PrecontentError::FileSystem { .. }) => {
-                testing::skipped("the file system of temporary files has no pre-content events");
-                return None;
-            }
-            marked => marked.unwrap(),
-        }
         let tree = place.tree("tree", "x");
         add_programs(&tree, &["/bin/cat", "/usr/bin/md5sum"]);
         let words: Vec<u8> = testing::noise(1 << 20);
