@@ -11,6 +11,17 @@ use crate::args;
 use crate::context::Context;
 use crate::report::{self, Bytes};
 use crate::surroundings::Surroundings;
+#[cfg(feature = "registry")]
+use {
+    crate::pull::{pauses, settings},
+    crate::signals::until_signal,
+    oci::reference::Reference,
+    oci::registry::Registry,
+    std::sync::Arc,
+    std::sync::atomic::AtomicBool,
+    store::{OpenImage, Store},
+    transfer::lazy::artifact::{LazyParts, LazySubject},
+};
 
 pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
@@ -35,8 +46,11 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
         .during(|surroundings| transfer::lazy::index(&store, &open, &documents, surroundings))??;
     let is_made = made.iter().any(|it| it.index.is_ok());
     let is_wanted = made.iter().any(|it| !matches!(it.index, Err(NoIndex::Unused)));
+    let is_done = is_made || !is_wanted;
     let told = IndexReport {
         image: found.image.to_string(),
+        #[cfg(feature = "registry")]
+        pushed: if is_done { push(context, args, &store, &open, &documents)? } else { None },
         layers: made.into_iter().map(LayerIndexReport::of).collect(),
     };
     if context.json {
@@ -44,8 +58,55 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     } else if !context.is_quiet() {
         report::line(&told.text())?;
     }
-    anyhow::ensure!(is_made || !is_wanted, "no index could be made for {name}");
+    anyhow::ensure!(is_done, "no index could be made for {name}");
     Ok(Answer::Yes)
+}
+
+/// Pushes the index, if that is asked for.
+#[cfg(feature = "registry")]
+fn push(
+    context: &Context,
+    args: &args::Index,
+    store: &Store,
+    image: &OpenImage,
+    documents: &StoredImage,
+) -> anyhow::Result<Option<PushedIndexReport>> {
+    let Some(target) = &args.push else { return Ok(None) };
+    let target: Reference = target.parse()?;
+    let parts = LazyParts::stored(store, image)?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    let subject = LazySubject {
+        digest: &documents.digest,
+        bytes: &documents.manifest_bytes,
+        manifest: &documents.manifest,
+        config: &documents.config,
+    };
+    let work = || -> anyhow::Result<_> {
+        // Its thread takes over which signals are blocked here.
+        let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
+        let registry = Registry::new(&target, &settings)?;
+        Ok(transfer::lazy::push(&registry, &subject, &parts)?)
+    };
+    let pushed = until_signal(&cancel, work)??;
+    Ok(Some(PushedIndexReport {
+        artifact: pushed.artifact.to_string(),
+        index: pushed.index.to_string(),
+        sent: Bytes(pushed.sent),
+    }))
+}
+
+/// An index in a registry.
+#[cfg(feature = "registry")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct PushedIndexReport {
+    /// Digest of its manifest, which refers to that of the image.
+    artifact: String,
+    /// Digest of its config. A manifest may name it, so that the index is trusted.
+    index: String,
+    /// Size of what was sent; 0 if the registry had it.
+    sent: Bytes,
 }
 
 /// What `index` prints.
@@ -55,6 +116,9 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
 pub(crate) struct IndexReport {
     /// Image id.
     image: String,
+    /// The index in the registry. Null without `--push`.
+    #[cfg(feature = "registry")]
+    pushed: Option<PushedIndexReport>,
     /// The layers, lowest first. One that comes twice is here once.
     layers: Vec<LayerIndexReport>,
 }
@@ -113,6 +177,15 @@ impl IndexReport {
             };
             format!("layer {digest}, {}: {how}", report::size(bytes.0))
         });
-        lines.collect::<Vec<_>>().join("\n")
+        let lines = lines.collect::<Vec<_>>();
+        #[cfg(feature = "registry")]
+        let lines = {
+            let pushed = self
+                .pushed
+                .iter()
+                .map(|it| format!("pushed {}, {} sent", it.artifact, report::size(it.sent.0)));
+            lines.into_iter().chain(pushed).collect::<Vec<_>>()
+        };
+        lines.join("\n")
     }
 }

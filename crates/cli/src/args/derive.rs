@@ -49,4 +49,11 @@ pub(crate) struct Convert {
 pub(crate) struct Index {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
+    /// Add image and index to this image in a registry, so that `pull --lazy` needs no layers
+    #[cfg(feature = "registry")]
+    #[arg(long, value_name = "REFERENCE")]
+    pub(crate) push: Option<String>,
+    #[cfg(feature = "registry")]
+    #[command(flatten)]
+    pub(crate) registry: super::RegistryOptions,
 }

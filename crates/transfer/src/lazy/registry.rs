@@ -3,12 +3,13 @@
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
-use image::verity::ImageId;
+use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError};
-use store::{OriginError, Store};
+use store::{OpenImage, OriginError, SparseError, Store};
 
+use super::LayerIndex;
 use super::artifact::{
     ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LazyParts, LazySubject, index_of,
 };
@@ -35,6 +36,47 @@ pub enum LazyPushError {
     /// A request failed.
     #[error("cannot push the index")]
     Registry(#[source] Box<RegistryError>),
+    /// A device has no index, so that it cannot be filled.
+    #[error("device {0} of the image has no index: all of its devices need one")]
+    NoIndex(DeviceId),
+    /// An index of the store cannot be read.
+    #[error("cannot read the index of device {device}")]
+    Index {
+        /// The device.
+        device: DeviceId,
+        /// Why not.
+        source: Box<SparseError>,
+    },
+    /// The image cannot be read.
+    #[error("cannot read image {image}")]
+    Read {
+        /// The image.
+        image: ImageId,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl LazyParts {
+    /// The parts of an image of a store: its file, and the index of each of its devices.
+    ///
+    /// # Errors
+    /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) and those after it.
+    pub fn stored(store: &Store, image: &OpenImage) -> Result<Self, LazyPushError> {
+        let id = image.id;
+        let read = |source| LazyPushError::Read { image: id, source };
+        let size = usize::try_from(image.image.size()).map_err(|it| read(io::Error::other(it)))?;
+        let mut bytes = vec![0; size];
+        image.image.read_exact_at(&mut bytes, 0).map_err(read)?;
+        let indexes = image.devices.iter().map(|device| {
+            let loaded = LayerIndex::load(store, &device.id).map_err(|source| {
+                let source = Box::new(source);
+                LazyPushError::Index { device: device.id, source }
+            })?;
+            loaded.ok_or(LazyPushError::NoIndex(device.id))
+        });
+        Ok(Self { id, image: bytes, indexes: indexes.collect::<Result<_, _>>()? })
+    }
 }
 
 /// An index that was pushed.

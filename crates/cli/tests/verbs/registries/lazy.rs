@@ -1,15 +1,9 @@
 //! Images that are pulled without their layers.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 
-use oci::reference::Reference;
-use oci::registry::{Registry, Settings};
 use serde_json::Value;
 use store::{OpenOptions, Store};
-use transfer::StoredImage;
-use transfer::lazy::artifact::{LazyParts, LazySubject};
-use transfer::lazy::{IndexedLayer, KeptBlobs, LayerIndex, LazyPushed};
 
 use super::{Daemon, last_event, place, start};
 use crate::Place;
@@ -46,37 +40,11 @@ impl Stage {
         format!("{}/team/app@{}", self.daemon.host, self.manifest)
     }
 
-    /// Makes the index of the image and pushes it, with `change`.
-    fn index(&self, change: impl FnOnce(&mut LazyParts)) -> LazyPushed {
-        let store = open(&self.from);
-        let found = store.resolve(&self.target).unwrap();
-        let stored = StoredImage::load(&store, &found.manifest.unwrap()).unwrap();
-        let opened = store.open_image(&found.image).unwrap();
-        let indexed = opened.devices.iter().map(|device| {
-            let layer = IndexedLayer {
-                layer: &stored.manifest.layers[0],
-                diff_id: &stored.config.diff_ids()[0],
-                device: &device.id,
-                file: &device.file,
-            };
-            LayerIndex::new(&layer, &KeptBlobs(&store), &AtomicBool::new(false)).unwrap()
-        });
-        let image = std::fs::read(self.path("images", &found.image)).unwrap();
-        let mut parts = LazyParts { id: found.image, image, indexes: indexed.collect() };
-        change(&mut parts);
-        let subject = LazySubject {
-            digest: &stored.digest,
-            bytes: &stored.manifest_bytes,
-            manifest: &stored.manifest,
-            config: &stored.config,
-        };
-        let reference: Reference = self.target.parse().unwrap();
-        let registry = Registry::new(&reference, &Settings::default()).unwrap();
-        transfer::lazy::push(&registry, &subject, &parts).unwrap()
-    }
-
-    fn path(&self, folder: &str, name: &impl ToString) -> PathBuf {
-        self.from.path("store").join(folder).join(name.to_string())
+    /// Makes the index of the image and pushes it.
+    fn index(&self) -> Value {
+        let Self { from, target, .. } = self;
+        let made = from.out(&format!("index --json --push {target} {target}"));
+        serde_json::from_str::<Value>(&made).unwrap()["pushed"].take()
     }
 }
 
@@ -93,10 +61,10 @@ fn names(place: &Place, folder: &str) -> Vec<String> {
 #[test]
 fn no_layer_is_fetched_and_the_image_is_the_same() {
     let Some(stage) = Stage::new() else { return };
-    let pushed = stage.index(|_| {});
-    assert!(pushed.sent > 0);
-    let again = stage.index(|_| {});
-    assert_eq!((again.sent, again.artifact), (0, pushed.artifact));
+    let pushed = stage.index();
+    assert!(pushed["sent"].as_u64().unwrap() > 0);
+    let again = stage.index();
+    assert_eq!((&again["sent"], &again["artifact"]), (&0.into(), &pushed["artifact"]));
     let listed: Value =
         serde_json::from_str(&stage.from.out(&format!("referrers --json {}", stage.pinned())))
             .unwrap();
@@ -109,7 +77,7 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
         (&pulled["event"], &pulled["manifest"]),
         (&"pulled".into(), &stage.manifest.as_str().into())
     );
-    assert_eq!(pulled["index"], pushed.artifact.to_string());
+    assert_eq!(pulled["index"], pushed["artifact"]);
     assert_eq!((&pulled["layers"], &pulled["sparseDevices"]), (&1.into(), &1.into()));
     assert!(pulled["sparseBytes"].as_u64().unwrap() > 8 << 20);
     // As a pull with all layers makes it, with the same device.
@@ -147,7 +115,7 @@ fn an_image_without_an_index_is_pulled_whole_or_refused() {
 #[test]
 fn a_digest_needs_an_index_that_is_named() {
     let Some(stage) = Stage::new() else { return };
-    let pushed = stage.index(|_| {});
+    let pushed = stage.index();
     let pinned = stage.pinned();
     let to = Place::new();
     let refused = to.run(&format!("pull --lazy=require {pinned}"));
@@ -158,7 +126,8 @@ fn a_digest_needs_an_index_that_is_named() {
     assert!(refused.err.contains("--trust-index names another"), "{}", refused.err);
     let refused = to.run(&format!("pull --lazy --trust-index all {pinned}"));
     assert!(refused.err.contains("is neither a digest nor"), "{}", refused.err);
-    for trust in ["repository", &pushed.artifact.to_string(), &pushed.index.to_string()] {
+    let digest = |which: &str| pushed[which].as_str().unwrap();
+    for trust in ["repository", digest("artifact"), digest("index")] {
         let to = Place::new();
         to.out(&format!("pull --lazy=require --trust-index {trust} {pinned} b:1"));
         assert_eq!(image(&to, "b:1"), image(&stage.from, &stage.target));
@@ -183,7 +152,7 @@ fn a_digest_needs_an_index_that_is_named() {
 #[test]
 fn an_index_of_other_bytes_changes_nothing_in_the_store() {
     let Some(stage) = Stage::new() else { return };
-    let pushed = stage.index(|_| {});
+    let pushed = stage.index();
     // The registry's copy of a head is another one.
     let data = stage.daemon.folder().join("data/docker/registry/v2/blobs/sha256");
     let mut flipped = 0;
@@ -199,7 +168,7 @@ fn an_index_of_other_bytes_changes_nothing_in_the_store() {
     let to = Place::new();
     let refused = to.run(&format!("pull --lazy=require {}", stage.target));
     assert_eq!(refused.code, Some(2));
-    assert!(refused.err.contains(&pushed.artifact.to_string()), "{}", refused.err);
+    assert!(refused.err.contains(pushed["artifact"].as_str().unwrap()), "{}", refused.err);
     assert!(refused.err.contains("is damaged"), "{}", refused.err);
     assert_eq!((names(&to, "images"), names(&to, "sparse")), (Vec::new(), Vec::new()));
     to.out(&format!("pull --quiet --lazy {}", stage.target));
@@ -248,7 +217,7 @@ fn what_is_read_is_fetched_from_the_registry() {
         return;
     }
     let Some(stage) = Stage::new() else { return };
-    stage.index(|_| {});
+    stage.index();
     let to = Place::new();
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
@@ -278,4 +247,15 @@ fn what_is_read_is_fetched_from_the_registry() {
     assert!(String::from_utf8_lossy(&read) == from.out(&format!("cat {target}:/{name}")));
     to.out("umount root");
     service.end();
+}
+
+#[test]
+fn an_index_is_pushed_to_the_image_that_it_is_of() {
+    let Some(stage) = Stage::new() else { return };
+    let Stage { from, daemon, target, .. } = &stage;
+    let elsewhere = from.run(&format!("index --push {}/other:1 {target}", daemon.host));
+    assert_eq!(elsewhere.code, Some(2));
+    assert!(elsewhere.err.contains("push the image first"), "{}", elsewhere.err);
+    let text = from.out(&format!("index --push {target} {target}"));
+    assert!(text.contains("pushed sha256:"), "{text}");
 }
