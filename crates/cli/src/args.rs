@@ -287,6 +287,9 @@ pub(crate) struct Import {
     pub(crate) tree: TreeOptions,
     #[command(flatten)]
     pub(crate) form: FormOptions,
+    /// Index the layers while they are read, as `quire index` does; only with `--form tar`
+    #[arg(long)]
+    pub(crate) index: bool,
     /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,

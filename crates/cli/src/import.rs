@@ -6,7 +6,7 @@ use oci::manifest::Platform;
 use oci::source::Source;
 use serde::Serialize;
 use store::{OpenOptions, RefName, walk};
-use transfer::import::{ImportWishes, OtherPlatform, Report, Unsupported};
+use transfer::import::{ImportWishes, LayerIndexed, OtherPlatform, Report, Unsupported};
 
 use crate::Answer;
 use crate::args::{self, TreeOptions};
@@ -29,6 +29,7 @@ pub(crate) fn import(context: &Context, args: &args::Import) -> anyhow::Result<A
         other_platform,
         form,
         dedup,
+        index: args.index,
         ..of_tree(&args.tree)
     };
     let done =
@@ -76,6 +77,11 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     for layer in &done.layers {
         for path in &layer.skipped {
             context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
+        }
+    }
+    for (number, layer) in (1..).zip(&done.layers) {
+        if let LayerIndexed::None(reason) = &layer.index {
+            context.remark(&format!("layer {number} has no index: {reason}"));
         }
     }
     let told = ImportReport::of(done);
@@ -129,6 +135,10 @@ pub(crate) struct ImportedLayerReport {
     reused: bool,
     /// Paths that no image can hold. Bytes other than printable ASCII are `\xHH`.
     skipped: Vec<String>,
+    /// Size of the index that was made of it. Null if none was made.
+    index_bytes: Option<Bytes>,
+    /// Why an index that was wanted was not made. Null if it was, or if the store had it already.
+    no_index: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -150,6 +160,14 @@ impl ImportReport {
             tar_bytes: Bytes(layer.tar_bytes),
             reused: layer.is_reused,
             skipped: report::paths(&layer.skipped),
+            index_bytes: match layer.index {
+                LayerIndexed::Made { bytes } => Some(Bytes(bytes)),
+                _ => None,
+            },
+            no_index: match &layer.index {
+                LayerIndexed::None(reason) => Some(reason.clone()),
+                _ => None,
+            },
         });
         let seconds = |it: Duration| Seconds(it.as_secs_f64());
         Self {
@@ -177,6 +195,12 @@ impl ImportReport {
         let reused = self.layers.iter().filter(|it| it.reused).count();
         if !self.layers.is_empty() {
             lines.push(format!("{}, {reused} here already", count(self.layers.len(), "layer")));
+        }
+        let indexes: Vec<u64> =
+            self.layers.iter().filter_map(|it| Some(it.index_bytes.as_ref()?.0)).collect();
+        if !indexes.is_empty() {
+            let size = report::size(indexes.iter().sum());
+            lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
         }
         lines.push(format!(
             "{}; {} added ({}), {} here already ({})",

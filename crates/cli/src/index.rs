@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use store::{Form, OpenOptions};
 use transfer::StoredImage;
-use transfer::lazy::{IndexedReport, NoIndex};
+use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
 
 use crate::Answer;
 use crate::args;
@@ -42,8 +42,11 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     })?;
     let documents = StoredImage::load(&store, &manifest)?;
     // Nothing is held in memory but a piece of each blob.
-    let made = Surroundings::new(context, &store, 0)
-        .during(|surroundings| transfer::lazy::index(&store, &open, &documents, surroundings))??;
+    let made = Surroundings::new(context, &store, 0).during(|it| {
+        let options =
+            IndexOptions { threads: it.threads, progress: it.progress, cancel: it.cancel };
+        transfer::lazy::index(&store, &open, &documents, &options)
+    })??;
     let is_made = made.iter().any(|it| it.index.is_ok());
     let is_wanted = made.iter().any(|it| !matches!(it.index, Err(NoIndex::Unused)));
     let is_done = is_made || !is_wanted;

@@ -165,6 +165,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
             other_platform,
             form,
             dedup,
+            index: args.index,
             unsupported: match args.skip_unsupported {
                 true => Unsupported::Skip,
                 false => Unsupported::Refuse,

@@ -41,6 +41,9 @@ pub(crate) struct Pull {
     pub(crate) skip_unsupported: bool,
     #[command(flatten)]
     pub(crate) form: FormOptions,
+    /// Index the layers while they are read, as `quire index` does; only with `--form tar`
+    #[arg(long, conflicts_with = "lazy")]
+    pub(crate) index: bool,
     /// Use up to this much memory for data in flight, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,

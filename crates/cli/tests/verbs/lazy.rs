@@ -240,3 +240,90 @@ fn an_image_that_can_have_none_is_refused() {
     assert!(place.run("index plain").err.contains("the form objects"));
     assert_eq!(place.run("index nowhere").code, Some(2));
 }
+
+/// One pass over the blobs gives what `index` gives.
+#[test]
+fn an_import_makes_the_same_indexes() {
+    let place = Place::new();
+    let blobs = layout(
+        &place,
+        "layout",
+        &[
+            ("one", 3_000_000, "gzip"),
+            ("zstd", 100_000, "zstd"),
+            ("empty", 0, "gzip"),
+            ("two", 700_000, "gzip"),
+        ],
+    );
+    place.out("import --form tar oci:layout app");
+    keep(&place, "layout", &blobs);
+    place.out("index app");
+    let expect = indexes(&place);
+    assert_eq!(expect.len(), 4);
+
+    let other = Place::new();
+    fs::rename(place.path("layout"), other.path("layout")).unwrap();
+    let ran = other.run("import --form tar --index oci:layout app");
+    assert!(ran.code == Some(0) && ran.out.contains("2 layers indexed"), "{ran:?}");
+    assert!(ran.err.contains("layer 2 has no index: only layers compressed with gzip"), "{ran:?}");
+    assert!(ran.err.contains("layer 3 has no index: it needs none"), "{ran:?}");
+    assert!(indexes(&other) == expect);
+    assert!(other.out("fsck --deep").starts_with("sound"));
+
+    // What is there is not made again, and what is missing is, though the layers are here.
+    let again = other.run("import --form tar --index oci:layout app");
+    assert!(again.code == Some(0) && again.out.contains("here already"), "{again:?}");
+    assert!(!again.out.contains("indexed"), "{again:?}");
+    for (name, _) in &expect {
+        fs::remove_file(other.path("store/sparse").join(name)).unwrap();
+    }
+    let report = other.out("import --json --form tar --index oci:layout app");
+    let report: Value = serde_json::from_str(&report).unwrap();
+    let sizes: Vec<_> = (0..4).map(|at| report["layers"][at]["indexBytes"].is_u64()).collect();
+    assert_eq!(sizes, [true, false, false, true]);
+    assert!(report["layers"][0]["reused"] == json!(true), "{report}");
+    assert!(indexes(&other) == expect);
+
+    // After an import without them, too.
+    let third = Place::new();
+    fs::rename(other.path("layout"), third.path("layout")).unwrap();
+    third.out("import --form packed oci:layout packed");
+    third.out("import --form tar --index oci:layout app");
+    assert!(indexes(&third) == expect);
+
+    for form in ["packed", "objects"] {
+        let refused = third.run(&format!("import --form {form} --index oci:layout x"));
+        assert!(refused.code == Some(2) && refused.err.contains("--form tar"), "{refused:?}");
+    }
+}
+
+/// A layer that is here is fetched again if its index is wanted, or its blob; and not if both are there.
+#[cfg(feature = "registry")]
+#[test]
+fn a_pull_makes_the_indexes() {
+    let from = Place::new();
+    layout(&from, "layout", &[("one", 1_500_000, "gzip"), ("two", 300_000, "gzip")]);
+    from.out("import --form tar oci:layout a:1");
+    let Some(daemon) = crate::registries::start(&from) else { return };
+    let target = format!("{}/app:1", daemon.host);
+    from.out(&format!("push a:1 {target}"));
+    let made = Place::new();
+    let pulled = made.run(&format!("pull --form tar --index {target} app"));
+    assert!(pulled.code == Some(0) && pulled.out.contains("2 layers indexed"), "{pulled:?}");
+    let again = made.run(&format!("pull --form tar --index {target} app"));
+    assert!(again.code == Some(0) && !again.out.contains("indexed"), "{again:?}");
+
+    let later = Place::new();
+    later.out(&format!("pull --form tar {target} app"));
+    let told = later.run("index app");
+    assert!(told.code == Some(2) && told.out.contains("--keep-layers"), "{told:?}");
+    later.out(&format!("pull --form tar --keep-layers {target} app"));
+    later.out("index app");
+    assert!(indexes(&later) == indexes(&made));
+
+    let third = Place::new();
+    third.out(&format!("pull --form tar {target} app"));
+    let pulled = third.out(&format!("pull --form tar --index {target} app"));
+    assert!(pulled.contains("2 layers indexed"), "{pulled}");
+    assert!(indexes(&third) == indexes(&made));
+}

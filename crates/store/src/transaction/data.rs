@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use image::digest::Digest;
 use image::verity::{DeviceId, Id, ObjectId};
 use rustix::io::Errno;
 
@@ -186,6 +187,23 @@ impl Transaction<'_> {
             Data::Here(made) => Some(made.index.header.bytes),
             Data::Store => None,
         }
+    }
+
+    /// The layer whose tar a device of this import is; `None` if this import has made no such device.
+    pub(super) fn made_layer_of(&self, device: &DeviceId) -> Option<Option<Digest>> {
+        match self.state().data.get(device)? {
+            Data::Here(made) => Some(made.index.header.layer),
+            Data::Store => None,
+        }
+    }
+
+    /// A device that this import has made.
+    pub(super) fn made_device(&self, device: &DeviceId) -> Result<Option<File>, DiskError> {
+        let number = match self.state().data.get(device) {
+            Some(Data::Here(made)) => made.device,
+            _ => return Ok(None),
+        };
+        self.read_back(number).map(Some)
     }
 
     /// A file of the import's own directory, for reading.

@@ -1,5 +1,9 @@
 //! Images whose devices are filled later: indexes, and sparse devices of an import.
 
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use image::digest::Digest;
 use image::lazy::Head;
 use image::verity::{Algorithm, DeviceId};
 
@@ -10,11 +14,24 @@ use crate::shelf::sparse::index::{self, Existing};
 use crate::shelf::sparse::{SPARSE, SparseError, SparseState};
 use crate::store::{Store, mode_of};
 
+/// What stands behind a tar is less.
+const TAIL_MAX: u64 = 1024;
+
 /// A device that is to be there, empty if need be, and how it is filled.
 #[derive(Debug)]
 pub(super) struct LazyDevice {
     head: Head,
     windows: Vec<u8>,
+    made: Made,
+}
+
+/// Where an index comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// From elsewhere: what is here comes first.
+    Elsewhere,
+    /// From all bytes of a device that is here.
+    Here,
 }
 
 impl Store {
@@ -58,8 +75,48 @@ impl Transaction<'_> {
             return Err(DraftError::NoDevices(algorithm));
         }
         let is_complete = self.reuse_device(&head.device)?;
-        self.state().lazy.insert(head.device, LazyDevice { head, windows });
+        let lazy = LazyDevice { head, windows, made: Made::Elsewhere };
+        self.state().lazy.insert(lazy.head.device, lazy);
         Ok(!is_complete)
+    }
+
+    /// Gives a device of this import, or one that it has found, an index that was made from all bytes: the commit puts it in
+    /// the place of any that the device has.
+    ///
+    /// # Errors
+    /// [`SparseError`] when head and windows do not belong together.
+    pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), SparseError> {
+        index::encoded(&head, &windows)?;
+        let lazy = LazyDevice { head, windows, made: Made::Here };
+        self.state().lazy.insert(lazy.head.device, lazy);
+        Ok(())
+    }
+
+    /// The layer whose tar a device of this import or of the store is.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the device's index cannot be read.
+    pub fn layer_of(&self, device: &DeviceId) -> Result<Option<Digest>, DiskError> {
+        match self.made_layer_of(device) {
+            Some(layer) => Ok(layer),
+            None => self.store.devices.layer_of(device),
+        }
+    }
+
+    /// The bytes of a device of this import or of the store, from one on to its end: of a tar, what stands behind it.
+    ///
+    /// # Errors
+    /// [`io::Error`] when they cannot be read, or are more than 1024.
+    pub fn device_tail(&self, device: &DeviceId, from: u64) -> io::Result<Vec<u8>> {
+        let file = match self.made_device(device).map_err(io::Error::other)? {
+            Some(file) => file,
+            None => self.store.devices.file(device).ok_or(io::ErrorKind::NotFound)?.0,
+        };
+        let length = file.metadata()?.len().checked_sub(from).filter(|it| *it <= TAIL_MAX);
+        let length = length.and_then(|it| usize::try_from(it).ok());
+        let mut tail = vec![0; length.ok_or(io::ErrorKind::InvalidData)?];
+        file.read_exact_at(&mut tail, from)?;
+        Ok(tail)
     }
 
     /// Makes the sparse devices that are not there, durably, each after its index. The store's lock is held.
@@ -69,7 +126,12 @@ impl Transaction<'_> {
             return Ok(());
         }
         store.make_sparse()?;
-        for (id, LazyDevice { head, windows }) in &state.lazy {
+        for (id, LazyDevice { head, windows, made }) in &state.lazy {
+            if *made == Made::Here {
+                // The device came before, with its index of objects.
+                store.sparse.put_index(head, windows, Existing::Replaced)?;
+                continue;
+            }
             if store.devices.index_of(id)?.is_some() {
                 // Another import may have brought all of it, and not synced its name.
                 store.devices.directory.there()?.sync()?;
@@ -103,6 +165,7 @@ impl Transaction<'_> {
 impl State {
     /// Whether this import sees to it that there is a device of this length in bytes.
     pub(super) fn is_lazy(&self, device: &DeviceId, bytes: u64) -> bool {
-        self.lazy.get(device).is_some_and(|it| it.head.device_bytes == bytes)
+        let lazy = self.lazy.get(device).filter(|it| it.made == Made::Elsewhere);
+        lazy.is_some_and(|it| it.head.device_bytes == bytes)
     }
 }

@@ -42,10 +42,10 @@ impl Job<'_> {
         let Some(Here { layer, .. }) = here else {
             return self.unpack(reader, wanted, shared, read);
         };
-        let blob = layer::check(reader, wanted, shared, read)?;
+        let (blob, index) = layer::check(reader, wanted, shared, read)?;
         self.record(layer, &blob)?;
         let Here { gathered, .. } = here.take().expect("it was there just now");
-        Ok(Gathered { blob, ..gathered })
+        Ok(Gathered { blob, index, ..gathered })
     }
 
     /// Has the store know from now on that the layer is in this blob.

@@ -3,9 +3,11 @@
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
+use image::gzip::{GzipError, Indexer};
 
 use super::limits::{LimitError, Limits, Sums};
 use super::stop::Stop;
+use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
 
 /// Bytes read from the source at once.
@@ -84,6 +86,15 @@ pub enum DecodeError {
     Stopped,
 }
 
+/// How a gzip blob is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GzipReader {
+    /// As fast as it goes.
+    Plain,
+    /// And its index is made. That takes twice as long.
+    Indexing,
+}
+
 /// What a blob was.
 #[derive(Debug)]
 pub(super) struct Decoded {
@@ -91,6 +102,8 @@ pub(super) struct Decoded {
     /// SHA-256, or what was expected, or what is [`Claimed`].
     pub(super) digest: Digest,
     pub(super) size: u64,
+    /// Of a gzip blob, if it was wanted.
+    pub(super) index: Option<Result<IndexParts, GzipError>>,
 }
 
 /// The bytes as they come, hashed and counted.
@@ -175,6 +188,7 @@ enum Inner<'a, R> {
     Plain(Box<Raw<'a, R>>),
     /// And whether its first header is good.
     Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
+    Indexed(Box<Indexer<Raw<'a, R>>>, Units),
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
 }
 
@@ -196,6 +210,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     pub(super) fn new(
         source: R,
         expected: Expected<'a>,
+        gzip: GzipReader,
         limits: &'a Limits,
         stop: &'a Stop<'a>,
         progress: &'a (dyn Fn(u64) + Sync),
@@ -241,6 +256,9 @@ impl<'a, R: Read> Decoder<'a, R> {
         };
         let inner = match compression {
             Compression::None => Inner::Plain(Box::new(raw)),
+            Compression::Gzip if gzip == GzipReader::Indexing => {
+                Inner::Indexed(Box::new(Indexer::new(raw)), Units::default())
+            }
             Compression::Gzip => {
                 let decoder = MultiGzDecoder::new(raw);
                 let begun = decoder.header().is_some();
@@ -309,7 +327,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     const fn compression(&self) -> Compression {
         match self.inner {
             Inner::Plain(_) => Compression::None,
-            Inner::Gzip(..) => Compression::Gzip,
+            Inner::Gzip(..) | Inner::Indexed(..) => Compression::Gzip,
             Inner::Zstd(_) => Compression::Zstd,
         }
     }
@@ -318,6 +336,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         match &mut self.inner {
             Inner::Plain(raw) => raw,
             Inner::Gzip(decoder, _) => decoder.get_mut(),
+            Inner::Indexed(indexer, _) => indexer.get_mut(),
             Inner::Zstd(decoder) => decoder.get_mut(),
         }
     }
@@ -330,6 +349,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             let read = match &mut self.inner {
                 Inner::Plain(raw) => raw.read(free),
                 Inner::Gzip(decoder, _) => decoder.read(free),
+                Inner::Indexed(indexer, _) => indexer.read(free),
                 Inner::Zstd(decoder) => decoder.read(free),
             };
             match read {
@@ -338,6 +358,9 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed(error)),
             }
+        }
+        if let Inner::Indexed(_, units) = &mut self.inner {
+            units.add(&into[..filled]);
         }
         self.unpacked += filled as u64;
         if self.unpacked > self.limits.layer_bytes {
@@ -368,7 +391,8 @@ impl<'a, R: Read> Decoder<'a, R> {
             Inner::Plain(_) => DecodeError::Read(error),
             // It has one only while it is within a member.
             Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
-            Inner::Gzip(..) => DecodeError::Gzip(error),
+            Inner::Indexed(indexer, _) if indexer.is_behind_a_member() => DecodeError::Trailing,
+            Inner::Gzip(..) | Inner::Indexed(..) => DecodeError::Gzip(error),
             Inner::Zstd(_) => DecodeError::Zstd(error),
         }
     }
@@ -405,11 +429,18 @@ impl<'a, R: Read> Decoder<'a, R> {
         let raw = self.raw();
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {
-            return Ok(Decoded { compression: self.compression(), digest, size });
+            return Ok(Decoded { compression: self.compression(), digest, size, index: None });
         }
         let digest = self.check()?;
-        let size = self.raw().read;
-        Ok(Decoded { compression: self.compression(), digest, size })
+        let (size, compression) = (self.raw().read, self.compression());
+        let index =
+            match self.inner {
+                Inner::Indexed(indexer, units) => Some(indexer.finish().map(|checkpoints| {
+                    IndexParts { checkpoints, units, tar_bytes: self.unpacked }
+                })),
+                _ => None,
+            };
+        Ok(Decoded { compression, digest, size, index })
     }
 }
 

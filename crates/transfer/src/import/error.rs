@@ -8,7 +8,7 @@ use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::parallel::ThreadError;
-use store::{ContentsError, LookupError, OpenImageError};
+use store::{ContentsError, Form, LookupError, OpenImageError};
 
 use super::{DecodeError, LayerFailure, PlatformMismatch};
 use crate::native::{NativeError, PackError};
@@ -56,6 +56,19 @@ pub enum ImportError {
     /// Composefs images cannot name objects by this store's algorithm.
     #[error("composefs images need sha256, and this store names its objects by {0}")]
     Algorithm(Algorithm),
+    /// Indexes are of layers' tars.
+    #[error(
+        "layers of images of the form {0} have no index: write --form tar with --index, or leave out --index"
+    )]
+    Index(Form),
+    /// The index of a layer cannot be looked up or kept.
+    #[error("cannot keep the index of layer {layer}")]
+    LayerIndex {
+        /// The layer's diff id.
+        layer: Box<Digest>,
+        /// The cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The layout does not have the image, or cannot be read.
     #[error("cannot import from the layout")]
     Layout(#[source] Box<LayoutError>),

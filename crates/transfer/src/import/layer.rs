@@ -11,15 +11,17 @@ use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
-use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
+use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader};
 use super::failure::LayerFailure;
 use super::feed::{self, Feed, Tar};
 use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::Pending;
 use super::stop::Stop;
-use super::{LayerReport, Unsupported};
+use super::{LayerIndexed, LayerReport, Unsupported};
+use crate::lazy::IndexParts;
 use image::digest::Digest;
+use image::gzip::GzipError;
 
 /// Files of up to this many bytes are in the image itself, as those of directories are.
 const INLINE_MAX: usize = {
@@ -71,6 +73,7 @@ pub(super) struct Shared<'t, 'a, 'q> {
     pub(super) unsupported: Unsupported,
     pub(super) xattrs: walk::Xattrs,
     pub(super) times: walk::Times,
+    pub(super) gzip: GzipReader,
 }
 
 /// A layer that was read.
@@ -82,6 +85,8 @@ pub(super) struct Gathered<'t> {
     pub(super) blob: Blob,
     /// The tar that has the bytes of its files, if these are no objects.
     pub(super) tar: Option<KeptTar<'t>>,
+    /// What its index is made of: of gzip blobs that were read, if indexes are wanted.
+    pub(super) index: Option<Result<IndexParts, GzipError>>,
     /// What was committed for this layer alone.
     pub(super) committed: Committed,
 }
@@ -148,7 +153,8 @@ pub(super) fn unpack<'t>(
     };
     let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
     let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;
-    gatherer.store(tar, &decoded, wanted)
+    let gathered = gatherer.store(tar, &decoded, wanted)?;
+    Ok(Gathered { index: decoded.index, ..gathered })
 }
 
 /// Reads a blob without storing anything, and compares it and the tar that is in it: for a layer that the store has.
@@ -157,7 +163,7 @@ pub(super) fn check(
     wanted: &Wanted<'_>,
     shared: &Shared<'_, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Blob, LayerFailure> {
+) -> Result<(Blob, Option<Result<IndexParts, GzipError>>), LayerFailure> {
     let mut decoder = decoder(source, wanted, shared, progress)?;
     let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
     let (diff_id, decoded) = if decoder.is_hashed_as(expected) {
@@ -177,7 +183,7 @@ pub(super) fn check(
         let (expected, actual) = (Box::new(*expected), Box::new(diff_id));
         return Err(LayerFailure::DiffId { expected, actual });
     }
-    Ok(blob(&decoded, wanted))
+    Ok((blob(&decoded, wanted), decoded.index))
 }
 
 fn decoder<'a, R: Read>(
@@ -188,7 +194,7 @@ fn decoder<'a, R: Read>(
 ) -> Result<Decoder<'a, R>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
     let decoder = match wanted.tar_of {
-        None => Decoder::new(source, wanted.expected, limits, stop, progress)?,
+        None => Decoder::new(source, wanted.expected, shared.gzip, limits, stop, progress)?,
         // Nothing else would tell that it is the right one.
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
         Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
@@ -285,10 +291,15 @@ pub(super) fn replay<'t>(
             last = Some((entry.position, inode));
         }
     }
-    let report =
-        LayerReport { diff_id: info.diff_id, tar_bytes: info.size, is_reused: true, skipped };
+    let report = LayerReport {
+        diff_id: info.diff_id,
+        tar_bytes: info.size,
+        is_reused: true,
+        skipped,
+        index: LayerIndexed::NotWanted,
+    };
     let (blob, committed) = (blob.clone(), Committed::default());
-    Ok(Some(Gathered { layer, report, blob, tar: None, committed }))
+    Ok(Some(Gathered { layer, report, blob, tar: None, index: None, committed }))
 }
 
 /// The layer that a tar holds, with the names of its objects, and nothing stored. The limits are those of imports.
@@ -658,6 +669,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             tar_bytes: length,
             is_reused: false,
             skipped: self.skipped,
+            index: LayerIndexed::NotWanted,
         };
         let (mut files, mut sparse) = (Vec::new(), Vec::new());
         for Seen { offset, size, named } in self.files {
@@ -668,6 +680,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             }
         }
         let tar = copy.map(|draft| KeptTar { draft, files, sparse });
-        Ok(Gathered { layer: self.layer, report, blob, tar, committed: Committed::default() })
+        let (layer, committed) = (self.layer, Committed::default());
+        Ok(Gathered { layer, report, blob, tar, index: None, committed })
     }
 }

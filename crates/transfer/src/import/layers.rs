@@ -12,9 +12,10 @@ use store::parallel::{self, ThreadError};
 use store::{Committed, Form, LayerInfo};
 
 use super::again::Here;
-use super::decode::{Claimed, Decoder, Expected};
+use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::LayerFailure;
+use super::index::ReadIndex;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
@@ -195,6 +196,10 @@ impl Job<'_> {
     ) -> Result<Made, ImportError> {
         let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
         let tars: Vec<_> = tars.collect();
+        let read: Vec<_> = gathered
+            .iter_mut()
+            .map(|it| ReadIndex { blob: it.blob.clone(), parts: it.index.take() })
+            .collect();
         let mut reports = Vec::new();
         let mut blobs = Vec::new();
         let mut committed = Committed::default();
@@ -225,6 +230,9 @@ impl Job<'_> {
         let tree = tree.unwrap_or_default().finish();
         let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
         let written = self.native(&tree, &diff_ids, tars)?;
+        if let Some(written) = written.as_ref().filter(|_| self.wishes.index) {
+            self.put_indexes(read, &mut reports, &written.devices)?;
+        }
         Ok(Made {
             tree,
             written,
@@ -278,7 +286,8 @@ impl Job<'_> {
             _ => None,
         };
         let limits = &self.wishes.limits;
-        let decoder = Decoder::new(stream, Expected::default(), limits, &stop, &|_| {});
+        let decoder =
+            Decoder::new(stream, Expected::default(), GzipReader::Plain, limits, &stop, &|_| {});
         let mut decoder = decoder.map_err(unpacked)?;
         if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
             file.rewind().map_err(opened)?;
@@ -326,6 +335,7 @@ impl Job<'_> {
             unsupported: wishes.unsupported,
             xattrs: wishes.xattrs,
             times: wishes.times,
+            gzip: if wishes.index { GzipReader::Indexing } else { GzipReader::Plain },
         };
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
@@ -384,8 +394,10 @@ impl Job<'_> {
             Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
             None => None,
         };
+        let lacks_index = self.lacks_index(source)?;
         let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
         if !source.is_wanted
+            && !lacks_index
             && is_named
             && let Some(layer) = &known
             && let Some(gathered) = self.stored(layer, shared)?
@@ -406,7 +418,10 @@ impl Job<'_> {
             diff_id: source.diff_id.as_ref(),
             tar_of: None,
         };
-        if let Some(gathered) = self.parts(at, &mut **blob, &wanted, &mut here, shared)? {
+        // An index is made of the whole blob.
+        if !lacks_index
+            && let Some(gathered) = self.parts(at, &mut **blob, &wanted, &mut here, shared)?
+        {
             self.read(&mut **blob);
             progress(Event::Done { layer: at });
             return Ok(gathered);
@@ -503,7 +518,7 @@ impl Job<'_> {
                 // Each file's id came after its worker had let go.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
                 let committed = own.commit().map_err(LayerFailure::Commit)?;
-                Ok(Gathered { layer, report, blob, tar: None, committed })
+                Ok(Gathered { layer, report, blob, tar: None, index: None, committed })
             }
         }
     }

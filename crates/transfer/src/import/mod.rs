@@ -13,6 +13,7 @@ mod documents;
 mod error;
 mod failure;
 mod feed;
+mod index;
 mod layer;
 pub(crate) mod layers;
 mod limits;
@@ -74,6 +75,24 @@ pub struct LayerReport {
     pub is_reused: bool,
     /// Paths that were left out, because no tree can hold them.
     pub skipped: Vec<Vec<u8>>,
+    /// What became of its index.
+    pub index: LayerIndexed,
+}
+
+/// What became of a layer's index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LayerIndexed {
+    /// None was wanted.
+    NotWanted,
+    /// It was made.
+    Made {
+        /// Bytes of head and windows.
+        bytes: u64,
+    },
+    /// The store had it already.
+    Here,
+    /// There is none, for this reason.
+    None(String),
 }
 
 /// Result of an import.
@@ -191,6 +210,9 @@ impl<'a> Job<'a> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
+        if wishes.index && wishes.form != Form::Tar {
+            return Err(ImportError::Index(wishes.form));
+        }
         let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
         Ok(Self {
             transaction,
@@ -225,7 +247,7 @@ impl<'a> Job<'a> {
         check_paths(&made.tree)?;
         let mut form = wishes.form;
         let (image, image_bytes) = match made.written {
-            Some(Written { image, bytes, has_tar }) => {
+            Some(Written { image, bytes, has_tar, .. }) => {
                 // Of a `merge` or `filter`, another image's tar may have what was to be packed.
                 form = if has_tar { Form::Tar } else { form };
                 (image, bytes)

@@ -43,6 +43,8 @@ pub struct ImportWishes<'a> {
     pub limits: Limits,
     /// When layers become durable.
     pub durable: Durable,
+    /// Whether layers get an index from the same pass over their blobs. Only with the form `tar`.
+    pub index: bool,
     /// Form in which the data is stored.
     pub form: Form,
     /// Data that packed devices leave out.
@@ -67,6 +69,7 @@ impl Default for ImportWishes<'_> {
             other_platform: OtherPlatform::default(),
             limits: Limits::default(),
             durable: Durable::default(),
+            index: false,
             form: Form::Objects,
             dedup: Dedup::default(),
             unsupported: Unsupported::default(),

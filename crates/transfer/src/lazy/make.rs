@@ -1,8 +1,11 @@
 //! The indexes of an image whose data, and whose layers' blobs, are here.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io::{self, Read};
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 
 use image::digest::{Digest, DigestHasher};
 use image::gzip::GzipError;
@@ -13,12 +16,28 @@ use store::parallel::{self, ThreadError};
 use store::{DiskError, OpenDevice, OpenImage, SparseError, Store};
 
 use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
-use crate::import::ImportSurroundings;
 use crate::progress::Event;
 use crate::stored::StoredImage;
 
 /// With what a gzip member begins. Source: RFC 1952, 2.3.1.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// Resources for making indexes.
+#[derive(Clone, Copy)]
+pub struct IndexOptions<'a> {
+    /// Layers that are read at once, at most.
+    pub threads: NonZeroUsize,
+    /// Called from any thread.
+    pub progress: &'a (dyn Fn(Event<'_>) + Sync),
+    /// Once true, the work ends with [`IndexError::Cancelled`].
+    pub cancel: &'a AtomicBool,
+}
+
+impl fmt::Debug for IndexOptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IndexOptions").field("threads", &self.threads).finish_non_exhaustive()
+    }
+}
 
 /// What became of a layer's index.
 #[derive(Debug)]
@@ -117,7 +136,7 @@ pub fn index(
     store: &Store,
     image: &OpenImage,
     documents: &StoredImage,
-    surroundings: &ImportSurroundings<'_>,
+    options: &IndexOptions<'_>,
 ) -> Result<Vec<IndexedReport>, IndexError> {
     let mut devices = Vec::new();
     for device in &image.devices {
@@ -127,25 +146,25 @@ pub fn index(
     let layers = documents.manifest.layers.iter().zip(documents.config.diff_ids());
     let layers: Vec<(&Descriptor, &Digest)> = layers.collect();
     let sizes: Vec<_> = layers.iter().map(|it| Some(it.0.size)).collect();
-    (surroundings.progress)(Event::Layers(&sizes));
+    (options.progress)(Event::Layers(&sizes));
     let mut seen = BTreeSet::new();
     let first: Vec<usize> =
         (0..layers.len()).filter(|at| seen.insert(layers[*at].0.digest)).collect();
-    let work = Work { store, surroundings };
+    let work = Work { store, options };
     let make = |number: usize| {
         let at = first[number];
         let (layer, diff_id) = layers[at];
         let device = devices.iter().find(|it| it.0 == *diff_id).map(|it| it.1);
         work.layer(at, layer, diff_id, device)
     };
-    parallel::each("index", surroundings.threads.get(), first.len(), make)
+    parallel::each("index", options.threads.get(), first.len(), make)
 }
 
 /// What all layers need.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     store: &'a Store,
-    surroundings: &'a ImportSurroundings<'a>,
+    options: &'a IndexOptions<'a>,
 }
 
 impl Work<'_> {
@@ -156,7 +175,7 @@ impl Work<'_> {
         diff_id: &Digest,
         device: Option<&OpenDevice>,
     ) -> Result<IndexedReport, IndexError> {
-        let tell = self.surroundings.progress;
+        let tell = self.options.progress;
         tell(Event::Started { layer: number });
         let index = match self.index(number, layer, diff_id, device) {
             Ok(made) => Ok(made),
@@ -193,10 +212,10 @@ impl Work<'_> {
                 false => NoIndex::Damaged(LayerIndexError::BlobDigest { expected: blob(), actual }),
             }));
         }
-        let tell = |bytes| (self.surroundings.progress)(Event::Read { layer: number, bytes });
+        let tell = |bytes| (self.options.progress)(Event::Read { layer: number, bytes });
         let blobs = Told { blobs: KeptBlobs(self.store), tell: &tell };
         let indexed = IndexedLayer { layer, diff_id, device: id, file };
-        let index = LayerIndex::new(&indexed, &blobs, self.surroundings.cancel);
+        let index = LayerIndex::new(&indexed, &blobs, self.options.cancel);
         let index = index.map_err(Stop::of)?;
         let saved = index.save(self.store);
         saved.map_err(|source| {

@@ -25,7 +25,7 @@ use sha2::{Digest as _, Sha256};
 use store::Store;
 
 pub use check::{ImageCheckError, check_image};
-pub use make::{IndexError, IndexReport, IndexedReport, NoIndex, index};
+pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
@@ -143,16 +143,25 @@ impl<R: Read> Read for Hashed<'_, R> {
     }
 }
 
+/// What one pass over a blob tells of its index.
+#[derive(Debug)]
+pub(crate) struct IndexParts {
+    pub(crate) checkpoints: Vec<Checkpoint>,
+    pub(crate) units: Units,
+    /// Bytes of the tar.
+    pub(crate) tar_bytes: u64,
+}
+
 /// Digests of units, in order.
-#[derive(Default)]
-struct Units {
+#[derive(Debug, Default)]
+pub(crate) struct Units {
     done: Vec<[u8; 32]>,
     current: Sha256,
     filled: u64,
 }
 
 impl Units {
-    fn add(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn add(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let left = usize::try_from(UNIT - self.filled).unwrap_or(usize::MAX);
             let (these, rest) = bytes.split_at(left.min(bytes.len()));
@@ -216,24 +225,48 @@ impl LayerIndex {
             let (expected, actual) = (Box::new(*layer.diff_id), Box::new(actual));
             return Err(LayerIndexError::DiffId { blob: blob(), expected, actual });
         }
-        let (tail, device_bytes) = tail(layer.file, tar_bytes)
+        let tail = tail(layer.file, tar_bytes)
             .map_err(|source| LayerIndexError::Device { device: *layer.device, source })?;
-        units.add(&tail);
-        units.end();
         let checkpoints = indexer.finish();
         let checkpoints =
             checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
+        let parts = IndexParts { checkpoints, units, tar_bytes };
+        parts.finish((digest, *size), layer.diff_id, *layer.device, tail)
+    }
+}
+
+impl LayerIndex {
+    /// Bytes of head and windows.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let head = self.head.encode().map_or(0, |it| it.len());
+        head.saturating_add(self.windows.len()) as u64
+    }
+}
+
+impl IndexParts {
+    /// The index of a device that has this tail, and of a blob of this digest and length in bytes.
+    pub(crate) fn finish(
+        self,
+        (blob, blob_bytes): (&Digest, u64),
+        diff_id: &Digest,
+        device: DeviceId,
+        tail: Vec<u8>,
+    ) -> Result<LayerIndex, LayerIndexError> {
+        let Self { checkpoints, mut units, tar_bytes } = self;
+        units.add(&tail);
+        units.end();
         let (groups, windows) = compressed(&checkpoints).map_err(LayerIndexError::Compress)?;
         let spans = checkpoints.iter().map(|it| {
             let Checkpoint { start, packed, unpacked, .. } = *it;
             SpanPlace { start, packed, unpacked }
         });
         let head = Head {
-            device: *layer.device,
-            device_bytes,
-            blob: *digest,
-            blob_bytes: *size,
-            diff_id: *layer.diff_id,
+            device,
+            device_bytes: tar_bytes.saturating_add(tail.len() as u64),
+            blob: *blob,
+            blob_bytes,
+            diff_id: *diff_id,
             tar_bytes,
             tail,
             units: units.done,
@@ -241,13 +274,14 @@ impl LayerIndex {
             groups,
         };
         // What cannot be read again is no index.
-        head.encode().map_err(|source| LayerIndexError::Head { blob: blob(), source })?;
-        Ok(Self { head, windows })
+        let written = head.encode();
+        written.map_err(|source| LayerIndexError::Head { blob: Box::new(*blob), source })?;
+        Ok(LayerIndex { head, windows })
     }
 }
 
-/// The bytes of a device behind the tar, and its length.
-fn tail(device: &File, tar_bytes: u64) -> io::Result<(Vec<u8>, u64)> {
+/// The bytes of a device behind the tar.
+fn tail(device: &File, tar_bytes: u64) -> io::Result<Vec<u8>> {
     let device_bytes = device.metadata()?.len();
     let length = device_bytes.checked_sub(tar_bytes).and_then(|it| usize::try_from(it).ok());
     let length = length.filter(|it| *it < 1024).ok_or_else(|| {
@@ -255,7 +289,7 @@ fn tail(device: &File, tar_bytes: u64) -> io::Result<(Vec<u8>, u64)> {
     })?;
     let mut tail = vec![0; length];
     device.read_exact_at(&mut tail, tar_bytes)?;
-    Ok((tail, device_bytes))
+    Ok(tail)
 }
 
 fn compressed(checkpoints: &[Checkpoint]) -> io::Result<(Vec<WindowGroup>, Vec<u8>)> {
@@ -394,6 +428,6 @@ mod tests {
         assert!(tail(&file, 512 * 3).is_err());
         file.write_all(&[0; 5000]).unwrap();
         assert!(tail(&file, 512).is_err());
-        assert_eq!(tail(&file, 5000).unwrap(), (vec![0; 512], 5512));
+        assert_eq!(tail(&file, 5000).unwrap(), vec![0; 512]);
     }
 }

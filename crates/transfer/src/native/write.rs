@@ -61,17 +61,17 @@ pub(crate) fn write(
     places: &dyn Places,
 ) -> Result<Written, NativeError> {
     let mut draft = transaction.image()?;
-    let (bytes, has_tar) = write_to(tree, places, &mut draft)?;
+    let WrittenTo { bytes, devices, has_tar } = write_to(tree, places, &mut draft)?;
     let image = draft.finish()?;
-    Ok(Written { image, bytes, has_tar })
+    Ok(Written { image, bytes, devices, has_tar })
 }
 
-/// Writes the image of a tree over devices. Returns its length in bytes, and whether a device of it is a tar.
+/// Writes the image of a tree over devices.
 pub(crate) fn write_to(
     tree: &Tree,
     places: &dyn Places,
     out: &mut impl Write,
-) -> Result<(u64, bool), NativeError> {
+) -> Result<WrittenTo, NativeError> {
     let (found, devices) = survey(tree, places)?;
     let has_tar = devices.iter().any(|(_, kind)| *kind == DeviceKind::Tar);
     let numbers: HashMap<DeviceId, u16> =
@@ -108,15 +108,29 @@ pub(crate) fn write_to(
         places.give(&object, start, out)
     };
     let summary = write_native(tree, &native, &mut contents, out)?;
-    Ok((summary.bytes, has_tar))
+    let devices = devices.iter().map(|it| it.id).collect();
+    Ok(WrittenTo { bytes: summary.bytes, devices, has_tar })
 }
 
-/// What was written.
+/// What was written, wherever that was.
+#[derive(Debug)]
+pub(crate) struct WrittenTo {
+    /// Bytes of the image.
+    pub(crate) bytes: u64,
+    /// Its devices.
+    pub(crate) devices: Vec<DeviceId>,
+    /// Whether a device of it is a tar.
+    pub(crate) has_tar: bool,
+}
+
+/// What was written into the store.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) image: ImageId,
     /// Bytes of the image.
     pub(crate) bytes: u64,
+    /// Its devices.
+    pub(crate) devices: Vec<DeviceId>,
     /// Whether a device of it is a tar.
     pub(crate) has_tar: bool,
 }

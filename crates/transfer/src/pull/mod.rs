@@ -11,7 +11,9 @@ mod tables;
 use std::io::{self, Read as _};
 use std::sync::Mutex;
 
-use store::{DiskError, Origin, RefName, Reference as StoredReference, Seconds, Store};
+use store::{
+    DiskError, OpenDevice, OpenImage, Origin, RefName, Reference as StoredReference, Seconds, Store,
+};
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
@@ -364,7 +366,14 @@ fn here(
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
     let is_so = named == Some(*manifest) && form == wishes.import.form;
-    let same = is_so && has_layers && store.open_image(&image).is_ok();
+    let is_indexed = |image: OpenImage| {
+        let lacks = |device: &OpenDevice| {
+            let is_tar = matches!(store.devices.layer_of(&device.id), Ok(Some(_)));
+            is_tar && !matches!(store.sparse.index_head(&device.id), Ok(Some(_)))
+        };
+        !wishes.import.index || !image.devices.iter().any(lacks)
+    };
+    let same = is_so && has_layers && store.open_image(&image).is_ok_and(is_indexed);
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 

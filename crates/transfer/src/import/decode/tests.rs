@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use super::*;
 
 /// Gives one byte at a time, as a pipe may.
+#[derive(Clone)]
 struct Drip<'a>(&'a [u8]);
 
 impl Read for Drip<'_> {
@@ -39,10 +40,34 @@ const LIMITS: Limits = Limits {
     metadata_bytes: 0,
 };
 
-fn decode(source: impl Read, expected: Expected<'_>) -> Result<(Vec<u8>, Decoded), DecodeError> {
+/// As read with and without an index: either way the same comes out, or the same is wrong.
+fn decode(
+    source: impl Read + Clone,
+    expected: Expected<'_>,
+) -> Result<(Vec<u8>, Decoded), DecodeError> {
+    let plain = decode_by(source.clone(), expected, GzipReader::Plain);
+    let indexed = decode_by(source, expected, GzipReader::Indexing);
+    match (&plain, &indexed) {
+        (Ok((plain, _)), Ok((bytes, decoded))) => {
+            assert!(plain == bytes);
+            assert_eq!(decoded.index.is_some(), decoded.compression == Compression::Gzip);
+        }
+        (Err(plain), Err(indexed)) => {
+            assert_eq!(std::mem::discriminant(plain), std::mem::discriminant(indexed));
+        }
+        other => panic!("{other:?}"),
+    }
+    plain
+}
+
+fn decode_by(
+    source: impl Read,
+    expected: Expected<'_>,
+    gzip: GzipReader,
+) -> Result<(Vec<u8>, Decoded), DecodeError> {
     let cancel = AtomicBool::new(false);
     let stop = Stop::new(&cancel);
-    let mut decoder = Decoder::new(source, expected, &LIMITS, &stop, &|_| {})?;
+    let mut decoder = Decoder::new(source, expected, gzip, &LIMITS, &stop, &|_| {})?;
     let mut all = Vec::new();
     // Not a divisor of anything.
     let mut piece = vec![0; 777];
@@ -202,7 +227,8 @@ fn stops_when_told() {
     let stop = Stop::new(&cancel);
     let blob = text(1 << 20);
     let mut decoder =
-        Decoder::new(&blob[..], Expected::default(), &LIMITS, &stop, &|_| {}).unwrap();
+        Decoder::new(&blob[..], Expected::default(), GzipReader::Plain, &LIMITS, &stop, &|_| {})
+            .unwrap();
     let result = loop {
         match decoder.fill(&mut [0; 777]) {
             Ok(0) => panic!("it went on to the end"),

@@ -1,0 +1,88 @@
+//! The indexes of layers that are read anyway.
+
+use image::digest::Digest;
+use image::gzip::GzipError;
+use image::verity::DeviceId;
+use store::Blob;
+
+use super::failure::LayerFailure;
+use super::layers::LayerSource;
+use super::{ImportError, Job, LayerIndexed, LayerReport};
+use crate::lazy::{IndexParts, NoIndex};
+
+/// What the pass over a layer's blob has told.
+pub(super) struct ReadIndex {
+    pub(super) blob: Blob,
+    /// `None` if the blob is no gzip, or was not read.
+    pub(super) parts: Option<Result<IndexParts, GzipError>>,
+}
+
+impl Job<'_> {
+    /// Whether a layer is to be read for its index, wherever its files are.
+    pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
+        // What its name says of a blob is enough here: the layer is read anyway if the store lacks it.
+        if !self.wishes.index || source.media_type.ends_with("zstd") {
+            return Ok(false);
+        }
+        let (Some(diff_id), Some(blob)) = (&source.diff_id, &source.digest) else {
+            return Ok(true);
+        };
+        let device = self.transaction.reuse_tar(diff_id).map_err(LayerFailure::Data)?;
+        Ok(!device.is_some_and(|device| self.has_index(&device.id, blob)))
+    }
+
+    /// A damaged one is as good as none.
+    fn has_index(&self, device: &DeviceId, blob: &Digest) -> bool {
+        let head = self.transaction.store().sparse.index_head(device);
+        head.is_ok_and(|it| it.is_some_and(|head| head.blob == *blob))
+    }
+
+    /// Has the commit keep the indexes of those layers that the image has devices of, and says what became of each.
+    pub(super) fn put_indexes(
+        &self,
+        read: Vec<ReadIndex>,
+        reports: &mut [LayerReport],
+        devices: &[DeviceId],
+    ) -> Result<(), ImportError> {
+        for (ReadIndex { blob, parts }, report) in read.into_iter().zip(reports) {
+            let diff_id = report.diff_id;
+            let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
+                ImportError::LayerIndex { layer: Box::new(diff_id), source }
+            };
+            let mut device = None;
+            for id in devices {
+                let layer = self.transaction.layer_of(id).map_err(|it| failed(Box::new(it)))?;
+                device = device.or((layer == Some(diff_id)).then_some(id));
+            }
+            let parts = match (device, parts) {
+                (None, _) => Err(NoIndex::Unused),
+                (Some(device), Some(Ok(parts))) => Ok((device, parts)),
+                (Some(_), Some(Err(GzipError::Block | _))) => Err(NoIndex::Blocks),
+                (Some(device), None) if self.has_index(device, &blob.digest) => {
+                    report.index = LayerIndexed::Here;
+                    continue;
+                }
+                (Some(_), None) => Err(NoIndex::NotGzip),
+            };
+            report.index = match parts {
+                Err(reason) => LayerIndexed::None(reason.to_string()),
+                Ok((device, parts)) => {
+                    let tail = self.transaction.device_tail(device, parts.tar_bytes);
+                    let tail = tail.map_err(|it| failed(Box::new(it)))?;
+                    let blob = (&blob.digest, blob.size);
+                    match parts.finish(blob, &diff_id, *device, tail) {
+                        Ok(index) => {
+                            let bytes = index.bytes();
+                            self.transaction
+                                .put_index(index.head, index.windows)
+                                .map_err(|it| failed(Box::new(it)))?;
+                            LayerIndexed::Made { bytes }
+                        }
+                        Err(error) => LayerIndexed::None(NoIndex::Failed(error).to_string()),
+                    }
+                }
+            };
+        }
+        Ok(())
+    }
+}
