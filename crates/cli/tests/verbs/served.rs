@@ -116,26 +116,38 @@ impl Lazy {
     }
 
     fn serve(&self) -> Child {
-        let mut command = self.place.command(&["serve", "--lazy"]);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = [0; 5];
-        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
-        assert_eq!(&line, b"fills");
-        child
+        serve(&self.place)
     }
 
     /// Ends a service: with nothing mounted, its keeper ends, too.
     fn end(&self, mut service: Child) {
-        let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
-        kill_process(pid, Signal::TERM).unwrap();
-        assert!(service.wait().unwrap().success());
-        let folder = serve_folder(&self.place);
-        wait_for("the keeper's end", || !folder.join("keeper").exists());
+        end(&self.place, &mut service);
     }
 
     fn words(&self) -> Vec<u8> {
         fs::read(self.tree.join("words")).unwrap()
     }
+}
+
+/// Starts the service of a store, and waits until it can be asked.
+pub(crate) fn serve(place: &Place) -> Child {
+    let mut command = place.command(&["serve", "--lazy"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = [0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"fills");
+    child
+}
+
+/// Ends the service of a store of which nothing is mounted, and sees that its keeper ends, too.
+pub(crate) fn end(place: &Place, service: &mut Child) {
+    let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(service.wait().unwrap().success());
+    let folder = serve_folder(place);
+    wait_for("the keeper's end", || !folder.join("keeper").exists());
+    // The store goes with the test.
+    fs::remove_dir_all(folder).unwrap();
 }
 
 fn open(path: &Path) -> Store {

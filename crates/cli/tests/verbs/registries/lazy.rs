@@ -187,29 +187,6 @@ fn walk(folder: &std::path::Path) -> Vec<PathBuf> {
     files
 }
 
-/// A service that fills the devices of a store.
-#[cfg(feature = "serve")]
-struct Service(std::process::Child);
-
-#[cfg(feature = "serve")]
-impl Service {
-    fn start(place: &Place) -> Self {
-        use std::io::Read as _;
-        let mut command = place.command(&["serve", "--lazy"]);
-        let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-        let mut line = [0; 5];
-        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
-        assert_eq!(&line, b"fills");
-        Self(child)
-    }
-
-    fn end(mut self) {
-        let pid = rustix::process::Pid::from_raw(self.0.id().try_into().unwrap()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
 #[cfg(feature = "serve")]
 #[test]
 fn what_is_read_is_fetched_from_the_registry() {
@@ -221,7 +198,7 @@ fn what_is_read_is_fetched_from_the_registry() {
     let to = Place::new();
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
-    let service = Service::start(&to);
+    let mut service = crate::served::serve(&to);
     to.out("mount --lazy app root");
     let listed = stage.from.out(&format!("ls -R {}", stage.target));
     let mut files = 0;
@@ -237,16 +214,16 @@ fn what_is_read_is_fetched_from_the_registry() {
     assert!(files > 10, "{files}");
     // What is here needs no registry, also after a restart.
     to.out("umount root");
-    service.end();
+    crate::served::end(&to, &mut service);
     let Stage { from, daemon, target, .. } = stage;
     drop(daemon);
-    let service = Service::start(&to);
+    let mut service = crate::served::serve(&to);
     to.out("mount --lazy app root");
     let name = listed.lines().find(|it| to.path("root").join(it).is_file()).unwrap();
     let read = std::fs::read(to.path("root").join(name)).unwrap();
     assert!(String::from_utf8_lossy(&read) == from.out(&format!("cat {target}:/{name}")));
     to.out("umount root");
-    service.end();
+    crate::served::end(&to, &mut service);
 }
 
 #[test]
