@@ -133,7 +133,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     if let Some(folder) = &args.keeper {
         return keep(context, args, folder);
     }
-    let store = context.open(OpenOptions::write())?;
+    // A machine starts it before the first pull.
+    let store = context.open(OpenOptions::create())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
     let stop = Arc::new(AtomicBool::new(false));
     let blobs = StoreBlobs {

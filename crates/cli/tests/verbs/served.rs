@@ -16,7 +16,7 @@ use store::{OpenOptions, Origin, Seconds, Store, Who};
 use transfer::StoredImage;
 use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
 
-use crate::runs::{runtimes, wait_for};
+use crate::runs::runtimes;
 use crate::{Place, add_programs, is_root};
 
 /// A blob.
@@ -144,10 +144,7 @@ pub(crate) fn end(place: &Place, service: &mut Child) {
     let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     assert!(service.wait().unwrap().success());
-    let folder = serve_folder(place);
-    wait_for("the keeper's end", || !folder.join("keeper").exists());
-    // The store goes with the test.
-    fs::remove_dir_all(folder).unwrap();
+    assert!(!serve_folder(place).exists());
 }
 
 fn open(path: &Path) -> Store {

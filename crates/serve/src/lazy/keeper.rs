@@ -150,6 +150,8 @@ struct Kept {
     /// The events of a service have numbers below this.
     numbers: RawFd,
     devices: BTreeMap<String, File>,
+    /// Its socket.
+    path: PathBuf,
 }
 
 /// Is a keeper: holds the group and the devices of the service at the other end of `socket`, and of those after it, until a
@@ -168,7 +170,8 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     let (ToKeeper::Group { numbers }, Some(group)) = (first, group) else {
         return Err(KeeperError::Service(io::Error::other("it sent no group")));
     };
-    let mut kept = Kept { group: Group::adopt(group), numbers, devices: BTreeMap::new() };
+    let group = Group::adopt(group);
+    let mut kept = Kept { group, numbers, devices: BTreeMap::new(), path: path.clone() };
     let listener =
         wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
     wire::send(socket.as_fd(), &Told::Done, None).map_err(KeeperError::Service)?;
@@ -179,7 +182,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
             None => Ended::Died,
         };
         match ended {
-            Ended::Over => break,
+            Ended::Over => return Ok(()),
             Ended::Left => {}
             Ended::Died => {
                 let denied = kept.group.deny_taken(kept.numbers)?;
@@ -227,7 +230,11 @@ impl Kept {
                 (ToKeeper::Forget { device }, None) => drop(self.devices.remove(&device)),
                 (ToKeeper::Leave, None) => ended = Ended::Left,
                 // Who says so is wrong if there are devices: then they are held on.
-                (ToKeeper::End, None) if self.devices.is_empty() => ended = Ended::Over,
+                (ToKeeper::End, None) if self.devices.is_empty() => {
+                    // Before the service goes on: another one may make all this again then.
+                    let _gone = std::fs::remove_file(&self.path);
+                    ended = Ended::Over;
+                }
                 (ToKeeper::End, None) => ended = Ended::Left,
                 _ => return Ended::Died,
             }

@@ -163,8 +163,7 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
-    make_folder(folder, store.who().user)?;
-    let _lock = lock(folder, replace)?;
+    let _lock = lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, devices } = begin(surroundings)?;
     let service = Service { store, surroundings, door: Door::of(group) };
     for (device, file) in devices {
@@ -195,6 +194,11 @@ pub fn serve(
         let left = service.release(&keeper)?;
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
+        if left == 0 {
+            // Nothing needs it until the next service. That makes it anew if it waits for this lock.
+            let _gone = fs::remove_file(folder.join(LOCK));
+            let _gone = fs::remove_dir(folder);
+        }
         Ok(left)
     })
 }
@@ -211,15 +215,29 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     }
 }
 
-fn lock(folder: &Path, replace: Replace) -> Result<File, ServiceError> {
+/// Makes the folder, and locks it for one service.
+fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, ServiceError> {
     let path = folder.join(LOCK);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
-    let file =
-        File::options().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
     let begun = Instant::now();
     loop {
+        let made = make_folder(folder, user).and_then(|()| {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).open(&path).map_err(failed)
+        });
+        let file = match made {
+            // A service that ended has removed the folder this moment.
+            Err(ServiceError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                if begun.elapsed() > LEAVE {
+                    return Err(failed(source));
+                }
+                continue;
+            }
+            made => made?,
+        };
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
+            Ok(()) if is_at(&file, &path) => return Ok(file),
+            Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
             Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
             Err(Errno::WOULDBLOCK) => {
@@ -234,6 +252,13 @@ fn lock(folder: &Path, replace: Replace) -> Result<File, ServiceError> {
             Err(errno) => return Err(failed(errno.into())),
         }
     }
+}
+
+/// Whether a path leads to this file still.
+fn is_at(file: &File, path: &Path) -> bool {
+    let numbers = |found: io::Result<fs::Metadata>| found.map(|it| (it.dev(), it.ino())).ok();
+    let there = numbers(fs::symlink_metadata(path));
+    there.is_some() && there == numbers(file.metadata())
 }
 
 /// Takes over from a keeper, or starts one.

@@ -196,9 +196,10 @@ fn what_is_read_is_fetched_from_the_registry() {
     let Some(stage) = Stage::new() else { return };
     stage.index();
     let to = Place::new();
+    // There is no store yet.
+    let mut service = crate::served::serve(&to);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
-    let mut service = crate::served::serve(&to);
     to.out("mount --lazy app root");
     let listed = stage.from.out(&format!("ls -R {}", stage.target));
     let mut files = 0;
