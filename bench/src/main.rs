@@ -12,6 +12,7 @@ mod events;
 mod fio;
 mod forms;
 mod import;
+mod lazy;
 mod measure;
 mod metadata;
 mod mkcomposefs;
@@ -63,7 +64,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, read and compare
+    /// Only tables whose titles begin with this, of the benches metadata, read, lazy and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
@@ -111,6 +112,8 @@ enum Name {
     Read,
     /// How often one cold start asks for a part of a device
     Events,
+    /// From an empty store to the end of a program, out of a registry that is near or far
+    Lazy,
     /// Another build of Quire beside this one: needs --before
     Compare,
 }
@@ -179,7 +182,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 15] = [
+    let benches: [(Name, Bench); 16] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -194,6 +197,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Metadata, metadata::bench),
         (Name::Read, read::bench),
         (Name::Events, events::bench),
+        (Name::Lazy, lazy::bench),
         (Name::Compare, compare::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());

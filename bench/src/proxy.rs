@@ -1,47 +1,112 @@
-//! What a client fetches, counted between it and a server of loopback.
+//! What a client fetches, counted between it and a server of loopback, which may be made to look far away.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
+
+/// How far away the server is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Distance {
+    /// Added to each new connection, and to each request.
+    pub(super) delay: Duration,
+    /// Bytes a second of all connections together; none: as fast as it goes.
+    pub(super) bandwidth: Option<u32>,
+}
 
 /// Passes connections on for as long as this process lives.
 #[derive(Debug)]
 pub(super) struct Proxy {
     /// Its host and port.
     pub(super) host: String,
-    received: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    received: AtomicU64,
+    requests: AtomicU64,
+}
+
+/// A line that all connections share.
+#[derive(Debug)]
+struct Line {
+    distance: Distance,
+    /// When the bytes that were let through so far have passed.
+    free: Mutex<Instant>,
+}
+
+impl Line {
+    /// Waits as long as these bytes take behind those of all connections before them.
+    fn pass(&self, bytes: usize) {
+        let Some(bandwidth) = self.distance.bandwidth else { return };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let time = Duration::from_secs_f64(f64::from(bytes) / f64::from(bandwidth));
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = (*free).max(Instant::now()) + time;
+        *free = until;
+        drop(free);
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
 }
 
 impl Proxy {
     pub(super) fn to(server: &str) -> io::Result<Self> {
+        Self::far(server, Distance::default())
+    }
+
+    pub(super) fn far(server: &str, distance: Distance) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let host = listener.local_addr()?.to_string();
-        let received = Arc::new(AtomicU64::new(0));
-        let (server, count) = (server.to_owned(), Arc::clone(&received));
+        let counts = Arc::new(Counts::default());
+        let line = Arc::new(Line { distance, free: Mutex::new(Instant::now()) });
+        let (server, all) = (server.to_owned(), Arc::clone(&counts));
         thread::spawn(move || {
             for client in listener.incoming() {
-                let (server, count) = (server.clone(), Arc::clone(&count));
+                let (server, all, line) = (server.clone(), Arc::clone(&all), Arc::clone(&line));
                 // A connection that breaks is the client's to mend, and is seen there.
-                let pass = move || drop(client.and_then(|it| pass(it, &server, &count)));
+                let pass = move || drop(client.and_then(|it| pass(it, &server, &all, &line)));
                 thread::spawn(pass);
             }
         });
-        Ok(Self { host, received })
+        Ok(Self { host, counts })
     }
 
     /// Bytes that came from the server since the last call, with HTTP's own.
     pub(super) fn received(&self) -> u64 {
-        self.received.swap(0, Ordering::Relaxed)
+        self.counts.received.swap(0, Ordering::Relaxed)
+    }
+
+    /// Requests of clients since the last call.
+    pub(super) fn requests(&self) -> u64 {
+        self.counts.requests.swap(0, Ordering::Relaxed)
     }
 }
 
-fn pass(client: TcpStream, server: &str, count: &AtomicU64) -> io::Result<()> {
+fn pass(client: TcpStream, server: &str, counts: &Arc<Counts>, line: &Line) -> io::Result<()> {
+    let delay = line.distance.delay;
+    // The handshake's.
+    thread::sleep(delay);
     let server = TcpStream::connect(server)?;
+    for side in [&client, &server] {
+        side.set_nodelay(true)?;
+    }
     let (mut requests, mut to_server) = (client.try_clone()?, server.try_clone()?);
+    let all = Arc::clone(counts);
     thread::spawn(move || {
-        drop(io::copy(&mut requests, &mut to_server));
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(read @ 1..) = requests.read(&mut buffer) {
+            // The benches' clients send a request in one piece, and no second one before its answer.
+            if [&b"GET "[..], b"HEAD "].iter().any(|it| buffer.starts_with(it)) {
+                all.requests.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(delay);
+            }
+            if to_server.write_all(&buffer[..read]).is_err() {
+                break;
+            }
+        }
         drop(to_server.shutdown(Shutdown::Write));
     });
     let (mut server, mut client) = (server, client);
@@ -50,8 +115,9 @@ fn pass(client: TcpStream, server: &str, count: &AtomicU64) -> io::Result<()> {
         match server.read(&mut buffer)? {
             0 => return client.shutdown(Shutdown::Both),
             read => {
+                line.pass(read);
                 // Before the client has them, so that a client that has ended was counted.
-                count.fetch_add(read.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+                counts.received.fetch_add(read.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
                 client.write_all(&buffer[..read])?;
             }
         }

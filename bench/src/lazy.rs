@@ -1,0 +1,250 @@
+//! From an empty store to the end of a program, out of a registry that is near or far: with all layers, or lazily.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::measure::{Contestant, Memory, Pace, Rules, measure};
+use super::proxy::{Distance, Proxy};
+use super::report::{Report, Sizes, Table, Unit, ratio};
+use crate::Context;
+use rig::Skipped;
+use rig::inputs;
+use rig::process::{find, need, quiet};
+use testing::daemon::{Daemon, PROGRAM};
+
+/// Where the registry is.
+const PROFILES: [(&str, Distance); 3] = [
+    ("no delay", Distance { delay: Duration::ZERO, bandwidth: None }),
+    ("20 ms a request", Distance { delay: Duration::from_millis(20), bandwidth: None }),
+    (
+        "5 ms a request, 200 Mbit/s",
+        Distance { delay: Duration::from_millis(5), bandwidth: Some(200_000_000 / 8) },
+    ),
+];
+
+/// What is run, and as whom.
+const PROGRAMS: [(&str, &str, &[&str]); 2] = [
+    ("postgres --version", "root", &["/usr/lib/postgresql/15/bin/postgres", "--version"]),
+    (
+        "initdb",
+        "postgres",
+        &["/usr/lib/postgresql/15/bin/initdb", "--no-sync", "--pgdata", "/tmp/data"],
+    ),
+];
+
+/// How an image comes here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Whole,
+    /// All layers, in the form that a lazy image has when it is complete.
+    WholeTar,
+    Lazy,
+}
+
+const WAYS: [Way; 3] = [Way::Whole, Way::WholeTar, Way::Lazy];
+
+impl Way {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "pull, run",
+            Self::WholeTar => "pull --form tar, run",
+            Self::Lazy => "quire pull --lazy, run --lazy",
+        }
+    }
+
+    const fn pull(self) -> &'static [&'static str] {
+        match self {
+            Self::Whole => &[],
+            Self::WholeTar => &["--form", "tar"],
+            Self::Lazy => &["--lazy=require"],
+        }
+    }
+}
+
+/// What all runs share.
+struct Stage<'a> {
+    context: &'a Context<'a>,
+    runtime: PathBuf,
+}
+
+impl Stage<'_> {
+    fn store(&self) -> PathBuf {
+        self.context.work.join("store")
+    }
+
+    fn quire(&self) -> Command {
+        let mut quire = Command::new(self.context.quire);
+        quire.arg("--store").arg(self.store()).arg("--quiet");
+        quire
+    }
+
+    fn commands(&self, way: Way, image: &str, program: usize) -> Vec<Command> {
+        let (_, user, arguments) = PROGRAMS[program];
+        let mut pull = self.quire();
+        pull.arg("pull").args(way.pull()).arg(image);
+        let mut run = self.quire();
+        run.args(["run", "--rm", "--user", user, "--runtime"]).arg(&self.runtime);
+        if way == Way::Lazy {
+            run.arg("--lazy");
+        }
+        run.arg(image).args(arguments);
+        vec![pull, run]
+    }
+
+    /// An empty store, and the service of it.
+    fn before(&self, way: Way) -> Result<Option<Service>> {
+        self.context.set_aside("store")?;
+        if way != Way::Lazy {
+            return Ok(None);
+        }
+        Service::start(self).map(Some)
+    }
+}
+
+/// `quire serve --lazy`, which is there before the clock starts, as a container engine is.
+struct Service(Child);
+
+impl Service {
+    fn start(stage: &Stage<'_>) -> Result<Self> {
+        let said = stage.context.work.join("service");
+        let mut command = Command::new(stage.context.quire);
+        command.arg("--store").arg(stage.store()).args(["serve", "--lazy"]);
+        command.stdin(Stdio::null()).stdout(File::create(&said)?);
+        let service = Self(command.spawn().context("cannot start the service")?);
+        let begun = Instant::now();
+        // It says a line as soon as it can be asked.
+        while std::fs::metadata(&said)?.len() == 0 {
+            if begun.elapsed() > Duration::from_secs(20) {
+                bail!("quire serve --lazy does not begin");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(service)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _gone = kill_process(pid, Signal::TERM);
+        }
+        let _ended = self.0.wait();
+    }
+}
+
+pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
+    let layout = inputs::debian_postgres(context.cache, false)?;
+    let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+    let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let runtime = find("runc").or_else(|| find("crun"));
+    let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
+    let stage = Stage { context, runtime };
+    let index = publish(context, &layout, &registry.host)?;
+    let (mut tables, mut findings, mut rows) = (Vec::new(), vec![index], Vec::new());
+    for (place, distance) in PROFILES {
+        let proxy = Proxy::far(&registry.host, distance)?;
+        let image = format!("{}/postgres:1", proxy.host);
+        for (number, (program, ..)) in PROGRAMS.iter().enumerate() {
+            let title = format!("{program}, {place}");
+            if !context.wants(&title) {
+                continue;
+            }
+            let service = std::cell::RefCell::new(None);
+            let mut contestants = Vec::new();
+            for way in WAYS {
+                let (stage, image, service) = (&stage, &image, &service);
+                let commands = move || Ok(stage.commands(way, image, number));
+                let contestant = Contestant::new(way.name(), commands).before(move || {
+                    drop(service.take());
+                    service.replace(stage.before(way)?);
+                    Ok(())
+                });
+                contestants.push(contestant.after(move || {
+                    drop(service.take());
+                    Ok(())
+                }));
+            }
+            let rules = Rules {
+                runs: context.runs,
+                sync: None,
+                cold: true,
+                pace: Pace::Turns,
+                memory: Memory::LargestProcess,
+            };
+            let outcomes = measure(&rules, &mut contestants)?;
+            let rivals = ["pull, run", "pull --form tar"];
+            let ratios = rivals.iter().filter_map(|it| ratio(&outcomes, "quire", it));
+            findings.extend(ratios.map(|it| format!("{title}: {it}")));
+            let (memory, runs) = (rules.memory, rules.runs);
+            tables.push(Table { title: title.clone(), memory, runs, outcomes });
+            drop(contestants);
+            for way in WAYS {
+                let _service = stage.before(way)?;
+                (proxy.received(), proxy.requests());
+                for mut command in stage.commands(way, &image, number) {
+                    quiet(&mut command)?;
+                }
+                let traffic = (proxy.received(), proxy.requests());
+                rows.push((format!("{title}: {}", way.name()), traffic));
+            }
+        }
+    }
+    let column = |of: fn(&(u64, u64)) -> u64| {
+        rows.iter().map(|(name, traffic)| (name.clone(), vec![of(traffic)])).collect()
+    };
+    let sizes = vec![
+        Sizes {
+            title: String::from("Bytes from the registry, with HTTP's own"),
+            unit: Unit::Megabytes,
+            columns: vec!["fetched"],
+            rows: column(|it| it.0),
+        },
+        Sizes {
+            title: String::from("Requests to the registry"),
+            unit: Unit::Times,
+            columns: vec!["requests"],
+            rows: column(|it| it.1),
+        },
+    ];
+    Ok(Report {
+        name: "lazy",
+        about: String::from(
+            "From an empty store to the end of a program in a container: Debian with PostgreSQL, two gzip layers of \
+             237 MB, from Debian's docker-registry on loopback behind a proxy, which adds a delay to each connection and each \
+             request, and may bound the bytes a second of all connections together. Caches are dropped before each run. \
+             `quire serve --lazy` runs before the clock starts; its processor time and memory are in no row. Its index \
+             is in the registry, and its fetching is on the clock and in the bytes. The registry's own work is on every \
+             row's clock. Other lazy file systems are not in this bench yet.",
+        ),
+        tables,
+        sizes,
+        findings,
+    })
+}
+
+/// Brings the image and its index to the registry, and says how large the index is.
+fn publish(context: &Context<'_>, layout: &Path, host: &str) -> Result<String> {
+    let image = format!("{host}/postgres:1");
+    let mut push = Command::new(need("skopeo")?);
+    push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
+    push.arg(format!("oci:{}:latest", layout.display())).arg(format!("docker://{image}"));
+    quiet(&mut push)?;
+    let quire = || {
+        let mut quire = Command::new(context.quire);
+        quire.arg("--store").arg(context.work.join("maker"));
+        quire
+    };
+    let mut pull = quire();
+    pull.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", &image]);
+    quiet(&mut pull)?;
+    let made = quiet(quire().args(["index", "--json", "--push", &image, &image]))?;
+    let made: serde_json::Value = serde_json::from_str(&made)?;
+    let sent = made["pushed"]["sent"].as_u64().context("the index was not pushed")?;
+    context.set_aside("maker")?;
+    Ok(format!("the index and its image have {sent} bytes in the registry"))
+}
