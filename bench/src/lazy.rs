@@ -185,7 +185,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             drop(contestants);
             for way in WAYS {
                 let _service = stage.before(way)?;
-                (proxy.received(), proxy.requests());
+                let _before = (proxy.received(), proxy.requests());
                 for mut command in stage.commands(way, &image, number) {
                     quiet(&mut command)?;
                 }
