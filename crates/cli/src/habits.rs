@@ -13,7 +13,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
     (
         &["start", "restart", "create", "init"],
-        "there is none, a container that has ended stays so: `quire run` starts a new one, and `quire commit` makes an \
+        "a container that has ended cannot be started again: `quire run` starts a new one, and `quire commit` makes an \
          image of what an ended one wrote",
     ),
     (
