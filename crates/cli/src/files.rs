@@ -13,7 +13,7 @@ use crate::target::{LastLink, Target, contents};
 use crate::{describe, report};
 
 pub(crate) fn ls(context: &Context, args: &args::Ls) -> anyhow::Result<Answer> {
-    let target = Target::open(context, &args.target)?;
+    let target = Target::open_names(context, &args.target)?;
     let start = target.inode(LastLink::Keep)?;
     let mut listed: Vec<(Vec<u8>, Inode<'_>)> = Vec::new();
     if start.is_directory() && args.recursive {
@@ -80,7 +80,7 @@ fn below<'a>(
 }
 
 pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answer> {
-    let target = Target::open(context, &args.target)?;
+    let target = Target::open_names(context, &args.target)?;
     let start = target.inode(LastLink::Keep)?;
     let depth = args.depth.map_or(usize::MAX, NonZeroUsize::get);
     if context.json {
@@ -129,7 +129,7 @@ pub(crate) fn tree(context: &Context, args: &args::Tree) -> anyhow::Result<Answe
 pub(crate) fn cat(context: &Context, args: &args::Cat) -> anyhow::Result<Answer> {
     let mut out = report::standard_output();
     for text in &args.targets {
-        let target = Target::open(context, text)?;
+        let target = Target::open_names(context, text)?;
         let inode = target.inode(LastLink::Follow)?;
         contents(&target, inode, |bytes| Ok(out.write_all(bytes)?))?;
     }

@@ -15,7 +15,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 use crate::report::{self, Bytes, Time, short};
-use crate::target::read;
+use crate::target::read_names;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
@@ -140,7 +140,7 @@ fn made(store: &Store, reference: &Reference) -> Option<i64> {
 
 /// The lengths of all regular files of an image, each inode once.
 fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
-    let opened = store.open_image(id)?;
+    let opened = store.open_names(id)?;
     let failed = || format!("cannot read image {id}");
     let image = Image::open(Cached::new(&opened.image)).with_context(failed)?;
     let (mut walk, mut bytes) = (image.walk(), 0_u64);
@@ -200,8 +200,8 @@ pub(crate) struct ShowReport {
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.name)?;
-    let opened = store.open_image(&found.image)?;
-    let tree = read(&store, &opened)?;
+    let opened = store.open_names(&found.image)?;
+    let tree = read_names(&store, &opened)?;
     let (refs, bad) = store.refs.readable()?;
     tell_bad(&bad);
     // One of them may be a name of this image.
@@ -220,8 +220,8 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         image: found.image.to_string(),
         names,
         form: opened.form,
-        devices: report::texts(opened.devices.iter().map(|it| it.id)),
-        data_bytes: Bytes(opened.devices.iter().map(|it| it.bytes).sum()),
+        devices: report::texts(opened.devices.iter().map(|it| it.0)),
+        data_bytes: Bytes(opened.devices.iter().map(|it| it.1).sum()),
         image_bytes: Bytes(opened.image.size()),
         inodes: tree.inode_count(),
         file_bytes: Bytes(bytes),

@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Inode, Node, Tree};
-use store::{OpenImage, OpenOptions, Store};
+use image::verity::ImageId;
+use store::{NamedImage, OpenImage, OpenOptions, Presence, Store};
 
 use crate::context::Context;
 use crate::resolve::meant_a_path;
@@ -20,6 +21,8 @@ pub(crate) struct Target {
     pub(crate) text: String,
     /// Its tree.
     pub(crate) tree: Tree,
+    /// Whether all of its data is here, as far as a store says so.
+    presence: Presence,
     /// Where its objects are, if it is in a store.
     pub(crate) store: Option<Store>,
     /// Absolute.
@@ -36,22 +39,42 @@ pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
 }
 
 impl Target {
-    /// Reads the image. What has a slash at its beginning or a dot before one is a file, as for shells.
+    /// Reads an image all of whose data is here. What has a slash at its beginning or a dot before one is a file, as for shells.
     pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
+        Self::of(context, text, |store, image| read(store, &store.open_image(image)?))
+    }
+
+    /// As [`open`](Self::open), of an image whose data need not be here: files without it have no object.
+    pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
+        let mut presence = Presence::Complete;
+        let target = Self::of(context, text, |store, image| {
+            let opened = store.open_names(image)?;
+            presence = opened.presence;
+            read_names(store, &opened)
+        })?;
+        Ok(Self { presence, ..target })
+    }
+
+    fn of(
+        context: &Context,
+        text: &OsStr,
+        read: impl FnOnce(&Store, &ImageId) -> anyhow::Result<Tree>,
+    ) -> anyhow::Result<Self> {
+        let presence = Presence::Complete;
         let (name, path) = split(text);
         let shown = text.to_string_lossy().into_owned();
         let path = path.to_vec();
         let is_file = [&b"/"[..], b"./", b"../"].iter().any(|it| name.as_bytes().starts_with(it));
         if is_file {
             let tree = read_file(Path::new(name))?;
-            return Ok(Self { text: shown, tree, store: None, path });
+            return Ok(Self { text: shown, tree, presence, store: None, path });
         }
         let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
         let store = context.open(OpenOptions::read())?;
         let resolved = crate::resolve::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
-        let tree = read(&store, &store.open_image(&resolved.image)?)?;
-        Ok(Self { text: shown, tree, store: Some(store), path })
+        let tree = read(&store, &resolved.image)?;
+        Ok(Self { text: shown, tree, presence, store: Some(store), path })
     }
 
     /// What stands at the path. Links on the way are followed inside the image, as in a root directory; one at the end
@@ -131,6 +154,12 @@ pub(crate) fn read(store: &Store, image: &OpenImage) -> anyhow::Result<Tree> {
     Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
 }
 
+/// The tree of an image of the store whose data need not be here.
+pub(crate) fn read_names(store: &Store, image: &NamedImage) -> anyhow::Result<Tree> {
+    let tree = store.named_tree(image, Owners::AsWritten);
+    Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
+}
+
 /// The tree of an image file.
 fn read_file(path: &Path) -> anyhow::Result<Tree> {
     let failed = || format!("cannot read image {}", path.display());
@@ -178,6 +207,12 @@ pub(crate) fn contents(
                 );
             }
             Ok(())
+        }
+        Content::External { object: None, .. } if target.presence == Presence::Partial => {
+            bail!(
+                "the data of \"{}\" is not here: mount the image with --lazy, or pull it without --lazy",
+                inode.path().escape_ascii()
+            )
         }
         Content::External { object: None, .. } => {
             bail!(

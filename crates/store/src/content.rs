@@ -5,13 +5,13 @@ use std::fs::File;
 use image::erofs::read::{
     Cached, Device, Image, ImageTree, Located, Objects, Owners, Place, View, native_tree, to_tree,
 };
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use crate::disk::length;
-use crate::open::OpenImage;
+use crate::open::{NamedImage, OpenImage};
 use crate::shelf::devices::{Index, Look, ObjectReader, OpenMade, PieceKey, StoredObject};
-use crate::shelf::images::{ContentsError, INLINE_MAX, is_native};
+use crate::shelf::images::{ContentsError, INLINE_MAX, ImageFile, is_native};
 use crate::shelf::is_file_of;
 use crate::shelf::objects::LookupError;
 use crate::store::Store;
@@ -94,15 +94,34 @@ impl Store {
     /// # Errors
     /// [`ContentsError`] when it cannot be read.
     pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
-        let read = Image::open(Cached::new(&image.image))?;
+        self.tree_of(&image.image, image.devices.iter().map(|it| it.id), owners)
+    }
+
+    /// As [`tree`](Self::tree). Files whose device is not complete have no object id.
+    ///
+    /// # Errors
+    /// [`ContentsError`] when it cannot be read.
+    pub fn named_tree(
+        &self,
+        image: &NamedImage,
+        owners: Owners,
+    ) -> Result<ImageTree, ContentsError> {
+        self.tree_of(&image.image, image.devices.iter().map(|it| it.0), owners)
+    }
+
+    fn tree_of(
+        &self,
+        image: &ImageFile,
+        devices: impl Iterator<Item = DeviceId>,
+        owners: Owners,
+    ) -> Result<ImageTree, ContentsError> {
+        let read = Image::open(Cached::new(image))?;
         if !is_native(&read) {
             return Ok(to_tree(&read, View::Composefs(owners))?);
         }
-        let indexes: Vec<_> = image
-            .devices
-            .iter()
+        let indexes: Vec<_> = devices
             .map(|device| {
-                self.devices.index_of(&device.id).unwrap_or_else(|error| {
+                self.devices.index_of(&device).unwrap_or_else(|error| {
                     tracing::warn!(%error, "cannot read the index of a device: its objects have no ids");
                     None
                 })

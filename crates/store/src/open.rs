@@ -154,6 +154,23 @@ pub struct OpenImage {
     pub presence: Presence,
 }
 
+/// An image whose names are read, and not the contents of its files: its devices need not be here.
+#[derive(Debug)]
+pub struct NamedImage {
+    /// Its id.
+    pub id: ImageId,
+    /// The EROFS file, open for reading.
+    pub image: ImageFile,
+    /// Storage form of its data.
+    pub form: Form,
+    /// Id of each device and its length in bytes, in the order of its devices.
+    pub devices: Vec<(DeviceId, u64)>,
+    /// Whether the kernel checks every read of the image file and of each device.
+    pub kernel_verity: bool,
+    /// Whether all of its devices are here.
+    pub presence: Presence,
+}
+
 /// A device of an image, open for reading. Its id and length are those that the image states.
 #[derive(Debug)]
 pub struct OpenDevice {
@@ -220,6 +237,23 @@ impl Store {
         lender: &dyn LendDevices,
     ) -> Result<OpenImage, OpenImageError> {
         self.open_with(id, Some(lender))
+    }
+
+    /// Opens an image to read the names in it. Devices that the store has only as sparse ones are as good as others.
+    ///
+    /// # Errors
+    /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`].
+    pub fn open_names(&self, id: &ImageId) -> Result<NamedImage, OpenImageError> {
+        // Nobody gets to read the files that it lends.
+        let opened = self.open_with(id, Some(&Unread(self)))?;
+        Ok(NamedImage {
+            id: opened.id,
+            image: opened.image,
+            form: opened.form,
+            devices: opened.devices.iter().map(|it| (it.id, it.bytes)).collect(),
+            kernel_verity: opened.kernel_verity,
+            presence: opened.presence,
+        })
     }
 
     fn open_with(
@@ -309,6 +343,16 @@ impl Store {
             devices.push(OpenDevice { id: device, file, bytes, kernel_verity, is_lent: false });
         }
         Ok((form, devices))
+    }
+}
+
+/// Lends sparse devices as they are.
+struct Unread<'a>(&'a Store);
+
+impl LendDevices for Unread<'_> {
+    fn lend(&self, device: &DeviceId) -> Result<File, Box<dyn std::error::Error + Send + Sync>> {
+        let found = self.0.sparse.open(device)?;
+        Ok(found.ok_or("it was removed this moment")?.0)
     }
 }
 

@@ -147,6 +147,23 @@ pub(crate) fn end(place: &Place, service: &mut Child) {
     assert!(!serve_folder(place).exists());
 }
 
+#[test]
+fn names_are_read_without_the_data() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let listed = place.out("ls -l lazy:/words");
+    assert!(listed.contains(&fs::metadata(lazy.tree.join("words")).unwrap().len().to_string()));
+    assert!(place.out("tree lazy").contains("words"));
+    assert!(place.out("images").contains("lazy"));
+    assert!(place.out("show lazy").contains("tar"));
+    let refused = place.run("cat lazy:/words");
+    assert_eq!((refused.code, &refused.out[..]), (Some(2), ""));
+    assert!(refused.err.contains("the data of \"/words\" is not here: mount"), "{}", refused.err);
+    // Without the data, nobody knows.
+    let refused = place.run("diff lazy lazy:/words");
+    assert_eq!(refused.code, Some(2));
+}
+
 fn open(path: &Path) -> Store {
     Store::open(path, Who::this_process(), OpenOptions::create()).unwrap()
 }
