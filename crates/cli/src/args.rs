@@ -36,12 +36,13 @@ pub(crate) use names::{AddedHost, Address, Names, Server};
 pub(crate) use registry::{LazyWish, Login, Logout, Pull, Push, Referrers, RegistryOptions};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
-pub(crate) use serve::{LAZY, Serve};
+pub(crate) use serve::{LazyOptions, Serve, Trace};
 pub(crate) use trust::Trust;
 pub(crate) use volumes::volumes;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
-const NEVER_JSON: [&str; 7] = ["cat", "dump", "run", "logs", "exec", "completions", "serve"];
+const NEVER_JSON: [&str; 8] =
+    ["cat", "dump", "run", "logs", "exec", "completions", "serve", "trace"];
 
 /// Where help shows the options that all verbs have.
 const EVERY: &str = "Options of every verb";
@@ -265,6 +266,13 @@ pub(crate) enum Verb {
     /// can read zeros: let no service manager or script do so.
     #[cfg(feature = "serve")]
     Serve(Serve),
+    /// Run a command in a container, and note what it reads first
+    ///
+    /// Quire notes in which order the command reads parts of the image, as a trace of this name. `quire index --push` pushes
+    /// the traces of an image with its index. Who then starts a container with `--lazy` gets these parts first, before they are
+    /// read. The image has the form `tar`, and nothing else uses it meanwhile. The options are those of `run`.
+    #[cfg(feature = "serve")]
+    Trace(Box<Trace>),
     /// Show what this host supports, and what Quire would choose
     Doctor,
     /// Print a completion script for a shell

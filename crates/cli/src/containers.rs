@@ -72,6 +72,10 @@ pub(crate) struct WaitReport {
 
 pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
+    #[cfg(feature = "serve")]
+    if args.lazy {
+        return crate::lazy::devices::list(context, &store, args.metrics);
+    }
     let mut found = all(&store)?;
     found.retain(|it| args.all || it.is_running());
     found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));

@@ -55,6 +55,10 @@ fn page() -> String {
     page.table::<ExportReport<ErofsReport>>("export erofs:FILE", "");
     page.table::<ExportReport<DiskReport>>("export disk:FILE", "");
     page.table::<containers::PsReport>("ps", "A list of objects, one for each container.");
+    page.table::<crate::lazy::devices::LazyDeviceReport>(
+        "ps --lazy",
+        "A list of objects, one for each device.",
+    );
     page.table::<containers::WaitReport>("wait (lines)", "");
     page.table::<commit::SnapshotReport>("snapshot", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");

@@ -1,5 +1,7 @@
 //! `serve --lazy`, and images whose devices it fills.
 
+pub(crate) mod devices;
+
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -13,13 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
-use image::verity::DeviceId;
+use image::verity::{DeviceId, ImageId};
 use kernel::process::{Signal, Signals};
 use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{LazyService, Program, Replace, Supply, Surroundings, folder_of};
-use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Store};
+use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::lazy::{KeptBlobs, LayerIndex};
 
 use crate::Answer;
@@ -64,6 +66,14 @@ impl Supply for StoreSupply<'_> {
 
     fn blobs(&self, _: &LayerIndex) -> &dyn BlobSource {
         &self.blobs
+    }
+
+    fn trace(
+        &self,
+        image: &ImageId,
+        name: &str,
+    ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(self.store.downloads.traces(image)?.get(name).cloned())
     }
 }
 
@@ -221,14 +231,35 @@ impl LendDevices for Lender<'_> {
     }
 }
 
-/// Opens an image; if `is_lazy`, one of which not every byte has to be here.
+/// Without an option, this trace is fetched first.
+const DEFAULT_TRACE: &str = "default";
+/// In the place of a trace: none is fetched.
+const NO_TRACE: &str = "none";
+
+/// Opens an image; lazily, if that is wanted: not every byte has to be here.
 pub(crate) fn open(
     store: &Store,
     image: Permitted,
-    is_lazy: bool,
+    wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
-    Ok(match is_lazy {
-        true => image.open_lazy(store, &Lender { store, service: OnceCell::new() })?,
-        false => image.open(store)?,
-    })
+    if !wanted.lazy {
+        return Ok(image.open(store)?);
+    }
+    let lender = Lender { store, service: OnceCell::new() };
+    let opened = image.open_lazy(store, &lender)?;
+    let name = wanted.prefetch.as_deref().unwrap_or(DEFAULT_TRACE);
+    if let (Some(service), Presence::Partial, true) =
+        (lender.service.get(), opened.image().presence, name != NO_TRACE)
+    {
+        match (service.bring(&opened.image().id, name), &wanted.prefetch) {
+            (Ok(true), _) | (Ok(false), None) => {}
+            (Ok(false), Some(_)) => {
+                bail!("--prefetch: the image has no trace \"{}\"", name.escape_debug())
+            }
+            // It starts without.
+            (Err(error), None) => tracing::warn!(%error, "nothing is fetched ahead of its readers"),
+            (Err(error), Some(_)) => return Err(error).context("--prefetch"),
+        }
+    }
+    Ok(opened)
 }

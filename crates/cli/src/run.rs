@@ -79,7 +79,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let found = crate::resolve::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
-    let image = crate::lazy::open(&store, image, args.wanted.lazy)?;
+    let image = crate::lazy::open(&store, image, &args.wanted.lazy)?;
     #[cfg(not(feature = "serve"))]
     let image = image.open(&store)?;
     let config = image_config(&store, image.found())?;

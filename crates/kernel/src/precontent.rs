@@ -68,7 +68,7 @@ pub struct Group(OwnedFd);
 /// A reader that waits. It waits until the event is answered or the group is gone, also if this is dropped.
 #[derive(Debug)]
 pub struct ReadEvent {
-    /// The file, open to read and to write. Its reads and writes are no events.
+    /// The file, open as the group says. Its reads and writes are no events.
     pub file: OwnedFd,
     /// The process that reads.
     pub pid: i32,
@@ -135,11 +135,23 @@ impl Group {
     /// # Errors
     /// [`PrecontentError`].
     pub fn new() -> Result<Self, PrecontentError> {
+        Self::make(libc::O_RDWR)
+    }
+
+    /// As [`new`](Self::new), for files that nobody writes: those of the events are open to read only.
+    ///
+    /// # Errors
+    /// [`PrecontentError`].
+    pub fn to_watch() -> Result<Self, PrecontentError> {
+        Self::make(libc::O_RDONLY)
+    }
+
+    fn make(access: i32) -> Result<Self, PrecontentError> {
         let flags = libc::FAN_CLASS_PRE_CONTENT
             | libc::FAN_UNLIMITED_QUEUE
             | libc::FAN_CLOEXEC
             | libc::FAN_NONBLOCK;
-        let events = libc::O_RDWR | libc::O_LARGEFILE | libc::O_CLOEXEC;
+        let events = access | libc::O_LARGEFILE | libc::O_CLOEXEC;
         // SAFETY: two numbers, and no memory.
         let fd = unsafe { libc::fanotify_init(flags, events.cast_unsigned()) };
         if fd < 0 {

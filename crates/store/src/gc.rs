@@ -328,7 +328,7 @@ impl Store {
                 images::uses(&file, &mut visit).map_err(failed)?;
                 Self::needed_of_native(&file, &mut needed.data, &mut wanted).map_err(failed)?;
                 needed.images.insert(image);
-                needed.blobs.insert(BlobFile::Origins(image));
+                needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
             }
         }
         files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));

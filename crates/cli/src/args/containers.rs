@@ -12,7 +12,7 @@ use container::root::WritableWish;
 use transfer::commit::Change;
 
 #[cfg(feature = "serve")]
-use super::LAZY;
+use super::LazyOptions;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
@@ -76,7 +76,6 @@ pub(crate) struct Program {
 }
 
 // How a container is to be. What is not said is as the image says.
-#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     #[command(flatten)]
@@ -112,8 +111,8 @@ pub(crate) struct Wanted {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
     #[cfg(feature = "serve")]
-    #[arg(long, help = LAZY)]
-    pub(crate) lazy: bool,
+    #[command(flatten)]
+    pub(crate) lazy: LazyOptions,
     /// Mount a directory or file of the host in the container; HOST begins with `/`, `./` or `../`
     #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
@@ -239,6 +238,7 @@ pub(crate) struct Bundle {
     pub(crate) command: Vec<OsString>,
 }
 
+#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
 #[derive(Debug, Args)]
 pub(crate) struct Ps {
     /// Also list containers that have ended
@@ -250,6 +250,14 @@ pub(crate) struct Ps {
     /// Show how much each container has written
     #[arg(short, long)]
     pub(crate) size: bool,
+    /// List the devices of lazily mounted images instead: how much of each is here, and how long readers wait
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with_all = ["all", "ids", "size"])]
+    pub(crate) lazy: bool,
+    /// Print what --lazy lists as metrics, in the text format of Prometheus
+    #[cfg(feature = "serve")]
+    #[arg(long, requires = "lazy", conflicts_with = "json")]
+    pub(crate) metrics: bool,
 }
 
 #[derive(Debug, Args)]

@@ -36,7 +36,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         &["run", "ps", "logs", "exec", "stop", "wait", "rm", "commit", "snapshot", "bundle"],
     ),
     ("Store", &["du", "verify", "fsck", "gc", "unseal"]),
-    ("Tools", &["build", "serve", "doctor", "completions", "man", "help"]),
+    ("Tools", &["build", "serve", "trace", "doctor", "completions", "man", "help"]),
 ];
 
 const CODES: &str =
@@ -55,7 +55,7 @@ On a terminal, Ctrl-C goes to the program. Two within two seconds kill a program
 ignores the signal. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and its output goes to its log.";
 
 /// Commands that can be tried, by verb.
-const EXAMPLES: [(&str, &str); 42] = [
+const EXAMPLES: [(&str, &str); 43] = [
     (
         "import",
         "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base",
@@ -111,6 +111,10 @@ const EXAMPLES: [(&str, &str); 42] = [
     ("gc", "quire gc --dry-run\n  quire gc"),
     ("unseal", "quire unseal --store ./store"),
     ("serve", "quire serve --lazy\n  quire serve --lazy --replace"),
+    (
+        "trace",
+        "quire trace debian -- cat /etc/os-release\n  quire trace --as worker app -- app worker --once",
+    ),
     ("doctor", "quire doctor\n  quire doctor --json"),
     ("completions", "quire completions bash > /etc/bash_completion.d/quire"),
     ("man", "quire man /usr/local/share/man/man1"),

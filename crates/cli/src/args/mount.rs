@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use container::root::WritableWish;
 
 #[cfg(feature = "serve")]
-use super::LAZY;
+use super::LazyOptions;
 use super::userns::UserNs;
 use super::{Trust, WARM, Warm};
 use crate::writable::writable;
@@ -73,8 +73,8 @@ pub(crate) struct Mount {
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
     #[cfg(feature = "serve")]
-    #[arg(long, help = LAZY)]
-    pub(crate) lazy: bool,
+    #[command(flatten)]
+    pub(crate) lazy: LazyOptions,
 }
 
 #[derive(Debug, Args)]

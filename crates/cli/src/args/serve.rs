@@ -6,8 +6,28 @@ use clap::Args;
 
 use super::RegistryOptions;
 
-pub(crate) const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
+const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
                                --lazy` has fetched and verified it";
+
+/// How an image is mounted of which parts are missing.
+#[derive(Debug, Args)]
+pub(crate) struct LazyOptions {
+    #[arg(long, help = LAZY)]
+    pub(crate) lazy: bool,
+    /// Fetch what this trace of the image has before programs read it; `none` for nothing. Without this option it is the
+    /// trace `default`, if the image has one (see `quire trace`)
+    #[arg(long, value_name = "TRACE", requires = "lazy")]
+    pub(crate) prefetch: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    /// Name of the trace: one for each workload. A container that is started without `--prefetch` uses the one named default
+    #[arg(long = "as", value_name = "TRACE", default_value = "default")]
+    pub(crate) trace: String,
+    #[command(flatten)]
+    pub(crate) run: super::Run,
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Serve {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-use image::verity::DeviceId;
+use image::verity::{DeviceId, ImageId};
 
 use super::service::SOCKET;
 use super::wire::{self, Answer, Ask, DeviceStatus};
@@ -45,6 +45,21 @@ impl LazyService {
     pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
         match self.ask(&Ask::Lend { device: device.to_string() })? {
             (Answer::Lent, Some(file)) => Ok(file.into()),
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Has the service bring what a trace of an image has, before it is read. Only devices that it lends are meant. Returns
+    /// whether the image has such a trace.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn bring(&self, image: &ImageId, trace: &str) -> Result<bool, ClientError> {
+        let ask = Ask::Bring { image: image.to_string(), trace: trace.to_owned() };
+        match self.ask(&ask)? {
+            (Answer::Done, None) => Ok(true),
+            (Answer::Absent, None) => Ok(false),
             (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,11 @@ use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::ahead::{Ahead, WORKERS};
 use super::fill::LayerFiller;
 
-/// Threads that fetch. Each unit of a device is fetched by one of them.
-const FETCHERS: usize = 8;
+/// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
+const FETCHERS: usize = 32;
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
 
@@ -44,6 +46,16 @@ pub struct Door<'a> {
     group: Group,
     /// By the numbers of file system and inode.
     devices: RwLock<HashMap<(u64, u64), Arc<LayerFiller<'a>>>>,
+    ahead: Ahead<'a>,
+}
+
+/// Ends those who bring what nobody waits for.
+struct End<'q, 'a>(&'q Ahead<'a>);
+
+impl Drop for End<'_, '_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 impl<'a> Door<'a> {
@@ -58,7 +70,7 @@ impl<'a> Door<'a> {
     /// A door without devices, of a group that may have marks already.
     #[must_use]
     pub fn of(group: Group) -> Self {
-        Self { group, devices: RwLock::default() }
+        Self { group, devices: RwLock::default(), ahead: Ahead::default() }
     }
 
     /// Its group.
@@ -114,6 +126,11 @@ impl<'a> Door<'a> {
         devices.values().cloned().collect()
     }
 
+    /// Brings what a trace has, behind what readers wait for: bytes of devices, in the order in which they are wanted.
+    pub fn bring_ahead(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
+        self.ahead.trace(runs);
+    }
+
     /// Serves readers until `stop` is set. Then it takes no more events: those that it took are answered, and the others wait
     /// for who serves the group next.
     ///
@@ -132,8 +149,11 @@ impl<'a> Door<'a> {
                     }
                 });
             }
+            for _ in 0..WORKERS {
+                scope.spawn(|| self.ahead.work());
+            }
             // Dropped at the end, which ends the threads.
-            let sender = sender;
+            let (sender, _end) = (sender, End(&self.ahead));
             let mut buffer = EventBuffer::default();
             while !stop.load(Ordering::Relaxed) {
                 let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
@@ -175,13 +195,17 @@ impl<'a> Door<'a> {
     }
 
     fn is_filled(&self, event: &ReadEvent) -> bool {
-        self.filler(event).is_some_and(|it| it.has(&event.range))
+        let filler = self.filler(event).filter(|it| it.has(&event.range));
+        filler.inspect(|it| it.touch(&event.range)).is_some()
     }
 
     fn answer(&self, event: ReadEvent) {
         let Some(filler) = self.filler(&event) else { return self.deny(event) };
-        match filler.ensure(event.range.clone()) {
-            Ok(()) => self.allow(event),
+        match filler.ensure(event.range.clone(), || self.ahead.behind_reader()) {
+            Ok(soon) => {
+                self.allow(event);
+                self.ahead.soon(&filler, soon);
+            }
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, ?filler, "a reader gets an I/O error");
@@ -204,7 +228,7 @@ impl<'a> Door<'a> {
 }
 
 /// The numbers of a file's file system and inode.
-fn place(file: &File) -> Result<(u64, u64), DoorError> {
+pub(super) fn place(file: &File) -> Result<(u64, u64), DoorError> {
     let found = file.metadata().map_err(DoorError::Device)?;
     Ok((found.dev(), found.ino()))
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use image::gzip::{Checkpoint, SpanError, Window};
 use image::lazy::UNIT;
@@ -12,6 +13,9 @@ use oci::blobs::BlobSource;
 use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 use transfer::lazy::{LayerIndex, group_windows};
+
+use super::count::Counts;
+use super::plan::Streams;
 
 /// An error while a part of a device is filled.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +73,39 @@ pub struct LayerFiller<'a> {
     coming: Mutex<BTreeSet<usize>>,
     /// Told when some of them came, or failed.
     came: Condvar,
+    /// The units that were brought before anybody wanted them, until somebody does.
+    untouched: Vec<AtomicBool>,
+    /// Where readers read on.
+    streams: Mutex<Streams>,
+    counts: Counts,
+}
+
+/// For whom a part of a device is brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A reader waits for it.
+    Reader,
+    /// A reader reads on, and will want it soon.
+    Stream,
+    /// A trace has it.
+    Trace,
+}
+
+/// Units that one thread brings. At the end all who wait for some of them look again.
+struct Claim<'f, 'a> {
+    filler: &'f LayerFiller<'a>,
+    units: Range<usize>,
+}
+
+impl Drop for Claim<'_, '_> {
+    fn drop(&mut self) {
+        lock(&self.filler.coming).retain(|it| !self.units.contains(it));
+        self.filler.came.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {
@@ -93,7 +130,8 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
         let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
-        let filled = index.head.units.iter().map(|_| AtomicBool::new(false)).collect();
+        let [filled, untouched] = [(); 2]
+            .map(|()| index.head.units.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
         Self {
             index,
             windows,
@@ -102,7 +140,16 @@ impl<'a> LayerFiller<'a> {
             filled,
             coming: Mutex::default(),
             came: Condvar::new(),
+            untouched,
+            streams: Mutex::default(),
+            counts: Counts::default(),
         }
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub const fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     /// The device that is filled.
@@ -117,14 +164,21 @@ impl<'a> LayerFiller<'a> {
         &self.index
     }
 
-    /// Returns once all bytes of `range` that the device has are there, and had their digests.
+    /// Returns once all bytes of `range` that the device has are there, and had their digests. Then these units may be
+    /// wanted soon, since a reader reads on. What `begin` gives lives while the blob is asked.
     ///
     /// # Errors
     /// [`FillError`]; another attempt may succeed.
-    pub fn ensure(&self, range: Range<u64>) -> Result<(), FillError> {
-        loop {
-            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(units) = self.missing(&range) else { return Ok(()) };
+    pub fn ensure<T>(
+        &self,
+        range: Range<u64>,
+        begin: impl Fn() -> T,
+    ) -> Result<Range<usize>, FillError> {
+        let begun = Instant::now();
+        let mut soon = 0..0;
+        let done = loop {
+            let mut coming = lock(&self.coming);
+            let Some(units) = self.missing(&range) else { break Ok(()) };
             if coming.range(units.clone()).next().is_some() {
                 // Another thread brings some of them.
                 drop(self.came.wait(coming).unwrap_or_else(PoisonError::into_inner));
@@ -132,13 +186,67 @@ impl<'a> LayerFiller<'a> {
             }
             coming.extend(units.clone());
             drop(coming);
-            let brought = self.recall(&units).and_then(|()| self.bring_missing(&range));
-            let mut coming = self.coming.lock().unwrap_or_else(PoisonError::into_inner);
-            coming.retain(|it| !units.contains(it));
-            drop(coming);
-            self.came.notify_all();
-            brought?;
+            let _claim = Claim { filler: self, units: units.clone() };
+            soon = self.soon(&units);
+            let _first = begin();
+            if let Err(error) = self.bring_claimed(&units, Cause::Reader) {
+                break Err(error);
+            }
+        };
+        self.counts.waited(begun.elapsed(), done.is_ok());
+        if done.is_ok() {
+            self.touch(&range);
         }
+        done.map(|()| soon)
+    }
+
+    /// Brings what is missing of these units, but for what another thread brings already.
+    ///
+    /// # Errors
+    /// [`FillError`]; another attempt may succeed.
+    pub fn bring_ahead(&self, units: Range<usize>, cause: Cause) -> Result<(), FillError> {
+        let mut rest = units.start..units.end.min(self.filled.len());
+        loop {
+            let mut coming = lock(&self.coming);
+            let is_open = |it: &usize| !self.is_there(*it) && !coming.contains(it);
+            let Some(first) = rest.clone().find(is_open) else { return Ok(()) };
+            let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
+            coming.extend(first..next);
+            drop(coming);
+            let _claim = Claim { filler: self, units: first..next };
+            self.bring_claimed(&(first..next), cause)?;
+            rest.start = next;
+        }
+    }
+
+    fn bring_claimed(&self, units: &Range<usize>, cause: Cause) -> Result<(), FillError> {
+        self.recall(units)?;
+        let start = units.start as u64 * UNIT;
+        self.bring_missing(&(start..units.end as u64 * UNIT), cause)
+    }
+
+    fn is_there(&self, unit: usize) -> bool {
+        self.filled.get(unit).is_none_or(|it| it.load(Ordering::Acquire))
+    }
+
+    /// Notes that a reader has these bytes.
+    pub fn touch(&self, range: &Range<u64>) {
+        for unit in self.units_of(range) {
+            if let Some(untouched) = self.untouched.get(unit)
+                && untouched.load(Ordering::Relaxed)
+                && untouched.swap(false, Ordering::Relaxed)
+            {
+                self.counts.touched();
+            }
+        }
+    }
+
+    /// The units that a reader of these will want next, if it has read what is before them.
+    fn soon(&self, units: &Range<usize>) -> Range<usize> {
+        let ahead = lock(&self.streams).read(units.clone());
+        // Not more in vain than readers have wanted.
+        let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
+        units.end..(units.end + ahead.min(most)).min(self.filled.len())
     }
 
     /// Takes the units that the device has already, from an earlier filler or an earlier boot.
@@ -158,19 +266,20 @@ impl<'a> LayerFiller<'a> {
             self.device.read_at(&mut bytes[..length], place).map_err(FillError::Read)?;
             if head.is_unit(unit, &bytes[..length]) {
                 self.filled[unit].store(true, Ordering::Release);
+                self.counts.recalled();
             }
         }
         Ok(())
     }
 
-    fn bring_missing(&self, range: &Range<u64>) -> Result<(), FillError> {
+    fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {
         let Some(units) = self.missing(range) else { return Ok(()) };
-        match self.bring(&units) {
+        match self.bring(&units, cause) {
             Err(error) if error.is_of_the_blob() => {
                 let blob = &self.index.head.blob;
                 tracing::warn!(%blob, %error, "it is fetched once more");
                 let _is_another_there = self.blobs.distrust(blob);
-                self.bring(&units)
+                self.bring(&units, cause)
             }
             done => done,
         }
@@ -190,9 +299,7 @@ impl<'a> LayerFiller<'a> {
 
     /// From the first unit of a range that is not there to the last one.
     fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
-        let end = range.end.min(self.index.head.device_bytes).div_ceil(UNIT);
-        let [start, end] =
-            [range.start / UNIT, end].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        let Range { start, end } = self.units_of(range);
         let units = self.filled.get(start..end)?;
         let is_missing = |it: &AtomicBool| !it.load(Ordering::Acquire);
         let first = units.iter().position(is_missing)?;
@@ -200,7 +307,22 @@ impl<'a> LayerFiller<'a> {
         Some(start + first..start + last + 1)
     }
 
-    fn bring(&self, units: &Range<usize>) -> Result<(), FillError> {
+    /// The numbers of the units that have these bytes.
+    fn units_of(&self, range: &Range<u64>) -> Range<usize> {
+        let end = range.end.min(self.index.head.device_bytes).div_ceil(UNIT);
+        let [start, end] =
+            [range.start / UNIT, end].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        start..end
+    }
+
+    /// Bytes of the blob that these units need.
+    #[must_use]
+    pub fn packed_bytes(&self, units: &Range<usize>) -> u64 {
+        let packed = self.plan(units).packed;
+        packed.end.saturating_sub(packed.start)
+    }
+
+    fn bring(&self, units: &Range<usize>, cause: Cause) -> Result<(), FillError> {
         let head = &self.index.head;
         let Fetch { spans, packed } = self.plan(units);
         let mut bytes = Vec::new();
@@ -209,6 +331,7 @@ impl<'a> LayerFiller<'a> {
         let from = from.map_or(head.tar_bytes, |it| it.unpacked);
         if !spans.is_empty() {
             let blob = self.fetch(packed.clone())?;
+            self.counts.fetched(packed.end - packed.start, cause);
             for number in spans.clone() {
                 bytes.extend(self.inflate(number, &blob, packed.start)?);
             }
@@ -229,6 +352,9 @@ impl<'a> LayerFiller<'a> {
             let (Some(bytes), false) = (bytes.get(start..stop), is_there) else { continue };
             if head.is_unit(number, bytes) {
                 self.device.write_at(bytes, place).map_err(FillError::Write)?;
+                let is_wanted = cause == Cause::Reader && units.contains(&number);
+                self.counts.filled(is_wanted);
+                self.untouched[number].store(!is_wanted, Ordering::Relaxed);
                 self.filled[number].store(true, Ordering::Release);
             } else if units.contains(&number) {
                 return Err(FillError::Digest(number));

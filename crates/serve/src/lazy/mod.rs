@@ -2,19 +2,26 @@
 //!
 //! [`LayerFiller`] brings a part of a device: it fetches, inflates, compares digests and writes. A [`Door`] is where readers
 //! wait for it.
-//! [`serve()`] is the service that has a door, lends devices to [clients](LazyService) and gives all to a [keeper](keep)
+//! What nobody waits for yet is brought behind that: for a reader that reads on, and what a trace has. A [`Recorder`] makes
+//! traces. [`serve()`] is the service that has a door, lends devices to [clients](LazyService) and gives all to a [keeper](keep)
 //! that outlives it.
 
+mod ahead;
 mod client;
+mod count;
 mod door;
 mod fill;
 mod keeper;
+mod plan;
+mod record;
 mod service;
 mod wire;
 
 pub use client::{ClientError, LazyService};
+pub use count::{Counts, LazyCounts, WAITS};
 pub use door::{Door, DoorError};
-pub use fill::{FillError, LayerFiller};
+pub use fill::{Cause, FillError, LayerFiller};
 pub use keeper::{KeeperError, Program, keep};
+pub use record::Recorder;
 pub use service::{Replace, ServiceError, Supply, Surroundings, folder_of, serve};
 pub use wire::DeviceStatus;

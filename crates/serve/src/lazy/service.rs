@@ -1,23 +1,25 @@
 //! The service: lends lazy devices to those who mount them, and fills them while they are read.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use image::verity::DeviceId;
+use image::verity::{DeviceId, ImageId};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use store::{SparseError, SparseFill, Store};
+use store::{SparseError, SparseFill, Store, Trace};
 use transfer::lazy::LayerIndex;
 
 use super::door::{Door, DoorError};
@@ -51,6 +53,12 @@ pub trait Supply: Sync {
 
     /// Who has the blob of this index.
     fn blobs(&self, index: &LayerIndex) -> &dyn BlobSource;
+
+    /// A trace of an image; `None` if it has none of this name.
+    ///
+    /// # Errors
+    /// When it cannot be used.
+    fn trace(&self, image: &ImageId, name: &str) -> Result<Option<Trace>, AnyError>;
 }
 
 /// What a service needs besides the store.
@@ -372,6 +380,15 @@ impl<'a> Service<'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
+            Ask::Bring { image, trace } => match self.bring(image, trace) {
+                Ok(true) => wire::send(client, &Answer::Done, None),
+                Ok(false) => wire::send(client, &Answer::Absent, None),
+                Err(error) => {
+                    let reason = text(&*error);
+                    tracing::warn!(image, trace, reason, "a trace is not used");
+                    wire::send(client, &Answer::Refused { reason }, None)
+                }
+            },
             Ask::Status => {
                 for filler in self.door.fillers() {
                     wire::send(client, &Answer::Device(status(&filler)), None)?;
@@ -383,6 +400,24 @@ impl<'a> Service<'a> {
                 wire::send(client, &Answer::Done, None)
             }
         }
+    }
+
+    /// Begins to bring what a trace has of devices that are lent. Returns whether there is the trace.
+    fn bring(&self, image: &str, name: &str) -> Result<bool, AnyError> {
+        let image = ImageId::from_str(image)?;
+        let Some(trace) = self.surroundings.supply.trace(&image, name)? else { return Ok(false) };
+        let fillers: HashMap<_, _> =
+            self.door.fillers().into_iter().map(|it| (*it.device().id(), it)).collect();
+        let runs = trace.runs.iter().filter_map(|run| {
+            let filler = Arc::clone(fillers.get(&run.device)?);
+            // A trace may come from elsewhere.
+            let most = filler.index().head.units.len();
+            let [start, units] =
+                [run.unit, run.units].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+            Some((filler, start.min(most)..start.saturating_add(units).min(most)))
+        });
+        self.door.bring_ahead(runs.collect());
+        Ok(true)
     }
 
     /// Opens a device for a client, which waits for its bytes.
@@ -449,6 +484,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         bytes: head.device_bytes,
         filled: filler.filled() as u64,
         units: head.units.len() as u64,
+        counts: filler.counts().now(),
     }
 }
 

@@ -12,6 +12,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::count::LazyCounts;
+
 /// The most bytes of a message.
 const MESSAGE_MAX: usize = 16 << 10;
 
@@ -49,6 +51,8 @@ pub(super) enum Told {
 pub(super) enum Ask {
     /// To read a device.
     Lend { device: String },
+    /// To bring, ahead of its readers, what a trace of an image has. Its devices that are lent are meant.
+    Bring { image: String, trace: String },
     /// How far all devices are.
     Status,
     /// To end, whatever is in use, since another takes over.
@@ -63,6 +67,8 @@ pub(super) enum Answer {
     Lent,
     /// It cannot, for this reason.
     Refused { reason: String },
+    /// There is no such thing.
+    Absent,
     /// One device.
     Device(DeviceStatus),
     /// That is all, or it will be done.
@@ -83,6 +89,9 @@ pub struct DeviceStatus {
     pub filled: u64,
     /// How many it has.
     pub units: u64,
+    /// What was done for it since the service began.
+    #[serde(default)]
+    pub counts: LazyCounts,
 }
 
 /// A socket of messages that are whole or not there.

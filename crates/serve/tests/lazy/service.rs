@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use image::lazy::{Head, UNIT};
-use image::verity::DeviceId;
+use image::verity::{DeviceId, ImageId};
 use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
@@ -19,7 +19,7 @@ use quire_serve::lazy::{
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use store::Store;
+use store::{Store, Trace, TraceRun};
 use testing::fake::wait_for;
 use testing::skipped;
 use transfer::lazy::LayerIndex;
@@ -65,6 +65,18 @@ impl Supply for Files {
             thread::sleep(std::time::Duration::from_millis(5));
         }
         &self.blob
+    }
+
+    fn trace(
+        &self,
+        _: &ImageId,
+        name: &str,
+    ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
+        let device = Head::decode(&fs::read(self.folder.join("head"))?)?.device;
+        // More than there is: a trace may come from elsewhere.
+        let all = TraceRun { device, unit: 0, units: u32::MAX };
+        let runs = vec![TraceRun { unit: 2, units: 1, ..all }, all];
+        Ok((name == "all").then(|| Trace { name: name.to_owned(), runs }))
     }
 }
 

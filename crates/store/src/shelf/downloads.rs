@@ -3,12 +3,13 @@
 //! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
 //! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
 //! `DIFFID.chunks` is written by `chunks.rs`.
-//! `IMAGE.origins` is written by `origins.rs`.
+//! `IMAGE.origins` is written by `origins.rs`, and `IMAGE.traces` by `traces.rs`.
 //! `DIGEST.signatures` records where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod origins;
+pub(crate) mod traces;
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -36,6 +37,7 @@ const PULL: &str = ".pull";
 const CHUNKS: &str = ".chunks";
 const SIGNATURES: &str = ".signatures";
 const ORIGINS: &str = ".origins";
+const TRACES: &str = ".traces";
 /// Limit in bytes of the signatures and their data that are kept with one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
@@ -57,6 +59,8 @@ pub enum BlobFile {
     Signatures(Digest),
     /// Origins of this image.
     Origins(ImageId),
+    /// Traces of this image.
+    Traces(ImageId),
 }
 
 impl BlobFile {
@@ -76,6 +80,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(ORIGINS) {
             return id_of(name.as_bytes()).map(Self::Origins);
         }
+        if let Some(name) = name.strip_suffix(TRACES) {
+            return id_of(name.as_bytes()).map(Self::Traces);
+        }
         Digest::from_file_name(name).map(Self::Whole)
     }
 
@@ -88,6 +95,7 @@ impl BlobFile {
             Self::Chunks(_) => "table of chunks",
             Self::Signatures(_) => "signatures",
             Self::Origins(_) => "record of origins",
+            Self::Traces(_) => "record of traces",
         }
     }
 
@@ -99,7 +107,7 @@ impl BlobFile {
             | Self::Pin(digest)
             | Self::Chunks(digest)
             | Self::Signatures(digest) => digest.to_string(),
-            Self::Origins(image) => image.to_string(),
+            Self::Origins(image) | Self::Traces(image) => image.to_string(),
         }
     }
 
@@ -111,6 +119,7 @@ impl BlobFile {
             Self::Chunks(diff_id) => diff_id.file_name() + CHUNKS,
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
             Self::Origins(image) => image.to_string() + ORIGINS,
+            Self::Traces(image) => image.to_string() + TRACES,
         }
     }
 }
@@ -295,6 +304,7 @@ impl DownloadShelf {
             BlobFile::Whole(digest) => self.blob_damage(digest),
             BlobFile::Chunks(diff_id) => self.chunks_damage(diff_id),
             BlobFile::Origins(image) => self.origins_damage(image),
+            BlobFile::Traces(image) => self.traces_damage(image),
             BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => Ok(None),
         }
     }
@@ -303,7 +313,9 @@ impl DownloadShelf {
     pub(crate) fn check(&self, files: &[BlobFile]) -> Result<Checked, FsckError> {
         let mut checked = Checked::default();
         for file in files {
-            if matches!(file, BlobFile::Whole(_) | BlobFile::Chunks(_) | BlobFile::Origins(_)) {
+            let is_promised =
+                !matches!(file, BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_));
+            if is_promised {
                 checked.add(StoreItem::Blob(*file), self.damage(file)?);
             }
         }

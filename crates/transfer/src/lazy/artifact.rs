@@ -9,6 +9,7 @@ use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, MANIFEST_MAX, Manifest, or_default};
 use serde::{Deserialize, Serialize};
+use store::{TraceError, Traces};
 
 use super::check::{ImageCheckError, check_image};
 use super::{LayerIndex, ZSTD_LEVEL};
@@ -22,6 +23,7 @@ const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json";
 const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
 const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
 const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
+const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
 
 /// The version of the config.
 const VERSION: u32 = 1;
@@ -29,6 +31,10 @@ const VERSION: u32 = 1;
 const CONFIG_MAX: u64 = 1 << 20;
 /// The most bytes of an EROFS image, which is held in memory: enough for five million files.
 const IMAGE_MAX: u64 = 512 << 20;
+/// The most bytes of traces, as the store can keep them.
+const TRACES_MAX: u64 = 512 << 10;
+/// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
+const MORE_MAX: usize = 64;
 /// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
 const INDEX_SLACK: u64 = 64 << 10;
 
@@ -137,6 +143,9 @@ pub enum ArtifactError {
     /// The EROFS image is not one that our writer writes.
     #[error(transparent)]
     Image(#[from] Box<ImageCheckError>),
+    /// The traces cannot be used.
+    #[error("the traces of the index cannot be used")]
+    Traces(#[source] TraceError),
     /// The EROFS image has another id than the config says.
     #[error("the image of the index is {actual}, not {expected}")]
     ImageId {
@@ -157,6 +166,8 @@ pub struct LazyParts {
     pub image: Vec<u8>,
     /// An index for each device of the image, in the order of the layers.
     pub indexes: Vec<LayerIndex>,
+    /// What programs read first. Nothing depends on them but what is fetched when.
+    pub traces: Traces,
 }
 
 /// A blob of an artifact.
@@ -213,6 +224,14 @@ struct RawDescriptor {
     media_type: String,
     digest: Digest,
     size: u64,
+}
+
+/// The blobs of an artifact, by what they are.
+struct RawParts<'a> {
+    image: &'a RawDescriptor,
+    /// Each with its windows.
+    heads: Vec<[&'a RawDescriptor; 2]>,
+    traces: Option<&'a RawDescriptor>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -294,6 +313,11 @@ impl LazyParts {
             named.push(blobs.add(HEAD_TYPE, head.2.clone()));
             named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
         }
+        if !self.traces.is_empty() {
+            let traces = self.traces.encode();
+            check_size("traces", traces.len() as u64, TRACES_MAX)?;
+            named.push(blobs.add(TRACES_TYPE, traces));
+        }
         let manifest = RawManifest {
             schema_version: 2,
             media_type: ARTIFACT_MANIFEST.to_owned(),
@@ -344,7 +368,7 @@ impl Artifact {
         let config = RawConfig::decode(&fetched("config", CONFIG_MAX, &raw.config)?)?;
         let layers = layers_of(subject)?;
         let devices = devices(&layers, &config)?;
-        let (image, heads) = raw.parts()?;
+        let RawParts { image, heads, traces } = raw.parts()?;
         if devices.len() != heads.len() {
             let text = format!("{} heads, {} devices", heads.len(), devices.len());
             return Err(ArtifactError::Layers(text));
@@ -361,6 +385,11 @@ impl Artifact {
             check_size("windows", windows.size, max)?;
         }
         check_size("image", config.image_bytes, IMAGE_MAX)?;
+        let traces = match traces {
+            Some(traces) => Traces::decode(&fetched("traces", TRACES_MAX, traces)?)
+                .map_err(ArtifactError::Traces)?,
+            None => Traces::default(),
+        };
         let compressed = fetched("compressed image", config.image_bytes + INDEX_SLACK, image)?;
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);
@@ -378,7 +407,7 @@ impl Artifact {
             indexes.push(index);
         }
         let id = id("image", &config.image)?;
-        let parts = LazyParts { id, image, indexes };
+        let parts = LazyParts { id, image, indexes, traces };
         check_image_of(&parts)?;
         Ok(parts)
     }
@@ -502,18 +531,30 @@ impl RawManifest {
         Ok(raw)
     }
 
-    /// The image, and heads with their windows.
-    fn parts(&self) -> Result<(&RawDescriptor, Vec<[&RawDescriptor; 2]>), ArtifactError> {
+    /// The image, heads with their windows, and what need not be there.
+    fn parts(&self) -> Result<RawParts<'_>, ArtifactError> {
         let count = ArtifactError::BlobCount(self.layers.len());
         let Some((image, rest)) = self.layers.split_first() else { return Err(count) };
-        let (pairs, []) = rest.as_chunks::<2>() else { return Err(count) };
+        let is_pair = |it: &&RawDescriptor| [HEAD_TYPE, WINDOWS_TYPE].contains(&&*it.media_type);
+        let (pairs, more) = rest.split_at(rest.iter().take_while(is_pair).count());
+        let (pairs, []) = pairs.as_chunks::<2>() else { return Err(count) };
         expect_type(image, IMAGE_TYPE)?;
         let pairs = pairs.iter().map(|[head, windows]| {
             expect_type(head, HEAD_TYPE)?;
             expect_type(windows, WINDOWS_TYPE)?;
             Ok([head, windows])
         });
-        Ok((image, pairs.collect::<Result<_, ArtifactError>>()?))
+        let heads = pairs.collect::<Result<_, ArtifactError>>()?;
+        if more.len() > MORE_MAX {
+            return Err(count);
+        }
+        // A later version may have more kinds.
+        let known = [IMAGE_TYPE, HEAD_TYPE, WINDOWS_TYPE];
+        if let Some(late) = more.iter().find(|it| known.contains(&&*it.media_type)) {
+            expect_type(late, TRACES_TYPE)?;
+        }
+        let traces = more.iter().find(|it| it.media_type == TRACES_TYPE);
+        Ok(RawParts { image, heads, traces })
     }
 }
 

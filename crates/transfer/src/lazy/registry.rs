@@ -7,7 +7,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError};
-use store::{OpenImage, OriginError, SparseError, Store};
+use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
@@ -47,6 +47,9 @@ pub enum LazyPushError {
         /// Why not.
         source: Box<SparseError>,
     },
+    /// The traces of the image cannot be read.
+    #[error(transparent)]
+    Traces(#[from] StoredTracesError),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
     Read {
@@ -58,7 +61,7 @@ pub enum LazyPushError {
 }
 
 impl LazyParts {
-    /// The parts of an image of a store: its file, and the index of each of its devices.
+    /// The parts of an image of a store: its file, the index of each of its devices, and its traces.
     ///
     /// # Errors
     /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) and those after it.
@@ -75,7 +78,8 @@ impl LazyParts {
             })?;
             loaded.ok_or(LazyPushError::NoIndex(device.id))
         });
-        Ok(Self { id, image: bytes, indexes: indexes.collect::<Result<_, _>>()? })
+        let indexes = indexes.collect::<Result<_, _>>()?;
+        Ok(Self { id, image: bytes, indexes, traces: store.downloads.traces(&id)? })
     }
 }
 

@@ -8,7 +8,7 @@ use store::{Form, OpenImageError, Origin, RefName, Store};
 
 use super::{Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, unpin};
 use crate::import::{ImportSurroundings, ImportWishes};
-use crate::lazy::artifact::LazySubject;
+use crate::lazy::artifact::{LazyParts, LazySubject};
 use crate::lazy::{
     FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, TrustIndex, fetch,
     publish,
@@ -112,6 +112,11 @@ pub fn pull_lazy(
         source: Box::new(source),
     })?;
     unpin(store, manifest);
+    if let Err(error) = keep_traces(store, &parts) {
+        // Programs start without them, only later.
+        let error: &dyn std::error::Error = &*error;
+        tracing::warn!(image = %parts.id, error, "its traces are not kept");
+    }
     let heads = parts.indexes.iter().map(|it| &it.head);
     let lazy = heads.filter(|it| published.lazy.contains(&it.device));
     Ok(LazyPulled::Image {
@@ -122,6 +127,22 @@ pub fn pull_lazy(
         devices: published.lazy.len(),
         device_bytes: lazy.map(|it| it.device_bytes).sum(),
     })
+}
+
+/// Keeps the traces that came with an index. Those that were made here stay, unless one of the same name came.
+fn keep_traces(
+    store: &Store,
+    parts: &LazyParts,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let before = store.downloads.traces(&parts.id).unwrap_or_default();
+    let mut traces = parts.traces.clone();
+    for trace in before.iter().filter(|it| parts.traces.get(&it.name).is_none()) {
+        traces.set(trace.clone())?;
+    }
+    if traces != before {
+        store.downloads.set_traces(&parts.id, &traces)?;
+    }
+    Ok(())
 }
 
 /// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read.

@@ -97,7 +97,11 @@ impl Stage {
         let index = LayerIndex::new(&layer, &Bytes(blob), &AtomicBool::new(false)).unwrap();
         let image = image_of(&index.head, b"file");
         let id = digest(Algorithm::Sha256, &image).into();
-        Self { manifest, config, parts: LazyParts { id, image, indexes: vec![index] } }
+        Self {
+            manifest,
+            config,
+            parts: LazyParts { id, image, indexes: vec![index], traces: Traces::default() },
+        }
     }
 
     fn with_subject<T>(&self, with: impl FnOnce(&LazySubject<'_>) -> T) -> T {

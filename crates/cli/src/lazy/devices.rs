@@ -1,0 +1,224 @@
+//! `ps --lazy`: how far the devices of lazily mounted images are.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use serve::lazy::{DeviceStatus, LazyService, WAITS, folder_of};
+use store::Store;
+
+use crate::Answer;
+use crate::context::Context;
+use crate::report::{self, Bytes};
+
+/// One lazy device that is in use.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LazyDeviceReport {
+    /// Its id.
+    device: String,
+    /// Digest of the layer that it is filled from.
+    blob: String,
+    /// Its size.
+    bytes: Bytes,
+    /// Bytes of it that are here and verified.
+    filled: Bytes,
+    /// Bytes of the layer that were fetched since the service began.
+    fetched: Bytes,
+    /// Those of them that were fetched before a program wanted them.
+    fetched_ahead: Bytes,
+    /// Bytes of the device that were brought before a program wanted them, and that none has read so far.
+    wasted: Bytes,
+    /// Bytes of the device that an earlier service had brought.
+    reused: Bytes,
+    /// Requests for parts of the layer.
+    requests: u64,
+    /// Reads that had to wait.
+    waits: u64,
+    /// Milliseconds within which half of them could go on. Null if none has waited, or it took longer than 30 seconds.
+    wait_median: Option<f64>,
+    /// Milliseconds within which 99 of 100 could go on. Null as `waitMedian` is.
+    wait_p99: Option<f64>,
+    /// Reads that got an I/O error.
+    failures: u64,
+}
+
+impl LazyDeviceReport {
+    fn of(status: &DeviceStatus) -> Self {
+        let counts = &status.counts;
+        let of_units = |units: u64| Bytes(units.saturating_mul(image::lazy::UNIT));
+        let millis = |in_a_thousand| {
+            let micros = u32::try_from(counts.wait_of(in_a_thousand)?).ok()?;
+            Some(f64::from(micros) / 1000.0)
+        };
+        Self {
+            device: status.device.clone(),
+            blob: status.blob.clone(),
+            bytes: Bytes(status.bytes),
+            // The last unit may be a short one.
+            filled: Bytes(of_units(status.filled).0.min(status.bytes)),
+            fetched: Bytes(counts.fetched),
+            fetched_ahead: Bytes(counts.fetched_ahead),
+            wasted: Bytes(counts.wasted()),
+            reused: of_units(counts.recalled_units),
+            requests: counts.requests,
+            waits: counts.waits,
+            wait_median: millis(500),
+            wait_p99: millis(990),
+            failures: counts.failures,
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let millis = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it} ms"));
+        vec![
+            report::short(&self.device),
+            report::size(self.bytes.0),
+            report::size(self.filled.0),
+            report::size(self.fetched.0),
+            self.requests.to_string(),
+            self.waits.to_string(),
+            millis(self.wait_median),
+            millis(self.wait_p99),
+            self.failures.to_string(),
+        ]
+    }
+}
+
+/// Lists the devices that the service of a store fills; none if there is no service.
+pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::Result<Answer> {
+    let service = LazyService::connect(&folder_of(store.path())?)?;
+    let found = match &service {
+        Some(service) => service.status()?,
+        None => Vec::new(),
+    };
+    if metrics {
+        report::line(self::metrics(service.is_some(), &found).trim_end())?;
+        return Ok(Answer::Yes);
+    }
+    if service.is_none() && !context.is_quiet() {
+        context.remark("no service fills lazy devices of this store: `quire serve --lazy` is one");
+    }
+    let all: Vec<_> = found.iter().map(LazyDeviceReport::of).collect();
+    report::print(context.json, &all, |all, out| {
+        let titles =
+            ["DEVICE", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN", "P99", "FAILURES"];
+        let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
+        report::table(out, &titles, &rows, &[])
+    })?;
+    Ok(Answer::Yes)
+}
+
+/// A counter or gauge of each device. Source: Prometheus, "Exposition formats", text format 0.0.4.
+fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
+    let mut text = String::new();
+    let head = |name: &str, kind: &str, help: &str| {
+        format!("# HELP quire_lazy_{name} {help}\n# TYPE quire_lazy_{name} {kind}\n")
+    };
+    text += &head("up", "gauge", "Whether a service fills the lazy devices of the store.");
+    text += &format!("quire_lazy_up {}\n", u8::from(is_served));
+    type Value = fn(&DeviceStatus) -> u64;
+    const UNIT: u64 = image::lazy::UNIT;
+    let values: [(&str, &str, &str, Value); 10] = [
+        ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
+        ("filled_bytes", "gauge", "Bytes of a device that are here and verified.", |it| {
+            it.filled.saturating_mul(UNIT).min(it.bytes)
+        }),
+        ("fetched_bytes_total", "counter", "Bytes of layers that were fetched.", |it| {
+            it.counts.fetched
+        }),
+        (
+            "fetched_ahead_bytes_total",
+            "counter",
+            "Bytes of layers that were fetched before a program wanted them.",
+            |it| it.counts.fetched_ahead,
+        ),
+        ("needed_bytes_total", "counter", "Bytes of a device that programs waited for.", |it| {
+            it.counts.wanted_units.saturating_mul(UNIT)
+        }),
+        (
+            "prefetched_bytes_total",
+            "counter",
+            "Bytes of a device that were brought before a program wanted them.",
+            |it| it.counts.ahead_units.saturating_mul(UNIT),
+        ),
+        (
+            "wasted_bytes",
+            "gauge",
+            "Bytes of a device that were brought before a program wanted them, and that none has read.",
+            |it| it.counts.wasted(),
+        ),
+        (
+            "reused_bytes_total",
+            "counter",
+            "Bytes of a device that an earlier service had brought.",
+            |it| it.counts.recalled_units.saturating_mul(UNIT),
+        ),
+        ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
+        ("failures_total", "counter", "Reads that got an I/O error.", |it| it.counts.failures),
+    ];
+    for (name, kind, help, value) in values {
+        text += &head(name, kind, help);
+        for device in devices {
+            let (id, value) = (&device.device, value(device));
+            text += &format!("quire_lazy_{name}{{device=\"{id}\"}} {value}\n");
+        }
+    }
+    text += &head("wait_seconds", "histogram", "How long reads waited.");
+    for DeviceStatus { device, counts, .. } in devices {
+        let mut sum = 0;
+        for (end, count) in WAITS.iter().zip(&counts.wait_histogram) {
+            sum += count;
+            let end = seconds(*end);
+            let _in_memory = writeln!(
+                text,
+                "quire_lazy_wait_seconds_bucket{{device=\"{device}\",le=\"{end}\"}} {sum}"
+            );
+        }
+        let (waits, time) = (counts.waits, seconds(counts.wait_micros));
+        let name = "quire_lazy_wait_seconds";
+        let _in_memory = writeln!(text, "{name}_bucket{{device=\"{device}\",le=\"+Inf\"}} {waits}");
+        let _in_memory = writeln!(text, "{name}_sum{{device=\"{device}\"}} {time}");
+        let _in_memory = writeln!(text, "{name}_count{{device=\"{device}\"}} {waits}");
+    }
+    text
+}
+
+/// Microseconds as seconds.
+fn seconds(micros: u64) -> String {
+    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_lines_of_prometheus() {
+        let mut device = DeviceStatus {
+            device: "ab".to_owned(),
+            blob: "sha256:cd".to_owned(),
+            bytes: 100_000,
+            filled: 2,
+            units: 2,
+            counts: serve::lazy::LazyCounts::default(),
+        };
+        device.counts.waits = 3;
+        device.counts.wait_micros = 1_500_000;
+        device.counts.wait_histogram = vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        let text = metrics(true, &[device]);
+        for line in [
+            "quire_lazy_up 1",
+            "# TYPE quire_lazy_filled_bytes gauge",
+            "quire_lazy_filled_bytes{device=\"ab\"} 100000",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.000100\"} 1",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.001000\"} 2",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"30.000000\"} 2",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"+Inf\"} 3",
+            "quire_lazy_wait_seconds_sum{device=\"ab\"} 1.500000",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+        }
+        assert_eq!(metrics(false, &[]).lines().nth(2), Some("quire_lazy_up 0"));
+    }
+}

@@ -1,0 +1,73 @@
+//! `trace`: runs a container, and notes what it reads first.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, bail, ensure};
+use image::lazy::UNIT;
+use kernel::process::Signals;
+use serve::lazy::Recorder;
+use store::{Form, OpenOptions, Trace, check_trace_name};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::report;
+use crate::signals::FORWARDED;
+
+pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Answer> {
+    check_trace_name(&args.trace).context("--as")?;
+    if args.run.detach {
+        bail!("--detach: a trace ends when its command does");
+    }
+    if !context.who().is_host_root() {
+        bail!("trace: only the host's root may watch reads of files");
+    }
+    let store = context.open(OpenOptions::write())?;
+    let found = crate::resolve::resolve(&store, &args.run.image)?;
+    let image = found.image;
+    let name = &args.run.image;
+    let opened = store.open_names(&image)?;
+    ensure!(
+        opened.form == Form::Tar,
+        "{name} has the form {}, and only images of the form tar are traced: `quire convert --form tar {name}`",
+        opened.form
+    );
+    // Where another mount has it, pages that were read before are not read again.
+    ensure!(
+        !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
+        "{name} is mounted already: end its containers and unmount it, so that the trace has all that is read"
+    );
+    drop(opened);
+    // From here on `gc` leaves its devices alone, as they are open.
+    let devices = store.device_files(&image)?;
+    let recorder = Recorder::new(&devices)?;
+    // The container is to get them, and no thread.
+    let _signals = Signals::block(&FORWARDED)?;
+    let stop = AtomicBool::new(false);
+    let (answer, runs) = std::thread::scope(|scope| {
+        let noted = scope.spawn(|| {
+            let noted = recorder.record(&stop);
+            // Nobody waits for a recorder that is gone.
+            drop(recorder);
+            noted
+        });
+        let answer = crate::run::run(context, &args.run);
+        stop.store(true, Ordering::Relaxed);
+        (answer, noted.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let answer = answer?;
+    let runs = runs?;
+    ensure!(!runs.is_empty(), "nothing was read of {name}: there is no trace of it");
+    let units: u64 = runs.iter().map(|it| u64::from(it.units)).sum();
+    let mut traces = store.downloads.traces(&image).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the traces of the image are made anew");
+        store::Traces::default()
+    });
+    let (count, bytes) = (runs.len(), report::size(units.saturating_mul(UNIT)));
+    traces.set(Trace { name: args.trace.clone(), runs })?;
+    store.downloads.set_traces(&image, &traces)?;
+    if !context.quiet {
+        context.remark(&format!("trace {} of {name}: {bytes} in {count} parts", args.trace));
+    }
+    Ok(answer)
+}

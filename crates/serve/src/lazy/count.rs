@@ -1,0 +1,188 @@
+//! What a service has done for a device.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::fill::Cause;
+
+/// The upper ends of the ranges of waiting times that are counted, in microseconds. The last range has no end.
+pub const WAITS: [u64; 12] = [
+    100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000,
+    30_000_000,
+];
+
+/// Units that a filler may always bring in vain, however little was read so far.
+const FIRST: u64 = 16;
+
+/// What was done for a device since its service began.
+#[derive(Debug, Default)]
+pub struct Counts {
+    waits: [AtomicU64; WAITS.len() + 1],
+    wait_micros: AtomicU64,
+    failures: AtomicU64,
+    requests: AtomicU64,
+    fetched: AtomicU64,
+    fetched_ahead: AtomicU64,
+    wanted_units: AtomicU64,
+    ahead_units: AtomicU64,
+    touched_units: AtomicU64,
+    recalled_units: AtomicU64,
+}
+
+/// [`Counts`] at some time.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LazyCounts {
+    /// Reads that had to wait.
+    pub waits: u64,
+    /// How many of them waited for at most [`WAITS`] microseconds, and longer than the range before; the last one longer than
+    /// all.
+    pub wait_histogram: Vec<u64>,
+    /// How long they waited, all together, in microseconds.
+    pub wait_micros: u64,
+    /// Reads that got an I/O error.
+    pub failures: u64,
+    /// Requests for parts of the blob.
+    pub requests: u64,
+    /// Bytes of the blob that were fetched.
+    pub fetched: u64,
+    /// Those of them that nobody waited for.
+    pub fetched_ahead: u64,
+    /// Units of 64 KiB that were brought while a reader waited for them.
+    pub wanted_units: u64,
+    /// Units that were brought before anybody wanted them.
+    pub ahead_units: u64,
+    /// Those of them that were read later.
+    pub touched_units: u64,
+    /// Units that were on the disk from an earlier service, and were right.
+    pub recalled_units: u64,
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+fn of(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+impl Counts {
+    pub(super) fn waited(&self, time: Duration, is_done: bool) {
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        add(&self.waits[WAITS.partition_point(|it| *it < micros)], 1);
+        add(&self.wait_micros, micros);
+        if !is_done {
+            add(&self.failures, 1);
+        }
+    }
+
+    pub(super) fn fetched(&self, bytes: u64, cause: Cause) {
+        add(&self.requests, 1);
+        add(&self.fetched, bytes);
+        if cause != Cause::Reader {
+            add(&self.fetched_ahead, bytes);
+        }
+    }
+
+    pub(super) fn filled(&self, is_wanted: bool) {
+        add(if is_wanted { &self.wanted_units } else { &self.ahead_units }, 1);
+    }
+
+    pub(super) fn touched(&self) {
+        add(&self.touched_units, 1);
+    }
+
+    pub(super) fn recalled(&self) {
+        add(&self.recalled_units, 1);
+    }
+
+    /// How many units more may be brought ahead of a reader: those that nobody wants are not to be more than those that
+    /// somebody wanted.
+    pub(super) fn may_waste(&self) -> u64 {
+        let touched = of(&self.touched_units);
+        let vain = of(&self.ahead_units).saturating_sub(touched);
+        (FIRST + of(&self.wanted_units) + touched).saturating_sub(vain)
+    }
+
+    /// How they are now.
+    #[must_use]
+    pub fn now(&self) -> LazyCounts {
+        let wait_histogram: Vec<u64> = self.waits.iter().map(of).collect();
+        LazyCounts {
+            waits: wait_histogram.iter().sum(),
+            wait_histogram,
+            wait_micros: of(&self.wait_micros),
+            failures: of(&self.failures),
+            requests: of(&self.requests),
+            fetched: of(&self.fetched),
+            fetched_ahead: of(&self.fetched_ahead),
+            wanted_units: of(&self.wanted_units),
+            ahead_units: of(&self.ahead_units),
+            touched_units: of(&self.touched_units),
+            recalled_units: of(&self.recalled_units),
+        }
+    }
+}
+
+impl LazyCounts {
+    /// Bytes that were brought before anybody wanted them, and that nobody has read so far.
+    #[must_use]
+    pub const fn wasted(&self) -> u64 {
+        self.ahead_units.saturating_sub(self.touched_units).saturating_mul(image::lazy::UNIT)
+    }
+
+    /// How long the fastest reads waited at most, of which there are so many in a thousand: the upper end of a range of
+    /// [`WAITS`], in microseconds. `None` if none has waited, or it was longer than all ranges.
+    #[must_use]
+    pub fn wait_of(&self, in_a_thousand: u64) -> Option<u64> {
+        let wanted = self.waits.saturating_mul(in_a_thousand).div_ceil(1000);
+        let mut sum = 0;
+        for (end, count) in WAITS.iter().zip(&self.wait_histogram) {
+            sum += count;
+            if sum >= wanted && sum > 0 {
+                return Some(*end);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_times_are_known_by_their_range() {
+        let counts = Counts::default();
+        assert_eq!(counts.now().wait_of(500), None);
+        for micros in [1, 100, 101, 20_000] {
+            counts.waited(Duration::from_micros(micros), true);
+        }
+        counts.waited(Duration::from_secs(40), false);
+        let now = counts.now();
+        assert_eq!((now.waits, now.failures), (5, 1));
+        assert_eq!(now.wait_histogram, [2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(now.wait_of(400), Some(100));
+        assert_eq!(now.wait_of(500), Some(300));
+        assert_eq!(now.wait_of(800), Some(30_000));
+        assert_eq!(now.wait_of(1000), None);
+    }
+
+    #[test]
+    fn no_more_is_brought_in_vain_than_was_wanted() {
+        let counts = Counts::default();
+        assert_eq!(counts.may_waste(), FIRST);
+        for _ in 0..FIRST {
+            counts.filled(false);
+        }
+        assert_eq!(counts.may_waste(), 0);
+        counts.filled(true);
+        assert_eq!(counts.may_waste(), 1);
+        // One is vain no longer, and is wanted.
+        counts.touched();
+        assert_eq!(counts.may_waste(), 3);
+        assert_eq!(counts.now().wasted(), 15 * 65_536);
+    }
+}

@@ -1,0 +1,155 @@
+//! What is fetched before anybody wants it: what a reader that reads on will want next, and what a trace has.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// So many readers are remembered.
+const STREAMS: usize = 16;
+/// The most units that are brought ahead of a reader: 8 MiB of a device, which are some 3 of a blob.
+const WINDOW_MAX: usize = 128;
+/// The first units ahead of one that has just been found to read on.
+const WINDOW_FIRST: usize = 4;
+/// Two reads with fewer units between them are of one reader.
+const NEAR: usize = 8;
+
+/// The most bytes of a blob in one request for what nobody waits for: so long a reader's own request may wait behind it.
+const PIECE_MAX: u64 = 512 << 10;
+/// Runs of a trace with so many bytes of blobs are brought in the order of the device: neighbours come with one request.
+const BATCH: u64 = 4 << 20;
+
+/// Where readers of a device read on.
+#[derive(Debug, Default)]
+pub(super) struct Streams(VecDeque<Stream>);
+
+#[derive(Debug)]
+struct Stream {
+    /// The unit behind the last that was wanted or brought.
+    end: usize,
+    /// Units ahead of it.
+    window: usize,
+}
+
+impl Streams {
+    /// Notes that a reader waits for these units, and tells how many behind them it is going to want.
+    pub(super) fn read(&mut self, units: Range<usize>) -> usize {
+        let follows = |it: &Stream| {
+            // Also when it wants again what came with its last read.
+            (it.end..=it.end + NEAR).contains(&units.start) && units.end > it.end
+        };
+        let window = match self.0.iter().position(follows).and_then(|at| self.0.remove(at)) {
+            None => 0,
+            Some(before) => (before.window * 2).clamp(WINDOW_FIRST, WINDOW_MAX),
+        };
+        self.0.truncate(STREAMS - 1);
+        self.0.push_front(Stream { end: units.end + window, window });
+        window
+    }
+}
+
+/// Units of one of several devices, by its place.
+pub(super) type Piece = (usize, Range<usize>);
+
+/// Requests for the units of a trace: those that are wanted first come first, and neighbours with them. `packed` tells how
+/// many bytes of a blob some units need.
+pub(super) fn requests(
+    runs: impl IntoIterator<Item = Piece>,
+    packed: impl Fn(&Piece) -> u64,
+) -> Vec<Piece> {
+    let (mut seen, mut batch, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0);
+    let mut all = Vec::new();
+    for (device, units) in runs {
+        let new: Vec<_> = units.clone().filter(|it| seen.insert((device, *it))).collect();
+        if new.is_empty() {
+            continue;
+        }
+        bytes += packed(&(device, units));
+        batch.extend(new.into_iter().map(|it| (device, it)));
+        if bytes >= BATCH {
+            all.extend(merged(&std::mem::take(&mut batch), &packed));
+            bytes = 0;
+        }
+    }
+    all.extend(merged(&batch, &packed));
+    all
+}
+
+/// Neighbours together, up to [`PIECE_MAX`].
+fn merged(units: &BTreeSet<(usize, usize)>, packed: &impl Fn(&Piece) -> u64) -> Vec<Piece> {
+    let mut all: Vec<Piece> = Vec::new();
+    for (device, unit) in units {
+        if let Some((before, range)) = all.last_mut()
+            && before == device
+            && range.end == *unit
+            && packed(&(*device, range.start..unit + 1)) <= PIECE_MAX
+        {
+            range.end = unit + 1;
+            continue;
+        }
+        all.push((*device, *unit..unit + 1));
+    }
+    all
+}
+
+/// Requests for units that follow one another.
+pub(super) fn in_pieces(
+    units: Range<usize>,
+    packed: impl Fn(&Range<usize>) -> u64,
+) -> Vec<Range<usize>> {
+    let all = units.map(|it| (0, it)).collect();
+    merged(&all, &|(_, units)| packed(units)).into_iter().map(|it| it.1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_grow_while_a_reader_reads_on() {
+        let mut streams = Streams::default();
+        assert_eq!(streams.read(10..12), 0);
+        assert_eq!(streams.read(12..14), 4);
+        // What came ahead was read without waiting.
+        assert_eq!(streams.read(18..20), 8);
+        // Another reader, in between.
+        assert_eq!(streams.read(1000..1002), 0);
+        assert_eq!(streams.read(28..30), 16);
+        assert_eq!(streams.read(1002..1003), 4);
+        // A jump, and a jump back.
+        assert_eq!(streams.read(500..501), 0);
+        assert_eq!(streams.read(490..491), 0);
+        let mut end = 501;
+        for _ in 0..20 {
+            end += 1 + streams.read(end..end + 1);
+        }
+        assert_eq!(streams.read(end..end + 1), WINDOW_MAX);
+    }
+
+    #[test]
+    fn many_readers_are_remembered_and_no_more() {
+        let mut streams = Streams::default();
+        for reader in 0..40 {
+            assert_eq!(streams.read(reader * 1000..reader * 1000 + 1), 0);
+        }
+        assert_eq!(streams.0.len(), STREAMS);
+        assert_eq!(streams.read(39_001..39_002), WINDOW_FIRST);
+        assert_eq!(streams.read(1..2), 0);
+    }
+
+    #[test]
+    fn a_trace_is_fetched_in_its_order_with_neighbours_together() {
+        // Each unit has 100 KiB in its blob.
+        let packed = |it: &Piece| it.1.len() as u64 * (100 << 10);
+        let made = requests([(0, 7..9), (1, 3..4), (0, 5..7), (0, 8..9), (1, 2..4)], packed);
+        assert_eq!(made, [(0, 5..9), (1, 2..4)]);
+        // At most 5 units in a request.
+        let made = requests([(0, 0..12)], packed);
+        assert_eq!(made, [(0, 0..5), (0, 5..10), (0, 10..12)]);
+        // What is wanted much later comes later, though it is a neighbour.
+        let made = requests([(0, 10..60), (0, 9..10)], packed);
+        assert_eq!((made[0].clone(), made.last().cloned()), ((0, 10..15), Some((0, 9..10))));
+        assert!(requests([], packed).is_empty());
+        // A unit that is larger than a request is one.
+        assert_eq!(requests([(0, 1..3)], |_| 1 << 30), [(0, 1..2), (0, 2..3)]);
+        assert_eq!(in_pieces(3..10, |it| it.len() as u64 * (200 << 10)), [3..5, 5..7, 7..9, 9..10]);
+    }
+}

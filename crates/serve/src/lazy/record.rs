@@ -1,0 +1,114 @@
+//! Notes what programs read of devices.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use image::lazy::UNIT;
+use image::verity::DeviceId;
+use kernel::precontent::{EventBuffer, Group};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use store::TraceRun;
+
+use super::door::{DoorError, place};
+
+/// How long it may take until the end is seen.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Notes which units of devices are read, in the order of the first touch, by whoever opens them afterwards. A new mount has
+/// nothing in its cache, so all that its programs need is noted. Readers wait for no more than the note; if the recorder
+/// ends, they go on.
+#[derive(Debug)]
+pub struct Recorder {
+    group: Group,
+    /// By the numbers of file system and inode.
+    devices: HashMap<(u64, u64), (DeviceId, u64)>,
+}
+
+impl Recorder {
+    /// Watches files of devices.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn new(devices: &[(DeviceId, File)]) -> Result<Self, DoorError> {
+        let group = Group::to_watch()?;
+        let mut watched = HashMap::new();
+        for (device, file) in devices {
+            let bytes = file.metadata().map_err(DoorError::Device)?.len();
+            watched.insert(place(file)?, (*device, bytes));
+            group.mark(file.as_fd())?;
+        }
+        Ok(Self { group, devices: watched })
+    }
+
+    /// What is read until `stop` is set.
+    ///
+    /// # Errors
+    /// [`DoorError`]. Readers wait until the recorder is dropped.
+    pub fn record(&self, stop: &AtomicBool) -> Result<Vec<TraceRun>, DoorError> {
+        let mut buffer = EventBuffer::default();
+        let mut noted = Noted::default();
+        loop {
+            // Readers that came before the end are noted.
+            let is_last = stop.load(Ordering::Relaxed);
+            match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&PATIENCE)) {
+                Ok(0) if is_last => return Ok(noted.runs),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(DoorError::Wait(error)),
+            }
+            for event in self.group.read(&mut buffer)? {
+                if let Ok(stat) = rustix::fs::fstat(&event.file)
+                    && let Some((device, bytes)) = self.devices.get(&(stat.st_dev, stat.st_ino))
+                {
+                    let end = event.range.end.min(*bytes).div_ceil(UNIT);
+                    noted.add(*device, event.range.start / UNIT..end);
+                }
+                if let Err(error) = self.group.allow(event) {
+                    tracing::debug!(%error, "its reader is gone");
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    runs: Vec<TraceRun>,
+    seen: HashSet<(DeviceId, u32)>,
+}
+
+impl Noted {
+    fn add(&mut self, device: DeviceId, units: std::ops::Range<u64>) {
+        for unit in units.filter_map(|it| u32::try_from(it).ok()) {
+            if !self.seen.insert((device, unit)) {
+                continue;
+            }
+            match self.runs.last_mut() {
+                Some(last) if last.device == device && last.unit + last.units == unit => {
+                    last.units += 1;
+                }
+                _ => self.runs.push(TraceRun { device, unit, units: 1 }),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_noted_at_their_first_touch() {
+        let [one, two] = [1, 2].map(|it| DeviceId::from_bytes(&[it; 32]).unwrap());
+        let mut noted = Noted::default();
+        noted.add(one, 4..6);
+        noted.add(two, 6..7);
+        noted.add(one, 3..8);
+        noted.add(one, 8..9);
+        noted.add(two, 6..7);
+        let run = |device, unit, units| TraceRun { device, unit, units };
+        assert_eq!(noted.runs, [run(one, 4, 2), run(two, 6, 1), run(one, 3, 1), run(one, 6, 3)]);
+    }
+}

@@ -1,0 +1,338 @@
+//! What programs read of an image first: `blobs/IMAGE.traces`, a record. See `docs/format/lazy-artifact.md`, "Traces".
+
+use std::collections::BTreeSet;
+
+use image::verity::{DeviceId, ImageId};
+use serde::{Deserialize, Serialize};
+
+use super::{BlobFile, DownloadShelf};
+use crate::disk::DiskError;
+use crate::fault::{self, FsckError};
+use crate::record::{self, RECORD_MAX, RecordError};
+
+/// The most traces of one image.
+const TRACES_MAX: usize = 16;
+/// The most runs of all traces of an image: a start of a large server has a few hundred.
+const TRACE_RUNS_MAX: usize = 1 << 14;
+/// The most bytes in the name of a trace.
+const NAME_MAX: usize = 64;
+/// The most devices: an image has no more layers.
+const DEVICES_MAX: usize = 4096;
+const VERSION: u32 = 1;
+
+/// Neighbouring units of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceRun {
+    /// The device.
+    pub device: DeviceId,
+    /// The number of the first unit, of 64 KiB.
+    pub unit: u32,
+    /// How many there are: at least one.
+    pub units: u32,
+}
+
+/// What a program reads of an image's devices, in the order of the first touch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    /// Its name: 1 to 64 lower-case letters, digits, `.`, `_` and `-`, and the first is a letter or a digit.
+    pub name: String,
+    /// No unit comes twice in a trace that was made here.
+    pub runs: Vec<TraceRun>,
+}
+
+/// The traces of an image, each name once.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Traces(Vec<Trace>);
+
+/// Why bytes are no traces, or a trace cannot be added.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// A name that no trace can have.
+    #[error(
+        "\"{}\" is no name of a trace: use 1 to {NAME_MAX} lower-case letters, digits, `.`, `_` and `-`",
+        .0.escape_debug()
+    )]
+    Name(String),
+    /// One more does not fit.
+    #[error(
+        "an image has at most {TRACES_MAX} traces, and they have at most {TRACE_RUNS_MAX} runs together"
+    )]
+    Full,
+    /// Not JSON, or JSON of another shape.
+    #[error("the traces of an image are malformed")]
+    Json(#[source] serde_json::Error),
+    /// A later version.
+    #[error("the traces of an image have version {0}, and this Quire knows version {VERSION}")]
+    Version(u32),
+    /// A field has a value that it cannot have.
+    #[error("the traces of an image are damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Why the traces of an image are unknown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoredTracesError {
+    /// The record is damaged.
+    #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
+    Record {
+        /// The image.
+        image: Box<ImageId>,
+        /// The cause.
+        source: RecordError,
+    },
+    /// The traces in it are damaged.
+    #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
+    Traces {
+        /// The image.
+        image: Box<ImageId>,
+        /// The cause.
+        source: TraceError,
+    },
+    /// An error of the disk.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+/// As written.
+#[derive(Debug, Serialize, Deserialize)]
+struct Raw {
+    version: u32,
+    devices: Vec<String>,
+    traces: Vec<RawTrace>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RawTrace {
+    name: String,
+    /// The place of the device in `devices`, the first unit, and how many there are.
+    runs: Vec<(u32, u32, u32)>,
+}
+
+/// Only to see the version, whatever else there is.
+#[derive(Deserialize)]
+struct RawVersion {
+    version: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    /// So that a renamed file is found out.
+    image: String,
+    #[serde(flatten)]
+    traces: Raw,
+}
+
+/// Whether a trace can have this name.
+///
+/// # Errors
+/// [`TraceError::Name`].
+pub fn check_trace_name(name: &str) -> Result<(), TraceError> {
+    let is_plain = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit();
+    let mut bytes = name.bytes();
+    let is_name = bytes.next().is_some_and(is_plain)
+        && bytes.all(|it| is_plain(it) || b"._-".contains(&it))
+        && name.len() <= NAME_MAX;
+    if is_name { Ok(()) } else { Err(TraceError::Name(name.to_owned())) }
+}
+
+impl Traces {
+    /// All of them, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = &Trace> {
+        self.0.iter()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The trace of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Trace> {
+        self.0.iter().find(|it| it.name == name)
+    }
+
+    /// Adds a trace, in the place of any of its name.
+    ///
+    /// # Errors
+    /// [`TraceError`].
+    pub fn set(&mut self, trace: Trace) -> Result<(), TraceError> {
+        check_trace_name(&trace.name)?;
+        let mut all: Vec<Trace> =
+            self.0.iter().filter(|it| it.name != trace.name).cloned().collect();
+        all.push(trace);
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        if all.len() > TRACES_MAX
+            || all.iter().map(|it| it.runs.len()).sum::<usize>() > TRACE_RUNS_MAX
+        {
+            return Err(TraceError::Full);
+        }
+        self.0 = all;
+        Ok(())
+    }
+
+    fn raw(&self) -> Raw {
+        let used = self.0.iter().flat_map(|it| &it.runs).map(|it| it.device);
+        let devices: BTreeSet<DeviceId> = used.collect();
+        let devices: Vec<DeviceId> = devices.into_iter().collect();
+        let place = |device: &DeviceId| {
+            let place = devices.binary_search(device).unwrap_or_default();
+            u32::try_from(place).unwrap_or_default()
+        };
+        let raw = |it: &Trace| RawTrace {
+            name: it.name.clone(),
+            runs: it.runs.iter().map(|it| (place(&it.device), it.unit, it.units)).collect(),
+        };
+        let traces = self.0.iter().map(raw).collect();
+        Raw { version: VERSION, devices: devices.iter().map(ToString::to_string).collect(), traces }
+    }
+
+    fn from_raw(raw: Raw) -> Result<Self, TraceError> {
+        if raw.version != VERSION {
+            return Err(TraceError::Version(raw.version));
+        }
+        let damaged = TraceError::Damaged;
+        if raw.devices.len() > DEVICES_MAX || raw.traces.len() > TRACES_MAX {
+            return Err(damaged("there are too many devices or traces"));
+        }
+        let devices = raw.devices.iter().map(|text| {
+            let id = DeviceId::from_hex(text.as_bytes()).ok();
+            id.filter(|it| it.to_string() == *text).ok_or(damaged("a device id"))
+        });
+        let devices: Vec<DeviceId> = devices.collect::<Result<_, _>>()?;
+        let mut all = Self::default();
+        for RawTrace { name, runs } in raw.traces {
+            if all.get(&name).is_some() {
+                return Err(damaged("a name comes twice"));
+            }
+            let runs = runs.into_iter().map(|(device, unit, units)| {
+                let device = usize::try_from(device).ok().and_then(|it| devices.get(it));
+                let device = *device.ok_or(damaged("a run of an unknown device"))?;
+                let is_right = units > 0 && unit.checked_add(units).is_some();
+                is_right.then_some(TraceRun { device, unit, units }).ok_or(damaged("a run"))
+            });
+            all.set(Trace { name, runs: runs.collect::<Result<_, _>>()? })?;
+        }
+        Ok(all)
+    }
+
+    /// As JSON, without spaces. Equal traces have equal bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.raw()).expect("numbers and texts")
+    }
+
+    /// Reads what [`encode`](Self::encode) wrote, or anything else.
+    ///
+    /// # Errors
+    /// [`TraceError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, TraceError> {
+        let RawVersion { version } = serde_json::from_slice(bytes).map_err(TraceError::Json)?;
+        if version != VERSION {
+            return Err(TraceError::Version(version));
+        }
+        Self::from_raw(serde_json::from_slice(bytes).map_err(TraceError::Json)?)
+    }
+}
+
+impl DownloadShelf {
+    /// The traces of an image. None are as good as an empty list.
+    ///
+    /// # Errors
+    /// [`StoredTracesError`].
+    pub fn traces(&self, image: &ImageId) -> Result<Traces, StoredTracesError> {
+        let bytes = self.directory.read_all(BlobFile::Traces(*image).file_name(), RECORD_MAX)?;
+        let Some(bytes) = bytes else { return Ok(Traces::default()) };
+        let damaged = |source| StoredTracesError::Record { image: Box::new(*image), source };
+        let record: Record = record::decode(&bytes).map_err(damaged)?;
+        if record.image != image.to_string() {
+            let other = format!("it names image {}", record.image.escape_debug());
+            return Err(damaged(RecordError::Json(serde::de::Error::custom(other))));
+        }
+        let traces = Traces::from_raw(record.traces);
+        traces.map_err(|source| StoredTracesError::Traces { image: Box::new(*image), source })
+    }
+
+    /// Keeps the traces of an image, durably, in the place of those that it has. They go with the image.
+    ///
+    /// # Errors
+    /// [`DiskError`] when they cannot be written.
+    pub fn set_traces(&self, image: &ImageId, traces: &Traces) -> Result<(), DiskError> {
+        let record = Record { image: image.to_string(), traces: traces.raw() };
+        self.tmp.replace(
+            &self.directory,
+            BlobFile::Traces(*image).file_name(),
+            &record::encode(&record),
+        )
+    }
+
+    /// What is wrong with the record of an image's traces, if anything.
+    pub(super) fn traces_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
+        Ok(fault::found(self.traces(image))?.err())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(byte: u8) -> DeviceId {
+        DeviceId::from_bytes(&[byte; 32]).unwrap()
+    }
+
+    #[test]
+    fn traces_are_text_that_others_can_write() {
+        let hex = |byte: &str| byte.repeat(32);
+        // As docs/format/lazy-artifact.md has it.
+        let text = format!(
+            r#"{{"version":1,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]]}},{{"name":"initdb","runs":[]}}]}}"#,
+            hex("01"),
+            hex("0a")
+        );
+        let traces = Traces::decode(text.as_bytes()).unwrap();
+        let runs = [
+            TraceRun { device: device(10), unit: 7, units: 2 },
+            TraceRun { device: device(1), unit: 0, units: 1 },
+        ];
+        assert_eq!(traces.get("default").unwrap().runs, runs);
+        assert!(traces.get("initdb").unwrap().runs.is_empty() && traces.get("other").is_none());
+        assert!(traces.encode() == text.as_bytes());
+        for (wrong, part) in [
+            (text.replace("\"version\":1", "\"version\":2"), "version 2"),
+            (text.replace("[1,7,2]", "[2,7,2]"), "unknown device"),
+            (text.replace("[1,7,2]", "[1,7,0]"), "a run"),
+            (text.replace("[1,7,2]", "[1,4294967295,1]"), "a run"),
+            (text.replace("[1,7,2]", "[1,4294967296,1]"), "malformed"),
+            (text.replace("initdb", "default"), "twice"),
+            (text.replace("initdb", "../x"), "no name"),
+            (text.replace("initdb", ""), "no name"),
+            (text.replace(&hex("0a"), &hex("0A")), "a device id"),
+            (text.replace("[1,7,2]", &vec!["[1,7,2]"; TRACE_RUNS_MAX].join(",")), "at most"),
+            (String::from("[]"), "malformed"),
+        ] {
+            let error = Traces::decode(wrong.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}: {part}");
+        }
+    }
+
+    #[test]
+    fn a_trace_takes_the_place_of_one_of_its_name() {
+        let mut traces = Traces::default();
+        let run = TraceRun { device: device(1), unit: 1, units: 1 };
+        let trace = |name: &str, runs| Trace { name: name.to_owned(), runs };
+        traces.set(trace("b", vec![])).unwrap();
+        traces.set(trace("a", vec![run])).unwrap();
+        traces.set(trace("b", vec![run, run])).unwrap();
+        let all: Vec<_> = traces.iter().map(|it| (&it.name[..], it.runs.len())).collect();
+        assert_eq!(all, [("a", 1), ("b", 2)]);
+        assert!(matches!(traces.set(trace("B", vec![])), Err(TraceError::Name(_))));
+        for number in 2..TRACES_MAX {
+            traces.set(trace(&format!("c{number}"), vec![])).unwrap();
+        }
+        assert!(matches!(traces.set(trace("d", vec![])), Err(TraceError::Full)));
+        assert!(traces.get("d").is_none());
+    }
+}
