@@ -27,10 +27,16 @@ const PROFILES: [(&str, Distance); 3] = [
     ),
 ];
 
-/// What is run, and as whom.
-const PROGRAMS: [(&str, &str, &[&str]); 2] = [
-    ("postgres --version", "root", &["/usr/lib/postgresql/15/bin/postgres", "--version"]),
+/// What is run, the name of its trace, and as whom.
+const PROGRAMS: [(&str, &str, &str, &[&str]); 2] = [
     (
+        "postgres --version",
+        "version",
+        "root",
+        &["/usr/lib/postgresql/15/bin/postgres", "--version"],
+    ),
+    (
+        "initdb",
         "initdb",
         "postgres",
         &["/usr/lib/postgresql/15/bin/initdb", "--no-sync", "--pgdata", "/tmp/data"],
@@ -44,9 +50,11 @@ enum Way {
     /// All layers, in the form that a lazy image has when it is complete.
     WholeTar,
     Lazy,
+    /// With a trace of the very program.
+    Traced,
 }
 
-const WAYS: [Way; 3] = [Way::Whole, Way::WholeTar, Way::Lazy];
+const WAYS: [Way; 4] = [Way::Whole, Way::WholeTar, Way::Lazy, Way::Traced];
 
 impl Way {
     const fn name(self) -> &'static str {
@@ -54,6 +62,7 @@ impl Way {
             Self::Whole => "pull, run",
             Self::WholeTar => "pull --form tar, run",
             Self::Lazy => "quire pull --lazy, run --lazy",
+            Self::Traced => "quire with a trace",
         }
     }
 
@@ -61,8 +70,12 @@ impl Way {
         match self {
             Self::Whole => &[],
             Self::WholeTar => &["--form", "tar"],
-            Self::Lazy => &["--lazy=require"],
+            Self::Lazy | Self::Traced => &["--lazy=require"],
         }
+    }
+
+    const fn is_lazy(self) -> bool {
+        matches!(self, Self::Lazy | Self::Traced)
     }
 }
 
@@ -84,13 +97,13 @@ impl Stage<'_> {
     }
 
     fn commands(&self, way: Way, image: &str, program: usize) -> Vec<Command> {
-        let (_, user, arguments) = PROGRAMS[program];
+        let (_, trace, user, arguments) = PROGRAMS[program];
         let mut pull = self.quire();
         pull.arg("pull").args(way.pull()).arg(image);
         let mut run = self.quire();
         run.args(["run", "--rm", "--user", user, "--runtime"]).arg(&self.runtime);
-        if way == Way::Lazy {
-            run.arg("--lazy");
+        if way.is_lazy() {
+            run.args(["--lazy", "--prefetch", if way == Way::Traced { trace } else { "none" }]);
         }
         run.arg(image).args(arguments);
         vec![pull, run]
@@ -99,7 +112,7 @@ impl Stage<'_> {
     /// An empty store, and the service of it.
     fn before(&self, way: Way) -> Result<Option<Service>> {
         self.context.set_aside("store")?;
-        if way != Way::Lazy {
+        if !way.is_lazy() {
             return Ok(None);
         }
         Service::start(self).map(Some)
@@ -144,7 +157,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let runtime = find("runc").or_else(|| find("crun"));
     let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
     let stage = Stage { context, runtime };
-    let index = publish(context, &layout, &registry.host)?;
+    let index = publish(context, &stage.runtime, &layout, &registry.host)?;
     let (mut tables, mut findings, mut rows) = (Vec::new(), vec![index], Vec::new());
     for (place, distance) in PROFILES {
         let proxy = Proxy::far(&registry.host, distance)?;
@@ -178,7 +191,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             };
             let outcomes = measure(&rules, &mut contestants)?;
             let rivals = ["pull, run", "pull --form tar"];
-            let ratios = rivals.iter().filter_map(|it| ratio(&outcomes, "quire", it));
+            let pairs = rivals
+                .iter()
+                .flat_map(|rival| [Way::Lazy, Way::Traced].map(|way| (way.name(), *rival)));
+            let pairs = pairs.chain([(Way::Traced.name(), Way::Lazy.name())]);
+            let ratios = pairs.filter_map(|(ours, theirs)| ratio(&outcomes, ours, theirs));
             findings.extend(ratios.map(|it| format!("{title}: {it}")));
             let (memory, runs) = (rules.memory, rules.runs);
             tables.push(Table { title: title.clone(), memory, runs, outcomes });
@@ -218,7 +235,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              237 MB, from Debian's docker-registry on loopback behind a proxy, which adds a delay to each connection and each \
              request, and may bound the bytes a second of all connections together. Caches are dropped before each run. \
              `quire serve --lazy` runs before the clock starts; its processor time and memory are in no row. Its index \
-             is in the registry, and its fetching is on the clock and in the bytes. The registry's own work is on every \
+             is in the registry, and its fetching is on the clock and in the bytes. `quire trace` ran each program once before, on another store. The registry's own work is on every \
              row's clock. Other lazy file systems are not in this bench yet.",
         ),
         tables,
@@ -227,8 +244,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Brings the image and its index to the registry, and says how large the index is.
-fn publish(context: &Context<'_>, layout: &Path, host: &str) -> Result<String> {
+/// Brings the image, its index and its traces to the registry, and says how large they are.
+fn publish(context: &Context<'_>, runtime: &Path, layout: &Path, host: &str) -> Result<String> {
     let image = format!("{host}/postgres:1");
     let mut push = Command::new(need("skopeo")?);
     push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
@@ -242,9 +259,14 @@ fn publish(context: &Context<'_>, layout: &Path, host: &str) -> Result<String> {
     let mut pull = quire();
     pull.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", &image]);
     quiet(&mut pull)?;
+    for (_, trace, user, arguments) in PROGRAMS {
+        let mut traced = quire();
+        traced.args(["--quiet", "trace", "--as", trace, "--user", user, "--runtime"]);
+        quiet(traced.arg(runtime).arg(&image).args(arguments))?;
+    }
     let made = quiet(quire().args(["index", "--json", "--push", &image, &image]))?;
     let made: serde_json::Value = serde_json::from_str(&made)?;
     let sent = made["pushed"]["sent"].as_u64().context("the index was not pushed")?;
     context.set_aside("maker")?;
-    Ok(format!("the index and its image have {sent} bytes in the registry"))
+    Ok(format!("the index, its image and the traces have {sent} bytes in the registry"))
 }

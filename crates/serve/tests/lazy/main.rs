@@ -22,7 +22,7 @@ use kernel::mount::{ErofsOptions, erofs};
 use kernel::precontent::PrecontentError;
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
-use quire_serve::lazy::{Door, DoorError, LayerFiller};
+use quire_serve::lazy::{Cause, Door, DoorError, LayerFiller, Recorder};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use store::{Form, OpenOptions, Seconds, Store};
@@ -334,4 +334,51 @@ fn in_a_process_with_few_descriptors() {
             assert!(read(page).unwrap() == part(page), "{page}");
         }
     });
+}
+
+#[test]
+fn a_trace_has_all_that_was_read() {
+    let Some(stage) = Stage::new() else { return };
+    // Of the store that has all bytes.
+    let devices = stage.full.device_files(&stage.image).unwrap();
+    let recorder = match Recorder::new(&devices) {
+        Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
+            return skipped("pre-content events: this kernel is older than Linux 6.14");
+        }
+        Err(DoorError::Kernel(PrecontentError::FileSystem { .. })) => {
+            return skipped("the file system of the build has no pre-content events");
+        }
+        made => made.unwrap(),
+    };
+    let stop = AtomicBool::new(false);
+    let runs = thread::scope(|scope| {
+        let noted = scope.spawn(|| recorder.record(&stop));
+        let image = stage.full.open_image(&stage.image).unwrap();
+        let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
+        let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
+        let mount = erofs(image.image.fd(), &options).unwrap().mount;
+        let path = format!("/proc/self/fd/{}/words", mount.as_fd().as_raw_fd());
+        let half = File::open(path).unwrap();
+        let mut bytes = vec![0; 1 << 20];
+        half.read_exact_at(&mut bytes, 1 << 20).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        noted.join().unwrap().unwrap()
+    });
+    let units: u64 = runs.iter().map(|it| u64::from(it.units)).sum();
+    let all = stage.index.head.units.len() as u64;
+    assert!((16..all / 2).contains(&units), "{units} of {all}");
+    assert!(runs.iter().all(|it| it.device == stage.device()));
+    // With what the trace has, the same is read without the blob.
+    let lazy = store(&stage.folder.path().join("traced"));
+    let filler = stage.filler(&lazy);
+    for run in &runs {
+        let start = usize::try_from(run.unit).unwrap();
+        let end = start + usize::try_from(run.units).unwrap();
+        filler.bring_ahead(start..end, Cause::Trace).unwrap();
+    }
+    *stage.blob.lie.lock().unwrap() = Lie::Silent;
+    for run in &runs {
+        let place = u64::from(run.unit) * UNIT;
+        assert!(filler.has(&(place..place + u64::from(run.units) * UNIT)));
+    }
 }

@@ -379,3 +379,45 @@ fn what_was_mounted_without_anybody_is_not_lent() {
     drop(mount);
     served.end(service);
 }
+
+#[test]
+fn what_a_trace_has_is_there_before_it_is_read() {
+    let Some(served) = Served::new() else { return };
+    let service = served.start();
+    let mount = served.mount();
+    assert!(!served.service().bring(&served.stage.image, "other").unwrap());
+    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    let status = || served.service().status().unwrap().remove(0);
+    wait_for("all units", || {
+        let now = status();
+        now.filled == now.units
+    });
+    let before = status().counts;
+    assert_eq!((before.waits, before.wanted_units), (0, 0));
+    assert_eq!(before.ahead_units, status().units);
+    assert_eq!(before.fetched, before.fetched_ahead);
+    assert_eq!(before.wasted(), status().units * UNIT);
+    assert_eq!(served.read(&mount, 64), 0);
+    let after = status().counts;
+    assert_eq!((after.waits, after.requests), (0, before.requests));
+    assert!(after.touched_units > 0);
+    drop(mount);
+    served.end(service);
+}
+
+#[test]
+fn a_reader_that_reads_on_finds_its_bytes() {
+    let Some(served) = Served::new() else { return };
+    let service = served.start();
+    let mount = served.mount();
+    assert!(fs::read(words(&mount)).unwrap() == served.expect);
+    let counts = || served.service().status().unwrap().remove(0).counts;
+    // Not every event had to wait, and no more is there in vain than was read.
+    wait_for("what is on its way", || counts().touched_units > 0);
+    let now = counts();
+    assert!(now.ahead_units > 0 && now.waits < served.expect.len() as u64 / UNIT, "{now:?}");
+    let vain = now.ahead_units - now.touched_units;
+    assert!(vain <= now.wanted_units + now.touched_units + 16, "{now:?}");
+    drop(mount);
+    served.end(service);
+}

@@ -2,7 +2,10 @@
 //!
 //! `docs/format/lazy-artifact.md` has the fields. Nothing in an artifact is believed: see [`Artifact::open`].
 
+use std::collections::BTreeMap;
 use std::io::{self, Read as _};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
@@ -23,6 +26,8 @@ const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json";
 const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
 const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
 const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
+/// Annotation of an artifact's manifest: the names of its traces, with commas between them. A registry's list has it, too.
+pub(super) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
 const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
 
 /// The version of the config.
@@ -33,6 +38,8 @@ const CONFIG_MAX: u64 = 1 << 20;
 const IMAGE_MAX: u64 = 512 << 20;
 /// The most bytes of traces, as the store can keep them.
 const TRACES_MAX: u64 = 512 << 10;
+/// So many blobs are fetched at once.
+const PARALLEL: usize = 8;
 /// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
 const MORE_MAX: usize = 64;
 /// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
@@ -216,6 +223,8 @@ struct RawManifest {
     config: RawDescriptor,
     layers: Vec<RawDescriptor>,
     subject: RawDescriptor,
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -318,6 +327,8 @@ impl LazyParts {
             check_size("traces", traces.len() as u64, TRACES_MAX)?;
             named.push(blobs.add(TRACES_TYPE, traces));
         }
+        let traces: Vec<_> = self.traces.iter().map(|it| it.name.as_str()).collect();
+        let traces = traces.join(",");
         let manifest = RawManifest {
             schema_version: 2,
             media_type: ARTIFACT_MANIFEST.to_owned(),
@@ -329,6 +340,10 @@ impl LazyParts {
                 digest: *subject.digest,
                 size: subject.bytes.len() as u64,
             },
+            annotations: (!traces.is_empty())
+                .then(|| (TRACES_ANNOTATION.to_owned(), traces))
+                .into_iter()
+                .collect(),
         };
         let manifest = json("manifest", &manifest)?;
         let (digest, index) = (Digest::sha256(&manifest), index.digest);
@@ -337,7 +352,8 @@ impl LazyParts {
 }
 
 impl Artifact {
-    /// Takes an artifact apart. `fetch` gives the bytes of a blob, of which the size is bounded; they are hashed here.
+    /// Takes an artifact apart. `fetch` gives the bytes of a blob, of which the size is bounded; they are hashed here. Several
+    /// threads call it.
     ///
     /// These hold together afterwards: the subject, its layers and diff ids, the devices, the heads, and the EROFS
     /// image, which is what our writer writes. No bytes of a layer were looked at: an index can still say of a layer's
@@ -348,14 +364,14 @@ impl Artifact {
     pub fn open(
         manifest: &[u8],
         subject: &LazySubject<'_>,
-        mut fetch: impl FnMut(&Digest, u64) -> io::Result<Vec<u8>>,
+        fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>> + Sync,
     ) -> Result<LazyParts, ArtifactError> {
         let raw = RawManifest::decode(manifest)?;
         if raw.subject.digest != *subject.digest {
             let (expected, actual) = (Box::new(*subject.digest), Box::new(raw.subject.digest));
             return Err(ArtifactError::Subject { expected, actual });
         }
-        let mut fetched = |what, max, it: &RawDescriptor| {
+        let fetched = |what, max, it: &RawDescriptor| {
             check_size(what, it.size, max)?;
             let blob = || Box::new(it.digest);
             let bytes = fetch(&it.digest, it.size);
@@ -385,20 +401,25 @@ impl Artifact {
             check_size("windows", windows.size, max)?;
         }
         check_size("image", config.image_bytes, IMAGE_MAX)?;
-        let traces = match traces {
-            Some(traces) => Traces::decode(&fetched("traces", TRACES_MAX, traces)?)
-                .map_err(ArtifactError::Traces)?,
-            None => Traces::default(),
-        };
-        let compressed = fetched("compressed image", config.image_bytes + INDEX_SLACK, image)?;
+        let image_max = config.image_bytes.saturating_add(INDEX_SLACK);
+        let mut wanted = vec![("compressed image", image_max, image)];
+        for [head, windows] in &heads {
+            wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
+        }
+        wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
+        // Far registries answer many requests as fast as one.
+        let done = parallel(&wanted, |(what, max, it)| fetched(what, *max, it));
+        let mut done = done.into_iter();
+        let mut next = || done.next().expect("one for each that is wanted");
+        let compressed = next()?;
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);
         let mut indexes = Vec::new();
-        for (Filled { device, layers, .. }, [head, windows]) in devices.iter().zip(&heads) {
+        for (Filled { device, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
             let blob = Box::new(head.digest);
-            let head = Head::decode(&fetched("head", HEAD_MAX, head)?)
-                .map_err(|source| ArtifactError::Head { blob, source })?;
-            let index = LayerIndex { head, windows: fetched("windows", windows.size, windows)? };
+            let head =
+                Head::decode(&next()?).map_err(|source| ArtifactError::Head { blob, source })?;
+            let index = LayerIndex { head, windows: next()? };
             if index.head.device != *device {
                 let layer = Box::new(index.head.blob);
                 return Err(ArtifactError::Contradiction { layer, what: "device" });
@@ -406,11 +427,36 @@ impl Artifact {
             fits(&index, layers)?;
             indexes.push(index);
         }
+        let traces = match traces {
+            Some(_) => Traces::decode(&next()?).map_err(ArtifactError::Traces)?,
+            None => Traces::default(),
+        };
         let id = id("image", &config.image)?;
         let parts = LazyParts { id, image, indexes, traces };
         check_image_of(&parts)?;
         Ok(parts)
     }
+}
+
+/// What `work` makes of each thing, by a few threads.
+fn parallel<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, R)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..things.len().min(PARALLEL) {
+            scope.spawn(|| {
+                while let number = next.fetch_add(1, Ordering::Relaxed)
+                    && let Some(thing) = things.get(number)
+                {
+                    let made = work(thing);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push((number, made));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|it| it.0);
+    done.into_iter().map(|it| it.1).collect()
 }
 
 /// The digest of the config that an artifact's manifest names: see [`Artifact::index`].

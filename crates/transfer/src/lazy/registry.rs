@@ -1,5 +1,6 @@
 //! Artifacts with indexes, to and from registries.
 
+use std::cmp::Reverse;
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
@@ -11,12 +12,15 @@ use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
-    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LazyParts, LazySubject, index_of,
+    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LazyParts, LazySubject,
+    TRACES_ANNOTATION, index_of,
 };
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
 /// So many indexes of one image are looked at: anybody with push rights may push more.
 const INDEXES_MAX: usize = 8;
+/// So many are compared before that.
+const LISTED_MAX: usize = 1000;
 
 /// Why an index was not pushed.
 #[derive(Debug, thiserror::Error)]
@@ -204,7 +208,13 @@ pub fn fetch(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<FetchedIndex
         source: Box::new(source),
     })?;
     let mut first = None;
-    for listed in listed.iter().take(INDEXES_MAX) {
+    // One that was pushed again with more traces stands beside the one without them.
+    let mut listed: Vec<_> = listed.iter().take(LISTED_MAX).collect();
+    listed.sort_by_key(|it| {
+        let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
+        Reverse(traces.map_or(0, |it| it.split(',').count()))
+    });
+    for listed in listed.into_iter().take(INDEXES_MAX) {
         match one(registry, wanted, &listed.descriptor.digest) {
             Ok(found) => return Ok(found),
             Err(error) => {

@@ -10,6 +10,7 @@ use image::verity::{ObjectId, digest};
 use oci::blobs::BlobSource;
 use oci::manifest::Document;
 use serde_json::{Value, json};
+use store::{Trace, TraceRun};
 
 use super::super::IndexedLayer;
 use super::*;
@@ -234,6 +235,51 @@ fn another_manifest_is_refused() {
     stage.check_manifest(|it| it["layers"][0]["size"] = json!(1 << 20), "image of the index has");
     stage.check_manifest(|it| it["layers"][0]["size"] = json!(-1), "is malformed");
     stage.check_manifest(|it| drop(it.as_object_mut().unwrap().remove("subject")), "malformed");
+}
+
+#[test]
+fn traces_and_blobs_of_later_versions_need_not_be_there() {
+    let mut stage = Stage::new();
+    let without = stage.artifact();
+    let device = stage.parts.indexes[0].head.device;
+    let runs = vec![TraceRun { device, unit: 1, units: 2 }];
+    for name in ["default", "other"] {
+        let runs = runs.clone();
+        stage.parts.traces.set(Trace { name: name.to_owned(), runs }).unwrap();
+    }
+    let with = stage.artifact();
+    assert_eq!((with.blobs.len(), with.index), (5, without.index));
+    let manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
+    assert_eq!(manifest["annotations"], json!({"vnd.quire.lazy.traces": "default,other"}));
+    assert!(stage.open(&with).unwrap() == stage.parts);
+    let more = |it: &mut Value, what: Value| it["layers"].as_array_mut().unwrap().push(what);
+    let other = json!({"mediaType": "a/b", "digest": Digest::sha256(b"x"), "size": 1});
+    let mut later = with.clone();
+    let mut changed = manifest;
+    more(&mut changed, other.clone());
+    later.manifest = changed.to_string().into_bytes();
+    assert!(stage.open(&later).unwrap() == stage.parts);
+    stage.check_manifest(|it| (0..64).for_each(|_| more(it, other.clone())), "has 68 blobs");
+    let head = |it: &mut Value| it["layers"][1].clone();
+    stage.check_manifest(
+        |it| {
+            let head = head(it);
+            more(it, head)
+        },
+        "where a",
+    );
+    let large = |it: &mut Value| it["layers"][3]["size"] = json!(1 << 20);
+    stage.check_manifest(large, "traces of the index has");
+    let mut damaged = stage.artifact();
+    damaged.blobs[4].bytes[20] ^= 1;
+    assert!(matches!(stage.open(&damaged), Err(ArtifactError::Blob { .. })));
+    let bytes = b"{}".to_vec();
+    let digest = Digest::sha256(&bytes);
+    let mut manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
+    (manifest["layers"][3]["digest"], manifest["layers"][3]["size"]) = (json!(digest), json!(2));
+    damaged.manifest = manifest.to_string().into_bytes();
+    damaged.blobs[4] = ArtifactBlob { digest, bytes };
+    assert!(matches!(stage.open(&damaged), Err(ArtifactError::Traces(_))));
 }
 
 #[test]
