@@ -64,11 +64,14 @@ impl<'a> Ahead<'a> {
     }
 
     /// What a reader will want soon.
-    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, units: Range<usize>) {
-        if units.is_empty() {
+    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, parts: [Range<usize>; 2]) {
+        let made: Vec<_> = parts
+            .into_iter()
+            .flat_map(|units| plan::in_pieces(units, |units| filler.packed_bytes(units)))
+            .collect();
+        if made.is_empty() {
             return;
         }
-        let made = plan::in_pieces(units, |units| filler.packed_bytes(units));
         let piece = |units| Piece { filler: Arc::downgrade(filler), units, cause: Cause::Stream };
         self.lock().streams.extend(made.into_iter().map(piece));
         self.changed.notify_all();

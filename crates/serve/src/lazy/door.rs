@@ -201,11 +201,12 @@ impl<'a> Door<'a> {
 
     fn answer(&self, event: ReadEvent) {
         let Some(filler) = self.filler(&event) else { return self.deny(event) };
-        match filler.ensure(event.range.clone(), || self.ahead.behind_reader()) {
-            Ok(soon) => {
-                self.allow(event);
-                self.ahead.soon(&filler, soon);
-            }
+        let begin = |soon| {
+            self.ahead.soon(&filler, soon);
+            self.ahead.behind_reader()
+        };
+        match filler.ensure(event.range.clone(), begin) {
+            Ok(()) => self.allow(event),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, ?filler, "a reader gets an I/O error");

@@ -15,7 +15,7 @@ use store::{SparseError, SparseFill};
 use transfer::lazy::{LayerIndex, group_windows};
 
 use super::count::Counts;
-use super::plan::Streams;
+use super::plan::{Pace, Streams, block};
 
 /// An error while a part of a device is filled.
 #[derive(Debug, thiserror::Error)]
@@ -77,6 +77,8 @@ pub struct LayerFiller<'a> {
     untouched: Vec<AtomicBool>,
     /// Where readers read on.
     streams: Mutex<Streams>,
+    /// How long the source takes.
+    pace: Mutex<Pace>,
     counts: Counts,
 }
 
@@ -142,6 +144,7 @@ impl<'a> LayerFiller<'a> {
             came: Condvar::new(),
             untouched,
             streams: Mutex::default(),
+            pace: Mutex::default(),
             counts: Counts::default(),
         }
     }
@@ -164,18 +167,17 @@ impl<'a> LayerFiller<'a> {
         &self.index
     }
 
-    /// Returns once all bytes of `range` that the device has are there, and had their digests. Then these units may be
-    /// wanted soon, since a reader reads on. What `begin` gives lives while the blob is asked.
+    /// Returns once all bytes of `range` that the device has are there, and had their digests. `begin` gets units that may be
+    /// wanted soon, as the blob is asked for others, and what it gives lives meanwhile.
     ///
     /// # Errors
     /// [`FillError`]; another attempt may succeed.
     pub fn ensure<T>(
         &self,
         range: Range<u64>,
-        begin: impl Fn() -> T,
-    ) -> Result<Range<usize>, FillError> {
+        begin: impl Fn([Range<usize>; 2]) -> T,
+    ) -> Result<(), FillError> {
         let begun = Instant::now();
-        let mut soon = 0..0;
         let done = loop {
             let mut coming = lock(&self.coming);
             let Some(units) = self.missing(&range) else { break Ok(()) };
@@ -187,9 +189,12 @@ impl<'a> LayerFiller<'a> {
             coming.extend(units.clone());
             drop(coming);
             let _claim = Claim { filler: self, units: units.clone() };
-            soon = self.soon(&units);
-            let _first = begin();
-            if let Err(error) = self.bring_claimed(&units, Cause::Reader) {
+            let brought = self.recall(&units).and_then(|()| {
+                let Some(units) = self.missing(&range) else { return Ok(()) };
+                let _first = begin(self.soon(&units));
+                self.bring_missing(&range, Cause::Reader)
+            });
+            if let Err(error) = brought {
                 break Err(error);
             }
         };
@@ -197,7 +202,7 @@ impl<'a> LayerFiller<'a> {
         if done.is_ok() {
             self.touch(&range);
         }
-        done.map(|()| soon)
+        done
     }
 
     /// Brings what is missing of these units, but for what another thread brings already.
@@ -214,15 +219,10 @@ impl<'a> LayerFiller<'a> {
             coming.extend(first..next);
             drop(coming);
             let _claim = Claim { filler: self, units: first..next };
-            self.bring_claimed(&(first..next), cause)?;
+            self.recall(&(first..next))?;
+            self.bring_missing(&(first as u64 * UNIT..next as u64 * UNIT), cause)?;
             rest.start = next;
         }
-    }
-
-    fn bring_claimed(&self, units: &Range<usize>, cause: Cause) -> Result<(), FillError> {
-        self.recall(units)?;
-        let start = units.start as u64 * UNIT;
-        self.bring_missing(&(start..units.end as u64 * UNIT), cause)
     }
 
     fn is_there(&self, unit: usize) -> bool {
@@ -241,12 +241,21 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// The units that a reader of these will want next, if it has read what is before them.
-    fn soon(&self, units: &Range<usize>) -> Range<usize> {
-        let ahead = lock(&self.streams).read(units.clone());
+    /// What is worth bringing with these units that a reader wants: some before them, and some behind.
+    fn soon(&self, units: &Range<usize>) -> [Range<usize>; 2] {
+        let window = lock(&self.streams).read(units.clone());
+        let head = &self.index.head;
+        // Of a size that is exact enough as it is.
+        let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
+        let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
+        let free_bytes = lock(&self.pace).free_bytes();
+        let block = block(units, free_bytes, unit_bytes);
         // Not more in vain than readers have wanted.
         let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
-        units.end..(units.end + ahead.min(most)).min(self.filled.len())
+        let behind = window.max(block.end - units.end).min(most);
+        let before = (units.start - block.start).min(most - behind);
+        let end = (units.end + behind).min(self.filled.len());
+        [units.end..end.max(units.end), units.start - before..units.start]
     }
 
     /// Takes the units that the device has already, from an earlier filler or an earlier boot.
@@ -392,8 +401,12 @@ impl<'a> LayerFiller<'a> {
 
     fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, FillError> {
         let head = &self.index.head;
+        let begun = Instant::now();
         let parts = self.blobs.ranges(&head.blob, head.blob_bytes, std::slice::from_ref(&range));
         let wanted = range.end - range.start;
+        if parts.is_ok() {
+            lock(&self.pace).took(wanted, begun.elapsed());
+        }
         let parts = parts.and_then(|parts| match parts.concat() {
             bytes if bytes.len() as u64 == wanted => Ok(bytes),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),

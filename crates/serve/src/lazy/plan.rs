@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::time::Duration;
 
 /// So many readers are remembered.
 const STREAMS: usize = 16;
@@ -11,6 +12,13 @@ const WINDOW_MAX: usize = 128;
 const WINDOW_FIRST: usize = 4;
 /// Two reads with fewer units between them are of one reader.
 const NEAR: usize = 8;
+
+/// The most units around a read that are brought with it: 1 MiB of a device.
+const BLOCK_MAX: usize = 16;
+/// So many requests are remembered.
+const SAMPLES: usize = 32;
+/// With fewer, nothing is known of the way to the source.
+const SAMPLES_MIN: usize = 6;
 
 /// The most bytes of a blob in one request for what nobody waits for: so long a reader's own request may wait behind it.
 const PIECE_MAX: u64 = 512 << 10;
@@ -44,6 +52,56 @@ impl Streams {
         self.0.push_front(Stream { end: units.end + window, window });
         window
     }
+}
+
+/// How long requests take.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Bytes and seconds.
+    samples: VecDeque<(f64, f64)>,
+}
+
+impl Pace {
+    /// Notes a request.
+    pub(super) fn took(&mut self, bytes: u64, time: Duration) {
+        self.samples.truncate(SAMPLES - 1);
+        // Exact up to 2^32, and no request is larger.
+        let bytes = f64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
+        self.samples.push_front((bytes, time.as_secs_f64()));
+    }
+
+    /// How many bytes take as long as a request without any: to ask for fewer saves little time. The line through all
+    /// requests, by least squares, has both.
+    pub(super) fn free_bytes(&self) -> f64 {
+        if self.samples.len() < SAMPLES_MIN {
+            return 0.0;
+        }
+        let count = f64::from(u32::try_from(self.samples.len()).unwrap_or(u32::MAX));
+        let mean = |of: fn(&(f64, f64)) -> f64| self.samples.iter().map(of).sum::<f64>() / count;
+        let (bytes, time) = (mean(|it| it.0), mean(|it| it.1));
+        let mut spread = (0.0, 0.0);
+        for (of, took) in &self.samples {
+            spread.0 += (of - bytes) * (of - bytes);
+            spread.1 += (of - bytes) * (took - time);
+        }
+        let slope = spread.1 / spread.0;
+        if slope.is_nan() || slope <= 0.0 {
+            // Larger ones took no longer.
+            return f64::INFINITY;
+        }
+        ((time - slope * bytes) / slope).max(0.0)
+    }
+}
+
+/// The units around these that are worth bringing with them, of which each has so many bytes in its blob: a block that begins
+/// at a multiple of its own length.
+pub(super) fn block(units: &Range<usize>, free_bytes: f64, unit_bytes: f64) -> Range<usize> {
+    let is_free = |length: &usize| {
+        f64::from(u32::try_from(*length).unwrap_or(u32::MAX)) * unit_bytes <= free_bytes
+    };
+    let lengths = [BLOCK_MAX, BLOCK_MAX / 2, BLOCK_MAX / 4];
+    let length = lengths.into_iter().find(is_free).unwrap_or(1);
+    units.start / length * length..units.end.next_multiple_of(length)
 }
 
 /// Units of one of several devices, by its place.
@@ -122,6 +180,28 @@ mod tests {
             end += 1 + streams.read(end..end + 1);
         }
         assert_eq!(streams.read(end..end + 1), WINDOW_MAX);
+    }
+
+    #[test]
+    fn more_is_asked_for_where_a_request_is_dear() {
+        let free = |request: f64, second: f64| {
+            let mut pace = Pace::default();
+            for number in 1..=20_u64 {
+                let bytes = number * 7 % 11 * 30_000;
+                let bytes_of = f64::from(u32::try_from(bytes).unwrap());
+                pace.took(bytes, Duration::from_secs_f64(request + bytes_of / second));
+            }
+            pace.free_bytes()
+        };
+        // 20 ms of 100 MB/s, and 5 ms of 25 MB/s.
+        assert!((free(0.02, 1e8) - 2e6).abs() < 1000.0);
+        assert!((free(0.005, 2.5e7) - 125e3).abs() < 1000.0);
+        assert!(Pace::default().free_bytes() < 1.0);
+        assert_eq!(block(&(37..38), 2e6, 25e3), 32..48);
+        assert_eq!(block(&(37..38), 210e3, 25e3), 32..40);
+        assert_eq!(block(&(37..38), 125e3, 25e3), 36..40);
+        assert_eq!(block(&(37..39), 50e3, 25e3), 37..39);
+        assert_eq!(block(&(47..50), f64::INFINITY, 25e3), 32..64);
     }
 
     #[test]

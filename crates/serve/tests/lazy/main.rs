@@ -274,12 +274,12 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     let length = stage.index.head.device_bytes;
     // Backwards, so that no unit finds its neighbours.
     for unit in (0..length.div_ceil(UNIT)).rev() {
-        filler.ensure(unit * UNIT..unit * UNIT + 1, || ()).unwrap();
+        filler.ensure(unit * UNIT..unit * UNIT + 1, |_| ()).unwrap();
         assert!(filler.has(&(unit * UNIT..(unit + 1) * UNIT)));
     }
     assert_eq!(filler.filled() as u64, length.div_ceil(UNIT));
     // Behind the end there is nothing to wait for.
-    filler.ensure(length..length + 1, || ()).unwrap();
+    filler.ensure(length..length + 1, |_| ()).unwrap();
     drop(filler);
     lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
 }
