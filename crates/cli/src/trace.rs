@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use image::lazy::UNIT;
 use kernel::process::Signals;
 use serve::lazy::Recorder;
-use store::{Form, OpenOptions, Trace, check_trace_name};
+use store::{Form, OpenOptions, Presence, Trace, check_trace_name};
 
 use crate::Answer;
 use crate::args;
@@ -32,15 +32,19 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
         "{name} has the form {}, and only images of the form tar are traced: `quire convert --form tar {name}`",
         opened.form
     );
+    ensure!(
+        opened.presence == Presence::Complete && !args.run.wanted.lazy.lazy,
+        "{name} is traced where all of it is here: `quire pull --form tar {name}`"
+    );
     // Where another mount has it, pages that were read before are not read again.
     ensure!(
         !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
         "{name} is mounted already: end its containers and unmount it, so that the trace has all that is read"
     );
     drop(opened);
-    // From here on `gc` leaves its devices alone, as they are open.
-    let devices = store.device_files(&image)?;
-    let recorder = Recorder::new(&devices)?;
+    let opened = store.open_image(&image)?;
+    let recorder = Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file)))?;
+    drop(opened);
     // The container is to get them, and no thread.
     let _signals = Signals::block(&FORWARDED)?;
     let stop = AtomicBool::new(false);

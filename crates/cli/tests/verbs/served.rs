@@ -245,3 +245,64 @@ fn containers_run_before_their_image_is_here() {
     assert!(ran.code == Some(125) && ran.err.contains("--lazy"), "{}", ran.err);
     lazy.end(service);
 }
+
+#[test]
+fn what_a_program_read_elsewhere_is_fetched_first() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let words = String::from_utf8(lazy.words()).unwrap();
+    let Some(runtime) = runtimes().into_iter().next() else { return };
+    // A machine that has all of the image.
+    let lazily = place.path("lazily");
+    fs::rename(place.path("store"), &lazily).unwrap();
+    fs::rename(place.path("full"), place.path("store")).unwrap();
+    let line = format!("trace --as words --runtime {runtime} lazy cat /words");
+    let traced = place.run(&line);
+    assert!(traced.code == Some(0) && traced.out == words, "{}", traced.err);
+    assert!(traced.err.contains("trace words of lazy: "), "{}", traced.err);
+    for (wrong, reason) in [
+        ("trace --as Words lazy cat /words", "no name of a trace"),
+        ("trace --detach lazy cat /words", "ends when its command does"),
+        ("trace --lazy lazy cat /words", "where all of it is here"),
+    ] {
+        let refused = place.run(wrong);
+        assert!(refused.code == Some(2) && refused.err.contains(reason), "{}", refused.err);
+    }
+    let traces =
+        walk(&place.path("store/blobs")).find(|it| it.extension() == Some("traces".as_ref()));
+    let traces = traces.unwrap();
+    place.out("fsck");
+    place.out("gc");
+    assert!(traces.exists(), "it goes with the image");
+    let kept = lazily.join("blobs").join(traces.file_name().unwrap());
+    fs::copy(&traces, &kept).unwrap();
+    fs::rename(place.path("store"), place.path("full")).unwrap();
+    fs::rename(&lazily, place.path("store")).unwrap();
+
+    let service = lazy.serve();
+    let refused = place.run("run --rm --lazy --prefetch other lazy cat /words");
+    assert!(refused.err.contains("has no trace \"other\""), "{}", refused.err);
+    fs::create_dir(place.path("root")).unwrap();
+    place.out("mount --lazy --prefetch words lazy root");
+    let devices = || {
+        let listed = place.out("ps --lazy --json");
+        serde_json::from_str::<serde_json::Value>(&listed).unwrap()[0].take()
+    };
+    // Nobody reads.
+    testing::fake::wait_for("the trace", || {
+        devices()["filled"].as_u64().unwrap()
+            >= fs::metadata(lazy.tree.join("words")).unwrap().len()
+    });
+    let device = devices();
+    assert_eq!((&device["waits"], &device["failures"]), (&0.into(), &0.into()));
+    assert!(device["fetched"] == device["fetchedAhead"], "{device}");
+    assert!(fs::read_to_string(place.path("root/words")).unwrap() == words);
+    assert_eq!(devices()["waits"], 0);
+    assert!(place.out("ps --lazy").contains("REQUESTS"));
+    let metrics = place.out("ps --lazy --metrics");
+    assert!(metrics.contains("quire_lazy_up 1\n"), "{metrics}");
+    assert!(metrics.contains("quire_lazy_requests_total{device="), "{metrics}");
+    place.out("umount root");
+    lazy.end(service);
+    assert!(place.out("ps --lazy --metrics").contains("quire_lazy_up 0\n"));
+}

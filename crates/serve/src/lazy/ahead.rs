@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::fill::{Cause, LayerFiller};
-use super::plan;
+use super::plan::{self, Cost};
 
 /// So many requests that nobody waits for are under way at once.
 pub(super) const WORKERS: usize = 16;
@@ -14,10 +14,15 @@ const BESIDE_READERS: usize = 2;
 
 /// Units of a device that nobody waits for yet. The device may go meanwhile.
 #[derive(Debug)]
-struct Piece<'a> {
+struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
     units: Range<usize>,
     cause: Cause,
+}
+
+/// What it takes to bring these units.
+fn cost(filler: &LayerFiller<'_>, units: &Range<usize>) -> Cost {
+    Cost { bytes: filler.packed_bytes(units), spans: filler.spans_of(units) }
 }
 
 /// What is to be brought.
@@ -31,9 +36,9 @@ pub(super) struct Ahead<'a> {
 #[derive(Debug, Default)]
 struct State<'a> {
     /// For readers that read on.
-    streams: VecDeque<Piece<'a>>,
+    streams: VecDeque<AheadPart<'a>>,
     /// Of traces.
-    traces: VecDeque<Piece<'a>>,
+    traces: VecDeque<AheadPart<'a>>,
     /// Requests for `traces` that are under way.
     traced: usize,
     /// Requests for readers that are under way.
@@ -64,15 +69,13 @@ impl<'a> Ahead<'a> {
     }
 
     /// What a reader will want soon.
-    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, parts: [Range<usize>; 2]) {
-        let made: Vec<_> = parts
-            .into_iter()
-            .flat_map(|units| plan::in_pieces(units, |units| filler.packed_bytes(units)))
-            .collect();
-        if made.is_empty() {
+    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, units: Range<usize>) {
+        if units.is_empty() {
             return;
         }
-        let piece = |units| Piece { filler: Arc::downgrade(filler), units, cause: Cause::Stream };
+        let made = plan::in_pieces(units, |it| cost(filler, it));
+        let piece =
+            |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Stream };
         self.lock().streams.extend(made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -89,8 +92,8 @@ impl<'a> Ahead<'a> {
             });
             placed.push((place, units));
         }
-        let made = plan::requests(placed, |(place, units)| fillers[*place].packed_bytes(units));
-        let piece = |(place, units): plan::Piece| Piece {
+        let made = plan::requests(placed, |(place, units)| cost(&fillers[*place], units));
+        let piece = |(place, units): plan::UnitRun| AheadPart {
             filler: Arc::downgrade(&fillers[place]),
             units,
             cause: Cause::Trace,
@@ -117,7 +120,7 @@ impl<'a> Ahead<'a> {
                 None if may_trace => state.traces.pop_front(),
                 next => next,
             };
-            let Some(Piece { filler, units, cause }) = next else {
+            let Some(AheadPart { filler, units, cause }) = next else {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };

@@ -175,7 +175,7 @@ impl<'a> LayerFiller<'a> {
     pub fn ensure<T>(
         &self,
         range: Range<u64>,
-        begin: impl Fn([Range<usize>; 2]) -> T,
+        begin: impl Fn(Range<usize>) -> T,
     ) -> Result<(), FillError> {
         let begun = Instant::now();
         let done = loop {
@@ -186,15 +186,11 @@ impl<'a> LayerFiller<'a> {
                 drop(self.came.wait(coming).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
-            coming.extend(units.clone());
+            let around = self.around(&units, &coming);
+            coming.extend(around.clone());
             drop(coming);
-            let _claim = Claim { filler: self, units: units.clone() };
-            let brought = self.recall(&units).and_then(|()| {
-                let Some(units) = self.missing(&range) else { return Ok(()) };
-                let _first = begin(self.soon(&units));
-                self.bring_missing(&range, Cause::Reader)
-            });
-            if let Err(error) = brought {
+            let _claim = Claim { filler: self, units: around.clone() };
+            if let Err(error) = self.bring_wanted(&range, &around, &begin) {
                 break Err(error);
             }
         };
@@ -225,6 +221,27 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
+    /// Brings what a reader wants, and what is around it in one request: but if that fails, what it wants alone.
+    fn bring_wanted<T>(
+        &self,
+        range: &Range<u64>,
+        around: &Range<usize>,
+        begin: impl Fn(Range<usize>) -> T,
+    ) -> Result<(), FillError> {
+        self.recall(around)?;
+        let Some(wanted) = self.missing(range) else { return Ok(()) };
+        let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
+        let all = all.unwrap_or_else(|| wanted.clone());
+        let _first = begin(self.soon(&wanted, all.end));
+        if all != wanted {
+            match self.bring(&all, &wanted, Cause::Reader) {
+                Ok(()) => return Ok(()),
+                Err(error) => tracing::debug!(%error, "it is tried with less"),
+            }
+        }
+        self.bring_missing(range, Cause::Reader)
+    }
+
     fn is_there(&self, unit: usize) -> bool {
         self.filled.get(unit).is_none_or(|it| it.load(Ordering::Acquire))
     }
@@ -241,21 +258,30 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// What is worth bringing with these units that a reader wants: some before them, and some behind.
-    fn soon(&self, units: &Range<usize>) -> [Range<usize>; 2] {
-        let window = lock(&self.streams).read(units.clone());
+    /// These units that a reader wants, and those around them that are worth bringing with them.
+    fn around(&self, units: &Range<usize>, coming: &BTreeSet<usize>) -> Range<usize> {
         let head = &self.index.head;
         // Of a size that is exact enough as it is.
         let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
         let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
-        let free_bytes = lock(&self.pace).free_bytes();
-        let block = block(units, free_bytes, unit_bytes);
+        let block = block(units, lock(&self.pace).free_bytes(), unit_bytes);
+        let is_open = |it: &usize| !self.is_there(*it) && !coming.contains(it);
+        let end = block.end.min(self.filled.len());
+        let behind = (units.end..end).take_while(is_open).count();
+        let before = (block.start..units.start).rev().take_while(is_open).count();
         // Not more in vain than readers have wanted.
         let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
-        let behind = window.max(block.end - units.end).min(most);
-        let before = (units.start - block.start).min(most - behind);
-        let end = (units.end + behind).min(self.filled.len());
-        [units.end..end.max(units.end), units.start - before..units.start]
+        if before + behind > most {
+            return units.clone();
+        }
+        units.start - before..units.end + behind
+    }
+
+    /// The units from `from` on that a reader of these will want next, if it has read what is before them.
+    fn soon(&self, units: &Range<usize>, from: usize) -> Range<usize> {
+        let window = lock(&self.streams).read(units, from);
+        let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
+        from..(units.end + window.min(most)).min(self.filled.len()).max(from)
     }
 
     /// Takes the units that the device has already, from an earlier filler or an earlier boot.
@@ -283,12 +309,12 @@ impl<'a> LayerFiller<'a> {
 
     fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {
         let Some(units) = self.missing(range) else { return Ok(()) };
-        match self.bring(&units, cause) {
+        match self.bring(&units, &units, cause) {
             Err(error) if error.is_of_the_blob() => {
                 let blob = &self.index.head.blob;
                 tracing::warn!(%blob, %error, "it is fetched once more");
                 let _is_another_there = self.blobs.distrust(blob);
-                self.bring(&units, cause)
+                self.bring(&units, &units, cause)
             }
             done => done,
         }
@@ -324,6 +350,12 @@ impl<'a> LayerFiller<'a> {
         start..end
     }
 
+    /// The spans of the blob that these units need, by number.
+    #[must_use]
+    pub fn spans_of(&self, units: &Range<usize>) -> Range<usize> {
+        self.plan(units).spans
+    }
+
     /// Bytes of the blob that these units need.
     #[must_use]
     pub fn packed_bytes(&self, units: &Range<usize>) -> u64 {
@@ -331,7 +363,13 @@ impl<'a> LayerFiller<'a> {
         packed.end.saturating_sub(packed.start)
     }
 
-    fn bring(&self, units: &Range<usize>, cause: Cause) -> Result<(), FillError> {
+    /// Brings these units, some of which a reader may want.
+    fn bring(
+        &self,
+        units: &Range<usize>,
+        wanted: &Range<usize>,
+        cause: Cause,
+    ) -> Result<(), FillError> {
         let head = &self.index.head;
         let Fetch { spans, packed } = self.plan(units);
         let mut bytes = Vec::new();
@@ -361,7 +399,7 @@ impl<'a> LayerFiller<'a> {
             let (Some(bytes), false) = (bytes.get(start..stop), is_there) else { continue };
             if head.is_unit(number, bytes) {
                 self.device.write_at(bytes, place).map_err(FillError::Write)?;
-                let is_wanted = cause == Cause::Reader && units.contains(&number);
+                let is_wanted = cause == Cause::Reader && wanted.contains(&number);
                 self.counts.filled(is_wanted);
                 self.untouched[number].store(!is_wanted, Ordering::Relaxed);
                 self.filled[number].store(true, Ordering::Release);

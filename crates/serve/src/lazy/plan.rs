@@ -21,7 +21,7 @@ const SAMPLES: usize = 32;
 const SAMPLES_MIN: usize = 6;
 
 /// The most bytes of a blob in one request for what nobody waits for: so long a reader's own request may wait behind it.
-const PIECE_MAX: u64 = 512 << 10;
+const PIECE_MAX: u64 = 1 << 20;
 /// Runs of a trace with so many bytes of blobs are brought in the order of the device: neighbours come with one request.
 const BATCH: u64 = 4 << 20;
 
@@ -38,8 +38,9 @@ struct Stream {
 }
 
 impl Streams {
-    /// Notes that a reader waits for these units, and tells how many behind them it is going to want.
-    pub(super) fn read(&mut self, units: Range<usize>) -> usize {
+    /// Notes that a reader waits for these units, and gets all up to `until` with them. Tells how many behind its own it is
+    /// going to want.
+    pub(super) fn read(&mut self, units: &Range<usize>, until: usize) -> usize {
         let follows = |it: &Stream| {
             // Also when it wants again what came with its last read.
             (it.end..=it.end + NEAR).contains(&units.start) && units.end > it.end
@@ -49,7 +50,7 @@ impl Streams {
             Some(before) => (before.window * 2).clamp(WINDOW_FIRST, WINDOW_MAX),
         };
         self.0.truncate(STREAMS - 1);
-        self.0.push_front(Stream { end: units.end + window, window });
+        self.0.push_front(Stream { end: until.max(units.end + window), window });
         window
     }
 }
@@ -105,14 +106,23 @@ pub(super) fn block(units: &Range<usize>, free_bytes: f64, unit_bytes: f64) -> R
 }
 
 /// Units of one of several devices, by its place.
-pub(super) type Piece = (usize, Range<usize>);
+pub(super) type UnitRun = (usize, Range<usize>);
 
-/// Requests for the units of a trace: those that are wanted first come first, and neighbours with them. `packed` tells how
-/// many bytes of a blob some units need.
+/// What it takes to bring some units.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cost {
+    /// Bytes of the blob.
+    pub(super) bytes: u64,
+    /// Numbers of spans.
+    pub(super) spans: Range<usize>,
+}
+
+/// Requests for the units of a trace: those that are wanted first come first, and neighbours with them. `cost` tells what
+/// it takes to bring some units.
 pub(super) fn requests(
-    runs: impl IntoIterator<Item = Piece>,
-    packed: impl Fn(&Piece) -> u64,
-) -> Vec<Piece> {
+    runs: impl IntoIterator<Item = UnitRun>,
+    cost: impl Fn(&UnitRun) -> Cost,
+) -> Vec<UnitRun> {
     let (mut seen, mut batch, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0);
     let mut all = Vec::new();
     for (device, units) in runs {
@@ -120,28 +130,31 @@ pub(super) fn requests(
         if new.is_empty() {
             continue;
         }
-        bytes += packed(&(device, units));
+        bytes += cost(&(device, units)).bytes;
         batch.extend(new.into_iter().map(|it| (device, it)));
         if bytes >= BATCH {
-            all.extend(merged(&std::mem::take(&mut batch), &packed));
+            all.extend(merged(&std::mem::take(&mut batch), &cost));
             bytes = 0;
         }
     }
-    all.extend(merged(&batch, &packed));
+    all.extend(merged(&batch, &cost));
     all
 }
 
-/// Neighbours together, up to [`PIECE_MAX`].
-fn merged(units: &BTreeSet<(usize, usize)>, packed: &impl Fn(&Piece) -> u64) -> Vec<Piece> {
-    let mut all: Vec<Piece> = Vec::new();
+/// Neighbours together, up to [`PIECE_MAX`], and units that have a span in common: it is fetched once.
+fn merged(units: &BTreeSet<(usize, usize)>, cost: &impl Fn(&UnitRun) -> Cost) -> Vec<UnitRun> {
+    let mut all: Vec<UnitRun> = Vec::new();
     for (device, unit) in units {
         if let Some((before, range)) = all.last_mut()
             && before == device
-            && range.end == *unit
-            && packed(&(*device, range.start..unit + 1)) <= PIECE_MAX
         {
-            range.end = unit + 1;
-            continue;
+            let last = cost(&(*device, range.end - 1..range.end)).spans;
+            let is_near =
+                range.end == *unit || cost(&(*device, *unit..unit + 1)).spans.start < last.end;
+            if is_near && cost(&(*device, range.start..unit + 1)).bytes <= PIECE_MAX {
+                range.end = unit + 1;
+                continue;
+            }
         }
         all.push((*device, *unit..unit + 1));
     }
@@ -151,10 +164,10 @@ fn merged(units: &BTreeSet<(usize, usize)>, packed: &impl Fn(&Piece) -> u64) -> 
 /// Requests for units that follow one another.
 pub(super) fn in_pieces(
     units: Range<usize>,
-    packed: impl Fn(&Range<usize>) -> u64,
+    cost: impl Fn(&Range<usize>) -> Cost,
 ) -> Vec<Range<usize>> {
     let all = units.map(|it| (0, it)).collect();
-    merged(&all, &|(_, units)| packed(units)).into_iter().map(|it| it.1).collect()
+    merged(&all, &|(_, units)| cost(units)).into_iter().map(|it| it.1).collect()
 }
 
 #[cfg(test)]
@@ -164,22 +177,27 @@ mod tests {
     #[test]
     fn windows_grow_while_a_reader_reads_on() {
         let mut streams = Streams::default();
-        assert_eq!(streams.read(10..12), 0);
-        assert_eq!(streams.read(12..14), 4);
+        let mut read = |units: Range<usize>| streams.read(&units, units.end);
+        assert_eq!(read(10..12), 0);
+        assert_eq!(read(12..14), 4);
         // What came ahead was read without waiting.
-        assert_eq!(streams.read(18..20), 8);
+        assert_eq!(read(18..20), 8);
         // Another reader, in between.
-        assert_eq!(streams.read(1000..1002), 0);
-        assert_eq!(streams.read(28..30), 16);
-        assert_eq!(streams.read(1002..1003), 4);
+        assert_eq!(read(1000..1002), 0);
+        assert_eq!(read(28..30), 16);
+        assert_eq!(read(1002..1003), 4);
         // A jump, and a jump back.
-        assert_eq!(streams.read(500..501), 0);
-        assert_eq!(streams.read(490..491), 0);
+        assert_eq!(read(500..501), 0);
+        assert_eq!(read(490..491), 0);
         let mut end = 501;
         for _ in 0..20 {
-            end += 1 + streams.read(end..end + 1);
+            end += 1 + read(end..end + 1);
         }
-        assert_eq!(streams.read(end..end + 1), WINDOW_MAX);
+        assert_eq!(read(end..end + 1), WINDOW_MAX);
+        // It reads on behind what came with its last read.
+        assert_eq!(streams.read(&(5000..5001), 5016), 0);
+        assert_eq!(streams.read(&(5016..5017), 5020), WINDOW_FIRST);
+        assert_eq!(streams.read(&(5021..5022), 5022), 2 * WINDOW_FIRST);
     }
 
     #[test]
@@ -208,17 +226,22 @@ mod tests {
     fn many_readers_are_remembered_and_no_more() {
         let mut streams = Streams::default();
         for reader in 0..40 {
-            assert_eq!(streams.read(reader * 1000..reader * 1000 + 1), 0);
+            assert_eq!(streams.read(&(reader * 1000..reader * 1000 + 1), 0), 0);
         }
         assert_eq!(streams.0.len(), STREAMS);
-        assert_eq!(streams.read(39_001..39_002), WINDOW_FIRST);
-        assert_eq!(streams.read(1..2), 0);
+        assert_eq!(streams.read(&(39_001..39_002), 0), WINDOW_FIRST);
+        assert_eq!(streams.read(&(1..2), 0), 0);
     }
 
     #[test]
     fn a_trace_is_fetched_in_its_order_with_neighbours_together() {
-        // Each unit has 100 KiB in its blob.
-        let packed = |it: &Piece| it.1.len() as u64 * (100 << 10);
+        // Each unit has 200 KiB in its blob.
+        // Spans are as long, and begin in the middle of units.
+        let of = |units: &Range<usize>, kilobytes: u64| Cost {
+            bytes: units.len() as u64 * (kilobytes << 10),
+            spans: units.start..units.end + 1,
+        };
+        let packed = |it: &UnitRun| of(&it.1, 200);
         let made = requests([(0, 7..9), (1, 3..4), (0, 5..7), (0, 8..9), (1, 2..4)], packed);
         assert_eq!(made, [(0, 5..9), (1, 2..4)]);
         // At most 5 units in a request.
@@ -227,9 +250,13 @@ mod tests {
         // What is wanted much later comes later, though it is a neighbour.
         let made = requests([(0, 10..60), (0, 9..10)], packed);
         assert_eq!((made[0].clone(), made.last().cloned()), ((0, 10..15), Some((0, 9..10))));
+        // Of units with a unit between them, two have a span in common.
+        let two =
+            |it: &UnitRun| Cost { spans: it.1.start / 3..(it.1.end - 1) / 3 + 1, ..packed(it) };
+        assert_eq!(requests([(0, 0..1), (0, 2..3), (0, 5..6)], two), [(0, 0..3), (0, 5..6)]);
         assert!(requests([], packed).is_empty());
         // A unit that is larger than a request is one.
-        assert_eq!(requests([(0, 1..3)], |_| 1 << 30), [(0, 1..2), (0, 2..3)]);
-        assert_eq!(in_pieces(3..10, |it| it.len() as u64 * (200 << 10)), [3..5, 5..7, 7..9, 9..10]);
+        assert_eq!(requests([(0, 1..3)], |it| of(&it.1, 1 << 20)), [(0, 1..2), (0, 2..3)]);
+        assert_eq!(in_pieces(3..10, |it| of(it, 400)), [3..5, 5..7, 7..9, 9..10]);
     }
 }

@@ -28,16 +28,19 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Watches files of devices.
+    /// Watches files of devices of which every byte is here. If a service filled one, its own reads would wait for the
+    /// recorder.
     ///
     /// # Errors
     /// [`DoorError`].
-    pub fn new(devices: &[(DeviceId, File)]) -> Result<Self, DoorError> {
+    pub fn new<'f>(
+        devices: impl IntoIterator<Item = (DeviceId, &'f File)>,
+    ) -> Result<Self, DoorError> {
         let group = Group::to_watch()?;
         let mut watched = HashMap::new();
         for (device, file) in devices {
             let bytes = file.metadata().map_err(DoorError::Device)?.len();
-            watched.insert(place(file)?, (*device, bytes));
+            watched.insert(place(file)?, (device, bytes));
             group.mark(file.as_fd())?;
         }
         Ok(Self { group, devices: watched })

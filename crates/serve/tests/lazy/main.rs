@@ -340,8 +340,8 @@ fn in_a_process_with_few_descriptors() {
 fn a_trace_has_all_that_was_read() {
     let Some(stage) = Stage::new() else { return };
     // Of the store that has all bytes.
-    let devices = stage.full.device_files(&stage.image).unwrap();
-    let recorder = match Recorder::new(&devices) {
+    let opened = stage.full.open_image(&stage.image).unwrap();
+    let recorder = match Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file))) {
         Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
             return skipped("pre-content events: this kernel is older than Linux 6.14");
         }

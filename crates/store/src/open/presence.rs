@@ -1,10 +1,8 @@
 //! Whether the devices of an image are here.
 
-use std::fs::File;
-
 use image::verity::{DeviceId, ImageId};
 
-use super::{OpenImageError, Presence, Unread};
+use super::{OpenImageError, Presence};
 use crate::shelf::images;
 use crate::store::Store;
 
@@ -19,16 +17,6 @@ impl Store {
             true => Presence::Complete,
             false => Presence::Partial,
         })
-    }
-
-    /// The files of an image's devices, whether their bytes are here or not. They are only to be watched: what is in them may
-    /// not be verified.
-    ///
-    /// # Errors
-    /// [`OpenImageError`] when the image or a device is absent, or the device table cannot be read.
-    pub fn device_files(&self, image: &ImageId) -> Result<Vec<(DeviceId, File)>, OpenImageError> {
-        let opened = self.open_with(image, Some(&Unread(self)))?;
-        Ok(opened.devices.into_iter().map(|it| (it.id, it.file)).collect())
     }
 
     /// The devices of an image that the store has only as sparse ones, in the order of the image's devices.

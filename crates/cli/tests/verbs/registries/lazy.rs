@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::Value;
-use store::{OpenOptions, Store};
+use store::{OpenOptions, Store, Trace, TraceRun, Traces};
 
 use super::{Daemon, last_event, place, start};
 use crate::Place;
@@ -95,6 +95,30 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     let id = store.resolve(&stage.target).unwrap().image;
     let sources = transfer::lazy::sources(&store, &id).unwrap();
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
+}
+
+#[test]
+fn traces_travel_with_the_index() {
+    let Some(stage) = Stage::new() else { return };
+    let without = stage.index();
+    let from =
+        Store::open(&stage.from.path("store"), store::Who::this_process(), OpenOptions::write());
+    let from = from.unwrap();
+    let id = from.resolve(&stage.target).unwrap().image;
+    let device = from.open_image(&id).unwrap().devices[0].id;
+    let mut traces = Traces::default();
+    let runs = vec![TraceRun { device, unit: 3, units: 2 }, TraceRun { device, unit: 0, units: 1 }];
+    traces.set(Trace { name: "default".to_owned(), runs }).unwrap();
+    from.downloads.set_traces(&id, &traces).unwrap();
+    let with = stage.index();
+    assert_ne!(with["artifact"], without["artifact"]);
+    assert_eq!(with["index"], without["index"]);
+    // Both are there, and the one with traces is taken.
+    let to = Place::new();
+    let pulled = last_event(&to.out(&format!("pull --json --lazy=require {}", stage.target)));
+    assert_eq!(pulled["index"], with["artifact"]);
+    assert_eq!(open(&to).downloads.traces(&id).unwrap(), traces);
+    to.out("fsck");
 }
 
 #[test]
