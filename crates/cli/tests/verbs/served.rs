@@ -251,7 +251,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     let Some(lazy) = Lazy::new() else { return };
     let place = &lazy.place;
     let words = String::from_utf8(lazy.words()).unwrap();
-    let Some(runtime) = runtimes().into_iter().next() else { return };
+    let Some(runtime) = runtimes().next() else { return };
     // A machine that has all of the image.
     let lazily = place.path("lazily");
     fs::rename(place.path("store"), &lazily).unwrap();

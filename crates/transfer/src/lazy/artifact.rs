@@ -410,7 +410,7 @@ impl Artifact {
         // Far registries answer many requests as fast as one.
         let done = parallel(&wanted, |(what, max, it)| fetched(what, *max, it));
         let mut done = done.into_iter();
-        let mut next = || done.next().expect("one for each that is wanted");
+        let mut next = || done.next().unwrap_or(Err(ArtifactError::BlobCount(heads.len())));
         let compressed = next()?;
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);

@@ -264,7 +264,7 @@ fn traces_and_blobs_of_later_versions_need_not_be_there() {
     stage.check_manifest(
         |it| {
             let head = head(it);
-            more(it, head)
+            more(it, head);
         },
         "where a",
     );
