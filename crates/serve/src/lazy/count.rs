@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::fill::Cause;
+use super::fill::{Cause, Why};
 
 /// The upper ends of the ranges of waiting times that are counted, in microseconds. The last range has no end.
 pub const WAITS: [u64; 12] = [
@@ -13,8 +13,8 @@ pub const WAITS: [u64; 12] = [
     30_000_000,
 ];
 
-/// Units that a filler may always bring in vain, however little was read so far.
-const FIRST: u64 = 16;
+/// Units that a filler may always bring in vain, however little was read so far: 2 MiB of a device.
+const FIRST: u64 = 32;
 
 /// What was done for a device since its service began.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub struct Counts {
     wanted_units: AtomicU64,
     ahead_units: AtomicU64,
     touched_units: AtomicU64,
+    /// Of the units ahead, those that were guessed and that nobody has read.
+    vain_guesses: AtomicU64,
     recalled_units: AtomicU64,
 }
 
@@ -86,24 +88,29 @@ impl Counts {
         }
     }
 
-    pub(super) fn filled(&self, is_wanted: bool) {
-        add(if is_wanted { &self.wanted_units } else { &self.ahead_units }, 1);
+    pub(super) fn filled(&self, why: Why) {
+        add(if why == Why::Wanted { &self.wanted_units } else { &self.ahead_units }, 1);
+        if why == Why::Guessed {
+            add(&self.vain_guesses, 1);
+        }
     }
 
-    pub(super) fn touched(&self) {
+    /// A reader wanted a unit that was brought ahead, for this reason.
+    pub(super) fn touched(&self, why: Why) {
         add(&self.touched_units, 1);
+        if why == Why::Guessed {
+            self.vain_guesses.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn recalled(&self) {
         add(&self.recalled_units, 1);
     }
 
-    /// How many units more may be brought ahead of a reader: those that nobody wants are not to be more than those that
-    /// somebody wanted.
+    /// How many units more may be guessed: those that nobody wants are not to be more than those that somebody wanted.
     pub(super) fn may_waste(&self) -> u64 {
-        let touched = of(&self.touched_units);
-        let vain = of(&self.ahead_units).saturating_sub(touched);
-        (FIRST + of(&self.wanted_units) + touched).saturating_sub(vain)
+        let read = of(&self.wanted_units) + of(&self.touched_units);
+        (FIRST + read).saturating_sub(of(&self.vain_guesses))
     }
 
     /// How they are now.
@@ -175,14 +182,19 @@ mod tests {
         let counts = Counts::default();
         assert_eq!(counts.may_waste(), FIRST);
         for _ in 0..FIRST {
-            counts.filled(false);
+            counts.filled(Why::Guessed);
         }
         assert_eq!(counts.may_waste(), 0);
-        counts.filled(true);
+        counts.filled(Why::Wanted);
         assert_eq!(counts.may_waste(), 1);
         // One is vain no longer, and is wanted.
-        counts.touched();
+        counts.touched(Why::Guessed);
         assert_eq!(counts.may_waste(), 3);
-        assert_eq!(counts.now().wasted(), 15 * 65_536);
+        assert_eq!(counts.now().wasted(), (FIRST - 1) * 65_536);
+        // What costs nothing more, or was asked for, is no guess.
+        counts.filled(Why::WithOthers);
+        counts.filled(Why::Traced);
+        assert_eq!(counts.may_waste(), 3);
+        assert_eq!(counts.now().ahead_units, FIRST + 2);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -73,8 +73,8 @@ pub struct LayerFiller<'a> {
     coming: Mutex<BTreeSet<usize>>,
     /// Told when some of them came, or failed.
     came: Condvar,
-    /// The units that were brought before anybody wanted them, until somebody does.
-    untouched: Vec<AtomicBool>,
+    /// Why units were brought before anybody wanted them, until somebody does: a number of [`Why`].
+    untouched: Vec<AtomicU8>,
     /// Where readers read on.
     streams: Mutex<Streams>,
     /// How long the source takes.
@@ -91,6 +91,32 @@ pub enum Cause {
     Stream,
     /// A trace has it.
     Trace,
+}
+
+/// Why a unit was brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// A reader waited for it.
+    Wanted,
+    /// It came with one that a reader waited for, in the same spans.
+    WithOthers,
+    /// A trace has it.
+    Traced,
+    /// A reader was believed to want it soon.
+    Guessed,
+}
+
+impl Why {
+    const ALL: [Self; 4] = [Self::Wanted, Self::WithOthers, Self::Traced, Self::Guessed];
+
+    fn number(self) -> u8 {
+        let place = Self::ALL.iter().position(|it| *it == self);
+        place.and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
+    }
+
+    fn of(number: u8) -> Self {
+        Self::ALL[usize::from(number) % Self::ALL.len()]
+    }
 }
 
 /// Units that one thread brings. At the end all who wait for some of them look again.
@@ -132,8 +158,9 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
         let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
-        let [filled, untouched] = [(); 2]
-            .map(|()| index.head.units.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>());
+        let units = &index.head.units;
+        let filled = units.iter().map(|_| AtomicBool::new(false)).collect();
+        let untouched = units.iter().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
         Self {
             index,
             windows,
@@ -232,6 +259,7 @@ impl<'a> LayerFiller<'a> {
         let Some(wanted) = self.missing(range) else { return Ok(()) };
         let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
         let all = all.unwrap_or_else(|| wanted.clone());
+        tracing::debug!(device = %self.device.id(), ?wanted, ?all, "a reader waits for units");
         let _first = begin(self.soon(&wanted, all.end));
         if all != wanted {
             match self.bring(&all, &wanted, Cause::Reader) {
@@ -249,11 +277,10 @@ impl<'a> LayerFiller<'a> {
     /// Notes that a reader has these bytes.
     pub fn touch(&self, range: &Range<u64>) {
         for unit in self.units_of(range) {
-            if let Some(untouched) = self.untouched.get(unit)
-                && untouched.load(Ordering::Relaxed)
-                && untouched.swap(false, Ordering::Relaxed)
-            {
-                self.counts.touched();
+            let Some(untouched) = self.untouched.get(unit) else { return };
+            let wanted = Why::Wanted.number();
+            if untouched.load(Ordering::Relaxed) != wanted {
+                self.counts.touched(Why::of(untouched.swap(wanted, Ordering::Relaxed)));
             }
         }
     }
@@ -271,10 +298,8 @@ impl<'a> LayerFiller<'a> {
         let before = (block.start..units.start).rev().take_while(is_open).count();
         // Not more in vain than readers have wanted.
         let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
-        if before + behind > most {
-            return units.clone();
-        }
-        units.start - before..units.end + behind
+        let behind = behind.min(most);
+        units.start - before.min(most - behind)..units.end + behind
     }
 
     /// The units from `from` on that a reader of these will want next, if it has read what is before them.
@@ -350,6 +375,15 @@ impl<'a> LayerFiller<'a> {
         start..end
     }
 
+    /// The units that lie in these spans alone.
+    fn whole_units(&self, spans: Range<usize>) -> Range<usize> {
+        let head = &self.index.head;
+        let place = |span: usize| head.spans.get(span).map_or(head.device_bytes, |it| it.unpacked);
+        let [start, end] = [place(spans.start).div_ceil(UNIT), place(spans.end).div_ceil(UNIT)]
+            .map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        start..end
+    }
+
     /// The spans of the blob that these units need, by number.
     #[must_use]
     pub fn spans_of(&self, units: &Range<usize>) -> Range<usize> {
@@ -387,6 +421,7 @@ impl<'a> LayerFiller<'a> {
             bytes.extend(&head.tail);
         }
         let end = from + bytes.len() as u64;
+        let with_them = self.whole_units(self.plan(wanted).spans);
         // Neighbours that came with them are taken, too.
         let first = from.div_ceil(UNIT);
         for unit in first..end.div_ceil(UNIT) {
@@ -399,9 +434,14 @@ impl<'a> LayerFiller<'a> {
             let (Some(bytes), false) = (bytes.get(start..stop), is_there) else { continue };
             if head.is_unit(number, bytes) {
                 self.device.write_at(bytes, place).map_err(FillError::Write)?;
-                let is_wanted = cause == Cause::Reader && wanted.contains(&number);
-                self.counts.filled(is_wanted);
-                self.untouched[number].store(!is_wanted, Ordering::Relaxed);
+                let why = match cause {
+                    Cause::Reader if wanted.contains(&number) => Why::Wanted,
+                    Cause::Reader if with_them.contains(&number) => Why::WithOthers,
+                    Cause::Trace => Why::Traced,
+                    Cause::Reader | Cause::Stream => Why::Guessed,
+                };
+                self.counts.filled(why);
+                self.untouched[number].store(why.number(), Ordering::Relaxed);
                 self.filled[number].store(true, Ordering::Release);
             } else if units.contains(&number) {
                 return Err(FillError::Digest(number));
