@@ -34,6 +34,19 @@ pub trait BlobSource: Send + Sync {
         ranges.iter().map(read).collect()
     }
 
+    /// As [`ranges`](Self::ranges), but a source that would have to read the whole blob for them gives an error.
+    ///
+    /// # Errors
+    /// As for [`ranges`](Self::ranges).
+    fn exact_ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        self.ranges(digest, size, ranges)
+    }
+
     /// Notes that the blob had wrong bytes: later reads ask other hosts first. Returns whether there is another host.
     #[must_use]
     fn distrust(&self, digest: &Digest) -> bool {

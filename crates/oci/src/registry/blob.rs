@@ -89,6 +89,16 @@ impl BlobSource for Registry {
         Self::ranges(self, digest, ranges).map_err(io::Error::other)
     }
 
+    fn exact_ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        within(size, ranges)?;
+        Self::exact_ranges(self, digest, ranges).map_err(io::Error::other)
+    }
+
     fn distrust(&self, digest: &Digest) -> bool {
         Self::distrust(self, digest)
     }

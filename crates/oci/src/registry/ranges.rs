@@ -21,6 +21,15 @@ const PARALLEL: usize = 4;
 /// The most bytes before each part of an answer.
 const PART_HEAD_MAX: u64 = 1024;
 
+/// A server that sends the whole blob where a part was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whole {
+    /// The part is taken out of it.
+    Read,
+    /// An error: the caller has other ways.
+    Refuse,
+}
+
 impl Registry {
     /// Fetches a part of a blob. It cannot be compared with the digest.
     ///
@@ -28,7 +37,9 @@ impl Registry {
     /// [`RegistryError`].
     pub fn range(&self, digest: &Digest, range: Range<u64>) -> Result<Vec<u8>, RegistryError> {
         let digest = *digest;
-        self.run(&format!("fetch a part of blob {digest}"), |core| core.range(digest, range))
+        self.run(&format!("fetch a part of blob {digest}"), |core| {
+            core.range(digest, range, Whole::Read)
+        })
     }
 
     /// Fetches parts of a blob into memory, in the given order: with one request if the host can do that, else with a
@@ -41,11 +52,32 @@ impl Registry {
         digest: &Digest,
         ranges: &[Range<u64>],
     ) -> Result<Vec<Vec<u8>>, RegistryError> {
+        self.parts(digest, ranges, Whole::Read)
+    }
+
+    /// As [`ranges`](Self::ranges), but a host that can only send the whole blob is not asked to.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub fn exact_ranges(
+        &self,
+        digest: &Digest,
+        ranges: &[Range<u64>],
+    ) -> Result<Vec<Vec<u8>>, RegistryError> {
+        self.parts(digest, ranges, Whole::Refuse)
+    }
+
+    fn parts(
+        &self,
+        digest: &Digest,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> Result<Vec<Vec<u8>>, RegistryError> {
         let (digest, ranges) = (*digest, ranges.to_vec());
         self.run(&format!("fetch parts of blob {digest}"), |core| async move {
             let mut all = Vec::with_capacity(ranges.len());
             for some in ranges.chunks(RANGES_MAX) {
-                all.append(&mut core.some_ranges(&digest, some.to_vec()).await?);
+                all.append(&mut core.some_ranges(&digest, some.to_vec(), whole).await?);
             }
             Ok(all)
         })
@@ -57,6 +89,7 @@ impl Core {
         self: Arc<Self>,
         digest: Digest,
         range: Range<u64>,
+        whole: Whole,
     ) -> Result<Vec<u8>, RegistryError> {
         if range.is_empty() {
             return Ok(Vec::new());
@@ -66,7 +99,10 @@ impl Core {
         loop {
             let index = turns.next().await?;
             let patience = Patience::blob(self.settings.patience);
-            match turns.attempt(patience.during(self.one_range(index, &digest, &range))).await {
+            match turns
+                .attempt(patience.during(self.one_range(index, &digest, &range, whole)))
+                .await
+            {
                 Ok(bytes) => return Ok(bytes),
                 Err(cause) => turns.failed(cause),
             }
@@ -100,8 +136,12 @@ impl Core {
         index: usize,
         digest: &Digest,
         range: &Range<u64>,
+        whole: Whole,
     ) -> Result<Vec<u8>, Cause> {
         let answer = self.ask_ranges(index, digest, std::slice::from_ref(range)).await?;
+        if whole == Whole::Refuse && answer.response.status().as_u16() != 206 {
+            return Err(wrong_range(answer.response.headers(), range.start));
+        }
         self.read_range(answer, range).await
     }
 
@@ -136,6 +176,7 @@ impl Core {
         self: &Arc<Self>,
         digest: &Digest,
         ranges: Vec<Range<u64>>,
+        whole: Whole,
     ) -> Result<Vec<Vec<u8>>, RegistryError> {
         let real: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
         let first = self.order(Capability::Pull, Some(digest)).first().copied();
@@ -165,7 +206,7 @@ impl Core {
         loop {
             while tasks.len() < PARALLEL {
                 let Some((number, range)) = rest.next() else { break };
-                let work = Arc::clone(self).range(*digest, range);
+                let work = Arc::clone(self).range(*digest, range, whole);
                 tasks.spawn(async move { (number, work.await) });
             }
             match tasks.join_next().await {

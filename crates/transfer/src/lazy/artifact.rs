@@ -2,6 +2,9 @@
 //!
 //! `docs/format/lazy-artifact.md` has the fields. Nothing in an artifact is believed: see [`Artifact::open`].
 
+mod blobs;
+mod recipe;
+
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,6 +20,9 @@ use store::{TraceError, Traces};
 use super::check::{ImageCheckError, check_image};
 use super::{LayerIndex, ZSTD_LEVEL};
 
+use blobs::Blobs;
+pub use recipe::{BlobName, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
+
 /// The type of such artifacts.
 pub const LAZY_ARTIFACT: &str = "application/vnd.quire.lazy.v1";
 /// Media type of an artifact's manifest: that of images.
@@ -29,6 +35,7 @@ const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
 /// Annotation of an artifact's manifest: the names of its traces, with commas between them. A registry's list has it, too.
 pub(super) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
 const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
+const RECIPE_TYPE: &str = "application/vnd.quire.lazy.recipe.v1+zstd";
 
 /// The version of the config.
 const VERSION: u32 = 1;
@@ -175,6 +182,8 @@ pub struct LazyParts {
     pub indexes: Vec<LayerIndex>,
     /// What programs read first. Nothing depends on them but what is fetched when.
     pub traces: Traces,
+    /// Recipes of layers that have an index, for pulls of what is missing. [`Artifact::open`] fetches none.
+    pub recipes: Vec<LayerRecipe>,
 }
 
 /// A blob of an artifact.
@@ -241,6 +250,7 @@ struct RawParts<'a> {
     /// Each with its windows.
     heads: Vec<[&'a RawDescriptor; 2]>,
     traces: Option<&'a RawDescriptor>,
+    recipes: Vec<&'a RawDescriptor>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -264,6 +274,9 @@ struct RawLayer {
     /// Digest of the device's head: so the config's digest stands for all that an index says.
     #[serde(skip_serializing_if = "Option::is_none")]
     head: Option<Digest>,
+    /// Digest of the layer's recipe, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recipe: Option<Digest>,
 }
 
 /// Only to see the version, whatever else there is.
@@ -290,12 +303,17 @@ impl LazyParts {
             heads.push((head, Digest::sha256(&encoded), encoded));
         }
         let head = |layer: &Layer<'_>| heads.iter().find(|it| it.0.diff_id == *layer.diff_id);
+        let recipe = |layer: &Layer<'_>| {
+            let recipe = self.recipes.iter().find(|it| it.diff_id == *layer.diff_id);
+            recipe.filter(|_| head(layer).is_some())
+        };
         let raw = layers.iter().map(|layer| RawLayer {
             digest: layer.layer.digest,
             size: layer.layer.size,
             diff_id: *layer.diff_id,
             device: head(layer).map(|it| it.0.device.to_string()),
             head: head(layer).map(|it| it.1),
+            recipe: recipe(layer).map(|it| Digest::sha256(&it.bytes)),
         });
         let config = RawConfig {
             version: VERSION,
@@ -321,6 +339,13 @@ impl LazyParts {
             fits(index, layers)?;
             named.push(blobs.add(HEAD_TYPE, head.2.clone()));
             named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
+        }
+        for Filled { layers, .. } in &devices {
+            let recipe = layers.first().and_then(|it| recipe(it));
+            // No reader takes more.
+            if named.len() < 2 * devices.len() + MORE_MAX {
+                named.extend(recipe.map(|it| blobs.add(RECIPE_TYPE, it.bytes.clone())));
+            }
         }
         if !self.traces.is_empty() {
             let traces = self.traces.encode();
@@ -384,7 +409,7 @@ impl Artifact {
         let config = RawConfig::decode(&fetched("config", CONFIG_MAX, &raw.config)?)?;
         let layers = layers_of(subject)?;
         let devices = devices(&layers, &config)?;
-        let RawParts { image, heads, traces } = raw.parts()?;
+        let RawParts { image, heads, traces, .. } = raw.parts()?;
         if devices.len() != heads.len() {
             let text = format!("{} heads, {} devices", heads.len(), devices.len());
             return Err(ArtifactError::Layers(text));
@@ -432,7 +457,7 @@ impl Artifact {
             None => Traces::default(),
         };
         let id = id("image", &config.image)?;
-        let parts = LazyParts { id, image, indexes, traces };
+        let parts = LazyParts { id, image, indexes, traces, recipes: Vec::new() };
         check_image_of(&parts)?;
         Ok(parts)
     }
@@ -600,7 +625,8 @@ impl RawManifest {
             expect_type(late, TRACES_TYPE)?;
         }
         let traces = more.iter().find(|it| it.media_type == TRACES_TYPE);
-        Ok(RawParts { image, heads, traces })
+        let recipes = more.iter().filter(|it| it.media_type == RECIPE_TYPE).collect();
+        Ok(RawParts { image, heads, traces, recipes })
     }
 }
 
@@ -647,21 +673,6 @@ fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
     });
     right.map_err(ArtifactError::Decompress)?;
     Ok(image)
-}
-
-/// Blobs, each once.
-#[derive(Default)]
-struct Blobs(Vec<ArtifactBlob>);
-
-impl Blobs {
-    fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> RawDescriptor {
-        let digest = Digest::sha256(&bytes);
-        let size = bytes.len() as u64;
-        if self.0.iter().all(|it| it.digest != digest) {
-            self.0.push(ArtifactBlob { digest, bytes });
-        }
-        RawDescriptor { media_type: media_type.to_owned(), digest, size }
-    }
 }
 
 fn json(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ArtifactError> {

@@ -8,6 +8,7 @@ mod publish;
 mod registry;
 #[cfg(feature = "registry")]
 mod trust;
+pub mod update;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom};

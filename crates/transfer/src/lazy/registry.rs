@@ -12,8 +12,8 @@ use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
-    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LazyParts, LazySubject,
-    TRACES_ANNOTATION, index_of,
+    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LayerRecipe, LazyParts, LazySubject,
+    RecipeError, TRACES_ANNOTATION, index_of,
 };
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
@@ -54,6 +54,9 @@ pub enum LazyPushError {
     /// The traces of the image cannot be read.
     #[error(transparent)]
     Traces(#[from] StoredTracesError),
+    /// A layer's recipe cannot be read.
+    #[error("cannot read how a layer is made")]
+    Recipe(#[from] RecipeError),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
     Read {
@@ -82,8 +85,12 @@ impl LazyParts {
             })?;
             loaded.ok_or(LazyPushError::NoIndex(device.id))
         });
-        let indexes = indexes.collect::<Result<_, _>>()?;
-        Ok(Self { id, image: bytes, indexes, traces: store.downloads.traces(&id)? })
+        let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
+        let mut recipes = Vec::new();
+        for index in &indexes {
+            recipes.extend(LayerRecipe::stored(store, &index.head.diff_id)?);
+        }
+        Ok(Self { id, image: bytes, indexes, traces: store.downloads.traces(&id)?, recipes })
     }
 }
 

@@ -10,6 +10,7 @@ use super::Layers;
 use super::tables::Table;
 use crate::chunked::{Plan, Ranges, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
+use crate::lazy::update::UpdatePlan;
 use image::digest::Digest;
 use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
@@ -58,6 +59,8 @@ pub(super) struct PulledBlob<'a> {
     /// What the layer says is in it.
     toc: Option<Arc<Toc>>,
     plan: Option<Plan<'a>>,
+    /// What the image's index says of the layer.
+    update: Option<UpdatePlan<'a>>,
     layers: Layers,
     /// Ours until the layer is complete.
     partial: Option<PartialBlob<'a>>,
@@ -73,7 +76,7 @@ impl<'a> PulledBlob<'a> {
         layer: &'a Descriptor,
         diff_id: &'a Digest,
         layers: Layers,
-        table: Table<'a>,
+        (table, update): (Table<'a>, Option<UpdatePlan<'a>>),
     ) -> Self {
         Self {
             blobs,
@@ -83,6 +86,7 @@ impl<'a> PulledBlob<'a> {
             parts: Parts::new(blobs, layer),
             toc: None,
             plan: None,
+            update,
             digest: layer.digest,
             size: layer.size,
             layers,
@@ -165,7 +169,15 @@ impl LayerBlob for PulledBlob<'_> {
         if let Some((toc, plan)) = std::mem::replace(&mut self.table, Ok(None))? {
             (self.toc, self.plan) = (Some(toc), plan);
         }
-        Ok(self.plan.as_ref().map(|plan| plan.open(&self.parts)))
+        if let Some(plan) = &self.plan {
+            return Ok(Some(plan.open(&self.parts)));
+        }
+        let tar = self.update.as_ref().map(|plan| plan.open(self.blobs)).transpose();
+        Ok(tar.unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(blob = %self.digest, error, "downloading the whole blob");
+            None
+        }))
     }
 
     fn done(&mut self) {

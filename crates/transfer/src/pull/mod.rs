@@ -7,6 +7,7 @@
 mod blob;
 mod lazy;
 mod tables;
+mod updates;
 
 use std::io::{self, Read as _};
 use std::sync::Mutex;
@@ -20,6 +21,7 @@ use crate::import::{
     self, Durable, Found, ImportError, ImportSurroundings, ImportWishes, LayerSource,
     PlatformMismatch, Report, Title, platform,
 };
+use crate::lazy::artifact::LazySubject;
 use image::digest::Digest;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
 use oci::policy::{AdmitError, Evidence, Policies, Repository, admit};
@@ -213,7 +215,20 @@ pub fn pull(
     let ImportSurroundings { budget, threads, .. } = *surroundings;
     let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get())
         .map_err(|error| not_imported(error.into()))?;
-    let layers = layers.into_iter().zip(tables).map(|((layer, diff_id), table)| LayerSource {
+    let budget = budget.saturating_sub(memory);
+    let subject = LazySubject {
+        digest: &manifest,
+        bytes: &remote.manifest.1,
+        manifest: &remote.image,
+        config: &remote.settings,
+    };
+    // An index is made of the whole blob.
+    let whole = |layer: &Descriptor| wishes.import.index || wanted(layer);
+    let (updates, memory) =
+        updates::fetch(store, registry, &layers, &subject, whole, budget, threads.get())
+            .map_err(|error| not_imported(error.into()))?;
+    let ways = tables.into_iter().zip(updates);
+    let layers = layers.into_iter().zip(ways).map(|((layer, diff_id), ways)| LayerSource {
         name: layer.digest.to_string(),
         source: Mutex::new(Box::new(PulledBlob::new(
             registry,
@@ -221,7 +236,7 @@ pub fn pull(
             layer,
             diff_id,
             wishes.layers,
-            table,
+            ways,
         ))),
         media_type: layer.media_type.clone(),
         digest: Some(layer.digest),

@@ -17,6 +17,12 @@ const SHARE: usize = 2;
 /// What came of a layer's table: `None` where it has none that is of use.
 pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, ChunkedError>;
 
+/// Whether the image may have the layer that the store has. Otherwise the layer is made once more, of what a table names,
+/// to see that.
+pub(super) fn is_here(store: &Store, layer: &Descriptor, diff_id: &Digest) -> bool {
+    matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest))
+}
+
 /// The tables of all layers that have one and are not here, in the layers' order, and how many bytes of memory they take.
 /// All are fetched before any layer is, so that what the store knows is read once. Of a layer of which all bytes are
 /// `wanted` none is skipped, but its table is of use for the layers to come.
@@ -29,13 +35,11 @@ pub(super) fn fetch<'a>(
     threads: usize,
 ) -> Result<(Vec<Table<'a>>, usize), ThreadError> {
     let room = Room::new(budget / SHARE);
-    // Otherwise the layer is made once more, of what the table names, to see that the image may have it.
-    let is_here = |layer: &Descriptor, diff_id: &Digest| matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest));
     let announced: Vec<usize> = layers
         .iter()
         .enumerate()
         .filter(|(_, (layer, diff_id))| {
-            Toc::is_announced(layer) && (wanted(layer) || !is_here(layer, diff_id))
+            Toc::is_announced(layer) && (wanted(layer) || !is_here(store, layer, diff_id))
         })
         .map(|(at, _)| at)
         .collect();

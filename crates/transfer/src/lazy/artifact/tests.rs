@@ -101,7 +101,13 @@ impl Stage {
         Self {
             manifest,
             config,
-            parts: LazyParts { id, image, indexes: vec![index], traces: Traces::default() },
+            parts: LazyParts {
+                id,
+                image,
+                indexes: vec![index],
+                traces: Traces::default(),
+                recipes: Vec::new(),
+            },
         }
     }
 

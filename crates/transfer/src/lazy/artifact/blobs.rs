@@ -1,0 +1,20 @@
+//! The blobs of an artifact in the making.
+
+use image::digest::Digest;
+
+use super::{ArtifactBlob, RawDescriptor};
+
+/// Blobs, each once.
+#[derive(Default)]
+pub(super) struct Blobs(pub(super) Vec<ArtifactBlob>);
+
+impl Blobs {
+    pub(super) fn add(&mut self, media_type: &str, bytes: Vec<u8>) -> RawDescriptor {
+        let digest = Digest::sha256(&bytes);
+        let size = bytes.len() as u64;
+        if self.0.iter().all(|it| it.digest != digest) {
+            self.0.push(ArtifactBlob { digest, bytes });
+        }
+        RawDescriptor { media_type: media_type.to_owned(), digest, size }
+    }
+}

@@ -1,0 +1,298 @@
+//! Which spans of a blob are fetched, given what the store has.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::ops::Range;
+
+use image::digest::Digest;
+use image::gzip::{Checkpoint, Window};
+use image::lazy::{HEAD_MAX, Head};
+use image::tar::Segment;
+use image::tar::recipe::{Operation, Reader};
+use image::verity::ObjectId;
+use oci::blobs::BlobSource;
+use oci::manifest::Descriptor;
+use store::{LookupError, Store};
+
+use super::{UpdateError, read};
+use crate::chunked::{Stats, Tar};
+use crate::lazy::artifact::{BlobName, UpdateBlobs};
+
+/// Bytes of the blob that are rather fetched than skipped. A request can ask for many ranges, so it is less than where
+/// each range is one.
+const HOLE: u64 = 64 << 10;
+/// Bytes of the windows' blob, likewise.
+const WINDOWS_HOLE: u64 = 16 << 10;
+/// Below so many bytes skipped, the whole blob is fetched, and its digest compared.
+const SKIPPED_MIN: u64 = 1 << 20;
+/// Likewise, in parts of the blob: a tenth.
+const SKIPPED_PARTS: u64 = 10;
+/// Head and recipe are at most this part of the blob; real ones have a fiftieth of it.
+const INDEX_PARTS: u64 = 4;
+/// The most bytes of a recipe. It has fewer than its tar.
+const RECIPE_MAX: u64 = 1 << 30;
+/// As for layers: see `import::decode`.
+const ZSTD_WINDOW_LOG: u32 = 27;
+/// Bytes of the blob that are fetched as one part, unless a span has more.
+const PART: u64 = 4 << 20;
+
+/// Spans that are fetched together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    /// By their numbers.
+    pub(super) spans: Range<usize>,
+    /// Their bytes of the blob.
+    pub(super) blob: Range<u64>,
+}
+
+/// A way to make a layer's tar.
+pub struct UpdatePlan<'a> {
+    pub(super) store: &'a Store,
+    pub(super) head: Head,
+    /// A zstd frame.
+    recipe: Vec<u8>,
+    /// The bytes of the tar that are fetched, ascending. They are in the parts.
+    pub(super) missing: Vec<Range<u64>>,
+    pub(super) parts: Vec<Part>,
+    /// The groups of windows that the spans need, by their numbers: zstd frames.
+    pub(super) frames: BTreeMap<usize, Vec<u8>>,
+    stats: Stats,
+}
+
+impl std::fmt::Debug for UpdatePlan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut plan = f.debug_struct("UpdatePlan");
+        plan.field("parts", &self.parts.len()).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// Bytes of memory that the plan of a layer may take, and what reads its tar.
+#[must_use]
+pub fn memory(blobs: &UpdateBlobs) -> u64 {
+    let UpdateBlobs { head, windows, recipe } = blobs;
+    let head = head.size.saturating_mul(2);
+    [windows.size, recipe.size, read::BATCH + PART].into_iter().fold(head, u64::saturating_add)
+}
+
+/// Plans a layer. `None` where that would save too little.
+///
+/// # Errors
+/// [`UpdateError`]: the index cannot be used.
+pub fn plan<'a>(
+    store: &'a Store,
+    source: &dyn BlobSource,
+    (layer, diff_id): (&Descriptor, &Digest),
+    blobs: &UpdateBlobs,
+) -> Result<Option<UpdatePlan<'a>>, UpdateError> {
+    let UpdateBlobs { head, windows, recipe } = blobs;
+    let first = head.size.saturating_add(recipe.size);
+    if first > layer.size / INDEX_PARTS || head.size > HEAD_MAX {
+        return Ok(None);
+    }
+    let head = Head::decode(&whole(source, head)?)?;
+    if (head.blob, head.diff_id) != (layer.digest, *diff_id) || head.blob_bytes != layer.size {
+        return Err(UpdateError::Layer);
+    }
+    let recipe = whole(source, recipe)?;
+    let Some(missing) = missing(store, &head, &recipe)? else { return Ok(None) };
+    let parts = parts(&head, &missing);
+    let fetch = parts.iter().map(|it| it.blob.end - it.blob.start).sum::<u64>();
+    let skip = layer.size.saturating_sub(fetch).saturating_sub(first);
+    let requests = parts.len() as u64;
+    tracing::debug!(blob = %layer.digest, fetch, skip, requests, "planned from a recipe");
+    if skip < SKIPPED_MIN.max(layer.size / SKIPPED_PARTS) {
+        return Ok(None);
+    }
+    let frames = frames(source, &head, windows, &missing)?;
+    let stats = Stats { fetch, skip: layer.size.saturating_sub(fetch), requests };
+    Ok(Some(UpdatePlan { store, head, recipe, missing, parts, frames, stats }))
+}
+
+/// A blob, compared with its digest.
+fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateError> {
+    let BlobName { digest, size } = name;
+    let mut bytes = Vec::new();
+    let read = source.blob(digest, *size, 0..*size).take(size + 1).read_to_end(&mut bytes);
+    read.map_err(|source| UpdateError::Fetch { blob: Box::new(*digest), source })?;
+    if bytes.len() as u64 == *size && digest.matches(&bytes) {
+        return Ok(bytes);
+    }
+    Err(UpdateError::Blob(Box::new(*digest)))
+}
+
+/// A recipe as it is decompressed, and cut off where no real one goes on.
+pub(super) fn decompressed(recipe: &[u8]) -> io::Result<impl Read + Send + '_> {
+    let mut decoder = zstd::Decoder::with_buffer(recipe)?;
+    decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+    Ok(decoder.take(RECIPE_MAX))
+}
+
+/// The parts of the tar whose objects the store lacks: at most one for each span. `None` if the recipe names objects in
+/// another way than the store does.
+fn missing(
+    store: &Store,
+    head: &Head,
+    recipe: &[u8],
+) -> Result<Option<Vec<Range<u64>>>, UpdateError> {
+    let recipe = decompressed(recipe).map_err(UpdateError::Decompress)?;
+    let mut recipe = Reader::new(recipe)?;
+    if recipe.algorithm() != store.algorithm() {
+        return Ok(None);
+    }
+    let expected = head.tar_bytes;
+    let mut missing: Vec<Range<u64>> = Vec::new();
+    loop {
+        let start = recipe.length();
+        let Some(operation) = recipe.next_operation()? else { break };
+        let Operation::Range { object, segment } = operation else { continue };
+        let is_here = has(store, object, segment);
+        let end = start.saturating_add(segment.length);
+        let (Some(first), Some(_)) = (head.span_of(start), head.span_of(end - 1)) else {
+            return Err(UpdateError::Length { expected, actual: end });
+        };
+        if is_here {
+            continue;
+        }
+        match missing.last_mut() {
+            // The span is fetched as a whole, so that all of it may come from there.
+            Some(last) if head.span_of(last.end - 1) == Some(first) => last.end = end,
+            _ => missing.push(start..end),
+        }
+    }
+    let actual = recipe.length();
+    if actual != expected {
+        return Err(UpdateError::Length { expected, actual });
+    }
+    Ok(Some(missing))
+}
+
+/// Whether the store has these bytes of an object. If not, that is no error.
+fn has(store: &Store, object: &ObjectId, segment: Segment) -> bool {
+    let Segment { offset, length } = segment;
+    let found = || -> Result<bool, LookupError> {
+        if offset == 0 {
+            return store.has(object, length);
+        }
+        // A sparse file: how long it is stands nowhere.
+        Ok(store.object(object)?.size() >= offset.saturating_add(length))
+    };
+    found().unwrap_or(false)
+}
+
+/// The spans that have these parts of the tar.
+fn spans<'h>(head: &'h Head, missing: &'h [Range<u64>]) -> impl Iterator<Item = Range<usize>> + 'h {
+    missing.iter().filter_map(|it| Some(head.span_of(it.start)?..head.span_of(it.end - 1)? + 1))
+}
+
+/// The bytes of the blob that a span needs.
+fn needs(head: &Head, span: usize) -> Range<u64> {
+    let end = head.spans.get(span + 1).map_or(head.blob_bytes, |it| it.packed);
+    checkpoint(head, span, Window::default()).needs(end)
+}
+
+/// A span of a head. It is one of those that [`Head::span_of`] gives.
+pub(super) fn checkpoint(head: &Head, span: usize, window: Window) -> Checkpoint {
+    let place = head.spans[span];
+    Checkpoint { start: place.start, packed: place.packed, unpacked: place.unpacked, window }
+}
+
+fn parts(head: &Head, missing: &[Range<u64>]) -> Vec<Part> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for spans in spans(head, missing) {
+        match runs.last_mut() {
+            Some(run)
+                if needs(head, spans.start).start
+                    <= needs(head, run.end - 1).end.saturating_add(HOLE) =>
+            {
+                run.end = run.end.max(spans.end);
+            }
+            _ => runs.push(spans),
+        }
+    }
+    let mut parts: Vec<Part> = Vec::new();
+    for run in runs {
+        let first = parts.len();
+        for span in run {
+            let blob = needs(head, span);
+            match parts.get_mut(first..).and_then(<[Part]>::last_mut) {
+                Some(part) if blob.end - part.blob.start <= PART => {
+                    part.spans.end = span + 1;
+                    part.blob.end = blob.end;
+                }
+                _ => parts.push(Part { spans: span..span + 1, blob }),
+            }
+        }
+    }
+    parts
+}
+
+/// Fetches the groups of windows that the missing parts need.
+fn frames(
+    source: &dyn BlobSource,
+    head: &Head,
+    windows: &BlobName,
+    missing: &[Range<u64>],
+) -> Result<BTreeMap<usize, Vec<u8>>, UpdateError> {
+    let mut at = 0_u64;
+    let mut places = Vec::with_capacity(head.groups.len());
+    for group in &head.groups {
+        let end = at + u64::from(group.bytes);
+        places.push(at..end);
+        at = end;
+    }
+    if at != windows.size {
+        return Err(UpdateError::Windows);
+    }
+    let mut groups: Vec<usize> = Vec::new();
+    for spans in spans(head, missing) {
+        for group in group_of(head, spans.start)..=group_of(head, spans.end - 1) {
+            if groups.last() != Some(&group) {
+                groups.push(group);
+            }
+        }
+    }
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for group in &groups {
+        let place = &places[*group];
+        match ranges.last_mut() {
+            Some(last) if place.start <= last.end + WINDOWS_HOLE => last.end = place.end,
+            _ => ranges.push(place.clone()),
+        }
+    }
+    let failed = |source| UpdateError::Fetch { blob: Box::new(windows.digest), source };
+    let fetched = match &ranges[..] {
+        [] => return Ok(BTreeMap::new()),
+        [all] if *all == (0..windows.size) => vec![whole(source, windows)?],
+        some => source.exact_ranges(&windows.digest, windows.size, some).map_err(failed)?,
+    };
+    let cut = |group: usize| {
+        let place = &places[group];
+        let at = ranges.partition_point(|it| it.start <= place.start).checked_sub(1)?;
+        let [start, end] = [place.start, place.end].map(|it| it - ranges[at].start);
+        let inside = usize::try_from(start).ok()?..usize::try_from(end).ok()?;
+        Some((group, fetched.get(at)?.get(inside)?.to_vec()))
+    };
+    groups.into_iter().map(|group| cut(group).ok_or(UpdateError::Windows)).collect()
+}
+
+/// The group that has a span's window, by its number.
+pub(super) fn group_of(head: &Head, span: usize) -> usize {
+    head.groups.partition_point(|it| it.first as usize <= span).saturating_sub(1)
+}
+
+impl UpdatePlan<'_> {
+    /// Figures of the plan. The index's own bytes are not in them.
+    #[must_use]
+    pub const fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// Opens the tar, whose missing parts come from `source`. It is unverified until all of it has the layer's diff id.
+    ///
+    /// # Errors
+    /// [`UpdateError`].
+    pub fn open<'p>(&'p self, source: &'p dyn BlobSource) -> Result<Tar<'p>, UpdateError> {
+        let recipe = decompressed(&self.recipe).map_err(UpdateError::Decompress)?;
+        read::tar(self, recipe, source)
+    }
+}

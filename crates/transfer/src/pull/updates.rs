@@ -1,0 +1,93 @@
+//! The index of an image, for layers of which the store has most files already.
+
+use image::digest::Digest;
+use oci::manifest::Descriptor;
+use oci::registry::Registry;
+use store::Store;
+use store::parallel::{self, ThreadError};
+
+use super::tables::is_here;
+use crate::chunked::{BLOB_MIN, Toc};
+use crate::lazy::artifact::{LAZY_ARTIFACT, LazySubject, UpdateBlobs, update_blobs};
+use crate::lazy::update::{self, UpdatePlan};
+
+/// So many indexes of one image are looked at: anybody with push rights may push more.
+const INDEXES_MAX: usize = 4;
+/// What part of the memory for data on its way plans may take.
+const SHARE: u64 = 2;
+
+/// Plans for those of the layers that are mostly here, and how many bytes of memory they take. Nothing is asked where the
+/// store has no layer, or all of them. Whatever is wrong with an index costs a line of log, and no more.
+pub(super) fn fetch<'a>(
+    store: &'a Store,
+    registry: &Registry,
+    layers: &[(&Descriptor, &Digest)],
+    subject: &LazySubject<'_>,
+    wanted: impl Fn(&Descriptor) -> bool,
+    budget: usize,
+    threads: usize,
+) -> Result<(Vec<Option<UpdatePlan<'a>>>, usize), ThreadError> {
+    let mut plans: Vec<Option<UpdatePlan<'a>>> = layers.iter().map(|_| None).collect();
+    let may_have = |(layer, diff_id): &(&Descriptor, &Digest)| {
+        layer.size >= BLOB_MIN
+            && !Toc::is_announced(layer)
+            && !layer.media_type.ends_with("zstd")
+            && !wanted(layer)
+            && !is_here(store, layer, diff_id)
+    };
+    let mut candidates: Vec<usize> =
+        (0..layers.len()).filter(|at| may_have(&layers[*at])).collect();
+    let has_files = || store.layers.diff_ids().is_ok_and(|it| !it.is_empty());
+    if candidates.is_empty() || !has_files() {
+        return Ok((plans, 0));
+    }
+    let Some(blobs) = find(registry, subject) else { return Ok((plans, 0)) };
+    let room = budget as u64 / SHARE;
+    let mut used = 0_u64;
+    candidates.sort_by_key(|at| std::cmp::Reverse(layers[*at].0.size));
+    candidates.retain(|at| {
+        let Some(blobs) = blobs.get(*at).and_then(Option::as_ref) else { return false };
+        let with = used.saturating_add(update::memory(blobs));
+        let fits = with <= room;
+        used = if fits { with } else { used };
+        fits
+    });
+    let planned = parallel::each("update", threads, candidates.len(), |number| {
+        let at = candidates[number];
+        let (layer, diff_id) = layers[at];
+        let Some(Some(blobs)) = blobs.get(at) else { return Ok(None) };
+        let planned = update::plan(store, registry, (layer, diff_id), blobs);
+        Ok::<_, ThreadError>(planned.unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(blob = %layer.digest, error, "downloading the whole blob");
+            None
+        }))
+    })?;
+    for (at, plan) in candidates.into_iter().zip(planned) {
+        plans[at] = plan;
+    }
+    Ok((plans, usize::try_from(used).unwrap_or(usize::MAX)))
+}
+
+/// The blobs of the first index that has recipes, for each layer.
+fn find(registry: &Registry, subject: &LazySubject<'_>) -> Option<Vec<Option<UpdateBlobs>>> {
+    let unused = |error: &(dyn std::error::Error + 'static)| {
+        tracing::debug!(error, "an index of the image is not used");
+    };
+    let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
+    let listed = listed.inspect_err(|error| unused(error)).ok()?;
+    for index in listed.iter().take(INDEXES_MAX) {
+        let fetched = registry.manifest(&index.descriptor.digest.to_string());
+        let Ok(fetched) = fetched.inspect_err(|error| unused(error)) else { continue };
+        let blob = |digest: &Digest, size| {
+            let mut bytes = registry.ranges(digest, &[0..size]).map_err(std::io::Error::other)?;
+            Ok(bytes.pop().unwrap_or_default())
+        };
+        match update_blobs(&fetched.bytes, subject, blob) {
+            Ok(blobs) if blobs.iter().any(Option::is_some) => return Some(blobs),
+            Ok(_) => {}
+            Err(error) => unused(&error),
+        }
+    }
+    None
+}
