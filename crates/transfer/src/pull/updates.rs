@@ -79,10 +79,8 @@ fn find(registry: &Registry, subject: &LazySubject<'_>) -> Option<Vec<Option<Upd
     for index in listed.iter().take(INDEXES_MAX) {
         let fetched = registry.manifest(&index.descriptor.digest.to_string());
         let Ok(fetched) = fetched.inspect_err(|error| unused(error)) else { continue };
-        let blob = |digest: &Digest, size| {
-            let mut bytes = registry.ranges(digest, &[0..size]).map_err(std::io::Error::other)?;
-            Ok(bytes.pop().unwrap_or_default())
-        };
+        let blob =
+            |digest: &Digest, size| registry.range(digest, 0..size).map_err(std::io::Error::other);
         match update_blobs(&fetched.bytes, subject, blob) {
             Ok(blobs) if blobs.iter().any(Option::is_some) => return Some(blobs),
             Ok(_) => {}

@@ -10,6 +10,7 @@ mod pulls;
 mod pushes;
 mod real;
 mod tenants;
+mod updates;
 
 use std::io::Read as _;
 use std::time::Duration;
