@@ -27,6 +27,7 @@ mod report;
 mod run;
 mod session;
 mod tree;
+mod updates;
 mod versions;
 mod walk;
 mod writable;
@@ -94,6 +95,8 @@ enum Name {
     Push,
     /// Consecutive versions of an application from a registry on loopback
     Versions,
+    /// The next version of a Debian image by the recipes of its index, from a registry that is near or far
+    Updates,
     /// Mount and unmount, whole processes
     Mount,
     /// A container that runs `true`
@@ -182,12 +185,13 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 16] = [
+    let benches: [(Name, Bench); 17] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
         (Name::Push, push::bench),
         (Name::Versions, versions::bench),
+        (Name::Updates, updates::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
         (Name::Density, density::bench),

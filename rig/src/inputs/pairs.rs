@@ -60,9 +60,32 @@ pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Resu
     let base = rootfs::base(cache, false)?;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
         fs::create_dir_all(draft)?;
+        let packages = (packages, Packing::Layered);
         version(&base, packages, "", &draft.join("1"))?;
         let mirror = apt::security()?;
         version(&base, packages, &mirror, &draft.join("2"))
+    })?;
+    let open = |number: &str| -> Result<Version> {
+        let dir = dir.join(number);
+        let version = fs::read_to_string(dir.join("version"))?.trim().to_owned();
+        Ok(Version { version, layout: dir.join("layout"), tree: dir.join("tree") })
+    };
+    Ok([open("1")?, open("2")?])
+}
+
+/// Debian with usual packages, as one layer: its last point release, and the same with all that its security team has fixed
+/// since.
+pub fn release(cache: &Cache, refresh: bool) -> Result<[Version; 2]> {
+    let packages =
+        ["base-files", "ca-certificates", "curl", "git", "openssh-client", "python3", "gnupg"];
+    let base = rootfs::base(cache, false)?;
+    let dir = cache.entry("pair-release", refresh, |draft| {
+        fs::create_dir_all(draft)?;
+        let sources = [String::new(), apt::security()?];
+        for (name, source) in ["1", "2"].iter().zip(&sources) {
+            version(&base, (&packages, Packing::Flat), source, &draft.join(name))?;
+        }
+        Ok(())
     })?;
     let open = |number: &str| -> Result<Version> {
         let dir = dir.join(number);
@@ -92,6 +115,7 @@ printf '%s\n' 'SOURCE' >> /etc/apt/sources.list
 printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 apt-get -q -o Acquire::Check-Valid-Until=false update
+UPGRADE
 apt-get -q -y --no-install-recommends install PACKAGES
 apt-get clean
 rm -r /usr/sbin/policy-rc.d /var/lib/apt/lists/*
@@ -101,9 +125,28 @@ find /var/log /var/cache/ldconfig /var/cache/apt -type f -delete
 rm -rf /var/lib/postgresql/* /var/lib/mysql/*
 ";
 
-fn version(base: &Base, packages: &[&str], source: &str, dir: &Path) -> Result<()> {
+/// How an image is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packing {
+    /// A layer of packages on the system as it is.
+    Layered,
+    /// All of it in one layer, the system upgraded, too.
+    Flat,
+}
+
+fn version(
+    base: &Base,
+    (packages, packing): (&[&str], Packing),
+    source: &str,
+    dir: &Path,
+) -> Result<()> {
     fs::create_dir_all(dir)?;
-    let script = INSTALL.replace("SOURCE", source).replace("PACKAGES", &packages.join(" "));
+    let upgrade = match packing {
+        Packing::Layered => "",
+        Packing::Flat => "apt-get -q -y upgrade",
+    };
+    let script = INSTALL.replace("SOURCE", source).replace("UPGRADE", upgrade);
+    let script = script.replace("PACKAGES", &packages.join(" "));
     let change = Change { packages: &[], script: &script, xattrs: &[] };
     let top = rootfs::change(base, &change, dir, layer::Mtime::WholeSeconds)?;
     let tree = dir.join("tree");
@@ -115,7 +158,11 @@ fn version(base: &Base, packages: &[&str], source: &str, dir: &Path) -> Result<(
     query.args(["--show", "--showformat=${Version}", packages[0]]);
     fs::write(dir.join("version"), quiet(&mut query)?)?;
     let (file, facts) = (dir.join("layer.tar.gz"), dir.join("layer.json"));
-    layout::write(&dir.join("layout"), &layout::Config::default(), &[base.layer()?, top])?;
+    let layers = match packing {
+        Packing::Layered => vec![base.layer()?, top],
+        Packing::Flat => vec![layer::write(&tree, dir, layer::Mtime::WholeSeconds)?],
+    };
+    layout::write(&dir.join("layout"), &layout::Config::default(), &layers)?;
     remove(&file)?;
     remove(&facts)
 }
