@@ -55,6 +55,3 @@ pub enum UpdateError {
     #[error("the windows of the index have another length than its head says")]
     Windows,
 }
-
-#[cfg(test)]
-mod tests;
