@@ -65,7 +65,7 @@ fn quire(context: &Context<'_>, store: &str) -> Command {
 
 fn pull(context: &Context<'_>, image: &str) -> Command {
     let mut pull = quire(context, "store");
-    pull.args(["pull", "--name", "it"]).arg(image);
+    pull.args(["pull", image, "it"]);
     pull
 }
 
