@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::env;
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
@@ -396,6 +396,8 @@ impl Tally {
     }
 }
 
+/// How long nothing may be said after the end, while somebody holds the output: twice that.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// More failed tests than this are not run again.
 const STARVED_MAX: usize = 3;
 
@@ -408,32 +410,84 @@ struct Ran {
     status: std::process::ExitStatus,
 }
 
-/// Runs `cargo test` and shows what is worth it; all that it writes goes to `log`.
-fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
-    cargo.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = cargo.spawn().context("cannot start cargo test")?;
-    let stderr = BufReader::new(child.stderr.take().expect("stderr is piped"));
-    // cargo's own lines, and what tests say past libtest.
-    let uncaptured = thread::spawn(move || {
-        let mut skipped = BTreeSet::new();
-        for line in stderr.split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line);
-            eprintln!("{line}");
-            if let Some(reason) = line.strip_prefix("SKIPPED: ") {
-                skipped.insert((String::new(), reason.to_owned()));
+/// A line of `cargo test`.
+enum Line {
+    /// libtest's.
+    Out(Vec<u8>),
+    /// cargo's own, and what tests say past libtest.
+    Err(Vec<u8>),
+}
+
+/// Sends each line, until nobody has the other end open any more.
+fn read(from: impl Read + Send + 'static, sender: &mpsc::Sender<Line>, line: fn(Vec<u8>) -> Line) {
+    let sender = sender.clone();
+    thread::spawn(move || {
+        for bytes in BufReader::new(from).split(b'\n').map_while(Result::ok) {
+            if sender.send(line(bytes)).is_err() {
+                return;
             }
         }
-        skipped
     });
-    let mut summary = Summary::default();
-    for line in BufReader::new(child.stdout.take().expect("stdout is piped")).split(b'\n') {
-        let line = line?;
-        log.write_all(&[&line[..], b"\n"].concat())?;
-        if let Some(shown) = summary.line(&String::from_utf8_lossy(&line)) {
-            println!("{shown}");
+}
+
+/// Runs `cargo test` and shows what is worth it; all that it writes goes to `log`.
+fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
+    listen_with(cargo, log, PATIENCE)
+}
+
+fn listen_with(cargo: &mut Command, log: &mut File, patience: Duration) -> Result<Ran> {
+    cargo.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = cargo.spawn().context("cannot start cargo test")?;
+    let (sender, lines) = mpsc::channel();
+    read(child.stdout.take().expect("stdout is piped"), &sender, Line::Out);
+    read(child.stderr.take().expect("stderr is piped"), &sender, Line::Err);
+    drop(sender);
+    let (mut summary, mut uncaptured) = (Summary::default(), BTreeSet::new());
+    let (mut has_ended, mut is_left) = (false, false);
+    loop {
+        match lines.recv_timeout(patience) {
+            Ok(Line::Out(line)) => {
+                log.write_all(&[&line[..], b"\n"].concat())?;
+                if let Some(shown) = summary.line(&String::from_utf8_lossy(&line)) {
+                    println!("{shown}");
+                }
+            }
+            Ok(Line::Err(line)) => {
+                let line = String::from_utf8_lossy(&line);
+                eprintln!("{line}");
+                if let Some(reason) = line.strip_prefix("SKIPPED: ") {
+                    uncaptured.insert((String::new(), reason.to_owned()));
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                // What a test left holds the output, and may do so for ever.
+                is_left = has_ended;
+                has_ended = child.try_wait()?.is_some();
+                if is_left {
+                    eprintln!("FAILED: a process that a test started has outlived all tests");
+                    break;
+                }
+            }
         }
     }
     let status = child.wait()?;
-    let uncaptured = uncaptured.join().expect("reading lines does not panic");
-    Ok(Ran { summary, uncaptured, success: status.success(), status })
+    Ok(Ran { summary, uncaptured, success: status.success() && !is_left, status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_left_holds_nobody_up() {
+        let ran = |script: &str| {
+            let mut log = tempfile::tempfile().unwrap();
+            let mut sh = Command::new("sh");
+            listen_with(sh.args(["-c", script]), &mut log, Duration::from_millis(200)).unwrap()
+        };
+        assert!(ran("sleep 1; echo a").success);
+        assert!(!ran("sleep 5 & echo a").success);
+        assert!(!ran("exit 1").success);
+    }
 }
