@@ -9,7 +9,9 @@ use super::plan::{self, Cost};
 
 /// So many requests that nobody waits for are under way at once.
 pub(super) const WORKERS: usize = 16;
-/// How many of them may belong to traces while a reader waits for a request of its own.
+/// The most parts that wait. Sources that do not answer would have more and more wait.
+const WAITING_MAX: usize = 1 << 16;
+/// How many of the requests may belong to traces while a reader waits for a request of its own.
 const BESIDE_READERS: usize = 2;
 
 /// Units of a device that nobody waits for yet. The device may go meanwhile.
@@ -23,6 +25,12 @@ struct AheadPart<'a> {
 /// What it takes to bring these units.
 fn cost(filler: &LayerFiller<'_>, units: &Range<usize>) -> Cost {
     Cost { bytes: filler.packed_bytes(units), spans: filler.spans_of(units) }
+}
+
+/// Adds as many parts as may wait. Those who read the others fetch them.
+fn add<T>(waiting: &mut VecDeque<T>, parts: impl IntoIterator<Item = T>) {
+    let room = WAITING_MAX.saturating_sub(waiting.len());
+    waiting.extend(parts.into_iter().take(room));
 }
 
 /// What is to be brought.
@@ -76,7 +84,7 @@ impl<'a> Ahead<'a> {
         let made = plan::in_pieces(units, |it| cost(filler, it));
         let piece =
             |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Stream };
-        self.lock().streams.extend(made.into_iter().map(piece));
+        add(&mut self.lock().streams, made.into_iter().map(piece));
         self.changed.notify_all();
     }
 
@@ -98,7 +106,7 @@ impl<'a> Ahead<'a> {
             units,
             cause: Cause::Trace,
         };
-        self.lock().traces.extend(made.into_iter().map(piece));
+        add(&mut self.lock().traces, made.into_iter().map(piece));
         self.changed.notify_all();
     }
 
@@ -138,5 +146,18 @@ impl<'a> Ahead<'a> {
             state.traced -= usize::from(is_traced);
             self.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_than_that_waits() {
+        let mut waiting = VecDeque::from([0]);
+        add(&mut waiting, 1..WAITING_MAX * 2);
+        add(&mut waiting, [0]);
+        assert_eq!((waiting.len(), waiting.back()), (WAITING_MAX, Some(&(WAITING_MAX - 1))));
     }
 }

@@ -248,7 +248,7 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Brings what a reader wants, and what is around it in one request: but if that fails, what it wants alone.
+    /// Brings what a reader wants, and what is around it in one request: but if bytes of that are wrong, what it wants alone.
     fn bring_wanted<T>(
         &self,
         range: &Range<u64>,
@@ -264,7 +264,11 @@ impl<'a> LayerFiller<'a> {
         if all != wanted {
             match self.bring(&all, &wanted, Cause::Reader) {
                 Ok(()) => return Ok(()),
-                Err(error) => tracing::debug!(%error, "it is tried with less"),
+                Err(error) if error.is_of_the_blob() || matches!(error, FillError::Windows(_)) => {
+                    tracing::debug!(%error, "it is tried with less");
+                }
+                // A source or a disk that fails does so again.
+                Err(error) => return Err(error),
             }
         }
         self.bring_missing(range, Cause::Reader)

@@ -107,6 +107,23 @@ pub(super) fn block(units: &Range<usize>, free_bytes: f64, unit_bytes: f64) -> R
     units.start / length * length..units.end.next_multiple_of(length)
 }
 
+/// The most units of a trace that are brought: 4 GiB of devices. What a program reads later is not waited for at its start.
+const TRACE_MAX: usize = 1 << 16;
+
+/// The units of a trace that there are, in its order. `runs` have numbers of units, and how many a device has.
+pub(super) fn bounded<T>(
+    runs: impl IntoIterator<Item = (T, Range<usize>, usize)>,
+) -> impl Iterator<Item = (T, Range<usize>)> {
+    let mut left = TRACE_MAX;
+    runs.into_iter().map_while(move |(device, units, most)| {
+        let start = units.start.min(most);
+        let end = units.end.clamp(start, most).min(start.saturating_add(left));
+        let may_go_on = left > 0;
+        left -= end - start;
+        may_go_on.then_some((device, start..end))
+    })
+}
+
 /// Units of one of several devices, by its place.
 pub(super) type UnitRun = (usize, Range<usize>);
 
@@ -222,6 +239,16 @@ mod tests {
         assert_eq!(block(&(37..38), 125e3, 25e3), 36..40);
         assert_eq!(block(&(37..39), 50e3, 25e3), 37..39);
         assert_eq!(block(&(47..50), f64::INFINITY, 25e3), 32..64);
+    }
+
+    #[test]
+    fn a_trace_without_end_has_one() {
+        let runs = [('a', 3..usize::MAX, 5), ('b', 7..9, 5), ('c', 0..usize::MAX, usize::MAX)];
+        let got: Vec<_> = bounded(runs.clone()).collect();
+        assert_eq!(got, [('a', 3..5), ('b', 5..5), ('c', 0..TRACE_MAX - 2)]);
+        let again = runs.iter().cloned().cycle().take(1000);
+        let units: usize = bounded(again).map(|it| it.1.len()).sum();
+        assert_eq!(units, TRACE_MAX);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use transfer::lazy::LayerIndex;
 use super::door::{Door, DoorError};
 use super::fill::LayerFiller;
 use super::keeper::{Keeper, Program, Succession};
+use super::plan;
 use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
 
 /// The socket at which clients ask.
@@ -410,13 +411,13 @@ impl<'a> Service<'a> {
             self.door.fillers().into_iter().map(|it| (*it.device().id(), it)).collect();
         let runs = trace.runs.iter().filter_map(|run| {
             let filler = Arc::clone(fillers.get(&run.device)?);
-            // A trace may come from elsewhere.
             let most = filler.index().head.units.len();
             let [start, units] =
                 [run.unit, run.units].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
-            Some((filler, start.min(most)..start.saturating_add(units).min(most)))
+            Some((filler, start..start.saturating_add(units), most))
         });
-        self.door.bring_ahead(runs.collect());
+        // A trace may come from elsewhere.
+        self.door.bring_ahead(plan::bounded(runs).collect());
         Ok(true)
     }
 
