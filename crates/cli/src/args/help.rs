@@ -122,7 +122,7 @@ const EXAMPLES: [(&str, &str); 43] = [
 
 /// What stands below the options of a verb.
 pub(super) fn after(verb: &str) -> String {
-    let codes = if ["run", "exec"].contains(&verb) { RUN_CODES } else { CODES };
+    let codes = if ["run", "exec", "trace"].contains(&verb) { RUN_CODES } else { CODES };
     match EXAMPLES.iter().find(|(name, _)| *name == verb) {
         Some((_, examples)) => format!("Examples:\n  {examples}\n\n{codes}"),
         None => codes.to_owned(),

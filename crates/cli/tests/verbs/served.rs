@@ -266,8 +266,11 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
         ("trace --lazy lazy cat /words", "where all of it is here"),
     ] {
         let refused = place.run(wrong);
-        assert!(refused.code == Some(2) && refused.err.contains(reason), "{}", refused.err);
+        assert!(refused.code == Some(125) && refused.err.contains(reason), "{}", refused.err);
     }
+    assert_eq!(place.run("trace --as").code, Some(125));
+    let failed = place.run(&format!("trace --runtime {runtime} lazy cat /none"));
+    assert_eq!(failed.code, Some(1), "{}", failed.err);
     let traces =
         walk(&place.path("store/blobs")).find(|it| it.extension() == Some("traces".as_ref()));
     let traces = traces.unwrap();
