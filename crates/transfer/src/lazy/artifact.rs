@@ -7,14 +7,13 @@ mod recipe;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, MANIFEST_MAX, Manifest, or_default};
 use serde::{Deserialize, Serialize};
+use store::parallel::{self, ThreadError};
 use store::{TraceError, Traces};
 
 use super::check::{ImageCheckError, check_image};
@@ -157,6 +156,9 @@ pub enum ArtifactError {
     /// The EROFS image is not one that our writer writes.
     #[error(transparent)]
     Image(#[from] Box<ImageCheckError>),
+    /// No thread can be had that fetches blobs.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// The traces cannot be used.
     #[error("the traces of the index cannot be used")]
     Traces(#[source] TraceError),
@@ -433,9 +435,12 @@ impl Artifact {
         }
         wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
         // Far registries answer many requests as fast as one.
-        let done = parallel(&wanted, |(what, max, it)| fetched(what, *max, it));
+        let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
+            let (what, max, it) = wanted[number];
+            fetched(what, max, it)
+        })?;
         let mut done = done.into_iter();
-        let mut next = || done.next().unwrap_or(Err(ArtifactError::BlobCount(heads.len())));
+        let mut next = || done.next().ok_or(ArtifactError::BlobCount(heads.len()));
         let compressed = next()?;
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);
@@ -461,27 +466,6 @@ impl Artifact {
         check_image_of(&parts)?;
         Ok(parts)
     }
-}
-
-/// What `work` makes of each thing, by a few threads.
-fn parallel<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, R)>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..things.len().min(PARALLEL) {
-            scope.spawn(|| {
-                while let number = next.fetch_add(1, Ordering::Relaxed)
-                    && let Some(thing) = things.get(number)
-                {
-                    let made = work(thing);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((number, made));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|it| it.0);
-    done.into_iter().map(|it| it.1).collect()
 }
 
 /// The digest of the config that an artifact's manifest names: see [`Artifact::index`].
