@@ -91,6 +91,13 @@ pub fn lazy_index(bytes: &[u8]) {
     }
 }
 
+/// The traces of an image: what is accepted is read again as the same.
+pub fn traces(bytes: &[u8]) {
+    if let Ok(traces) = store::Traces::decode(bytes) {
+        assert_eq!(store::Traces::decode(&traces.encode()).ok(), Some(traces));
+    }
+}
+
 /// The image of an index that others made, over the devices that it names: what is accepted is what our writer writes.
 pub fn lazy_image(bytes: &[u8]) {
     use image::digest::Digest;

@@ -75,6 +75,11 @@ fn tar_layer() {
 }
 
 #[test]
+fn traces() {
+    run_corpus("traces", targets::traces);
+}
+
+#[test]
 fn every_target_has_a_corpus_and_a_test() {
     let names = |folder: &str| -> BTreeSet<String> {
         let files = fs::read_dir(fuzz().join(folder)).unwrap();
@@ -95,6 +100,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "manifest",
         "store_ops",
         "tar_layer",
+        "traces",
     ]
     .map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));
