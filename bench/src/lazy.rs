@@ -10,11 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::proxy::{Distance, Proxy};
-use super::report::{Report, Sizes, Table, Unit, ratio};
+use super::registry;
+use super::report::{Report, Table, ratio};
 use crate::Context;
 use rig::Skipped;
 use rig::inputs;
-use rig::process::{find, need, quiet};
+use rig::process::{find, quiet};
 use testing::daemon::{Daemon, PROGRAM};
 
 /// Where the registry is.
@@ -152,15 +153,15 @@ impl Drop for Service {
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_postgres(context.cache, false)?;
-    let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
     let runtime = find("runc").or_else(|| find("crun"));
     let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
     let stage = Stage { context, runtime };
-    let index = publish(context, &stage.runtime, &layout, &registry.host)?;
+    let index = publish(context, &stage.runtime, &layout, &daemon.host)?;
     let (mut tables, mut findings, mut rows) = (Vec::new(), vec![index], Vec::new());
     for (place, distance) in PROFILES {
-        let proxy = Proxy::far(&registry.host, distance)?;
+        let proxy = Proxy::far(&daemon.host, distance)?;
         let image = format!("{}/postgres:1", proxy.host);
         for (number, (program, ..)) in PROGRAMS.iter().enumerate() {
             let title = format!("{program}, {place}");
@@ -211,23 +212,6 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             }
         }
     }
-    let column = |of: fn(&(u64, u64)) -> u64| {
-        rows.iter().map(|(name, traffic)| (name.clone(), vec![of(traffic)])).collect()
-    };
-    let sizes = vec![
-        Sizes {
-            title: String::from("Bytes from the registry, with HTTP's own"),
-            unit: Unit::Megabytes,
-            columns: vec!["fetched"],
-            rows: column(|it| it.0),
-        },
-        Sizes {
-            title: String::from("Requests to the registry"),
-            unit: Unit::Times,
-            columns: vec!["requests"],
-            rows: column(|it| it.1),
-        },
-    ];
     Ok(Report {
         name: "lazy",
         about: String::from(
@@ -239,7 +223,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              row's clock. Other lazy file systems are not in this bench yet.",
         ),
         tables,
-        sizes,
+        sizes: registry::traffic(&rows),
         findings,
     })
 }
@@ -247,26 +231,21 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 /// Brings the image, its index and its traces to the registry, and says how large they are.
 fn publish(context: &Context<'_>, runtime: &Path, layout: &Path, host: &str) -> Result<String> {
     let image = format!("{host}/postgres:1");
-    let mut push = Command::new(need("skopeo")?);
-    push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
-    push.arg(format!("oci:{}:latest", layout.display())).arg(format!("docker://{image}"));
-    quiet(&mut push)?;
+    registry::copy(layout, &image)?;
     let quire = || {
         let mut quire = Command::new(context.quire);
         quire.arg("--store").arg(context.work.join("maker"));
         quire
     };
-    let mut pull = quire();
-    pull.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", &image]);
-    quiet(&mut pull)?;
+    registry::pull_with_index(quire(), &image)?;
     for (_, trace, user, arguments) in PROGRAMS {
         let mut traced = quire();
         traced.args(["--quiet", "trace", "--as", trace, "--user", user, "--runtime"]);
         quiet(traced.arg(runtime).arg(&image).args(arguments))?;
     }
-    let made = quiet(quire().args(["index", "--json", "--push", &image, &image]))?;
-    let made: serde_json::Value = serde_json::from_str(&made)?;
-    let sent = made["pushed"]["sent"].as_u64().context("the index was not pushed")?;
+    let sent = registry::push_index(quire(), &image)?;
     context.set_aside("maker")?;
-    Ok(format!("the index, its image and the traces have {sent} bytes in the registry"))
+    Ok(format!(
+        "the index, its image, the recipes and the traces have {sent} bytes in the registry"
+    ))
 }

@@ -22,6 +22,7 @@ mod proxy;
 mod pull;
 mod push;
 mod read;
+mod registry;
 mod removal;
 mod report;
 mod run;

@@ -1,6 +1,5 @@
 //! The next version of an image whose predecessor is here, by the recipes of its index, and as a whole.
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,11 +7,12 @@ use anyhow::{Context as _, Result, bail};
 
 use super::measure::{Contestant, Memory, Pace, Rules, measure};
 use super::proxy::{Distance, Proxy};
-use super::report::{Report, Sizes, Table, Unit, ratio};
+use super::registry;
+use super::report::{Report, Table, ratio};
 use crate::Context;
 use rig::Skipped;
 use rig::inputs::pairs::{self, Version};
-use rig::process::{need, quiet};
+use rig::process::quiet;
 use rig::tools;
 use testing::daemon::{Daemon, PROGRAM};
 
@@ -59,19 +59,19 @@ impl Way {
 
 fn quire(context: &Context<'_>, store: &str) -> Command {
     let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(context.work.join(store)).arg("--quiet");
+    quire.arg("--store").arg(context.work.join(store));
     quire
 }
 
 fn pull(context: &Context<'_>, image: &str) -> Command {
     let mut pull = quire(context, "store");
-    pull.args(["pull", image, "it"]);
+    pull.args(["--quiet", "pull", image, "it"]);
     pull
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
     let postgres = ["postgresql-15", "postgresql"];
     let [one, two] = pairs::make(context.cache, "postgresql", &postgres, false)?;
     let minor = format!("PostgreSQL {} to {}", one.version, two.version);
@@ -82,13 +82,13 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     ];
     let (mut tables, mut findings, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (pair, title, versions) in &pairs {
-        let index = publish(context, &registry.host, pair, versions)?;
+        let index = publish(context, &daemon.host, pair, versions)?;
         findings.push(format!("{title}: {index}"));
-        let proxy = Proxy::to(&registry.host)?;
+        let proxy = Proxy::to(&daemon.host)?;
         let mut fetched = Vec::new();
         for way in WAYS {
             context.set_aside("store")?;
-            quiet(&mut pull(context, &way.image(&registry.host, pair, 1)))?;
+            quiet(&mut pull(context, &way.image(&daemon.host, pair, 1)))?;
             quiet(&mut pull(context, &way.image(&proxy.host, pair, 2)))?;
             let traffic = (proxy.received(), proxy.requests());
             fetched.push(traffic.0);
@@ -101,11 +101,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             share(fetched[2])
         ));
         for (place, distance) in PROFILES {
-            let proxy = Proxy::far(&registry.host, distance)?;
+            let proxy = Proxy::far(&daemon.host, distance)?;
             let title = format!("{title}, {place}");
             let mut contestants = Vec::new();
             for way in WAYS {
-                let (near, far) = (&registry.host, &proxy.host);
+                let (near, far) = (&daemon.host, &proxy.host);
                 let commands = move || Ok(vec![pull(context, &way.image(far, pair, 2))]);
                 contestants.push(Contestant::new(way.name(), commands).before(move || {
                     context.set_aside("store")?;
@@ -127,23 +127,6 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             tables.push(Table { title, memory, runs, outcomes });
         }
     }
-    let column = |of: fn(&(u64, u64)) -> u64| {
-        rows.iter().map(|(name, traffic)| (name.clone(), vec![of(traffic)])).collect()
-    };
-    let sizes = vec![
-        Sizes {
-            title: String::from("Bytes from the registry, with HTTP's own"),
-            unit: Unit::Megabytes,
-            columns: vec!["fetched"],
-            rows: column(|it| it.0),
-        },
-        Sizes {
-            title: String::from("Requests to the registry"),
-            unit: Unit::Times,
-            columns: vec!["requests"],
-            rows: column(|it| it.1),
-        },
-    ];
     Ok(Report {
         name: "updates",
         about: String::from(
@@ -155,7 +138,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              The eStargz layers are those of `crane optimize`, for both versions.",
         ),
         tables,
-        sizes,
+        sizes: registry::traffic(&rows),
         findings,
     })
 }
@@ -170,7 +153,7 @@ fn publish(
     let crane = tools::crane(context.cache)?;
     for (number, version) in (1..).zip(versions) {
         for way in [Way::Whole, Way::Index] {
-            copy(&version.layout, &way.image(host, pair, number))?;
+            registry::copy(&version.layout, &way.image(host, pair, number))?;
         }
         let [plain, chunked] = [Way::Whole, Way::Chunked].map(|it| it.image(host, pair, number));
         quiet(Command::new(&crane).args(["optimize", &plain, &chunked]))?;
@@ -180,20 +163,8 @@ fn publish(
         }
     }
     let image = Way::Index.image(host, pair, 2);
-    let mut pull = quire(context, "maker");
-    quiet(pull.args(["pull", "--form", "tar", "--keep-layers", "--index", &image]))?;
-    let mut index = Command::new(context.quire);
-    index.arg("--store").arg(context.work.join("maker"));
-    let made = quiet(index.args(["index", "--json", "--push", &image, &image]))?;
-    let made: serde_json::Value = serde_json::from_str(&made)?;
-    let sent = made["pushed"]["sent"].as_u64().context("the index was not pushed")?;
+    registry::pull_with_index(quire(context, "maker"), &image)?;
+    let sent = registry::push_index(quire(context, "maker"), &image)?;
     context.set_aside("maker")?;
     Ok(format!("the index, its image and its recipes have {sent} bytes in the registry"))
-}
-
-fn copy(layout: &Path, image: &str) -> Result<()> {
-    let mut push = Command::new(need("skopeo")?);
-    push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
-    push.arg(format!("oci:{}:latest", layout.display())).arg(format!("docker://{image}"));
-    quiet(&mut push).map(drop)
 }

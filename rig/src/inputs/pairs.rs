@@ -65,12 +65,7 @@ pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Resu
         let mirror = apt::security()?;
         version(&base, packages, &mirror, &draft.join("2"))
     })?;
-    let open = |number: &str| -> Result<Version> {
-        let dir = dir.join(number);
-        let version = fs::read_to_string(dir.join("version"))?.trim().to_owned();
-        Ok(Version { version, layout: dir.join("layout"), tree: dir.join("tree") })
-    };
-    Ok([open("1")?, open("2")?])
+    open(&dir)
 }
 
 /// Debian with usual packages, as one layer: its last point release, and the same with all that its security team has fixed
@@ -87,12 +82,17 @@ pub fn release(cache: &Cache, refresh: bool) -> Result<[Version; 2]> {
         }
         Ok(())
     })?;
-    let open = |number: &str| -> Result<Version> {
+    open(&dir)
+}
+
+/// The versions that were made in a folder.
+fn open(dir: &Path) -> Result<[Version; 2]> {
+    let version = |number: &str| -> Result<Version> {
         let dir = dir.join(number);
         let version = fs::read_to_string(dir.join("version"))?.trim().to_owned();
         Ok(Version { version, layout: dir.join("layout"), tree: dir.join("tree") })
     };
-    Ok([open("1")?, open("2")?])
+    Ok([version("1")?, version("2")?])
 }
 
 /// $1 the base, $2 the layer's tar, $3 the tree. Deletions are done as they are written down; a new folder is called opaque
