@@ -315,9 +315,7 @@ impl Store {
         let mut devices = Vec::with_capacity(table.uses.len());
         for used in &table.uses {
             let device = used.device.ok_or(OpenImageError::Foreign(*id))?;
-            let opened = self.devices.open(&device, used.bytes);
-            let (file, _) = match opened {
-                Ok(opened) => opened,
+            let opened = match self.devices.open(&device, used.bytes) {
                 Err(LookupError::Data(DataError::Absent(_)))
                     if self.sparse.file(&device).is_some() =>
                 {
@@ -325,6 +323,14 @@ impl Store {
                     devices.push(lent(*id, device, used.bytes, lender)?);
                     continue;
                 }
+                // It may have become complete, and moved, between the two looks.
+                Err(LookupError::Data(DataError::Absent(_))) => {
+                    self.devices.open(&device, used.bytes)
+                }
+                opened => opened,
+            };
+            let (file, _) = match opened {
+                Ok(opened) => opened,
                 Err(source) => {
                     let source = Box::new(source);
                     return Err(OpenImageError::Device { image: *id, source });

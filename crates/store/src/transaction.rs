@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use image::verity::{self, Algorithm, DeviceId, ImageId, ObjectId};
 use rustix::io::Errno;
 
-use crate::disk::{DiskError, NewFile};
+use crate::disk::{Directory, DiskError, NewFile};
 use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
 use crate::shelf::item::StoreItem;
@@ -504,12 +504,21 @@ impl<'s> Transaction<'s> {
 
     /// Turns fs-verity on for a file that is written.
     fn seal(&self, number: u64, what: &'static str) -> Result<(), DraftError> {
+        self.seal_in(&self.work.directory, &number.to_string(), what)
+    }
+
+    /// The same for a file of another directory.
+    fn seal_in(
+        &self,
+        directory: &Directory,
+        name: &str,
+        what: &'static str,
+    ) -> Result<(), DraftError> {
         if self.verity.load(Ordering::Relaxed) == NO {
             return Ok(());
         }
-        let name = number.to_string();
-        let opened = self.work.directory.read(&name).and_then(|it| {
-            it.ok_or_else(|| self.work.directory.failed("open", &name, Errno::NOENT))
+        let opened = directory.read(name).and_then(|it| {
+            it.ok_or_else(|| directory.failed("open", name, Errno::NOENT))
         });
         let (file, _) = opened.map_err(|source| self.write_failed(what, source))?;
         let algorithm = match self.store.algorithm() {

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::verity::{Algorithm, DeviceId, Hasher};
 use rustix::fs::{Mode, Stat};
@@ -152,6 +153,9 @@ pub enum SparseError {
     /// The name now belongs to another file, or to none.
     #[error("sparse device {0} was removed or replaced while it was filled")]
     Replaced(DeviceId),
+    /// The caller cancelled.
+    #[error("interrupted")]
+    Cancelled,
     /// A write beyond the end of the device.
     #[error("cannot write up to byte {end} of sparse device {device}: it has {bytes} bytes")]
     Outside {
@@ -350,6 +354,16 @@ impl SparseShelf {
         }
     }
 
+    /// Condemns a device that is sealed: it turned out to be another than its users were told. The store's lock is held.
+    pub(crate) fn condemn(&self, id: &DeviceId) -> Result<(), SparseError> {
+        let Some(sparse) = self.directory.get()? else { return Ok(()) };
+        let Some(file) = sparse.placed(&SparseFile::Device(*id).file_name())? else {
+            return Ok(());
+        };
+        let info = Self::info(sparse, id, &file.stat()?)?;
+        self.note(id, &file, (info.bytes, SparseState::Condemned))
+    }
+
     /// Says how far the device is whose file this is: it has to have the name still. The store's lock is held.
     pub(crate) fn note(
         &self,
@@ -456,9 +470,12 @@ impl SparseShelf {
             SparseState::Condemned => return Ok(Some("it is condemned".to_owned())),
             SparseState::Sealed => {}
         }
-        Ok(match fault::found(hash(&file))? {
-            Ok(actual) if actual == *id => None,
-            Ok(actual) => Some(format!("its bytes are those of {actual}")),
+        let hashed = hash(&file, &AtomicBool::new(false));
+        Ok(match fault::found(hashed)? {
+            Ok(Some(actual)) if actual == *id => None,
+            // Nobody cancels it.
+            Ok(None) => None,
+            Ok(Some(actual)) => Some(format!("its bytes are those of {actual}")),
             Err(why) => Some(why),
         })
     }
@@ -536,12 +553,13 @@ fn encode(id: &DeviceId, bytes: u64, state: SparseState) -> Vec<u8> {
     record::encode(&Raw { device: id.to_string(), bytes, state })
 }
 
-pub(crate) fn hash(file: &File) -> io::Result<DeviceId> {
+/// `None` if `cancel` is set meanwhile.
+pub(crate) fn hash(file: &File, cancel: &AtomicBool) -> io::Result<Option<DeviceId>> {
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let (mut buffer, mut at) = (vec![0; 1 << 20], 0);
-    loop {
+    while !cancel.load(Ordering::Relaxed) {
         match file.read_at(&mut buffer, at) {
-            Ok(0) => return Ok(DeviceId::new(hasher.finish())),
+            Ok(0) => return Ok(Some(DeviceId::new(hasher.finish()))),
             Ok(read) => {
                 hasher.update(&buffer[..read]);
                 at += read as u64;
@@ -550,4 +568,5 @@ pub(crate) fn hash(file: &File) -> io::Result<DeviceId> {
             Err(error) => return Err(error),
         }
     }
+    Ok(None)
 }

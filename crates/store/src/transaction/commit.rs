@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use image::verity::ObjectId;
 use kernel::seal::{SealError, set_immutable};
 
-use super::data::Data;
+use super::data::{Data, MadeFile};
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::meta::Sealing;
@@ -138,7 +138,11 @@ impl Transaction<'_> {
         files.extend(state.objects.values().filter_map(Found::number));
         for data in state.data.values() {
             if let Data::Here(made) = data {
-                files.extend([made.device, made.index_file]);
+                files.push(made.index_file);
+                // A sealed one was synced before it was sealed.
+                if let MadeFile::Own(number) = made.device {
+                    files.push(number);
+                }
             }
         }
         files.extend(state.users.values().filter_map(Found::number));

@@ -10,12 +10,13 @@ use rustix::io::Errno;
 use super::device::{self, DeviceDraft};
 use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
-use crate::disk::DiskError;
+use crate::disk::{DiskError, Renamed};
 use crate::shelf::devices::{
     self, DeviceKind, Index, ObjectReader, StoredDevice, StoredObject, Where,
 };
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::LookupError;
+use crate::shelf::sparse::{SparseFile, SparseState};
 use crate::store::mode_of;
 
 /// A device that an import has made or relies on.
@@ -30,9 +31,18 @@ pub(super) enum Data {
 /// A device that was made, and its index.
 #[derive(Debug)]
 pub(super) struct Made {
-    pub(super) device: u64,
+    pub(super) device: MadeFile,
     pub(super) index_file: u64,
     index: Arc<Index>,
+}
+
+/// Where the file of a device is until the commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MadeFile {
+    /// In the import's own directory, under this number.
+    Own(u64),
+    /// It is a sealed one in `sparse/`.
+    Sparse,
 }
 
 impl State {
@@ -52,6 +62,24 @@ impl Transaction<'_> {
     /// [`DraftError`] when its file cannot be made, or the store uses SHA-512.
     pub fn device(&self, kind: DeviceKind) -> Result<DeviceDraft<'_>, DraftError> {
         DeviceDraft::new(self, kind)
+    }
+
+    /// Reads a sealed device of `sparse/`: its bytes, and objects, come in order as for a device that is made. The commit moves
+    /// it to the devices that are here as a whole. `None` if there is no such device, or it is not sealed.
+    ///
+    /// # Errors
+    /// [`DraftError`] when it cannot be read, or the store uses SHA-512.
+    pub fn sealed_device(&self, id: &DeviceId) -> Result<Option<DeviceDraft<'_>>, DraftError> {
+        let found = self.store.sparse.open(id).map_err(|source| {
+            self.fail();
+            DraftError::Sparse { source: Box::new(source) }
+        })?;
+        match found {
+            Some((file, info)) if info.state == SparseState::Sealed => {
+                DeviceDraft::sealed(self, *id, file).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Whether the store, or this import, has this device with its index. If so, the device and its objects are
@@ -145,7 +173,7 @@ impl Transaction<'_> {
                     Some(Data::Here(made)) => (made.device, Arc::clone(&made.index)),
                     _ => return Ok(None),
                 };
-                Ok(Some((self.read_back(made.0)?, made.1)))
+                Ok(Some((self.made_file(device, made.0)?, made.1)))
             };
             return self.store.stored_pieces(stored, &made);
         }
@@ -154,7 +182,8 @@ impl Transaction<'_> {
             _ => None,
         };
         let Some((device, index)) = made else { return self.store.stored_object(stored) };
-        let reader = devices::open_made(&index, stored, self.read_back(device)?);
+        let file = self.made_file(&stored.device, device)?;
+        let reader = devices::open_made(&index, stored, file);
         reader.ok_or(LookupError::NoObject(stored.object))
     }
 
@@ -199,11 +228,22 @@ impl Transaction<'_> {
 
     /// A device that this import has made.
     pub(super) fn made_device(&self, device: &DeviceId) -> Result<Option<File>, DiskError> {
-        let number = match self.state().data.get(device) {
+        let made = match self.state().data.get(device) {
             Some(Data::Here(made)) => made.device,
             _ => return Ok(None),
         };
-        self.read_back(number).map(Some)
+        self.made_file(device, made).map(Some)
+    }
+
+    fn made_file(&self, device: &DeviceId, made: MadeFile) -> Result<File, DiskError> {
+        match made {
+            MadeFile::Own(number) => self.read_back(number),
+            MadeFile::Sparse => {
+                let sparse = self.store.sparse.directory.there()?;
+                let (name, found) = (devices::device_name(device), self.store.sparse.file(device));
+                found.map(|it| it.0).ok_or_else(|| sparse.failed("open", &name, Errno::NOENT))
+            }
+        }
     }
 
     /// A file of the import's own directory, for reading.
@@ -222,10 +262,10 @@ impl Transaction<'_> {
         DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
     }
 
-    /// Takes a device whose file is written; its index is written here.
+    /// Takes a device whose file is written; without one, it is a sealed one of `sparse/`. Its index is written here.
     pub(crate) fn finish_device(
         &self,
-        scrap: Scrap<'_>,
+        scrap: Option<Scrap<'_>>,
         device: StoredDevice,
         encoded: &[u8],
     ) -> Result<(), DraftError> {
@@ -249,9 +289,19 @@ impl Transaction<'_> {
         let data = match there {
             Some(there) if there.has_all_of(&index) => Data::Store,
             _ => {
-                self.seal(scrap.number(), device::WHAT)?;
-                let (device_file, index_file) = (scrap.keep(), index_scrap.keep());
-                Data::Here(Made { device: device_file, index_file, index: Arc::new(index) })
+                let file = match scrap {
+                    Some(scrap) => {
+                        self.seal(scrap.number(), device::WHAT)?;
+                        MadeFile::Own(scrap.keep())
+                    }
+                    None => {
+                        let sparse = self.store.sparse.directory.there().map_err(disk)?;
+                        self.seal_in(sparse, &devices::device_name(&device.id), device::WHAT)?;
+                        MadeFile::Sparse
+                    }
+                };
+                let index_file = index_scrap.keep();
+                Data::Here(Made { device: file, index_file, index: Arc::new(index) })
             }
         };
         self.state().data.insert(device.id, data);
@@ -282,13 +332,23 @@ impl Transaction<'_> {
         for (id, made) in &made {
             let name = devices::device_name(id);
             let there = directory.stat(&name)?;
-            if there.is_none() {
-                self.place(made.device, Found::Here(made.device), directory, &name)?;
-            } else if self.lacks_objects(id)? {
-                tracing::debug!(name, "replacing a device that lacks objects");
-                self.replace(made.device, directory, &name)?;
-            } else {
-                self.place(made.device, Found::Better(made.device), directory, &name)?;
+            match made.device {
+                // The same file, which mounts may have open. One that is there already is as good, but for its index.
+                MadeFile::Sparse => {
+                    let sparse = self.store.sparse.directory.there()?;
+                    let (Renamed::Now | Renamed::Taken) =
+                        sparse.rename_new(&name, directory, &name)?;
+                }
+                MadeFile::Own(number) if there.is_none() => {
+                    self.place(number, Found::Here(number), directory, &name)?;
+                }
+                MadeFile::Own(number) if self.lacks_objects(id)? => {
+                    tracing::debug!(name, "replacing a device that lacks objects");
+                    self.replace(number, directory, &name)?;
+                }
+                MadeFile::Own(number) => {
+                    self.place(number, Found::Better(number), directory, &name)?;
+                }
             }
             sealer.seal(directory, &name);
         }
@@ -300,6 +360,13 @@ impl Transaction<'_> {
         }
         if !made.is_empty() {
             directory.sync()?;
+        }
+        let moved = made.iter().filter(|(_, made)| made.device == MadeFile::Sparse);
+        // Of one that was there already, the sparse one stays with its state: `gc` removes both.
+        let moved = moved.filter(|(id, _)| self.store.sparse.file(id).is_none());
+        let states: Vec<_> = moved.map(|(id, _)| SparseFile::State(**id)).collect();
+        if !states.is_empty() {
+            self.store.sparse.remove(&states)?;
         }
         self.store.devices.forget_indexes();
         Ok(())

@@ -1,10 +1,10 @@
-//! Devices that an import makes.
+//! Devices that an import makes, or reads in a sealed one.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-use image::verity::{Algorithm, Hasher, ObjectId};
+use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 
 use super::Transaction;
 use super::draft::{DraftError, Scrap};
@@ -26,9 +26,8 @@ pub struct DeviceDraft<'t> {
     transaction: &'t Transaction<'t>,
     kind: DeviceKind,
     layer: Option<Digest>,
-    scrap: Scrap<'t>,
-    file: NewFile,
-    /// The same file, to read back.
+    target: Target<'t>,
+    /// The file, to read back.
     written: File,
     hasher: Hasher,
     gathered: Vec<u8>,
@@ -37,35 +36,58 @@ pub struct DeviceDraft<'t> {
     failed: Option<io::Error>,
 }
 
+/// Where the bytes of an unfinished device go.
+#[derive(Debug)]
+enum Target<'t> {
+    New {
+        scrap: Scrap<'t>,
+        file: NewFile,
+    },
+    /// They are there already.
+    Sealed(DeviceId),
+}
+
 impl<'t> DeviceDraft<'t> {
     pub(crate) fn new(
         transaction: &'t Transaction<'t>,
         kind: DeviceKind,
     ) -> Result<Self, DraftError> {
+        let disk = |source| transaction.write_failed(WHAT, source);
+        let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
+        let written = transaction.read_back(scrap.number()).map_err(disk)?;
+        Self::of(transaction, kind, Target::New { scrap, file }, written)
+    }
+
+    /// Of a sealed device, whose file is `written`.
+    pub(super) fn sealed(
+        transaction: &'t Transaction<'t>,
+        id: DeviceId,
+        written: File,
+    ) -> Result<Self, DraftError> {
+        Self::of(transaction, DeviceKind::Tar, Target::Sealed(id), written)
+    }
+
+    fn of(
+        transaction: &'t Transaction<'t>,
+        kind: DeviceKind,
+        target: Target<'t>,
+        written: File,
+    ) -> Result<Self, DraftError> {
         let algorithm = transaction.store().algorithm();
         if algorithm != Algorithm::Sha256 {
             return Err(DraftError::NoDevices(algorithm));
         }
-        let disk = |source| transaction.write_failed(WHAT, source);
-        let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
-        let written = transaction.read_back(scrap.number()).map_err(disk)?;
-        let index = Builder::default();
-        let hasher = Hasher::new(algorithm);
-        let gathered = Vec::with_capacity(BUFFER);
-        let (layer, failed) = (None, None);
-        let draft = Self {
+        Ok(Self {
             transaction,
             kind,
-            layer,
-            scrap,
-            file,
+            layer: None,
+            target,
             written,
-            hasher,
-            gathered,
-            index,
-            failed,
-        };
-        Ok(draft)
+            hasher: Hasher::new(algorithm),
+            gathered: Vec::with_capacity(BUFFER),
+            index: Builder::default(),
+            failed: None,
+        })
     }
 
     /// Number of bytes so far: the offset of the next one.
@@ -170,7 +192,9 @@ impl<'t> DeviceDraft<'t> {
     }
 
     fn flush_gathered(&mut self) -> Result<(), DiskError> {
-        self.file.write_all(&self.gathered)?;
+        if let Target::New { file, .. } = &mut self.target {
+            file.write_all(&self.gathered)?;
+        }
         self.hasher.update(&self.gathered);
         self.gathered.clear();
         Ok(())
@@ -189,7 +213,7 @@ impl<'t> DeviceDraft<'t> {
         taken.map_err(|source| transaction.write_failed(WHAT, source))?;
         let flushed = self.flush_gathered();
         flushed.map_err(|source| transaction.write_failed(WHAT, source))?;
-        let Self { kind, layer, scrap, file, hasher, index, failed, .. } = self;
+        let Self { kind, layer, target, hasher, index, failed, .. } = self;
         let bytes = hasher.size();
         let id = hasher.finish();
         if (kind == DeviceKind::Tar) != layer.is_some() {
@@ -204,10 +228,23 @@ impl<'t> DeviceDraft<'t> {
             transaction.fail();
             DraftError::Index { source }
         })?;
-        drop(file);
         drop(self.written);
         let device = StoredDevice { id: id.into(), bytes, kind };
-        transaction.finish_device(scrap, device, &encoded)?;
+        match target {
+            Target::New { scrap, file } => {
+                drop(file);
+                transaction.finish_device(Some(scrap), device, &encoded)?;
+            }
+            // The same digest: the same bytes.
+            Target::Sealed(expected) if expected == device.id => {
+                transaction.finish_device(None, device, &encoded)?;
+            }
+            Target::Sealed(expected) => {
+                transaction.fail();
+                let (expected, actual) = (Box::new(expected), Box::new(device.id));
+                return Err(DraftError::OtherDevice { expected, actual });
+            }
+        }
         Ok(device)
     }
 }

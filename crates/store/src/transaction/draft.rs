@@ -2,7 +2,7 @@
 
 use std::io;
 
-use image::verity::{Algorithm, Hasher, ImageId, ObjectId, VerityDigest};
+use image::verity::{Algorithm, DeviceId, Hasher, ImageId, ObjectId, VerityDigest};
 
 use super::Transaction;
 use crate::disk::{DiskError, NewFile};
@@ -42,6 +42,14 @@ pub enum DraftError {
     Layer {
         /// Kind of the device.
         kind: DeviceKind,
+    },
+    /// The bytes and objects that were given make another device than the sealed one.
+    #[error("the layer and its files make device {actual}, not {expected}")]
+    OtherDevice {
+        /// The sealed device.
+        expected: Box<DeviceId>,
+        /// The device that they make.
+        actual: Box<DeviceId>,
     },
     /// The index of a device could not be made.
     #[error("cannot make the index of a device")]

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::AtomicBool;
 
 use image::verity::{Algorithm, DeviceId};
 
@@ -59,6 +60,17 @@ impl Store {
         let _lock = self.lock_shared()?;
         let adopted = self.sparse.adopt(id, file)?;
         Ok(adopted.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
+    }
+
+    /// Condemns a sealed sparse device: its bytes are those of its id, and images were told that they are those of a layer,
+    /// which they are not. Nothing changes if it is gone.
+    ///
+    /// # Errors
+    /// [`SparseError`] when that cannot be noted.
+    pub fn condemn_sparse(&self, id: &DeviceId) -> Result<(), SparseError> {
+        self.may_fill()?;
+        let _lock = self.lock_shared()?;
+        self.sparse.condemn(id)
     }
 
     pub(super) fn may_fill(&self) -> Result<(), SparseError> {
@@ -136,8 +148,17 @@ impl SparseFill<'_> {
     /// # Errors
     /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or an error of the disk.
     pub fn seal(self) -> Result<(), SparseError> {
-        let hashed = sparse::hash(self.file());
+        self.seal_unless(&AtomicBool::new(false))
+    }
+
+    /// As [`seal`](Self::seal). If `cancel` is set meanwhile, the device stays as it is.
+    ///
+    /// # Errors
+    /// Those of [`seal`](Self::seal), and [`SparseError::Cancelled`].
+    pub fn seal_unless(self, cancel: &AtomicBool) -> Result<(), SparseError> {
+        let hashed = sparse::hash(self.file(), cancel);
         let actual = hashed.map_err(|error| self.file.failed("read", error))?;
+        let actual = actual.ok_or(SparseError::Cancelled)?;
         if actual != self.id {
             self.note(SparseState::Condemned)?;
             let (expected, actual) = (Box::new(self.id), Box::new(actual));
