@@ -517,9 +517,9 @@ impl<'s> Transaction<'s> {
         if self.verity.load(Ordering::Relaxed) == NO {
             return Ok(());
         }
-        let opened = directory.read(name).and_then(|it| {
-            it.ok_or_else(|| directory.failed("open", name, Errno::NOENT))
-        });
+        let opened = directory
+            .read(name)
+            .and_then(|it| it.ok_or_else(|| directory.failed("open", name, Errno::NOENT)));
         let (file, _) = opened.map_err(|source| self.write_failed(what, source))?;
         let algorithm = match self.store.algorithm() {
             Algorithm::Sha256 => kernel::verity::Algorithm::Sha256,

@@ -354,16 +354,6 @@ impl SparseShelf {
         }
     }
 
-    /// Condemns a device that is sealed: it turned out to be another than its users were told. The store's lock is held.
-    pub(crate) fn condemn(&self, id: &DeviceId) -> Result<(), SparseError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(()) };
-        let Some(file) = sparse.placed(&SparseFile::Device(*id).file_name())? else {
-            return Ok(());
-        };
-        let info = Self::info(sparse, id, &file.stat()?)?;
-        self.note(id, &file, (info.bytes, SparseState::Condemned))
-    }
-
     /// Says how far the device is whose file this is: it has to have the name still. The store's lock is held.
     pub(crate) fn note(
         &self,

@@ -62,17 +62,6 @@ impl Store {
         Ok(adopted.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
     }
 
-    /// Condemns a sealed sparse device: its bytes are those of its id, and images were told that they are those of a layer,
-    /// which they are not. Nothing changes if it is gone.
-    ///
-    /// # Errors
-    /// [`SparseError`] when that cannot be noted.
-    pub fn condemn_sparse(&self, id: &DeviceId) -> Result<(), SparseError> {
-        self.may_fill()?;
-        let _lock = self.lock_shared()?;
-        self.sparse.condemn(id)
-    }
-
     pub(super) fn may_fill(&self) -> Result<(), SparseError> {
         match self.is_writable() {
             true => Ok(()),

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use image::digest::Digest;
+use image::verity::DeviceId;
 use oci::manifest::Descriptor;
 
 pub use keep::KeepError;
@@ -116,6 +117,8 @@ impl Toc {
 pub struct Tar<'a> {
     /// The tar, uncompressed.
     pub reader: Box<dyn Read + Send + 'a>,
+    /// The sealed device of the store that begins with the tar, if there is one: it becomes the device of the layer.
+    pub sealed: Option<DeviceId>,
     /// Bytes of the blob that are not downloaded.
     pub skipped: u64,
     /// Bytes of the blob that were downloaded so far.

@@ -34,7 +34,7 @@ pub(super) fn tar<'p>(plan: &'p Plan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
         buffer: Vec::new(),
         fetched: Arc::clone(&fetched),
     };
-    Tar { reader: Box::new(assembly), skipped, fetched }
+    Tar { reader: Box::new(assembly), sealed: None, skipped, fetched }
 }
 
 /// What is being passed on.

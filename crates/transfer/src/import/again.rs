@@ -85,6 +85,7 @@ impl Job<'_> {
             media_type: &blob.media_type,
             diff_id: Some(diff_id),
             tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
+            sealed: None,
         };
         match self.unpack(reader, &wanted, shared, &|_| {}) {
             Ok(mut gathered) => {

@@ -8,7 +8,7 @@ use image::layer::{Layer, LayerError};
 use image::tar::recipe::{ObjectPositions, Skeleton};
 use image::tar::{Entry, Event, Kind, Reader, TarError};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
-use image::verity::{Algorithm, Hasher, ObjectId};
+use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader};
@@ -130,6 +130,8 @@ pub(super) struct Wanted<'a> {
     pub(super) diff_id: Option<&'a Digest>,
     /// The source is no blob, but the tar that is in this one.
     pub(super) tar_of: Option<Claimed>,
+    /// The sealed device that has the tar.
+    pub(super) sealed: Option<DeviceId>,
 }
 
 impl Wanted<'_> {
@@ -147,9 +149,14 @@ pub(super) fn unpack<'t>(
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Gathered<'t>, LayerFailure> {
     let decoder = decoder(source, wanted, shared, progress)?;
-    let copy = match shared.keep {
-        Keep::Object => None,
-        Keep::InTar => Some(shared.target.device(DeviceKind::Tar).map_err(LayerFailure::Data)?),
+    let copy = match (shared.keep, &wanted.sealed) {
+        (Keep::Object, _) => None,
+        (Keep::InTar, sealed) => {
+            let find = |id| shared.target.sealed_device(id).map_err(LayerFailure::Data);
+            let found = sealed.as_ref().map(find).transpose()?.flatten();
+            let make = || shared.target.device(DeviceKind::Tar).map_err(LayerFailure::Data);
+            Some(found.map_or_else(make, Ok)?)
+        }
     };
     let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
     let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;

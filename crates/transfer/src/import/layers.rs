@@ -417,6 +417,7 @@ impl Job<'_> {
             media_type: &source.media_type,
             diff_id: source.diff_id.as_ref(),
             tar_of: None,
+            sealed: None,
         };
         // An index is made of the whole blob.
         if !lacks_index
@@ -472,7 +473,8 @@ impl Job<'_> {
         if wanted.diff_id.is_none() || wanted.media_type.is_empty() {
             return Ok(None);
         }
-        let Some(Tar { reader, skipped, fetched }) = blob.open_tar()? else { return Ok(None) };
+        let Some(tar) = blob.open_tar()? else { return Ok(None) };
+        let Tar { reader, sealed, skipped, fetched } = tar;
         progress(Event::Skipped { layer: at, bytes: skipped });
         let told = AtomicU64::new(0);
         let read = |_| {
@@ -480,7 +482,8 @@ impl Job<'_> {
             let bytes = now.saturating_sub(told.swap(now, Ordering::Relaxed));
             progress(Event::Read { layer: at, bytes });
         };
-        let wanted = Wanted { tar_of: Some(Claimed { digest: *digest, size }), ..*wanted };
+        let tar_of = Some(Claimed { digest: *digest, size });
+        let wanted = Wanted { tar_of, sealed, ..*wanted };
         match self.take(reader, &wanted, here, shared, &read) {
             Ok(gathered) => Ok(Some(gathered)),
             Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),

@@ -6,6 +6,8 @@
 //! bytes. Nothing is visible before every digest was compared.
 
 mod again;
+#[cfg(feature = "registry")]
+mod complete;
 mod convert;
 mod copy;
 mod decode;
@@ -39,6 +41,8 @@ use image::tree::Tree;
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
+#[cfg(feature = "registry")]
+pub use complete::{CompleteError, Completed, complete};
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::{ImportError, LayersMismatch};

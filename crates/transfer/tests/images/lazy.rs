@@ -1,15 +1,18 @@
 //! Images that are published before their devices are here.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Cursor, Read};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Mutex;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::source::{Choice, Source};
 use quire_transfer::StoredImage;
-use quire_transfer::import::{ImportWishes, import};
+use quire_transfer::import::{Completed, ImportWishes, complete, import};
 use quire_transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, LazyPublishError, publish};
 use store::{
     Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Seconds, Store,
@@ -35,6 +38,26 @@ struct Offered {
     id: ImageId,
     documents: StoredImage,
     indexes: Vec<LayerIndex>,
+    /// What the registry has of its layers.
+    blobs: Memory,
+    /// The bytes of each device.
+    devices: Vec<Vec<u8>>,
+}
+
+/// Blobs, of which some may be gone.
+#[derive(Default)]
+struct Memory {
+    blobs: BTreeMap<Digest, Vec<u8>>,
+    asked: Mutex<Vec<Digest>>,
+}
+
+impl BlobSource for Memory {
+    fn blob(&self, digest: &Digest, _: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        self.asked.lock().unwrap().push(*digest);
+        let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        let blob = self.blobs.get(digest).map_or(&[][..], |it| &it[start..end]);
+        Box::new(Cursor::new(blob.to_vec()))
+    }
 }
 
 impl Offered {
@@ -70,8 +93,35 @@ impl Offered {
             indexes.push(LayerIndex::new(&indexed, &Blobs(&layout), &NEVER).unwrap());
         }
         assert_eq!((open.devices.len(), indexes.len()), (2, 2));
-        Self { image: fs::read(path).unwrap(), id: report.image, documents, indexes }
+        let blobs = documents.manifest.layers.iter();
+        let blobs = blobs.map(|it| (it.digest, fs::read(layout.blob_path(&it.digest)).unwrap()));
+        let blobs = Memory { blobs: blobs.collect(), ..Memory::default() };
+        let bytes = |it: &LayerIndex| {
+            fs::read(home.path("store").join("data").join(it.head.device.to_string())).unwrap()
+        };
+        let devices = indexes.iter().map(bytes).collect();
+        Self {
+            image: fs::read(path).unwrap(),
+            id: report.image,
+            documents,
+            indexes,
+            blobs,
+            devices,
+        }
     }
+
+    /// Fills a device, and seals it.
+    fn fill(&self, store: &Store, at: usize) {
+        let filling = store.fill_sparse(&self.indexes[at].head.device).unwrap().unwrap();
+        filling.write_at(&self.devices[at], 0).unwrap();
+        filling.seal().unwrap();
+    }
+
+    fn complete(&self, home: &Home) -> Completed {
+        let (manifest, surroundings) = (&self.documents.digest, home.surroundings());
+        complete(&home.store, &self.id, manifest, &self.blobs, &surroundings).unwrap()
+    }
+
     fn publish(&self, store: &Store) -> Result<Vec<DeviceId>, LazyPublishError> {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, .. } = &self.documents;
         let origin = Origin { manifest: Some(*digest), repository: Some("r.example/one".into()) };
@@ -88,7 +138,7 @@ impl Offered {
         publish(store, &lazy).map(|it| it.lazy)
     }
 
-    fn devices(&self) -> Vec<DeviceId> {
+    fn device_ids(&self) -> Vec<DeviceId> {
         self.indexes.iter().map(|it| it.head.device).collect()
     }
 }
@@ -109,8 +159,8 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     let offered = Offered::new(&Home::new());
     let home = Home::new();
     let store = &home.store;
-    assert_eq!(offered.publish(store).unwrap(), offered.devices());
-    for (device, index) in offered.devices().iter().zip(&offered.indexes) {
+    assert_eq!(offered.publish(store).unwrap(), offered.device_ids());
+    for (device, index) in offered.device_ids().iter().zip(&offered.indexes) {
         assert!(LayerIndex::load(store, device).unwrap().unwrap() == *index);
         assert_eq!(store.sparse.stat(device).unwrap().unwrap().bytes, index.head.device_bytes);
     }
@@ -123,7 +173,7 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     let told = store.open_image(&offered.id).unwrap_err().to_string();
     assert!(told.contains("--lazy"), "{told}");
     // Again: all of it is there.
-    assert_eq!(offered.publish(store).unwrap(), offered.devices());
+    assert_eq!(offered.publish(store).unwrap(), offered.device_ids());
 
     assert!(store.remove_ref(&name()).unwrap().is_some());
     // A child of another test may have a device open for a moment.
@@ -171,4 +221,149 @@ fn an_image_without_all_that_fills_it_is_not_published() {
     refused(&offered, "not the one that was asked for");
     offered.image.truncate(100);
     refused(&offered, "cannot read the image");
+}
+
+#[test]
+fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
+    let offered = Offered::new(&Home::new());
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    assert_eq!(offered.complete(&home), Completed::NotYet);
+    offered.fill(store, 0);
+    assert_eq!(offered.complete(&home), Completed::NotYet);
+    offered.fill(store, 1);
+    let place = |folder: &str, id: &DeviceId| home.path("store").join(folder).join(id.to_string());
+    let inodes = |folder: &str| -> Vec<u64> {
+        let ids = offered.device_ids();
+        ids.iter().map(|id| fs::metadata(place(folder, id)).unwrap().ino()).collect()
+    };
+    let before = inodes("sparse");
+    let origins = store.downloads.origins(&offered.id).unwrap();
+
+    assert_eq!(offered.complete(&home), Completed::Same);
+    // The same files, which mounts may have open, under the names of a full import.
+    assert_eq!(inodes("data"), before);
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+    let opened = store.open_image(&offered.id).unwrap();
+    for (device, expect) in opened.devices.iter().zip(&offered.devices) {
+        let mut bytes = Vec::new();
+        (&device.file).read_to_end(&mut bytes).unwrap();
+        assert!(bytes == *expect);
+        assert!(store.sparse.stat(&device.id).unwrap().is_none());
+        assert!(!place("sparse", &device.id).with_extension("state").exists());
+        // What filled it is kept: it can be pushed.
+        assert!(LayerIndex::load(store, &device.id).unwrap().is_some());
+    }
+    assert_eq!(damage(store), []);
+    let report = store.fsck_deep(FsckOptions::default()).unwrap();
+    assert!(report.is_sound(), "{:?}", report.damage);
+    // Only the layer without a device was asked for.
+    assert_eq!(*offered.blobs.asked.lock().unwrap(), [offered.documents.manifest.layers[1].digest]);
+    assert_eq!(store.downloads.origins(&offered.id).unwrap(), origins);
+    let named = store.refs.get(&name()).unwrap().unwrap();
+    assert_eq!((named.image, named.created), (offered.id, NOW));
+    // But for the tar of the layer without files, as after a pull.
+    store.gc(NOW).unwrap();
+    assert_eq!(inodes("data"), before);
+    assert_eq!(damage(store), []);
+    // A second time there is nothing to do.
+    assert_eq!(offered.complete(&home), Completed::Same);
+
+    // Its objects are found by other imports, as after a pull.
+    for layer in offered.documents.config.diff_ids() {
+        std::io::copy(&mut store.layer_tar(layer).unwrap(), &mut std::io::sink()).unwrap();
+    }
+}
+
+/// Puts other bytes of the same length in the place of the only ones that are these.
+fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
+    let places: Vec<_> = places.collect();
+    let &[place] = &places[..] else { panic!("{places:?}") };
+    bytes[place..place + to.len()].copy_from_slice(to);
+}
+
+/// Source: Linux `fs/erofs/erofs_fs.h`, `checksum`: crc32c without the final inversion, of the superblock and what follows it
+/// in its block.
+fn set_checksum(image: &mut [u8]) {
+    image[1028..1032].fill(0);
+    let block = 1_usize << image[1036];
+    let end = if block > 1024 { block } else { 1024 + block };
+    let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&image[1024..end]);
+    image[1028..1032].copy_from_slice(&(!sum).to_le_bytes());
+}
+
+fn id_of(bytes: &[u8]) -> image::verity::VerityDigest {
+    image::verity::digest(image::verity::Algorithm::Sha256, bytes)
+}
+
+#[test]
+fn an_image_with_false_names_makes_way_for_the_right_one() {
+    let mut offered = Offered::new(&Home::new());
+    let right = offered.id;
+    patch(&mut offered.image, b"two", b"tow");
+    offered.id = id_of(&offered.image).into();
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    offered.fill(store, 0);
+    offered.fill(store, 1);
+    assert_eq!(offered.complete(&home), Completed::Other(right));
+    let named = store.refs.get(&name()).unwrap().unwrap();
+    assert_eq!((named.image, named.manifest), (right, Some(offered.documents.digest)));
+    assert_eq!(store.presence(&right).unwrap(), Presence::Complete);
+    assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+    // The false one goes.
+    store.gc(NOW).unwrap();
+    assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Absent(_))));
+    assert_eq!(damage(store), []);
+}
+
+#[test]
+fn a_device_of_another_layer_is_not_taken_for_it() {
+    let mut offered = Offered::new(&Home::new());
+    let [one, two] = &mut offered.indexes[..] else { unreachable!() };
+    std::mem::swap(&mut one.head.diff_id, &mut two.head.diff_id);
+    let home = Home::new();
+    offered.publish(&home.store).unwrap();
+    offered.fill(&home.store, 0);
+    offered.fill(&home.store, 1);
+    assert_eq!(offered.complete(&home), Completed::Same);
+    // The layers were read.
+    assert_eq!(offered.blobs.asked.lock().unwrap().len(), 3);
+    assert!(home.store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+
+    // Without them, nothing changes.
+    let home = Home::new();
+    offered.publish(&home.store).unwrap();
+    offered.fill(&home.store, 0);
+    offered.fill(&home.store, 1);
+    let (manifest, none) = (&offered.documents.digest, Memory::default());
+    let failed = complete(&home.store, &offered.id, manifest, &none, &home.surroundings());
+    failed.unwrap_err();
+    assert_eq!(home.store.presence(&offered.id).unwrap(), Presence::Partial);
+}
+
+#[test]
+fn a_device_with_other_bytes_behind_its_tar_is_not_the_one_of_its_layer() {
+    let mut offered = Offered::new(&Home::new());
+    let right = offered.id;
+    let before = offered.indexes[0].head.device;
+    *offered.devices[0].last_mut().unwrap() ^= 1;
+    let id: DeviceId = id_of(&offered.devices[0]).into();
+    offered.indexes[0].head.device = id;
+    patch(&mut offered.image, before.to_string().as_bytes(), id.to_string().as_bytes());
+    set_checksum(&mut offered.image);
+    offered.id = id_of(&offered.image).into();
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    offered.fill(store, 0);
+    offered.fill(store, 1);
+    assert_eq!(offered.complete(&home), Completed::Other(right));
+    assert_eq!(store.presence(&right).unwrap(), Presence::Complete);
+    assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+    store.gc(NOW).unwrap();
+    assert!(store.sparse.stat(&id).unwrap().is_none());
 }

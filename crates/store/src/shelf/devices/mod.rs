@@ -247,6 +247,12 @@ impl DeviceShelf {
         self.directory.get().ok()??.read(device_name(id)).ok()?
     }
 
+    /// A device's bytes. `None` if it is not here as a whole, or cannot be opened.
+    #[must_use]
+    pub fn bytes_of(&self, id: &DeviceId) -> Option<File> {
+        Some(self.file(id)?.0)
+    }
+
     /// Bytes on disk of each device.
     pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
         let mut sizes = Vec::new();

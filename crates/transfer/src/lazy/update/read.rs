@@ -42,7 +42,7 @@ pub(super) fn tar<'p>(
         fetched: Arc::clone(&fetched),
     };
     let reader = Box::new(TarReader::new(recipe, contents)?);
-    Ok(Tar { reader, skipped: plan.stats().skip, fetched })
+    Ok(Tar { reader, sealed: None, skipped: plan.stats().skip, fetched })
 }
 
 /// What the files of a recipe contain: objects of the store, or parts of spans.

@@ -1,0 +1,228 @@
+//! Images that came without their layers, once all bytes of their devices are here: they are imported from these.
+
+use std::fs::File;
+use std::io::Read;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use image::verity::{DeviceId, ImageId};
+use oci::blobs::BlobSource;
+use oci::manifest::Descriptor;
+use store::{
+    DraftError, Form, OpenImageError, RefName, Reference, SparseError, SparseState, Store,
+};
+
+use super::layers::{Found, LayerBlob, LayerSource, Title};
+use super::{ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Origins};
+use crate::chunked::Tar;
+use crate::stored::{StoredError, StoredImage};
+use image::digest::Digest;
+
+/// What became of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Completed {
+    /// Bytes of a device are missing.
+    NotYet,
+    /// All of it is here, and it is the image that a pull of its layers makes.
+    Same,
+    /// Its layers make another image: its index was wrong, or made with other options. The names stand for that one now.
+    Other(ImageId),
+}
+
+/// Why an image cannot be made complete. It is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompleteError {
+    /// The image cannot be opened.
+    #[error(transparent)]
+    Image(#[from] OpenImageError),
+    /// A device cannot be read.
+    #[error(transparent)]
+    Device(#[from] SparseError),
+    /// Its manifest or config.
+    #[error(transparent)]
+    Documents(#[from] StoredError),
+    /// Its names cannot be read.
+    #[error("cannot look up the names of image {image}")]
+    Names {
+        /// The image.
+        image: Box<ImageId>,
+        /// The cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The import.
+    #[error("cannot import image {image} from its devices")]
+    Import {
+        /// The image.
+        image: Box<ImageId>,
+        /// The cause.
+        source: ImportError,
+    },
+}
+
+/// What becomes of the files of sealed devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    /// They become the layers' devices.
+    Moved,
+    /// They are copied.
+    Copied,
+}
+
+/// Makes an image complete whose sparse devices are sealed: imports its layers from them, as a pull of its layers does, and
+/// compares the images. Each diff id is compared. Where a device does not have its layer, and where a layer has no device,
+/// the layer's blob is read from `blobs`.
+///
+/// # Errors
+/// [`CompleteError`].
+pub fn complete(
+    store: &Store,
+    image: &ImageId,
+    manifest: &Digest,
+    blobs: &dyn BlobSource,
+    surroundings: &ImportSurroundings<'_>,
+) -> Result<Completed, CompleteError> {
+    for device in store.sparse_devices(image)? {
+        // One that is gone has become complete this moment.
+        let info = store.sparse.stat(&device)?;
+        if info.is_some_and(|it| it.state != SparseState::Sealed) {
+            return Ok(Completed::NotYet);
+        }
+    }
+    let documents = StoredImage::load(store, manifest)?;
+    let devices = store.open_names(image)?.devices;
+    let tars = devices.iter().filter_map(|it| LayerTar::of(store, &it.0));
+    let tars: Vec<_> = tars.collect();
+    let work = Work { store, image, documents: &documents, tars: &tars, blobs };
+    let names = work.names()?;
+    let done = match work.import(surroundings, &names, Files::Moved) {
+        // The device of an index whose maker lied, or had another version: it has the layer's tar, and something else.
+        Err(ImportError::Object(DraftError::OtherDevice { expected, .. })) => {
+            tracing::warn!(device = %expected, "the layer makes another device");
+            work.import(surroundings, &names, Files::Copied)
+        }
+        done => done,
+    };
+    let made = done.map_err(|source| CompleteError::Import { image: Box::new(*image), source })?;
+    Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
+}
+
+/// Where the tar of a layer is.
+#[derive(Debug, Clone, Copy)]
+struct LayerTar {
+    device: DeviceId,
+    diff_id: Digest,
+    /// Bytes of the tar, where the device has others behind it.
+    bytes: u64,
+    is_sealed: bool,
+}
+
+impl LayerTar {
+    /// As the device's index says. Nothing is believed of that: the tar has to have its diff id.
+    fn of(store: &Store, device: &DeviceId) -> Option<Self> {
+        let (head, _) = store.sparse.index(device).ok().flatten()?;
+        let is_sealed = matches!(store.sparse.stat(device), Ok(Some(_)));
+        let (diff_id, bytes) = (head.diff_id, head.tar_bytes);
+        Some(Self { device: *device, diff_id, bytes, is_sealed })
+    }
+
+    fn open(&self, store: &Store) -> Option<File> {
+        if self.is_sealed
+            && let Ok(Some((file, _))) = store.sparse.open(&self.device)
+        {
+            return Some(file);
+        }
+        store.devices.bytes_of(&self.device)
+    }
+}
+
+struct Work<'a> {
+    store: &'a Store,
+    image: &'a ImageId,
+    documents: &'a StoredImage,
+    tars: &'a [LayerTar],
+    blobs: &'a dyn BlobSource,
+}
+
+impl Work<'_> {
+    fn names(&self) -> Result<Vec<(RefName, Reference)>, CompleteError> {
+        let all = self.store.refs.all().map_err(|source| CompleteError::Names {
+            image: Box::new(*self.image),
+            source: Box::new(source),
+        })?;
+        Ok(all.into_iter().filter(|it| it.1.image == *self.image).collect())
+    }
+
+    fn import(
+        &self,
+        surroundings: &ImportSurroundings<'_>,
+        names: &[(RefName, Reference)],
+        files: Files,
+    ) -> Result<ImageId, ImportError> {
+        let start = Instant::now();
+        let wishes = ImportWishes { form: Form::Tar, ..ImportWishes::default() };
+        // Where the image came from is known already.
+        let origins = self.store.downloads.origins(self.image).map_err(ImportError::Origin)?;
+        let job = Job::begin(self.store, surroundings, &wishes)?.from(Origins::Same(origins));
+        let made = job.layers(&self.found(files))?;
+        let image = made.written.as_ref().map_or(*self.image, |it| it.image);
+        for (name, reference) in names.iter().filter(|_| image != *self.image) {
+            job.transaction.expect_ref(name.clone(), *self.image);
+            job.transaction.set_ref(name.clone(), Reference { image, ..*reference });
+        }
+        Ok(job.finish(made, None, start)?.image)
+    }
+
+    fn found(&self, files: Files) -> Found<'_> {
+        let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } = self.documents;
+        let layers = manifest.layers.iter().zip(config.diff_ids());
+        let layers = layers.map(|(layer, diff_id)| LayerSource {
+            name: layer.digest.to_string(),
+            source: Mutex::new(Box::new(HereOrThere {
+                work: self,
+                layer,
+                tar: self.tars.iter().find(|it| it.diff_id == *diff_id),
+                files,
+            })),
+            media_type: layer.media_type.clone(),
+            digest: Some(layer.digest),
+            size: Some(layer.size),
+            diff_id: Some(*diff_id),
+            title: Title::Blob,
+            is_wanted: false,
+        });
+        Found {
+            layers: layers.collect(),
+            manifest: Some((*digest, manifest_bytes.clone())),
+            config: Some((manifest.config.digest, config_bytes.clone())),
+            name: None,
+        }
+    }
+}
+
+/// A layer whose tar is in a device, or else its blob.
+struct HereOrThere<'a> {
+    work: &'a Work<'a>,
+    layer: &'a Descriptor,
+    tar: Option<&'a LayerTar>,
+    files: Files,
+}
+
+impl LayerBlob for HereOrThere<'_> {
+    fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
+        let Descriptor { digest, size, .. } = self.layer;
+        failure.is_none().then(|| self.work.blobs.blob(digest, *size, 0..*size))
+    }
+
+    fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
+        let Some(tar) = self.tar else { return Ok(None) };
+        let Some(file) = tar.open(self.work.store) else { return Ok(None) };
+        let is_moved = tar.is_sealed && self.files == Files::Moved;
+        Ok(Some(Tar {
+            reader: Box::new(file.take(tar.bytes)),
+            sealed: is_moved.then_some(tar.device),
+            skipped: self.layer.size,
+            fetched: Arc::default(),
+        }))
+    }
+}
