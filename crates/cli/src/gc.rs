@@ -20,6 +20,9 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         (store.plan_gc(when)?, None)
     } else {
         let (cleared, _) = container::life::reap::clear_dead(&store, &|| crate::context::now().0);
+        // A lazy device is open in its service, whoever else has it open.
+        #[cfg(feature = "serve")]
+        crate::lazy::release(&store);
         let (plan, mut swept) = store.gc(when)?;
         swept.removed += cleared;
         (plan, Some(swept))

@@ -20,8 +20,10 @@ use kernel::process::{Signal, Signals};
 use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
-use serve::lazy::{LazyService, Program, Replace, Supply, Surroundings, folder_of};
-use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
+use serve::lazy::{Completion, LazyService, Program, Replace, Supply, Surroundings, folder_of};
+use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
+use transfer::StoredImage;
+use transfer::import::{self, BUDGET, Completed};
 use transfer::lazy::{KeptBlobs, LayerIndex};
 
 use crate::Answer;
@@ -35,6 +37,7 @@ use crate::signals::until_signal;
 struct StoreSupply<'a> {
     store: &'a Store,
     blobs: StoreBlobs<'a>,
+    surroundings: &'a crate::surroundings::Surroundings,
 }
 
 /// Blobs that the store keeps, or registries have.
@@ -74,6 +77,53 @@ impl Supply for StoreSupply<'_> {
         name: &str,
     ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
         Ok(self.store.downloads.traces(image)?.get(name).cloned())
+    }
+
+    fn sealed(
+        &self,
+        device: &DeviceId,
+        cancel: &AtomicBool,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let mut images = BTreeMap::new();
+        for (_, found) in self.store.refs.all()? {
+            if let (Form::Tar, Some(manifest)) = (found.form, found.manifest)
+                && self.store.sparse_devices(&found.image)?.contains(device)
+            {
+                images.insert(found.image, manifest);
+            }
+        }
+        for (image, manifest) in images {
+            self.complete(&image, &manifest, cancel)?;
+        }
+        Ok(())
+    }
+}
+
+impl StoreSupply<'_> {
+    /// Makes an image complete if all bytes of its devices are here.
+    fn complete(
+        &self,
+        image: &ImageId,
+        manifest: &Digest,
+        cancel: &AtomicBool,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        // A layer may have no device.
+        let sources = transfer::lazy::sources(self.store, image)?;
+        for layer in StoredImage::load(self.store, manifest)?.manifest.layers {
+            self.blobs.know(&layer.digest, &sources)?;
+        }
+        let surroundings = self.surroundings.quiet(cancel);
+        match import::complete(self.store, image, manifest, &self.blobs, &surroundings)? {
+            Completed::NotYet => {}
+            Completed::Same => tracing::info!(%image, "the image is complete"),
+            Completed::Other(right) => tracing::error!(
+                %image,
+                %right,
+                "the index of the image was wrong, or made with other options: its layers make another image, which has its \
+                 names now; stop the containers that run from it"
+            ),
+        }
+        Ok(())
     }
 }
 
@@ -153,10 +203,12 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         settings: settings(context.who(), &args.registry, &stop, pauses(context))?,
         registries: Mutex::default(),
     };
+    let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
     let surroundings = Surroundings {
-        supply: &StoreSupply { store: &store, blobs },
+        supply: &StoreSupply { store: &store, blobs, surroundings: &resources },
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
+        complete: if args.complete { Completion::Always } else { Completion::Asked },
         stop: &stop,
     };
     let replace = if args.replace { Replace::Yes } else { Replace::No };
@@ -192,6 +244,9 @@ fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Re
     let store = context.store_directory()?;
     let mut arguments: Vec<OsString> = vec!["--store".into(), store.into(), "serve".into()];
     arguments.push("--lazy".into());
+    if args.complete {
+        arguments.push("--complete".into());
+    }
     if args.registry.plain_http {
         arguments.push("--plain-http".into());
     }
@@ -231,6 +286,19 @@ impl LendDevices for Lender<'_> {
     }
 }
 
+/// Has the service of a store, if there is one, let go of what nothing else has open.
+pub(crate) fn release(store: &Store) {
+    let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
+    match asked.map(|service| service.map(|it| it.release())) {
+        Ok(None | Some(Ok(()))) => {}
+        // It keeps what it has: then so does `gc`.
+        Ok(Some(Err(error))) => {
+            tracing::warn!(%error, "the service for lazy devices does not let go")
+        }
+        Err(error) => tracing::debug!(%error, "cannot ask the service for lazy devices"),
+    }
+}
+
 /// Without an option, this trace is fetched first.
 const DEFAULT_TRACE: &str = "default";
 /// In the place of a trace: none is fetched.
@@ -247,6 +315,11 @@ pub(crate) fn open(
     }
     let lender = Lender { store, service: OnceCell::new() };
     let opened = image.open_lazy(store, &lender)?;
+    if let (Some(service), Presence::Partial, true) =
+        (lender.service.get(), opened.image().presence, wanted.complete)
+    {
+        service.complete(&opened.image().id).context("--complete")?;
+    }
     let name = wanted.prefetch.as_deref().unwrap_or(DEFAULT_TRACE);
     if let (Some(service), Presence::Partial, true) =
         (lender.service.get(), opened.image().presence, name != NO_TRACE)

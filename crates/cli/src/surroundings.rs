@@ -40,6 +40,18 @@ impl Surroundings {
         }
     }
 
+    /// What an import of a service needs that shows no progress.
+    pub(crate) fn quiet<'a>(&'a self, cancel: &'a AtomicBool) -> ImportSurroundings<'a> {
+        ImportSurroundings {
+            now: now(),
+            threads: self.threads,
+            budget: self.budget,
+            scratch: &self.scratch,
+            progress: &|_| {},
+            cancel,
+        }
+    }
+
     /// Does `work` with progress shown, until it is done or told to stop.
     pub(crate) fn during<T: Send>(
         &self,

@@ -18,6 +18,9 @@ pub(crate) struct LazyOptions {
     /// trace `default`, if the image has one (see `quire trace`)
     #[arg(long, value_name = "TRACE", requires = "lazy")]
     pub(crate) prefetch: Option<String>,
+    /// Fetch all of the image, too, behind what programs read: then it is lazy no longer
+    #[arg(long, requires = "lazy")]
+    pub(crate) complete: bool,
 }
 
 #[derive(Debug, Args)]
@@ -37,6 +40,9 @@ pub(crate) struct Serve {
     /// Take over from the service that runs: readers wait, and see nothing of it
     #[arg(long, conflicts_with = "keeper")]
     pub(crate) replace: bool,
+    /// Fetch all of each image that is mounted, behind what programs read: then it is lazy no longer
+    #[arg(long)]
+    pub(crate) complete: bool,
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,

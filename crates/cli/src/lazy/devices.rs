@@ -31,6 +31,10 @@ pub(crate) struct LazyDeviceReport {
     wasted: Bytes,
     /// Bytes of the device that an earlier service had brought.
     reused: Bytes,
+    /// Whether all of it is to come, though nobody reads it.
+    completing: bool,
+    /// Bytes of the device that were brought for that.
+    completed: Bytes,
     /// Requests for parts of the layer.
     requests: u64,
     /// Reads that had to wait.
@@ -61,6 +65,8 @@ impl LazyDeviceReport {
             fetched_ahead: Bytes(counts.fetched_ahead),
             wasted: Bytes(counts.wasted()),
             reused: of_units(counts.recalled_units),
+            completing: status.is_completing,
+            completed: of_units(counts.completed_units),
             requests: counts.requests,
             waits: counts.waits,
             wait_median: millis(500),
@@ -119,7 +125,7 @@ fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
     text += &format!("quire_lazy_up {}\n", u8::from(is_served));
     type Value = fn(&DeviceStatus) -> u64;
     const UNIT: u64 = image::lazy::UNIT;
-    let values: [(&str, &str, &str, Value); 10] = [
+    let values: [(&str, &str, &str, Value); 11] = [
         ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
         ("filled_bytes", "gauge", "Bytes of a device that are here and verified.", |it| {
             it.filled.saturating_mul(UNIT).min(it.bytes)
@@ -153,6 +159,12 @@ fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
             "counter",
             "Bytes of a device that an earlier service had brought.",
             |it| it.counts.recalled_units.saturating_mul(UNIT),
+        ),
+        (
+            "completed_bytes_total",
+            "counter",
+            "Bytes of a device that were brought since all of it is wanted.",
+            |it| it.counts.completed_units.saturating_mul(UNIT),
         ),
         ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
         ("failures_total", "counter", "Reads that got an I/O error.", |it| it.counts.failures),
@@ -201,6 +213,7 @@ mod tests {
             bytes: 100_000,
             filled: 2,
             units: 2,
+            is_completing: false,
             counts: serve::lazy::LazyCounts::default(),
         };
         device.counts.waits = 3;

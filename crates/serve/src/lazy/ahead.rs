@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::fill::{Cause, LayerFiller};
 use super::plan::{self, Cost};
@@ -11,8 +12,14 @@ use super::plan::{self, Cost};
 pub(super) const WORKERS: usize = 16;
 /// The most parts that wait. Sources that do not answer would have more and more wait.
 const WAITING_MAX: usize = 1 << 16;
-/// How many of the requests may belong to traces while a reader waits for a request of its own.
+/// How many of the requests may belong to traces, or complete devices, while a reader waits for a request of its own.
 const BESIDE_READERS: usize = 2;
+/// So long nothing is fetched to complete devices after that failed. Each further time it is twice as long.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A device is completed no further after so many failures with nothing in between: some ten minutes.
+const FAILURES_MAX: u32 = 24;
 
 /// Units of a device that nobody waits for yet. The device may go meanwhile.
 #[derive(Debug)]
@@ -47,8 +54,14 @@ struct State<'a> {
     streams: VecDeque<AheadPart<'a>>,
     /// Of traces.
     traces: VecDeque<AheadPart<'a>>,
-    /// Requests for `traces` that are under way.
-    traced: usize,
+    /// Of devices all of which is wanted.
+    completions: VecDeque<AheadPart<'a>>,
+    /// Requests for `traces` and `completions` that are under way.
+    behind: usize,
+    /// Until when nothing is fetched for `completions`.
+    pause: Option<Instant>,
+    /// How often that failed since it succeeded.
+    failures: u32,
     /// Requests for readers that are under way.
     readers: usize,
     is_over: bool,
@@ -110,6 +123,29 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
+    /// All units of a device again, unless some of them wait.
+    pub(super) fn complete_rest(&self, filler: &Arc<LayerFiller<'a>>) {
+        let wanted = Arc::downgrade(filler);
+        let is_waiting = self.lock().completions.iter().any(|it| it.filler.ptr_eq(&wanted));
+        if !is_waiting {
+            self.complete(filler);
+        }
+    }
+
+    /// All units of a device, behind all else.
+    pub(super) fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
+        let units = 0..filler.index().head.units.len();
+        let made = plan::in_pieces(units, |it| cost(filler, it));
+        let piece =
+            |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Completion };
+        let mut state = self.lock();
+        // Whoever asks believes that it works now.
+        (state.pause, state.failures) = (None, 0);
+        state.completions.extend(made.into_iter().map(piece));
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Ends [`work`](Self::work), as soon as what is under way is done.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
@@ -123,28 +159,82 @@ impl<'a> Ahead<'a> {
             if state.is_over {
                 return;
             }
-            let may_trace = state.readers == 0 || state.traced < BESIDE_READERS;
-            let next = match state.streams.pop_front() {
-                None if may_trace => state.traces.pop_front(),
-                next => next,
-            };
-            let Some(AheadPart { filler, units, cause }) = next else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let Some(part) = state.next(Instant::now()) else {
+                state = self.wait(state);
                 continue;
             };
-            let is_traced = cause == Cause::Trace;
-            state.traced += usize::from(is_traced);
+            let is_behind = part.cause != Cause::Stream;
+            state.behind += usize::from(is_behind);
             drop(state);
-            if let Some(filler) = filler.upgrade()
-                && let Err(error) = filler.bring_ahead(units, cause)
-            {
-                // Whoever reads it tries again, and tells.
-                let error: &dyn std::error::Error = &error;
-                tracing::debug!(error, ?filler, "what nobody waits for does not come");
-            }
+            let done =
+                part.filler.upgrade().map(|it| it.bring_ahead(part.units.clone(), part.cause));
             state = self.lock();
-            state.traced -= usize::from(is_traced);
+            state.behind -= usize::from(is_behind);
+            match done {
+                Some(Err(error)) => {
+                    // Whoever reads it tries again, and tells.
+                    let error: &dyn std::error::Error = &error;
+                    tracing::debug!(error, ?part, "what nobody waits for does not come");
+                    if part.cause == Cause::Completion {
+                        state.failed(part, Instant::now());
+                    }
+                }
+                Some(Ok(())) if part.cause == Cause::Completion => state.failures = 0,
+                Some(Ok(())) | None => {}
+            }
             self.changed.notify_all();
+        }
+    }
+
+    /// Until something has changed, or a pause may be over.
+    fn wait<'s>(&self, state: MutexGuard<'s, State<'a>>) -> MutexGuard<'s, State<'a>> {
+        let pause = state.pause.filter(|_| !state.completions.is_empty());
+        let Some(pause) = pause else {
+            return self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        let left = pause.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl<'a> State<'a> {
+    /// What is brought next, if anything may be.
+    fn next(&mut self, now: Instant) -> Option<AheadPart<'a>> {
+        if let Some(part) = self.streams.pop_front() {
+            return Some(part);
+        }
+        if self.readers > 0 && self.behind >= BESIDE_READERS {
+            return None;
+        }
+        if let Some(part) = self.traces.pop_front() {
+            return Some(part);
+        }
+        if self.pause.is_some_and(|it| now < it) {
+            return None;
+        }
+        self.pause = None;
+        self.completions.pop_front()
+    }
+
+    /// What did not come is tried again later, or no more.
+    fn failed(&mut self, part: AheadPart<'a>, now: Instant) {
+        // Those that were under way together count once.
+        if self.pause.is_none() {
+            self.failures += 1;
+            let times = 1 << (self.failures - 1).min(PAUSE_MAX.as_secs().ilog2() + 1);
+            self.pause = Some(now + (PAUSE * times).min(PAUSE_MAX));
+        }
+        if self.failures <= FAILURES_MAX {
+            return self.completions.push_back(part);
+        }
+        let is_of = |it: &AheadPart<'a>| Weak::ptr_eq(&it.filler, &part.filler);
+        self.completions.retain(|it| !is_of(it));
+        if let Some(filler) = part.filler.upgrade() {
+            filler.end_completing();
+            tracing::warn!(
+                ?filler,
+                "it is completed no further: its source does not answer, or lies"
+            );
         }
     }
 }
@@ -152,6 +242,57 @@ impl<'a> Ahead<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn part(first: usize, cause: Cause) -> AheadPart<'static> {
+        AheadPart { filler: Weak::new(), units: first..first + 1, cause }
+    }
+
+    #[test]
+    fn devices_are_completed_behind_all_else() {
+        let mut state = State::default();
+        let now = Instant::now();
+        state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
+        state.traces.extend([part(3, Cause::Trace), part(4, Cause::Trace)]);
+        state.streams.push_back(part(5, Cause::Stream));
+        let mut next = |state: &mut State<'static>, at| state.next(at).map(|it| it.units.start);
+        state.readers = 1;
+        assert_eq!(next(&mut state, now), Some(5));
+        assert_eq!(next(&mut state, now), Some(3));
+        state.behind = BESIDE_READERS;
+        assert_eq!(next(&mut state, now), None);
+        state.readers = 0;
+        assert_eq!(next(&mut state, now), Some(4));
+        assert_eq!(next(&mut state, now), Some(1));
+        state.readers = 1;
+        assert_eq!(next(&mut state, now), None);
+    }
+
+    #[test]
+    fn completion_pauses_longer_each_time_and_ends() {
+        let mut state = State::default();
+        let mut now = Instant::now();
+        let mut pauses = Vec::new();
+        for _ in 0..=FAILURES_MAX {
+            // Two that were under way at once.
+            state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
+            let (one, two) = (state.next(now).unwrap(), state.next(now).unwrap());
+            state.failed(one, now);
+            state.failed(two, now);
+            let pause = state.pause.unwrap() - now;
+            assert!(state.next(now).is_none());
+            pauses.push(pause.as_secs());
+            now += pause;
+            state.completions.clear();
+        }
+        assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
+        assert_eq!(pauses.last(), Some(&30));
+        // The last ones were not kept, though something is there that works.
+        state.failed(part(3, Cause::Completion), now);
+        assert!(state.completions.is_empty());
+        state.failures = 0;
+        state.failed(part(3, Cause::Completion), now);
+        assert_eq!(state.completions.len(), 1);
+    }
 
     #[test]
     fn no_more_than_that_waits() {

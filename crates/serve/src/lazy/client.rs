@@ -65,6 +65,29 @@ impl LazyService {
         }
     }
 
+    /// Has the service bring all of an image, behind what its readers wait for. Only devices that it lends are meant.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn complete(&self, image: &ImageId) -> Result<(), ClientError> {
+        match self.ask(&Ask::Complete { image: image.to_string() })? {
+            (Answer::Done, None) => Ok(()),
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Has the service let go at once of what nothing else has open, so that it can be removed.
+    ///
+    /// # Errors
+    /// [`ClientError::Talk`].
+    pub fn release(&self) -> Result<(), ClientError> {
+        match self.ask(&Ask::Release)? {
+            (Answer::Done, None) => Ok(()),
+            _ => Err(unknown()),
+        }
+    }
+
     /// How far each device is that is in use.
     ///
     /// # Errors

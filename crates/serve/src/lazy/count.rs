@@ -31,6 +31,7 @@ pub struct Counts {
     /// Of the units ahead, those that were guessed and that nobody has read.
     vain_guesses: AtomicU64,
     recalled_units: AtomicU64,
+    completed_units: AtomicU64,
 }
 
 /// [`Counts`] at some time.
@@ -60,6 +61,8 @@ pub struct LazyCounts {
     pub touched_units: u64,
     /// Units that were on the disk from an earlier service, and were right.
     pub recalled_units: u64,
+    /// Units that were brought since all of the device is wanted.
+    pub completed_units: u64,
 }
 
 fn add(counter: &AtomicU64, more: u64) {
@@ -89,7 +92,12 @@ impl Counts {
     }
 
     pub(super) fn filled(&self, why: Why) {
-        add(if why == Why::Wanted { &self.wanted_units } else { &self.ahead_units }, 1);
+        let counter = match why {
+            Why::Wanted => &self.wanted_units,
+            Why::Completed => &self.completed_units,
+            Why::WithOthers | Why::Traced | Why::Guessed => &self.ahead_units,
+        };
+        add(counter, 1);
         if why == Why::Guessed {
             add(&self.vain_guesses, 1);
         }
@@ -97,6 +105,10 @@ impl Counts {
 
     /// A reader wanted a unit that was brought ahead, for this reason.
     pub(super) fn touched(&self, why: Why) {
+        if why == Why::Completed {
+            // All of it was wanted anyhow.
+            return;
+        }
         add(&self.touched_units, 1);
         if why == Why::Guessed {
             self.vain_guesses.fetch_sub(1, Ordering::Relaxed);
@@ -129,6 +141,7 @@ impl Counts {
             ahead_units: of(&self.ahead_units),
             touched_units: of(&self.touched_units),
             recalled_units: of(&self.recalled_units),
+            completed_units: of(&self.completed_units),
         }
     }
 }
@@ -194,6 +207,8 @@ mod tests {
         // What costs nothing more, or was asked for, is no guess.
         counts.filled(Why::WithOthers);
         counts.filled(Why::Traced);
+        counts.filled(Why::Completed);
+        counts.touched(Why::Completed);
         assert_eq!(counts.may_waste(), 3);
         assert_eq!(counts.now().ahead_units, FIRST + 2);
     }

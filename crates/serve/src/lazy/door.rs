@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread;
 
+use image::verity::DeviceId;
 use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -44,9 +45,21 @@ pub enum DoorError {
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
-    /// By the numbers of file system and inode.
-    devices: RwLock<HashMap<(u64, u64), Arc<LayerFiller<'a>>>>,
+    devices: RwLock<HashMap<Place, Armed<'a>>>,
     ahead: Ahead<'a>,
+}
+
+/// The numbers of a file system and an inode.
+pub(super) type Place = (u64, u64);
+
+/// A device whose readers may wait here.
+#[derive(Debug)]
+enum Armed<'a> {
+    Filling(Arc<LayerFiller<'a>>),
+    /// All bytes are there. The file is open to read as long as an event may be on its way.
+    Complete(File),
+    /// Its bytes are those of another device, or the disk did not keep them.
+    Broken(File),
 }
 
 /// Ends those who bring what nobody waits for.
@@ -89,41 +102,138 @@ impl<'a> Door<'a> {
         // The filler has to be there when the first event comes.
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         self.group.mark(filler.device().file().as_fd())?;
-        devices.insert(place, Arc::new(filler));
+        devices.insert(place, Armed::Filling(Arc::new(filler)));
         Ok(())
     }
 
-    /// Takes the marks from devices of which `is_free` says that nothing has them open, and returns how many are left.
-    /// The fillers of the others are given to `gone`.
+    /// Takes the marks from devices of which `is_free` says that nothing has them open, and returns how many are left that
+    /// somebody has to serve. The ids of the others are given to `gone`.
     ///
     /// # Errors
     /// [`DoorError`].
     pub fn disarm(
         &self,
-        is_free: impl Fn(&LayerFiller<'a>) -> bool,
-        mut gone: impl FnMut(&LayerFiller<'a>),
+        is_free: impl Fn(&File) -> bool,
+        mut gone: impl FnMut(&DeviceId),
+        unread: Unread,
     ) -> Result<usize, DoorError> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        // A thread may be filling it still, for a reader that was killed.
-        let is_free = |it: &Arc<LayerFiller<'a>>| Arc::strong_count(it) == 1 && is_free(it);
-        let free = devices.iter().filter(|(_, filler)| is_free(filler));
+        let may_go = |it: &Arc<LayerFiller<'a>>| {
+            // A thread may be filling it still, for a reader that was killed.
+            Arc::strong_count(it) == 1 && (unread == Unread::Go || !it.is_completing())
+        };
+        let is_free = |armed: &Armed<'a>| match armed {
+            Armed::Filling(filler) => may_go(filler) && is_free(filler.device().file()),
+            Armed::Complete(file) | Armed::Broken(file) => is_free(file),
+        };
+        let free = devices.iter().filter(|(_, armed)| is_free(armed));
         let free: Vec<_> = free.map(|(place, _)| *place).collect();
         for place in free {
-            if let Some(filler) = devices.get(&place) {
-                self.group.unmark(filler.device().file().as_fd())?;
+            match devices.get(&place) {
+                Some(Armed::Filling(filler)) => {
+                    self.group.unmark(filler.device().file().as_fd())?;
+                }
+                Some(Armed::Broken(file)) => self.group.unmark(file.as_fd())?,
+                Some(Armed::Complete(_)) | None => {}
             }
-            if let Some(filler) = devices.remove(&place) {
-                gone(&filler);
+            if let Some(Armed::Filling(filler)) = devices.remove(&place) {
+                gone(filler.device().id());
             }
         }
-        Ok(devices.len())
+        Ok(devices.values().filter(|it| !matches!(it, Armed::Complete(_))).count())
     }
 
-    /// The fillers of all devices that are armed.
+    /// The fillers of all devices that are armed, and not complete.
     #[must_use]
     pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        devices.values().cloned().collect()
+        let filling = |armed: &Armed<'a>| match armed {
+            Armed::Filling(filler) => Some(Arc::clone(filler)),
+            Armed::Complete(_) | Armed::Broken(_) => None,
+        };
+        devices.values().filter_map(filling).collect()
+    }
+
+    /// Brings all of a device, behind all else.
+    pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
+        if filler.begin_completing() {
+            self.ahead.complete(filler);
+        }
+    }
+
+    /// Brings what did not come although all of a device is wanted: another thread was at it, and failed.
+    pub fn complete_again(&self) {
+        let filling = self.fillers();
+        let left = filling.iter().filter(|it| it.is_completing() && !it.is_full());
+        left.for_each(|it| self.ahead.complete_rest(it));
+    }
+
+    /// Takes out a device all units of which are filled. From now on its readers do not wait. `open` opens its file to read.
+    ///
+    /// # Errors
+    /// [`DoorError::Device`].
+    pub fn take_full(
+        &self,
+        open: impl Fn(&DeviceId) -> io::Result<File>,
+    ) -> Result<Option<LayerFiller<'a>>, DoorError> {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let is_full = |(_, armed): &(&Place, &Armed<'a>)| matches!(armed, Armed::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
+        let Some((&found, armed)) = devices.iter().find(is_full) else { return Ok(None) };
+        let Armed::Filling(filler) = armed else { return Ok(None) };
+        let file = open(filler.device().id()).map_err(DoorError::Device)?;
+        if place(&file)? != found {
+            return Err(DoorError::Device(io::Error::other("it was removed or replaced")));
+        }
+        match devices.insert(found, Armed::Complete(file)) {
+            Some(Armed::Filling(filler)) => Ok(Arc::into_inner(filler)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Says how a device turned out that was [taken out](Self::take_full): its mark goes, or its readers get I/O errors from now
+    /// on.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn end(&self, found: Place, is_sound: bool) -> Result<(), DoorError> {
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        match devices.remove(&found) {
+            Some(Armed::Complete(file)) if is_sound => {
+                let unmarked = self.group.unmark(file.as_fd());
+                devices.insert(found, Armed::Complete(file));
+                Ok(unmarked?)
+            }
+            Some(Armed::Complete(file)) => {
+                devices.insert(found, Armed::Broken(file));
+                Ok(())
+            }
+            other => {
+                other.map(|it| devices.insert(found, it));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the device whose file this is was [taken out](Self::take_full), and is not known to be wrong.
+    ///
+    /// # Errors
+    /// [`DoorError::Device`].
+    pub fn is_complete(&self, file: &File) -> Result<bool, DoorError> {
+        let place = place(file)?;
+        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(matches!(devices.get(&place), Some(Armed::Complete(_))))
+    }
+
+    /// Takes the mark from a device that was complete before this door was made.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub fn pass(&self, file: File) -> Result<(), DoorError> {
+        let place = place(&file)?;
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        self.group.unmark(file.as_fd())?;
+        devices.insert(place, Armed::Complete(file));
+        Ok(())
     }
 
     /// Brings what a trace has, behind what readers wait for: bytes of devices, in the order in which they are wanted.
@@ -188,19 +298,37 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn filler(&self, event: &ReadEvent) -> Option<Arc<LayerFiller<'a>>> {
-        let stat = rustix::fs::fstat(&event.file).ok()?;
+    fn find(&self, event: &ReadEvent) -> Found<'a> {
+        let Ok(stat) = rustix::fs::fstat(&event.file) else { return Found::Nothing };
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        devices.get(&(stat.st_dev, stat.st_ino)).cloned()
+        match devices.get(&(stat.st_dev, stat.st_ino)) {
+            Some(Armed::Filling(filler)) => Found::Filler(Arc::clone(filler)),
+            Some(Armed::Complete(_)) => Found::Complete,
+            Some(Armed::Broken(_)) | None => Found::Nothing,
+        }
     }
 
     fn is_filled(&self, event: &ReadEvent) -> bool {
-        let filler = self.filler(event).filter(|it| it.has(&event.range));
-        filler.inspect(|it| it.touch(&event.range)).is_some()
+        match self.find(event) {
+            Found::Filler(filler) => {
+                let is_there = filler.has(&event.range);
+                if is_there {
+                    filler.touch(&event.range);
+                }
+                is_there
+            }
+            Found::Complete => true,
+            Found::Nothing => false,
+        }
     }
 
     fn answer(&self, event: ReadEvent) {
-        let Some(filler) = self.filler(&event) else { return self.deny(event) };
+        let filler = match self.find(&event) {
+            Found::Filler(filler) => filler,
+            // This moment.
+            Found::Complete => return self.allow(event),
+            Found::Nothing => return self.deny(event),
+        };
         let begin = |soon| {
             self.ahead.soon(&filler, soon);
             self.ahead.behind_reader()
@@ -228,8 +356,24 @@ impl<'a> Door<'a> {
     }
 }
 
+/// What has the bytes of an event.
+enum Found<'a> {
+    Filler(Arc<LayerFiller<'a>>),
+    Complete,
+    Nothing,
+}
+
+/// What becomes of a device that is to be complete, and that nothing has open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unread {
+    /// It is filled on.
+    Stay,
+    /// It is left as it is.
+    Go,
+}
+
 /// The numbers of a file's file system and inode.
-pub(super) fn place(file: &File) -> Result<(u64, u64), DoorError> {
+pub(super) fn place(file: &File) -> Result<Place, DoorError> {
     let found = file.metadata().map_err(DoorError::Device)?;
     Ok((found.dev(), found.ino()))
 }

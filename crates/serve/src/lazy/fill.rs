@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -69,6 +69,10 @@ pub struct LayerFiller<'a> {
     device: SparseFill<'a>,
     /// The units that had their digest. Set after they were written.
     filled: Vec<AtomicBool>,
+    /// How many they are.
+    filled_count: AtomicUsize,
+    /// Whether all of it is to come, though nobody reads it.
+    is_completing: AtomicBool,
     /// The units that a thread is bringing.
     coming: Mutex<BTreeSet<usize>>,
     /// Told when some of them came, or failed.
@@ -91,6 +95,8 @@ pub enum Cause {
     Stream,
     /// A trace has it.
     Trace,
+    /// All of the device is wanted.
+    Completion,
 }
 
 /// Why a unit was brought.
@@ -102,12 +108,15 @@ pub(super) enum Why {
     WithOthers,
     /// A trace has it.
     Traced,
+    /// All of the device is wanted.
+    Completed,
     /// A reader was believed to want it soon.
     Guessed,
 }
 
 impl Why {
-    const ALL: [Self; 4] = [Self::Wanted, Self::WithOthers, Self::Traced, Self::Guessed];
+    const ALL: [Self; 5] =
+        [Self::Wanted, Self::WithOthers, Self::Traced, Self::Completed, Self::Guessed];
 
     fn number(self) -> u8 {
         let place = Self::ALL.iter().position(|it| *it == self);
@@ -167,6 +176,8 @@ impl<'a> LayerFiller<'a> {
             blobs,
             device,
             filled,
+            filled_count: AtomicUsize::new(0),
+            is_completing: AtomicBool::new(false),
             coming: Mutex::default(),
             came: Condvar::new(),
             untouched,
@@ -329,7 +340,7 @@ impl<'a> LayerFiller<'a> {
             let Ok(length) = usize::try_from(length) else { continue };
             self.device.read_at(&mut bytes[..length], place).map_err(FillError::Read)?;
             if head.is_unit(unit, &bytes[..length]) {
-                self.filled[unit].store(true, Ordering::Release);
+                self.set_filled(unit);
                 self.counts.recalled();
             }
         }
@@ -358,7 +369,39 @@ impl<'a> LayerFiller<'a> {
     /// The number of units that are filled.
     #[must_use]
     pub fn filled(&self) -> usize {
-        self.filled.iter().filter(|it| it.load(Ordering::Acquire)).count()
+        self.filled_count.load(Ordering::Acquire)
+    }
+
+    /// Whether all units are filled.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.filled() == self.filled.len()
+    }
+
+    fn set_filled(&self, unit: usize) {
+        if !self.filled[unit].swap(true, Ordering::AcqRel) {
+            self.filled_count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Says that all of it is to come. Returns whether that is new.
+    pub(super) fn begin_completing(&self) -> bool {
+        !self.is_completing.swap(true, Ordering::AcqRel)
+    }
+
+    /// Says that nothing more is fetched but what readers want.
+    pub(super) fn end_completing(&self) {
+        self.is_completing.store(false, Ordering::Release);
+    }
+
+    /// Whether all of it is to come.
+    pub(super) fn is_completing(&self) -> bool {
+        self.is_completing.load(Ordering::Acquire)
+    }
+
+    /// Gives the device back, which nobody else fills.
+    pub(super) fn into_device(self) -> SparseFill<'a> {
+        self.device
     }
 
     /// From the first unit of a range that is not there to the last one.
@@ -442,11 +485,12 @@ impl<'a> LayerFiller<'a> {
                     Cause::Reader if wanted.contains(&number) => Why::Wanted,
                     Cause::Reader if with_them.contains(&number) => Why::WithOthers,
                     Cause::Trace => Why::Traced,
+                    Cause::Completion => Why::Completed,
                     Cause::Reader | Cause::Stream => Why::Guessed,
                 };
                 self.counts.filled(why);
                 self.untouched[number].store(why.number(), Ordering::Relaxed);
-                self.filled[number].store(true, Ordering::Release);
+                self.set_filled(number);
             } else if units.contains(&number) {
                 return Err(FillError::Digest(number));
             }

@@ -8,6 +8,7 @@
 
 mod ahead;
 mod client;
+mod complete;
 mod count;
 mod door;
 mod fill;
@@ -19,9 +20,9 @@ mod wire;
 
 pub use client::{ClientError, LazyService};
 pub use count::{Counts, LazyCounts, WAITS};
-pub use door::{Door, DoorError};
+pub use door::{Door, DoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller};
 pub use keeper::{KeeperError, Program, keep};
 pub use record::Recorder;
-pub use service::{Replace, ServiceError, Supply, Surroundings, folder_of, serve};
+pub use service::{Completion, Replace, ServiceError, Supply, Surroundings, folder_of, serve};
 pub use wire::DeviceStatus;

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use store::{SparseError, SparseFill, Store, Trace};
 use transfer::lazy::LayerIndex;
 
-use super::door::{Door, DoorError};
+use super::complete::Completer;
+use super::door::{Door, DoorError, Unread};
 use super::fill::LayerFiller;
 use super::keeper::{Keeper, Program, Succession};
 use super::plan;
@@ -42,7 +43,7 @@ const CLIENT: Duration = Duration::from_secs(5);
 const LEAVE: Duration = Duration::from_secs(60);
 
 /// An error of any kind.
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Where a service has the indexes and the bytes of devices from.
 pub trait Supply: Sync {
@@ -60,6 +61,13 @@ pub trait Supply: Sync {
     /// # Errors
     /// When it cannot be used.
     fn trace(&self, image: &ImageId, name: &str) -> Result<Option<Trace>, AnyError>;
+
+    /// All bytes of a device are here and synced, and match its id. Makes those images complete that have all of theirs now.
+    /// It ends soon once `cancel` is set. If it fails, it is called again later.
+    ///
+    /// # Errors
+    /// When an image cannot be made complete.
+    fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError>;
 }
 
 /// What a service needs besides the store.
@@ -71,6 +79,8 @@ pub struct Surroundings<'a> {
     pub folder: &'a Path,
     /// How a keeper is started. It calls [`keep`](super::keep) with its standard input.
     pub keeper: &'a Program,
+    /// Which devices are brought as a whole.
+    pub complete: Completion,
     /// Set to end the service.
     pub stop: &'a AtomicBool,
 }
@@ -133,6 +143,8 @@ enum LendError {
         "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
     )]
     Poisoned(DeviceId),
+    #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
+    Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
     Sparse(#[from] SparseError),
     #[error("the keeper does not hold device {device}")]
@@ -149,6 +161,16 @@ pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
     let found = fs::metadata(store)?;
     let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
     Ok(Path::new(container::notes::FOLDER).join(name))
+}
+
+/// Which devices are brought as a whole, behind what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Completion {
+    /// Those for which clients ask.
+    #[default]
+    Asked,
+    /// All that are lent.
+    Always,
 }
 
 /// Whether a service that is there already is asked to leave.
@@ -174,18 +196,27 @@ pub fn serve(
     let folder = surroundings.folder;
     let _lock = lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, devices } = begin(surroundings)?;
-    let service = Service { store, surroundings, door: Door::of(group) };
+    let door = Door::of(group);
+    let completer = Completer::new(store, surroundings.supply, &door);
+    let service = Service { store, surroundings, door: &door, completer: &completer };
     for (device, file) in devices {
-        // Without a filler its readers get I/O errors, and it stays with the keeper.
-        if let Err(error) = service.adopt(&device, file) {
-            let error: &dyn std::error::Error = &error;
-            tracing::error!(device, error, "readers of a device get I/O errors");
+        match service.adopt(&device, file) {
+            Ok(Adopted::Filled) => {}
+            Ok(Adopted::Complete) => {
+                keeper.tell(&ToKeeper::Forget { device }, None).map_err(ServiceError::Keeper)?;
+            }
+            // Without a filler its readers get I/O errors, and it stays with the keeper.
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(device, error, "readers of a device get I/O errors");
+            }
         }
     }
     let path = folder.join(SOCKET);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
     let listener = wire::listen(&path).map_err(failed)?;
     let end = AtomicBool::new(false);
+    let (forget, forgotten) = mpsc::channel();
     thread::scope(|scope| {
         let door = scope.spawn(|| {
             let served = service.door.serve(&end);
@@ -193,14 +224,25 @@ pub fn serve(
             end.store(true, Ordering::Relaxed);
             served
         });
+        let completing = scope.spawn(|| {
+            let forget = |device: &DeviceId| {
+                let (done, is_done) = mpsc::channel();
+                // If nobody listens any more, all ends.
+                if forget.send((device.to_string(), done)).is_ok() {
+                    let _told = is_done.recv();
+                }
+            };
+            completer.work(&end, &forget);
+        });
         ready();
-        let talked = service.talk(listener.as_fd(), keeper, &end);
+        let talked = service.talk(listener.as_fd(), keeper, forgotten, &end);
         end.store(true, Ordering::Relaxed);
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
         served?;
         let keeper = talked?;
-        let left = service.release(&keeper)?;
+        let left = service.release(&keeper, Unread::Go)?;
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
         if left == 0 {
@@ -285,18 +327,32 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     Ok(Succession { keeper, group, devices: Vec::new() })
 }
 
-struct Service<'a> {
+struct Service<'s, 'a> {
     store: &'a Store,
     surroundings: &'a Surroundings<'a>,
-    door: Door<'a>,
+    door: &'s Door<'a>,
+    completer: &'s Completer<'s, 'a>,
 }
 
-impl<'a> Service<'a> {
+/// What became of a device of an earlier service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adopted {
+    /// It is filled on.
+    Filled,
+    /// All of it is here: the keeper need not hold it.
+    Complete,
+}
+
+/// Devices that the keeper need not hold any more, and who is told when that is done.
+type Forgotten = mpsc::Receiver<(String, mpsc::Sender<()>)>;
+
+impl<'a> Service<'_, 'a> {
     /// Answers clients, and sees to the keeper, until the service is to end.
     fn talk(
         &self,
         listener: BorrowedFd<'_>,
         mut keeper: Keeper,
+        forgotten: Forgotten,
         end: &AtomicBool,
     ) -> Result<Keeper, ServiceError> {
         let mut looked = Instant::now();
@@ -315,9 +371,14 @@ impl<'a> Service<'a> {
             if client {
                 self.client(listener, &keeper, end);
             }
+            for (device, done) in forgotten.try_iter() {
+                forget(&keeper, device);
+                let _told = done.send(());
+            }
             if looked.elapsed() > LOOK {
                 looked = Instant::now();
-                let _left = self.release(&keeper)?;
+                let _left = self.release(&keeper, Unread::Stay)?;
+                self.door.complete_again();
             }
         }
         Ok(keeper)
@@ -333,18 +394,13 @@ impl<'a> Service<'a> {
     }
 
     /// Lets go of what nothing has open, and returns how many devices are left.
-    fn release(&self, keeper: &Keeper) -> Result<usize, ServiceError> {
-        let is_free = |filler: &LayerFiller<'_>| {
-            !kernel::lease::in_use(filler.device().file().as_fd()).unwrap_or(true)
+    fn release(&self, keeper: &Keeper, unread: Unread) -> Result<usize, ServiceError> {
+        let is_free = |file: &File| !kernel::lease::in_use(file.as_fd()).unwrap_or(true);
+        let gone = |device: &DeviceId| {
+            tracing::info!(%device, "nothing has the device open any more");
+            forget(keeper, device.to_string());
         };
-        let left = self.door.disarm(is_free, |filler| {
-            let device = filler.device().id().to_string();
-            tracing::info!(device, "nothing has the device open any more");
-            if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
-                tracing::warn!(%error, "the keeper holds a device that is not in use");
-            }
-        })?;
-        Ok(left)
+        Ok(self.door.disarm(is_free, gone, unread)?)
     }
 
     /// Answers one client.
@@ -390,6 +446,19 @@ impl<'a> Service<'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
+            Ask::Complete { image } => match self.complete(image) {
+                Ok(()) => wire::send(client, &Answer::Done, None),
+                Err(error) => {
+                    let reason = text(&*error);
+                    wire::send(client, &Answer::Refused { reason }, None)
+                }
+            },
+            Ask::Release => {
+                if let Err(error) = self.release(keeper, Unread::Stay) {
+                    tracing::warn!(%error, "cannot let go of devices");
+                }
+                wire::send(client, &Answer::Done, None)
+            }
             Ask::Status => {
                 for filler in self.door.fillers() {
                     wire::send(client, &Answer::Device(status(&filler)), None)?;
@@ -421,11 +490,32 @@ impl<'a> Service<'a> {
         Ok(true)
     }
 
+    /// Begins to bring all of the devices of an image that are lent.
+    fn complete(&self, image: &str) -> Result<(), AnyError> {
+        let devices = self.store.sparse_devices(&ImageId::from_str(image)?)?;
+        for filler in self.door.fillers() {
+            if devices.contains(filler.device().id()) {
+                self.door.complete(&filler);
+            }
+        }
+        Ok(())
+    }
+
     /// Opens a device for a client, which waits for its bytes.
     fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
         let is_armed = self.door.fillers().iter().any(|it| *it.device().id() == id);
         if !is_armed {
+            // Before it is sealed: one that is sealed meanwhile may be under its other name then.
+            if let Some((file, _)) = self.store.sparse.open(&id)?
+                && self.door.is_complete(&file)?
+            {
+                return Ok(file);
+            }
+            if let Some(file) = self.completer.ended(&id)? {
+                self.completer.is_sealed(id);
+                return Ok(file);
+            }
             let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
             // Somebody may have had a look at it this moment.
             let in_use = || kernel::lease::in_use(fill.file().as_fd()).unwrap_or(true);
@@ -446,17 +536,29 @@ impl<'a> Service<'a> {
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.arm(filler)?;
         }
+        if self.surroundings.complete == Completion::Always {
+            let fillers = self.door.fillers();
+            let lent = fillers.iter().filter(|it| *it.device().id() == id);
+            lent.for_each(|it| self.door.complete(it));
+        }
         // From here on it waits.
         let (file, _) = self.store.sparse.open(&id)?.ok_or(LendError::Absent(id))?;
         Ok(file)
     }
 
     /// Goes on with a device of an earlier service. Its mark is there.
-    fn adopt(&self, device: &str, file: File) -> Result<(), LendError> {
+    fn adopt(&self, device: &str, file: File) -> Result<Adopted, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        let passed = self.completer.pass(&id, &file);
+        if passed.map_err(|source| LendError::Complete { device: id, source })? {
+            return Ok(Adopted::Complete);
+        }
         let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
         self.door.arm(self.filler(&id, fill)?)?;
-        Ok(())
+        if self.surroundings.complete == Completion::Always {
+            self.door.fillers().iter().for_each(|it| self.door.complete(it));
+        }
+        Ok(Adopted::Filled)
     }
 
     fn filler(&self, id: &DeviceId, fill: SparseFill<'a>) -> Result<LayerFiller<'a>, LendError> {
@@ -469,6 +571,13 @@ impl<'a> Service<'a> {
         }
         let blobs = supply.blobs(&index);
         Ok(LayerFiller::new(index, blobs, fill))
+    }
+}
+
+/// Has the keeper let a device go.
+fn forget(keeper: &Keeper, device: String) {
+    if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
+        tracing::warn!(%error, "the keeper holds a device that is not in use");
     }
 }
 
@@ -485,6 +594,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         bytes: head.device_bytes,
         filled: filler.filled() as u64,
         units: head.units.len() as u64,
+        is_completing: filler.is_completing(),
         counts: filler.counts().now(),
     }
 }

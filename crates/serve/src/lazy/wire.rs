@@ -53,6 +53,10 @@ pub(super) enum Ask {
     Lend { device: String },
     /// To bring, ahead of its readers, what a trace of an image has. Its devices that are lent are meant.
     Bring { image: String, trace: String },
+    /// To bring all of the devices of an image, behind all else. Those that are lent are meant.
+    Complete { image: String },
+    /// To let go at once of what nothing has open.
+    Release,
     /// How far all devices are.
     Status,
     /// To end, whatever is in use, since another takes over.
@@ -89,6 +93,9 @@ pub struct DeviceStatus {
     pub filled: u64,
     /// How many it has.
     pub units: u64,
+    /// Whether all of it is to come, though nobody reads it.
+    #[serde(default)]
+    pub is_completing: bool,
     /// What was done for it since the service began.
     #[serde(default)]
     pub counts: LazyCounts,

@@ -1,7 +1,8 @@
 //! The service and its keeper as processes, which are killed.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -9,17 +10,18 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
+use image::digest::Digest;
 use image::lazy::{Head, UNIT};
 use image::verity::{DeviceId, ImageId};
 use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
-use oci::blobs::BlobSource;
+use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{
-    ClientError, LazyService, Program, Replace, Supply, Surroundings, keep, serve,
+    ClientError, Completion, LazyService, Program, Replace, Supply, Surroundings, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use store::{Store, Trace, TraceRun};
+use store::{SparseState, Store, Trace, TraceRun};
 use testing::fake::wait_for;
 use testing::skipped;
 use transfer::lazy::LayerIndex;
@@ -32,7 +34,22 @@ const FOLDER: &str = "QUIRE_TEST_FOLDER";
 /// What a service has in the folder of a test.
 struct Files {
     folder: PathBuf,
+    blob: FolderBlob,
+}
+
+/// The one blob, which is not there while a file says so.
+struct FolderBlob {
     blob: OneBlob,
+    gone: PathBuf,
+}
+
+impl BlobSource for FolderBlob {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        match self.gone.exists() {
+            true => Box::new(FailingReader::new(io::ErrorKind::NotFound.into())),
+            false => self.blob.blob(digest, size, range),
+        }
+    }
 }
 
 impl Files {
@@ -40,6 +57,7 @@ impl Files {
     fn here() -> Self {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
+        let blob = FolderBlob { blob, gone: folder.join("gone") };
         Self { folder, blob }
     }
 
@@ -78,6 +96,18 @@ impl Supply for Files {
         let runs = vec![TraceRun { unit: 2, units: 1, ..all }, all];
         Ok((name == "all").then(|| Trace { name: name.to_owned(), runs }))
     }
+
+    fn sealed(
+        &self,
+        device: &DeviceId,
+        _: &AtomicBool,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        // A test has it fail with this.
+        if self.folder.join("refuse").exists() {
+            return Err("refused".into());
+        }
+        Ok(fs::write(self.folder.join("sealed"), device.to_string())?)
+    }
 }
 
 fn program(folder: &Path, test: &str) -> Program {
@@ -106,6 +136,10 @@ fn a_service() {
         supply: &files,
         folder: &files.folder.join("run"),
         keeper: &program(&files.folder, "a_keeper"),
+        complete: match files.folder.join("complete").exists() {
+            true => Completion::Always,
+            false => Completion::Asked,
+        },
         stop: &AtomicBool::new(false),
     };
     serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
@@ -225,15 +259,31 @@ impl Served {
     }
 
     /// Ends the service, which has nothing to serve, and sees that its keeper ends, too.
-    fn end(&self, mut service: Child) {
+    fn end(&self, service: Child) {
         self.leave();
-        assert!(service.wait().unwrap().success());
+        self.is_gone(service);
         self.is_over();
     }
 
     fn leave(&self) {
         fs::remove_file(self.path("service.pid")).unwrap();
         self.service().leave().unwrap();
+    }
+
+    fn state(&self) -> Option<SparseState> {
+        Some(self.store.sparse.stat(&self.stage.index.head.device).unwrap()?.state)
+    }
+
+    /// Waits until all of the device is here, and images could be made complete with it.
+    fn wait_for_all(&self) {
+        wait_for("all of the device", || self.path("sealed").exists());
+        assert_eq!(self.state(), Some(SparseState::Sealed));
+    }
+
+    /// Sees that a service that was asked to leave ends, and its keeper, too.
+    fn is_gone(&self, mut service: Child) {
+        assert!(service.wait().unwrap().success());
+        wait_for("the keeper's end", || !self.path("run/keeper").exists());
     }
 
     fn is_over(&self) {
@@ -420,4 +470,134 @@ fn a_reader_that_reads_on_finds_its_bytes() {
     assert!(vain <= now.wanted_units + now.touched_units + 32 + 4 * now.waits, "{now:?}");
     drop(mount);
     served.end(service);
+}
+
+#[test]
+fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
+    let Some(served) = Served::new() else { return };
+    fs::write(served.path("complete"), "").unwrap();
+    let mut service = served.start();
+    let mount = served.mount();
+    served.wait_for_all();
+    assert_eq!(
+        fs::read_to_string(served.path("sealed")).unwrap(),
+        served.stage.device().to_string()
+    );
+    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let full = served.path("full/data").join(served.stage.device().to_string());
+    assert!(fs::read(path).unwrap() == fs::read(full).unwrap());
+    assert!(served.service().status().unwrap().is_empty());
+    assert_eq!(served.read(&mount, 64), 0);
+    // It is lent to whoever does not know yet.
+    let lent = served.service().lend(&served.stage.device()).unwrap();
+    drop(lent);
+    // With nobody there, a lazy device would give zeros. Nothing was read before of most of this.
+    let keeper = served.pid("keeper.pid");
+    kill_process(keeper, Signal::STOP).unwrap();
+    served.signal("service.pid", Signal::KILL);
+    served.signal("keeper.pid", Signal::KILL);
+    service.wait().unwrap();
+    assert!(fs::read(words(&mount)).unwrap() == served.expect);
+    // The next service lends it at once, though it is mounted.
+    let service = served.start();
+    let again = served.mount();
+    assert_eq!(served.read(&again, 64), 0);
+    drop((again, mount));
+    served.leave();
+    served.is_gone(service);
+}
+
+#[test]
+fn a_mount_that_lives_needs_no_keeper_once_all_is_here() {
+    let Some(served) = Served::new() else { return };
+    fs::write(served.path("complete"), "").unwrap();
+    let service = served.start();
+    let mount = served.mount();
+    served.wait_for_all();
+    served.leave();
+    served.is_gone(service);
+    assert!(fs::read(words(&mount)).unwrap() == served.expect);
+}
+
+#[test]
+fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
+    let Some(served) = Served::new() else { return };
+    let mut service = served.start();
+    let mount = served.mount();
+    let keeper = served.pid("keeper.pid");
+    // It is not told any more.
+    kill_process(keeper, Signal::STOP).unwrap();
+    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    assert!(!served.path("sealed").exists());
+    served.signal("service.pid", Signal::KILL);
+    kill_process(keeper, Signal::CONT).unwrap();
+    served.wait_for_service();
+    service.wait().unwrap();
+    assert!(fs::read(words(&mount)).unwrap() == served.expect);
+    served.wait_for_all();
+    // That one has nothing to do for the mount.
+    served.leave();
+    wait_for("the keeper's end", || !served.path("run/keeper").exists());
+    assert_eq!(served.read(&mount, 64), 0);
+}
+
+#[test]
+fn a_device_with_other_bytes_than_its_name_is_condemned() {
+    let Some(mut served) = Served::new() else { return };
+    // The index is of the right bytes, but says that they are another device.
+    let id = DeviceId::from_bytes(&[9; 32]).unwrap();
+    served.stage.index.head.device = id;
+    Files::write(served.stage.folder.path(), &served.stage);
+    drop(served.store.create_sparse(&id, served.stage.index.head.device_bytes).unwrap());
+    let service = served.start();
+    let lent = served.service().lend(&id).unwrap();
+    let image = served.stage.full.open_image(&served.stage.image).unwrap();
+    let devices = [lent.as_fd()];
+    let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
+    let mount = erofs(image.image.fd(), &options).unwrap().mount;
+    assert_eq!(served.read(&mount, 1), 0);
+    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    wait_for("the condemnation", || served.state() == Some(SparseState::Condemned));
+    wait_for("errors", || fs::read(words(&mount)).is_err());
+    assert!(served.service().lend(&id).is_err());
+    assert!(!served.path("sealed").exists());
+    drop((mount, lent));
+    served.leave();
+    served.is_gone(service);
+}
+
+#[test]
+fn what_could_not_be_made_complete_is_tried_again() {
+    let Some(served) = Served::new() else { return };
+    fs::write(served.path("refuse"), "").unwrap();
+    fs::write(served.path("complete"), "").unwrap();
+    let service = served.start();
+    let mount = served.mount();
+    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    thread::sleep(std::time::Duration::from_millis(300));
+    fs::remove_file(served.path("refuse")).unwrap();
+    served.wait_for_all();
+    drop(mount);
+    served.leave();
+    served.is_gone(service);
+}
+
+#[test]
+fn a_device_is_completed_though_its_source_fails_for_a_while() {
+    let Some(served) = Served::new() else { return };
+    fs::write(served.path("gone"), "").unwrap();
+    fs::write(served.path("complete"), "").unwrap();
+    let service = served.start();
+    let mount = served.mount();
+    let status = || served.service().status().unwrap().remove(0);
+    assert!(status().is_completing);
+    thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(status().filled, 0);
+    fs::remove_file(served.path("gone")).unwrap();
+    // Nobody reads it any more, and it is completed all the same.
+    drop(mount);
+    served.wait_for_all();
+    served.leave();
+    served.is_gone(service);
 }

@@ -266,6 +266,21 @@ impl SparseShelf {
         Ok(self.look(id)?.map(|it| it.1))
     }
 
+    /// The devices all bytes of which are here and verified. Those that cannot be looked at are left out.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the directory cannot be listed.
+    pub fn sealed(&self) -> Result<Vec<DeviceId>, DiskError> {
+        let mut sealed = Vec::new();
+        for file in self.list()?.names {
+            let SparseFile::Device(id) = file else { continue };
+            if matches!(self.stat(&id), Ok(Some(it)) if it.state == SparseState::Sealed) {
+                sealed.push(id);
+            }
+        }
+        Ok(sealed)
+    }
+
     /// Opens a device for reading. Only the bytes of a sealed device are verified.
     ///
     /// # Errors

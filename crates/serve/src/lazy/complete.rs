@@ -1,0 +1,151 @@
+//! What becomes of devices whose bytes are all here: they are sealed, and are lazy no longer.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use image::verity::DeviceId;
+use store::{SparseError, Store};
+
+use super::door::{Door, place};
+use super::fill::LayerFiller;
+use super::service::{AnyError, Supply};
+
+/// How often it looks for devices that are filled.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long it waits after images could not be made complete. Each further time it is twice as long.
+const PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// A sealed device that images are to be made complete with.
+#[derive(Debug)]
+struct Pending {
+    device: DeviceId,
+    next: Instant,
+    pause: Duration,
+}
+
+/// Seals devices, and makes images complete.
+pub(super) struct Completer<'s, 'a> {
+    pub(super) store: &'a Store,
+    pub(super) supply: &'a dyn Supply,
+    pub(super) door: &'s Door<'a>,
+    pending: Mutex<Vec<Pending>>,
+}
+
+impl<'s, 'a> Completer<'s, 'a> {
+    pub(super) fn new(store: &'a Store, supply: &'a dyn Supply, door: &'s Door<'a>) -> Self {
+        Self { store, supply, door, pending: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Pending>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A device is sealed: perhaps images are complete now.
+    pub(super) fn is_sealed(&self, device: DeviceId) {
+        let mut pending = self.lock();
+        if pending.iter().all(|it| it.device != device) {
+            pending.push(Pending { device, next: Instant::now(), pause: PAUSE });
+        }
+    }
+
+    /// The file of a device that is not filled any more, open to read; `None` if there is no such device.
+    pub(super) fn ended(&self, device: &DeviceId) -> Result<Option<File>, SparseError> {
+        let sealed = self.store.sparse.open(device)?;
+        let sealed = sealed.filter(|it| it.1.state == store::SparseState::Sealed);
+        Ok(sealed.map(|it| it.0).or_else(|| self.store.devices.bytes_of(device)))
+    }
+
+    /// Seals what is filled and makes images complete, until `end` is set. `forget` has the keeper let a device go, and returns
+    /// when it has.
+    pub(super) fn work(&self, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
+        let is_over = || end.load(Ordering::Relaxed);
+        match self.store.sparse.sealed() {
+            // An earlier service may have ended before it was done.
+            Ok(sealed) => sealed.into_iter().for_each(|it| self.is_sealed(it)),
+            Err(error) => tracing::warn!(%error, "cannot look for devices that are sealed"),
+        }
+        while !is_over() {
+            match self.door.take_full(|device| self.open(device)) {
+                Ok(Some(filler)) => {
+                    self.seal(filler, end, forget);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(error, "cannot seal a device all of which is here");
+                }
+            }
+            match self.due() {
+                Some(due) => self.finish(due, end),
+                None => thread::sleep(LOOK),
+            }
+        }
+    }
+
+    fn open(&self, device: &DeviceId) -> io::Result<File> {
+        let found = self.store.sparse.open(device).map_err(io::Error::other)?;
+        Ok(found.ok_or(io::ErrorKind::NotFound)?.0)
+    }
+
+    fn seal(&self, filler: LayerFiller<'a>, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
+        let device = *filler.device().id();
+        match self.sealed(filler, end) {
+            Ok(()) => {
+                tracing::info!(%device, "all of the device is here");
+                forget(&device);
+                self.is_sealed(device);
+            }
+            Err(error) => {
+                let error: &dyn std::error::Error = &*error;
+                // The next service goes on if this one has to end.
+                if !end.load(Ordering::Relaxed) {
+                    tracing::error!(%device, error, "its readers get I/O errors from now on: unmount it");
+                }
+            }
+        }
+    }
+
+    fn sealed(&self, filler: LayerFiller<'a>, end: &AtomicBool) -> Result<(), AnyError> {
+        let place = place(filler.device().file())?;
+        let sealed = filler.into_device().seal_unless(end);
+        self.door.end(place, sealed.is_ok())?;
+        Ok(sealed?)
+    }
+
+    fn due(&self) -> Option<Pending> {
+        let now = Instant::now();
+        let mut pending = self.lock();
+        let due = pending.iter().position(|it| it.next <= now)?;
+        Some(pending.swap_remove(due))
+    }
+
+    fn finish(&self, due: Pending, end: &AtomicBool) {
+        let Err(error) = self.supply.sealed(&due.device, end) else { return };
+        if end.load(Ordering::Relaxed) {
+            return;
+        }
+        let (device, pause) = (due.device, due.pause);
+        let error: &dyn std::error::Error = &*error;
+        tracing::warn!(%device, error, seconds = pause.as_secs(), "an image stays lazy for now");
+        let next = Instant::now() + pause;
+        self.lock().push(Pending { device, next, pause: (pause * 2).min(PAUSE_MAX) });
+    }
+
+    /// Whether a device that an earlier service had is filled no longer; then its mark is gone.
+    pub(super) fn pass(&self, device: &DeviceId, file: &File) -> Result<bool, AnyError> {
+        let Some(ended) = self.ended(device)? else { return Ok(false) };
+        if place(&ended)? != place(file)? {
+            return Ok(false);
+        }
+        self.door.pass(ended)?;
+        self.is_sealed(*device);
+        Ok(true)
+    }
+}
