@@ -251,6 +251,74 @@ fn what_is_read_is_fetched_from_the_registry() {
     crate::served::end(&to, &mut service);
 }
 
+#[cfg(feature = "serve")]
+#[test]
+fn a_lazy_image_becomes_complete_while_it_is_mounted() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    if !crate::served::can_wait() {
+        return;
+    }
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    let to = Place::new();
+    let mut service = crate::served::serve(&to);
+    to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
+    std::fs::create_dir(to.path("root")).unwrap();
+    let refused = to.run("mount --complete app root");
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.err.contains("--lazy"), "{}", refused.err);
+    let device = names(&stage.from, "data").remove(0);
+    let inode = std::fs::metadata(to.path("store/sparse").join(&device)).unwrap().ino();
+    to.out("mount --lazy --complete app root");
+    let id = image(&to, "app");
+    testing::fake::wait_for("all of the image", || names(&to, "data").contains(&device));
+    // The very file that a pull of the layers makes, and the one that is mounted.
+    let path = to.path("store/data").join(&device);
+    assert_eq!(std::fs::metadata(&path).unwrap().ino(), inode);
+    let full = stage.from.path("store/data").join(&device);
+    assert!(std::fs::read(&path).unwrap() == std::fs::read(full).unwrap());
+    assert_eq!(image(&to, "app"), id);
+    assert!(to.out("fsck --deep").starts_with("sound"));
+    testing::fake::wait_for("the listing", || to.out("ps --lazy --json").trim() == "[]");
+    // Nobody has to be there any more.
+    crate::served::end(&to, &mut service);
+    drop(stage.daemon);
+    let expect = "7 ".repeat(99);
+    assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), expect);
+    to.out("umount root");
+    to.out("mount app root");
+    assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), expect);
+    to.out("umount root");
+    to.out("rmi app");
+    to.out("gc");
+    assert_eq!((names(&to, "data"), names(&to, "sparse")), (Vec::new(), Vec::new()));
+}
+
+#[cfg(feature = "serve")]
+#[test]
+fn gc_asks_the_service_what_is_in_use() {
+    if !crate::served::can_wait() {
+        return;
+    }
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    let to = Place::new();
+    let mut service = crate::served::serve(&to);
+    to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
+    std::fs::create_dir(to.path("root")).unwrap();
+    to.out("mount --lazy app root");
+    to.out("rmi app");
+    to.out("gc");
+    assert!(!names(&to, "sparse").is_empty(), "it is mounted");
+    assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
+    to.out("umount root");
+    // At once, though the service looks every two seconds.
+    to.out("gc");
+    assert_eq!(names(&to, "sparse"), [""; 0]);
+    crate::served::end(&to, &mut service);
+}
+
 #[test]
 fn an_index_is_pushed_to_the_image_that_it_is_of() {
     let Some(stage) = Stage::new() else { return };
