@@ -293,7 +293,7 @@ pub(crate) fn release(store: &Store) {
         Ok(None | Some(Ok(()))) => {}
         // It keeps what it has: then so does `gc`.
         Ok(Some(Err(error))) => {
-            tracing::warn!(%error, "the service for lazy devices does not let go")
+            tracing::warn!(%error, "the service for lazy devices does not let go");
         }
         Err(error) => tracing::debug!(%error, "cannot ask the service for lazy devices"),
     }

@@ -41,6 +41,7 @@ impl Surroundings {
     }
 
     /// What an import of a service needs that shows no progress.
+    #[cfg(feature = "serve")]
     pub(crate) fn quiet<'a>(&'a self, cancel: &'a AtomicBool) -> ImportSurroundings<'a> {
         ImportSurroundings {
             now: now(),

@@ -254,7 +254,7 @@ mod tests {
         state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
         state.traces.extend([part(3, Cause::Trace), part(4, Cause::Trace)]);
         state.streams.push_back(part(5, Cause::Stream));
-        let mut next = |state: &mut State<'static>, at| state.next(at).map(|it| it.units.start);
+        let next = |state: &mut State<'static>, at| state.next(at).map(|it| it.units.start);
         state.readers = 1;
         assert_eq!(next(&mut state, now), Some(5));
         assert_eq!(next(&mut state, now), Some(3));

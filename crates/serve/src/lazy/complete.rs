@@ -83,7 +83,7 @@ impl<'s, 'a> Completer<'s, 'a> {
                 }
             }
             match self.due() {
-                Some(due) => self.finish(due, end),
+                Some(due) => self.finish(&due, end),
                 None => thread::sleep(LOOK),
             }
         }
@@ -126,7 +126,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         Some(pending.swap_remove(due))
     }
 
-    fn finish(&self, due: Pending, end: &AtomicBool) {
+    fn finish(&self, due: &Pending, end: &AtomicBool) {
         let Err(error) = self.supply.sealed(&due.device, end) else { return };
         if end.load(Ordering::Relaxed) {
             return;

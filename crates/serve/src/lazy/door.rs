@@ -45,12 +45,12 @@ pub enum DoorError {
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
-    devices: RwLock<HashMap<Place, Armed<'a>>>,
+    devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
     ahead: Ahead<'a>,
 }
 
 /// The numbers of a file system and an inode.
-pub(super) type Place = (u64, u64);
+pub(super) type InodePlace = (u64, u64);
 
 /// A device whose readers may wait here.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl<'a> Door<'a> {
         open: impl Fn(&DeviceId) -> io::Result<File>,
     ) -> Result<Option<LayerFiller<'a>>, DoorError> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        let is_full = |(_, armed): &(&Place, &Armed<'a>)| matches!(armed, Armed::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
+        let is_full = |(_, armed): &(&InodePlace, &Armed<'a>)| matches!(armed, Armed::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
         let Some((&found, armed)) = devices.iter().find(is_full) else { return Ok(None) };
         let Armed::Filling(filler) = armed else { return Ok(None) };
         let file = open(filler.device().id()).map_err(DoorError::Device)?;
@@ -195,7 +195,7 @@ impl<'a> Door<'a> {
     ///
     /// # Errors
     /// [`DoorError`].
-    pub fn end(&self, found: Place, is_sound: bool) -> Result<(), DoorError> {
+    pub fn end(&self, found: InodePlace, is_sound: bool) -> Result<(), DoorError> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         match devices.remove(&found) {
             Some(Armed::Complete(file)) if is_sound => {
@@ -373,7 +373,7 @@ pub enum Unread {
 }
 
 /// The numbers of a file's file system and inode.
-pub(super) fn place(file: &File) -> Result<Place, DoorError> {
+pub(super) fn place(file: &File) -> Result<InodePlace, DoorError> {
     let found = file.metadata().map_err(DoorError::Device)?;
     Ok((found.dev(), found.ino()))
 }

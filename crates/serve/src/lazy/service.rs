@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +15,6 @@ use image::verity::{DeviceId, ImageId};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use store::{SparseError, SparseFill, Store, Trace};
 use transfer::lazy::LayerIndex;
@@ -25,14 +22,13 @@ use transfer::lazy::LayerIndex;
 use super::complete::Completer;
 use super::door::{Door, DoorError, Unread};
 use super::fill::LayerFiller;
+use super::folder::{self, Replace};
 use super::keeper::{Keeper, Program, Succession};
 use super::plan;
 use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
 
 /// The socket at which clients ask.
 pub(super) const SOCKET: &str = "service";
-/// Locked by the one service of a folder.
-const LOCK: &str = "lock";
 /// How often devices are looked for that nothing has open any more.
 const LOOK: Duration = Duration::from_secs(2);
 /// How often a service looks whether it is to end.
@@ -40,7 +36,7 @@ const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long a client may take for a message.
 const CLIENT: Duration = Duration::from_secs(5);
 /// How long a service that is asked to leave may take.
-const LEAVE: Duration = Duration::from_secs(60);
+pub(super) const LEAVE: Duration = Duration::from_secs(60);
 
 /// An error of any kind.
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
@@ -68,6 +64,16 @@ pub trait Supply: Sync {
     /// # Errors
     /// When an image cannot be made complete.
     fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError>;
+}
+
+/// Which devices are brought as a whole, behind what is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Completion {
+    /// Those for which clients ask.
+    #[default]
+    Asked,
+    /// All that are lent.
+    Always,
 }
 
 /// What a service needs besides the store.
@@ -153,35 +159,6 @@ enum LendError {
     Door(#[from] DoorError),
 }
 
-/// The folder in which the service of a store listens. It is named by the store's directory, whatever its path is.
-///
-/// # Errors
-/// When the directory cannot be looked at.
-pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
-    let found = fs::metadata(store)?;
-    let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
-    Ok(Path::new(container::notes::FOLDER).join(name))
-}
-
-/// Which devices are brought as a whole, behind what is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Completion {
-    /// Those for which clients ask.
-    #[default]
-    Asked,
-    /// All that are lent.
-    Always,
-}
-
-/// Whether a service that is there already is asked to leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Replace {
-    /// Yes. Readers wait meanwhile.
-    Yes,
-    /// No: it stays.
-    No,
-}
-
 /// Serves the lazy devices of a store until `stop` is set, and returns how many are in use then. Their readers wait some
 /// seconds for another service, and get I/O errors after that. `ready` is called as soon as clients can ask.
 ///
@@ -194,7 +171,7 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
-    let _lock = lock(folder, store.who().user, replace)?;
+    let _lock = folder::lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, devices } = begin(surroundings)?;
     let door = Door::of(group);
     let completer = Completer::new(store, surroundings.supply, &door);
@@ -235,7 +212,9 @@ pub fn serve(
             completer.work(&end, &forget);
         });
         ready();
-        let talked = service.talk(listener.as_fd(), keeper, forgotten, &end);
+        let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
+        // Who waits for the keeper waits no longer.
+        drop(forgotten);
         end.store(true, Ordering::Relaxed);
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -247,69 +226,11 @@ pub fn serve(
         keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
         if left == 0 {
             // Nothing needs it until the next service. That makes it anew if it waits for this lock.
-            let _gone = fs::remove_file(folder.join(LOCK));
+            let _gone = fs::remove_file(folder.join(folder::LOCK));
             let _gone = fs::remove_dir(folder);
         }
         Ok(left)
     })
-}
-
-fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
-    let failed = |source| ServiceError::Path { path: folder.to_owned(), source };
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
-    let found = fs::symlink_metadata(folder).map_err(failed)?;
-    let is_ours = found.uid() == user;
-    match is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
-        true => Ok(()),
-        false => Err(ServiceError::Folder(folder.to_owned())),
-    }
-}
-
-/// Makes the folder, and locks it for one service.
-fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, ServiceError> {
-    let path = folder.join(LOCK);
-    let failed = |source| ServiceError::Path { path: path.clone(), source };
-    let begun = Instant::now();
-    loop {
-        let made = make_folder(folder, user).and_then(|()| {
-            let mut options = File::options();
-            options.write(true).create(true).truncate(false).open(&path).map_err(failed)
-        });
-        let file = match made {
-            // A service that ended has removed the folder this moment.
-            Err(ServiceError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                if begun.elapsed() > LEAVE {
-                    return Err(failed(source));
-                }
-                continue;
-            }
-            made => made?,
-        };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if is_at(&file, &path) => return Ok(file),
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
-            Err(Errno::WOULDBLOCK) => {
-                // It may have begun only now, so it is asked again.
-                let asked = super::client::LazyService::connect(folder);
-                if let Ok(Some(service)) = asked {
-                    let _asked = service.leave();
-                }
-                thread::sleep(Duration::from_millis(20));
-            }
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(failed(errno.into())),
-        }
-    }
-}
-
-/// Whether a path leads to this file still.
-fn is_at(file: &File, path: &Path) -> bool {
-    let numbers = |found: io::Result<fs::Metadata>| found.map(|it| (it.dev(), it.ino())).ok();
-    let there = numbers(fs::symlink_metadata(path));
-    there.is_some() && there == numbers(file.metadata())
 }
 
 /// Takes over from a keeper, or starts one.
@@ -352,7 +273,7 @@ impl<'a> Service<'_, 'a> {
         &self,
         listener: BorrowedFd<'_>,
         mut keeper: Keeper,
-        forgotten: Forgotten,
+        forgotten: &Forgotten,
         end: &AtomicBool,
     ) -> Result<Keeper, ServiceError> {
         let mut looked = Instant::now();

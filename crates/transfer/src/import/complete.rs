@@ -34,8 +34,8 @@ pub enum Completed {
 #[non_exhaustive]
 pub enum CompleteError {
     /// The image cannot be opened.
-    #[error(transparent)]
-    Image(#[from] OpenImageError),
+    #[error("cannot open the image")]
+    Image(#[source] Box<OpenImageError>),
     /// A device cannot be read.
     #[error(transparent)]
     Device(#[from] SparseError),
@@ -82,7 +82,8 @@ pub fn complete(
     blobs: &dyn BlobSource,
     surroundings: &ImportSurroundings<'_>,
 ) -> Result<Completed, CompleteError> {
-    for device in store.sparse_devices(image)? {
+    let opened = |source| CompleteError::Image(Box::new(source));
+    for device in store.sparse_devices(image).map_err(opened)? {
         // One that is gone has become complete this moment.
         let info = store.sparse.stat(&device)?;
         if info.is_some_and(|it| it.state != SparseState::Sealed) {
@@ -90,7 +91,7 @@ pub fn complete(
         }
     }
     let documents = StoredImage::load(store, manifest)?;
-    let devices = store.open_names(image)?.devices;
+    let devices = store.open_names(image).map_err(opened)?.devices;
     let tars = devices.iter().filter_map(|it| LayerTar::of(store, &it.0));
     let tars: Vec<_> = tars.collect();
     let work = Work { store, image, documents: &documents, tars: &tars, blobs };

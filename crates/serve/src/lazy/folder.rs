@@ -1,0 +1,93 @@
+//! The folder of a service: where it listens, and its lock.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::service::{LEAVE, ServiceError};
+
+/// Locked by the one service of a folder.
+pub(super) const LOCK: &str = "lock";
+
+/// The folder in which the service of a store listens. It is named by the store's directory, whatever its path is.
+///
+/// # Errors
+/// When the directory cannot be looked at.
+pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
+    let found = fs::metadata(store)?;
+    let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
+    Ok(Path::new(container::notes::FOLDER).join(name))
+}
+
+/// Whether a service that is there already is asked to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    /// Yes. Readers wait meanwhile.
+    Yes,
+    /// No: it stays.
+    No,
+}
+
+fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
+    let failed = |source| ServiceError::Path { path: folder.to_owned(), source };
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
+    let found = fs::symlink_metadata(folder).map_err(failed)?;
+    let is_ours = found.uid() == user;
+    match is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
+        true => Ok(()),
+        false => Err(ServiceError::Folder(folder.to_owned())),
+    }
+}
+
+/// Makes the folder, and locks it for one service.
+pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, ServiceError> {
+    let path = folder.join(LOCK);
+    let failed = |source| ServiceError::Path { path: path.clone(), source };
+    let begun = Instant::now();
+    loop {
+        let made = make_folder(folder, user).and_then(|()| {
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false).open(&path).map_err(failed)
+        });
+        let file = match made {
+            // A service that ended has removed the folder this moment.
+            Err(ServiceError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                if begun.elapsed() > LEAVE {
+                    return Err(failed(source));
+                }
+                continue;
+            }
+            made => made?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if is_at(&file, &path) => return Ok(file),
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
+            Err(Errno::WOULDBLOCK) => {
+                // It may have begun only now, so it is asked again.
+                let asked = super::client::LazyService::connect(folder);
+                if let Ok(Some(service)) = asked {
+                    let _asked = service.leave();
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
+    }
+}
+
+/// Whether a path leads to this file still.
+fn is_at(file: &File, path: &Path) -> bool {
+    let numbers = |found: io::Result<fs::Metadata>| found.map(|it| (it.dev(), it.ino())).ok();
+    let there = numbers(fs::symlink_metadata(path));
+    there.is_some() && there == numbers(file.metadata())
+}
