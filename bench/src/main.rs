@@ -153,6 +153,27 @@ impl Context<'_> {
             result => result.with_context(|| format!("cannot move {name} out of the way")),
         }
     }
+
+    /// Removes what was set aside once it takes more than `most` bytes of the disk, and waits until that costs nobody.
+    fn make_room(&self, most: u64) -> Result<()> {
+        let aside: Vec<_> = fs::read_dir(self.work)?.collect::<Result<_, _>>()?;
+        let aside =
+            aside.iter().filter(|it| it.file_name().as_encoded_bytes().starts_with(b"aside-"));
+        let aside: Vec<_> = aside.map(fs::DirEntry::path).collect();
+        if aside.is_empty() {
+            return Ok(());
+        }
+        let mut du = Command::new("du");
+        let said = quiet(du.args(["--summarize", "--total", "--block-size=1", "--"]).args(&aside))?;
+        let total = said.lines().last().and_then(|it| it.split('\t').next()?.parse().ok());
+        if total.unwrap_or(0) <= most {
+            return Ok(());
+        }
+        aside.iter().try_for_each(|it| rig::cache::remove(it))?;
+        rustix::fs::sync();
+        std::thread::sleep(FORGOTTEN);
+        Ok(())
+    }
 }
 
 /// How long ext4 skips the number of a removed inode, once the disk has the removal. Until then it looks at each such inode

@@ -1,7 +1,7 @@
 //! Rivals in turn: each round runs every contestant once, so that what disturbs the machine disturbs all of them.
 
 use std::fs::File;
-use std::io::{IsTerminal as _, Read as _, Seek as _};
+use std::io::{self, IsTerminal as _, Read as _, Seek as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,8 +21,9 @@ pub(super) struct Contestant<'a> {
     pub(super) name: String,
     /// Not timed: makes the place as it was before the first run.
     before: Step<'a>,
-    /// Timed from the first one's start to the last one's end; each must end with exit code 0.
+    /// Timed from the first one's start; each must end with exit code 0.
     commands: Box<dyn FnMut() -> Result<Vec<Command>> + 'a>,
+    until: Until,
     /// Not timed.
     after: Step<'a>,
 }
@@ -34,8 +35,14 @@ impl<'a> Contestant<'a> {
             name: name.to_owned(),
             before: nothing(),
             commands: Box::new(commands),
+            until: Until::End,
             after: nothing(),
         }
+    }
+
+    pub(super) const fn until(mut self, until: Until) -> Self {
+        self.until = until;
+        self
     }
 
     pub(super) fn before(mut self, step: impl FnMut() -> Result<()> + 'a) -> Self {
@@ -47,6 +54,15 @@ impl<'a> Contestant<'a> {
         self.after = Box::new(step);
         self
     }
+}
+
+/// When a contestant's clock stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Until {
+    /// The last command has ended.
+    End,
+    /// The last command has printed its first byte to standard output. It is still waited for.
+    FirstOutput,
 }
 
 /// What a bench asks for besides its contestants.
@@ -180,7 +196,7 @@ fn run(
 ) -> Result<Sample> {
     (contestant.before)()?;
     if rules.pace == Pace::OwnLeadIn {
-        execute(&mut (contestant.commands)()?)?;
+        execute(&mut (contestant.commands)()?, Until::End)?;
     }
     let mut commands = (contestant.commands)()?;
     // Deletions and writes of other runs must not be paid for in this one.
@@ -195,24 +211,36 @@ fn run(
     }
     start()?;
     let clock = Instant::now();
-    let mut sample = execute(&mut commands)?;
+    let (used, printed) = execute(&mut commands, contestant.until)?;
     if let Some(dir) = &rules.sync {
         sync(dir)?;
     }
-    sample.wall = clock.elapsed();
+    let end = printed.unwrap_or_else(Instant::now);
+    let sample = Sample { wall: end.duration_since(clock), ..used };
     (contestant.after)()?;
     Ok(sample)
 }
 
-/// What the commands used, but for the time.
-fn execute(commands: &mut [Command]) -> Result<Sample> {
+/// What the commands used, but for the time; and when the last one printed something, if that is waited for.
+fn execute(commands: &mut [Command], until: Until) -> Result<(Sample, Option<Instant>)> {
     let mut sample = Sample { wall: Duration::ZERO, cpu: Duration::ZERO, largest_process: 0 };
+    let mut printed = None;
     // A file, not a pipe: nobody reads while the clock runs.
     let mut errors = tempfile::tempfile()?;
-    for command in commands {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors.try_clone()?);
+    let last = commands.len().saturating_sub(1);
+    for (number, command) in commands.iter_mut().enumerate() {
+        let is_watched = until == Until::FirstOutput && number == last;
+        let output = if is_watched { Stdio::piped() } else { Stdio::null() };
+        command.stdin(Stdio::null()).stdout(output).stderr(errors.try_clone()?);
         let child = command.spawn();
-        let child = child.with_context(|| format!("cannot start {}", process::line(command)))?;
+        let mut child =
+            child.with_context(|| format!("cannot start {}", process::line(command)))?;
+        if let Some(mut output) = child.stdout.take() {
+            if output.read(&mut [0])? != 0 {
+                printed = Some(Instant::now());
+            }
+            io::copy(&mut output, &mut io::sink())?;
+        }
         let used = child.wait4().context("cannot wait")?;
         if !used.status.success() {
             let mut text = String::new();
@@ -221,9 +249,12 @@ fn execute(commands: &mut [Command]) -> Result<Sample> {
             bail!("{}: {}: {}", process::line(command), used.status, text.trim());
         }
         sample.cpu += used.rusage.utime + used.rusage.stime;
+        if is_watched && printed.is_none() {
+            bail!("{}: it printed nothing", process::line(command));
+        }
         sample.largest_process = sample.largest_process.max(used.rusage.maxrss);
     }
-    Ok(sample)
+    Ok((sample, printed))
 }
 
 fn sync(dir: &Path) -> Result<()> {
@@ -265,5 +296,19 @@ mod tests {
         let fails = || Ok(vec![Command::new("true"), Command::new("false")]);
         let error = measure(&rules, &mut [Contestant::new("fails", fails)]).unwrap_err();
         assert_eq!(error.to_string(), "false: exit status: 1: ");
+    }
+
+    #[test]
+    fn a_silent_command_has_no_first_output() {
+        let rules = Rules {
+            runs: 1,
+            sync: None,
+            cold: false,
+            pace: Pace::Turns,
+            memory: Memory::LargestProcess,
+        };
+        let silent = Contestant::new("silent", || Ok(vec![Command::new("true")]));
+        let error = measure(&rules, &mut [silent.until(Until::FirstOutput)]).unwrap_err();
+        assert_eq!(error.to_string(), "true: it printed nothing");
     }
 }

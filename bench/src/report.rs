@@ -33,6 +33,8 @@ pub(super) enum Unit {
     Milliseconds,
     /// How often something was.
     Times,
+    /// Parts of a hundred.
+    Percent,
 }
 
 impl Unit {
@@ -43,6 +45,7 @@ impl Unit {
             Self::MegabytesPerSecond => "MB/s",
             Self::Milliseconds => "ms",
             Self::Times => "",
+            Self::Percent => "%",
         }
     }
 
@@ -52,7 +55,7 @@ impl Unit {
             Self::MegabytesPerSecond => format!("{:.0}", megabytes(value)),
             Self::Kilobytes => format!("{:.1}", megabytes(value.saturating_mul(1000))),
             Self::Milliseconds => milliseconds(Duration::from_nanos(value)),
-            Self::Times => value.to_string(),
+            Self::Times | Self::Percent => value.to_string(),
         }
     }
 }
@@ -172,6 +175,7 @@ impl Sizes {
             Unit::MegabytesPerSecond => "bytes_per_second",
             Unit::Milliseconds => "nanoseconds",
             Unit::Times => "times",
+            Unit::Percent => "percent",
         };
         let rows = self.rows.iter().map(|(name, row)| json!({ "name": name, values: row }));
         json!({ "title": self.title, "columns": self.columns, "rows": rows.collect::<Vec<_>>() })

@@ -143,31 +143,43 @@ impl Runtime {
     ) -> Result<Self> {
         let bundle = context.work.join(format!("bundle-{name}"));
         fs::create_dir(&bundle)?;
-        // Quire calls this under the runtime's name; it keeps the config and goes on as the runtime.
-        let (script, config) = (bundle.join(name), bundle.join("config.json"));
-        let text = format!(
-            "#!/bin/sh\nfor word; do\n    [ \"$last\" = --bundle ] && cp \"$word/config.json\" '{}'\n    last=$word\ndone\n\
-             exec '{}' \"$@\"\n",
-            config.display(),
-            program.display()
-        );
-        fs::write(&script, text)?;
-        fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+        let (script, config) = keeper(&bundle, name, &program)?;
         // What the first run teaches Quire (crun's compiled filter) the second gives to the runtime, and so does the bench.
         for _ in 0..2 {
             quiet(&mut quire_run(context, store, "memory", &script))?;
         }
-        let text = fs::read(&config).context("quire did not call the runtime with --bundle")?;
-        let mut value: Value = serde_json::from_slice(&text)?;
+        let mut value = kept(&config, store, root, &bundle)?;
         value["root"] = json!({ "path": root, "readonly": true });
-        own_files(&mut value, store, root, &bundle)?;
-        // Each run gets cgroups of its own, as by default.
-        if let Some(linux) = value["linux"].as_object_mut() {
-            linux.remove("cgroupsPath");
-        }
         fs::write(&config, value.to_string())?;
         Ok(Self { name, program, bundle })
     }
+}
+
+/// A script that Quire calls under the runtime's name: it keeps the config, and goes on as the runtime. The second path is
+/// where the config will be.
+pub(super) fn keeper(bundle: &Path, name: &str, program: &Path) -> Result<(PathBuf, PathBuf)> {
+    let (script, config) = (bundle.join(name), bundle.join("config.json"));
+    let text = format!(
+        "#!/bin/sh\nfor word; do\n    [ \"$last\" = --bundle ] && cp \"$word/config.json\" '{}'\n    last=$word\ndone\n\
+         exec '{}' \"$@\"\n",
+        config.display(),
+        program.display()
+    );
+    fs::write(&script, text)?;
+    fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+    Ok((script, config))
+}
+
+/// What [`keeper`] kept, without what was of that container alone. `root` is a folder with what is in the image.
+pub(super) fn kept(config: &Path, store: &Path, root: &Path, bundle: &Path) -> Result<Value> {
+    let text = fs::read(config).context("quire did not call the runtime with --bundle")?;
+    let mut value: Value = serde_json::from_slice(&text)?;
+    own_files(&mut value, store, root, bundle)?;
+    // Each run gets cgroups of its own, as by default.
+    if let Some(linux) = value["linux"].as_object_mut() {
+        linux.remove("cgroupsPath");
+    }
+    Ok(value)
 }
 
 /// Quire mounts files that it made over some of the image's, such as `/etc/hosts`, and they end with its container. A

@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use sha2::{Digest as _, Sha256};
 
 use crate::cache::{Cache, remove};
+use crate::inputs::layer::hex;
 use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 34] = [
+const PACKAGES: [(&str, &str); 35] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -49,6 +51,7 @@ const PACKAGES: [(&str, &str); 34] = [
     ("wrk", "wrk"),
     ("tini-static", "tini"),
     ("ip", "iproute2"),
+    ("curl", "curl"),
 ];
 
 #[derive(Debug, clap::Args)]
@@ -155,6 +158,19 @@ pub fn built_composefs_crate() -> Result<Option<PathBuf>> {
     Ok(built.is_file().then_some(built))
 }
 
+/// Nydus v3, of the branch `v3`, which has no release: the repository, and the last commit of July 2026.
+const NYDUS: (&str, &str) =
+    ("https://github.com/dragonflyoss/nydus", "3f9e12edc26c88484ba7f91f09ad1f58f7d9e559");
+
+/// A rival of lazy images, optimised since it is timed: a few minutes. Its services for FUSE and for fanotify are in it.
+pub fn nydus(cache: &Cache) -> Result<PathBuf> {
+    let (repository, commit) = NYDUS;
+    let options = ["--git", repository, "--rev", commit, "--features", "cli,fanotify"];
+    let name = format!("nydus-{}", &commit[..8]);
+    let dir = cargo_program(cache, &name, &[&options[..], &["--bin", "nydus", "nydus"]].concat())?;
+    Ok(dir.join("bin/nydus"))
+}
+
 /// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
 const CRANE: &str = "github.com/google/go-containerregistry/cmd/crane@v0.14.0";
 
@@ -168,34 +184,76 @@ pub fn crane(cache: &Cache) -> Result<PathBuf> {
 
 /// The Go that builds it, where the one that is here is too old: a module, which the module proxy has and whose digest Go looks
 /// up. Source: go.dev/doc/toolchain, "Downloading toolchains".
-const GO: &str = "golang.org/toolchain@v0.0.1-go1.26.3.linux-";
+const GO: &str = "golang.org/toolchain@v0.0.1-go1.26.6.linux-";
 
 /// `runsc`, built into the cache: `runsc/bin/runsc`.
 pub fn runsc(cache: &Cache) -> Result<PathBuf> {
     go_tool(cache, "runsc", RUNSC)
 }
 
+/// Mounts eStargz layers as stargz-snapshotter does, and makes them: a program of ours over its library, since the module
+/// of its own programs is in no release.
+pub fn stargz(cache: &Cache) -> Result<PathBuf> {
+    const FILES: [(&str, &str); 3] = [
+        ("go.mod", include_str!("tools/stargz/go.mod")),
+        ("go.sum", include_str!("tools/stargz/go.sum")),
+        ("main.go", include_str!("tools/stargz/main.go")),
+    ];
+    let sources = FILES.map(|(_, text)| text).concat();
+    let name = format!("stargz-{}", &hex(&Sha256::digest(sources))[..12]);
+    let dir = go_program(cache, &name, "stargz-snapshotter 0.19.1", |go, bin, build| {
+        let sources = build.join("sources");
+        fs::create_dir_all(&sources)?;
+        FILES.iter().try_for_each(|(name, text)| fs::write(sources.join(name), text))?;
+        go.current_dir(sources).args(["build", "-o"]).arg(bin.join("stargz")).arg(".");
+        Ok(())
+    })?;
+    Ok(dir.join("bin/stargz"))
+}
+
 /// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`. It takes Go, which is installed for that.
 fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
-    let dir = cache.entry(name, false, |draft| {
+    let dir = go_program(cache, name, module, |go, _, _| {
+        go.args(["install", module]);
+        Ok(())
+    })?;
+    Ok(dir.join("bin").join(name))
+}
+
+/// An entry of the cache whose folder `bin` has what `words` lets Go make: it is given that folder, and one for the time of
+/// the build.
+fn go_program(
+    cache: &Cache,
+    name: &str,
+    title: &str,
+    words: impl Fn(&mut Command, &Path, &Path) -> Result<()>,
+) -> Result<PathBuf> {
+    cache.entry(name, false, |draft| {
         install(&[("go", "golang-go")])?;
-        println!("building {module}, once");
+        println!("building {title}, once");
         let (bin, build) = (draft.join("bin"), draft.join("build"));
-        let go = |program: &Path, words: &[&str]| {
+        fs::create_dir_all(&bin)?;
+        let go = |program: &Path| {
             let mut go = Command::new(program);
             // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
-            go.args(words).env("GOFLAGS", "-modcacherw").env("GOBIN", &bin);
+            go.env("GOFLAGS", "-modcacherw").env("GOBIN", &bin);
             go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
             // Static, since runsc executes itself in empty roots.
             go.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
             go
         };
-        let mut made = quiet(&mut go(Path::new("go"), &["install", module]));
+        let make = |mut go: Command| {
+            words(&mut go, &bin, &build)?;
+            quiet(&mut go)
+        };
+        let mut made = make(go(Path::new("go")));
         let is_too_old =
             |error: &str| error.contains("requires go >=") || error.contains("invalid go version");
         if made.as_ref().is_err_and(|error| is_too_old(&format!("{error:#}"))) {
-            made = newer_go(&go).and_then(|root| {
-                quiet(go(&root.join("bin/go"), &["install", module]).env("GOROOT", &root))
+            made = newer_go(&mut go(Path::new("go"))).and_then(|root| {
+                let mut go = go(&root.join("bin/go"));
+                go.env("GOROOT", &root);
+                make(go)
             });
         }
         remove(&build)?;
@@ -203,21 +261,20 @@ fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
         let offline = |error: &str| error.contains("dial tcp") || error.contains("lookup ");
         match made {
             Err(error) if offline(&format!("{error:#}")) => {
-                bail!(Skipped(format!("{name} is not there and cannot be downloaded")))
+                bail!(Skipped(format!("{title} is not there and cannot be downloaded")))
             }
             made => made.map(drop),
         }
-    })?;
-    Ok(dir.join("bin").join(name))
+    })
 }
 
 /// Downloads [`GO`]; returns where it is. Modules have neither executable files nor other modules in them, which Go itself
 /// mends when it downloads one. Source: Go `src/cmd/go/internal/toolchain/select.go`.
-fn newer_go(go: &dyn Fn(&Path, &[&str]) -> Command) -> Result<PathBuf> {
+fn newer_go(go: &mut Command) -> Result<PathBuf> {
     let machine = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let module = format!("{GO}{machine}");
     println!("downloading {module}, for this build alone");
-    let said = quiet(&mut go(Path::new("go"), &["mod", "download", "-json", &module]))?;
+    let said = quiet(go.args(["mod", "download", "-json", &module]))?;
     let said: serde_json::Value = serde_json::from_str(&said)?;
     let root =
         said["Dir"].as_str().map(PathBuf::from).context("Go does not say where it put it")?;
@@ -246,27 +303,31 @@ fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
     if let Some(found) = find(name) {
         return Ok(found);
     }
-    let dir = cache.entry(&tool.replace('@', "-"), false, |draft| {
-        println!("building {tool}, once");
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(["install", "--quiet", "--locked"])
-            .args(options)
-            .args([tool, "--root"])
-            .arg(draft);
-        let build = draft.join("build");
-        let made = quiet(cargo.env("CARGO_TARGET_DIR", &build).env_remove("RUSTFLAGS"));
-        remove(&build)?;
-        if let Err(error) = made {
-            let text = format!("{error:#}");
-            if text.contains("failed to download") || text.contains("Could not resolve") {
-                bail!(Skipped(format!("{name} is not there and cannot be downloaded")));
-            }
-            return Err(error);
-        }
-        Ok(())
-    })?;
+    let dir = cargo_program(cache, &tool.replace('@', "-"), &[options, &[tool]].concat())?;
     Ok(dir.join("bin").join(name))
+}
+
+/// An entry of the cache with what `cargo install` makes of these words, in its folder `bin`.
+fn cargo_program(cache: &Cache, entry: &str, words: &[&str]) -> Result<PathBuf> {
+    cache.entry(entry, false, |draft| {
+        println!("building {entry}, once");
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["install", "--quiet", "--locked"]).args(words).arg("--root").arg(draft);
+        let build = draft.join("build");
+        cargo.env("CARGO_TARGET_DIR", &build).env_remove("RUSTFLAGS");
+        // So that repositories are fetched as this machine's git is configured.
+        cargo.env("CARGO_NET_GIT_FETCH_WITH_CLI", "true");
+        let made = quiet(&mut cargo);
+        remove(&build)?;
+        let offline =
+            ["failed to download", "Could not resolve", "failed to clone", "failed to fetch"];
+        match made {
+            Err(error) if offline.iter().any(|it| format!("{error:#}").contains(it)) => {
+                bail!(Skipped(format!("{entry} is not there and cannot be downloaded")))
+            }
+            made => made.map(drop),
+        }
+    })
 }
 
 /// Whether this is continuous integration, where a tool that is merely not installed is a failure.

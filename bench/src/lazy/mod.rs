@@ -1,21 +1,23 @@
-//! From an empty store to the end of a program, out of a registry that is near or far: with all layers, or lazily.
+//! From an empty store to the first output of a program, out of a registry that is near or far: with all layers, or lazily.
 
-use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod quire;
+mod samples;
 
-use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
 
-use super::measure::{Contestant, Memory, Pace, Rules, measure};
+use anyhow::{Context as _, Result};
+
+use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
 use super::proxy::{Distance, Proxy};
 use super::registry;
-use super::report::{Report, Table, ratio};
+use super::report::{Report, Sizes, Table, Unit};
 use crate::Context;
+use quire::{KINDS, Kind, Quire};
 use rig::Skipped;
-use rig::inputs;
-use rig::process::{find, quiet};
+use rig::process::find;
+use samples::{Program, SAMPLES, Sample};
 use testing::daemon::{Daemon, PROGRAM};
 
 /// Where the registry is.
@@ -28,55 +30,34 @@ const PROFILES: [(&str, Distance); 3] = [
     ),
 ];
 
-/// What is run, the name of its trace, and as whom.
-const PROGRAMS: [(&str, &str, &str, &[&str]); 2] = [
-    (
-        "postgres --version",
-        "version",
-        "root",
-        &["/usr/lib/postgresql/15/bin/postgres", "--version"],
-    ),
-    (
-        "initdb",
-        "initdb",
-        "postgres",
-        &["/usr/lib/postgresql/15/bin/initdb", "--no-sync", "--pgdata", "/tmp/data"],
-    ),
-];
+/// What the stores of ended runs may take of the disk before they are removed, in bytes.
+const MOST_ASIDE: u64 = 12_000_000_000;
 
-/// How an image comes here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Whole,
-    /// All layers, in the form that a lazy image has when it is complete.
-    WholeTar,
-    Lazy,
-    /// With a trace of the very program.
-    Traced,
+/// A way to start a program of an image that only the registry has.
+trait Way {
+    fn name(&self) -> &'static str;
+
+    /// Not timed: nothing of an earlier run is there, and services that outlive a container run.
+    fn before(&self, start: &Start<'_>) -> Result<()>;
+
+    /// Fetches what it has to, and runs the program in a container.
+    fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>>;
+
+    /// Not timed: ends what runs.
+    fn after(&self) -> Result<()>;
 }
 
-const WAYS: [Way; 4] = [Way::Whole, Way::WholeTar, Way::Lazy, Way::Traced];
+/// What is started, and from where.
+#[derive(Debug, Clone, Copy)]
+struct Start<'a> {
+    sample: &'a Sample,
+    /// The registry's host and port.
+    host: &'a str,
+}
 
-impl Way {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Whole => "pull, run",
-            Self::WholeTar => "pull --form tar, run",
-            Self::Lazy => "quire pull --lazy, run --lazy",
-            Self::Traced => "quire with a trace",
-        }
-    }
-
-    const fn pull(self) -> &'static [&'static str] {
-        match self {
-            Self::Whole => &[],
-            Self::WholeTar => &["--form", "tar"],
-            Self::Lazy | Self::Traced => &["--lazy=require"],
-        }
-    }
-
-    const fn is_lazy(self) -> bool {
-        matches!(self, Self::Lazy | Self::Traced)
+impl Start<'_> {
+    fn image(&self) -> String {
+        format!("{}/{}:1", self.host, self.sample.name)
     }
 }
 
@@ -86,166 +67,164 @@ struct Stage<'a> {
     runtime: PathBuf,
 }
 
-impl Stage<'_> {
-    fn store(&self) -> PathBuf {
-        self.context.work.join("store")
-    }
-
-    fn quire(&self) -> Command {
-        let mut quire = Command::new(self.context.quire);
-        quire.arg("--store").arg(self.store()).arg("--quiet");
-        quire
-    }
-
-    fn commands(&self, way: Way, image: &str, program: usize) -> Vec<Command> {
-        let (_, trace, user, arguments) = PROGRAMS[program];
-        let mut pull = self.quire();
-        pull.arg("pull").args(way.pull()).arg(image);
-        let mut run = self.quire();
-        run.args(["run", "--rm", "--user", user, "--runtime"]).arg(&self.runtime);
-        if way.is_lazy() {
-            run.args(["--lazy", "--prefetch", if way == Way::Traced { trace } else { "none" }]);
-        }
-        run.arg(image).args(arguments);
-        vec![pull, run]
-    }
-
-    /// An empty store, and the service of it.
-    fn before(&self, way: Way) -> Result<Option<Service>> {
-        self.context.set_aside("store")?;
-        if !way.is_lazy() {
-            return Ok(None);
-        }
-        Service::start(self).map(Some)
-    }
+/// What was found out, by tables.
+#[derive(Default)]
+struct Found {
+    tables: Vec<Table>,
+    findings: Vec<String>,
+    /// Those of each table, by its title.
+    traffic: Vec<(String, Vec<Traffic>)>,
 }
 
-/// `quire serve --lazy`, which is there before the clock starts, as a container engine is.
-struct Service(Child);
-
-impl Service {
-    fn start(stage: &Stage<'_>) -> Result<Self> {
-        let said = stage.context.work.join("service");
-        let mut command = Command::new(stage.context.quire);
-        command.arg("--store").arg(stage.store()).args(["serve", "--lazy"]);
-        command.stdin(Stdio::null()).stdout(File::create(&said)?);
-        let service = Self(command.spawn().context("cannot start the service")?);
-        let begun = Instant::now();
-        // It says a line as soon as it can be asked.
-        while std::fs::metadata(&said)?.len() == 0 {
-            if begun.elapsed() > Duration::from_secs(20) {
-                bail!("quire serve --lazy does not begin");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(service)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
-            let _gone = kill_process(pid, Signal::TERM);
-        }
-        let _ended = self.0.wait();
-    }
+/// What a way's last run fetched.
+struct Traffic {
+    way: &'static str,
+    bytes: u64,
+    requests: u64,
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    let layout = inputs::debian_postgres(context.cache, false)?;
-    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
     let runtime = find("runc").or_else(|| find("crun"));
     let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
     let stage = Stage { context, runtime };
-    let index = publish(context, &stage.runtime, &layout, &daemon.host)?;
-    let (mut tables, mut findings, mut rows) = (Vec::new(), vec![index], Vec::new());
-    for (place, distance) in PROFILES {
-        let proxy = Proxy::far(&daemon.host, distance)?;
-        let image = format!("{}/postgres:1", proxy.host);
-        for (number, (program, ..)) in PROGRAMS.iter().enumerate() {
-            let title = format!("{program}, {place}");
-            if !context.wants(&title) {
-                continue;
-            }
-            let service = std::cell::RefCell::new(None);
-            let mut contestants = Vec::new();
-            for way in WAYS {
-                let (stage, image, service) = (&stage, &image, &service);
-                let commands = move || Ok(stage.commands(way, image, number));
-                let contestant = Contestant::new(way.name(), commands).before(move || {
-                    drop(service.take());
-                    service.replace(stage.before(way)?);
-                    Ok(())
-                });
-                contestants.push(contestant.after(move || {
-                    drop(service.take());
-                    Ok(())
-                }));
-            }
-            let rules = Rules {
-                runs: context.runs,
-                sync: None,
-                cold: true,
-                pace: Pace::Turns,
-                memory: Memory::LargestProcess,
-            };
-            let outcomes = measure(&rules, &mut contestants)?;
-            let rivals = ["pull, run", "pull --form tar"];
-            let pairs = rivals
-                .iter()
-                .flat_map(|rival| [Way::Lazy, Way::Traced].map(|way| (way.name(), *rival)));
-            let pairs = pairs.chain([(Way::Traced.name(), Way::Lazy.name())]);
-            let ratios = pairs.filter_map(|(ours, theirs)| ratio(&outcomes, ours, theirs));
-            findings.extend(ratios.map(|it| format!("{title}: {it}")));
-            let (memory, runs) = (rules.memory, rules.runs);
-            tables.push(Table { title: title.clone(), memory, runs, outcomes });
-            drop(contestants);
-            for way in WAYS {
-                let _service = stage.before(way)?;
-                let _before = (proxy.received(), proxy.requests());
-                for mut command in stage.commands(way, &image, number) {
-                    quiet(&mut command)?;
-                }
-                let traffic = (proxy.received(), proxy.requests());
-                rows.push((format!("{title}: {}", way.name()), traffic));
-            }
+    let mut found = Found::default();
+    for sample in &SAMPLES {
+        let titles = sample
+            .programs
+            .iter()
+            .flat_map(|program| PROFILES.map(|(place, _)| format!("{}, {place}", program.title)));
+        if titles.into_iter().any(|title| context.wants(&title)) {
+            starts(&stage, sample, &mut found)?;
         }
     }
+    let sizes = found.sizes();
     Ok(Report {
         name: "lazy",
         about: String::from(
-            "From an empty store to the end of a program in a container: Debian with PostgreSQL, two gzip layers of \
-             237 MB, from Debian's docker-registry on loopback behind a proxy, which adds a delay to each connection and each \
-             request, and may bound the bytes a second of all connections together. Caches are dropped before each run. \
-             `quire serve --lazy` runs before the clock starts; its processor time and memory are in no row. Its index \
-             is in the registry, and its fetching is on the clock and in the bytes. `quire trace` ran each program once before, on another store. The registry's own work is on every \
-             row's clock. Other lazy file systems are not in this bench yet.",
+            "From an empty store to the first output of a program in a container, or to the end of `initdb`. Each image is \
+             Debian's minimal system and a layer of packages: PostgreSQL (237 MB of gzip), NumPy, Node.js, a JVM, nginx. \
+             nginx and PostgreSQL run as servers, and their first answer is the first output: a loop in the container asks \
+             them each 10 ms. PostgreSQL makes its database before. The registry is Debian's docker-registry on loopback \
+             behind a proxy, which adds a delay to each connection and each request, and may bound the bytes a second of \
+             all connections together. Its work is on every row's clock. Caches are dropped before each run.\n\n\
+             Not on the clock: making and pushing the index, `quire trace`, which ran each program once before on another \
+             store, and the start of `quire serve --lazy`, whose processor time and memory are in no row. On the clock \
+             and in the bytes: manifest, config, the index, all data. Bytes and requests are those of the last run, until \
+             its container is gone.",
         ),
-        tables,
-        sizes: registry::traffic(&rows),
-        findings,
+        tables: found.tables,
+        sizes,
+        findings: found.findings,
     })
 }
 
-/// Brings the image, its index and its traces to the registry, and says how large they are.
-fn publish(context: &Context<'_>, runtime: &Path, layout: &Path, host: &str) -> Result<String> {
-    let image = format!("{host}/postgres:1");
-    registry::copy(layout, &image)?;
-    let quire = || {
-        let mut quire = Command::new(context.quire);
-        quire.arg("--store").arg(context.work.join("maker"));
-        quire
-    };
-    registry::pull_with_index(quire(), &image)?;
-    for (_, trace, user, arguments) in PROGRAMS {
-        let mut traced = quire();
-        traced.args(["--quiet", "trace", "--as", trace, "--user", user, "--runtime"]);
-        quiet(traced.arg(runtime).arg(&image).args(arguments))?;
+/// All programs of one image, at all distances.
+fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
+    let context = stage.context;
+    let layout = sample.layout(context.cache)?;
+    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let image = format!("{}/{}:1", daemon.host, sample.name);
+    registry::copy(&layout, &image)?;
+    let sent = quire::publish(stage, sample, &image)?;
+    found.findings.push(format!(
+        "{}: the index, its image, the recipes and the traces have {sent} bytes in the registry",
+        sample.name
+    ));
+    let ways: Vec<Box<dyn Way + '_>> =
+        KINDS.iter().map(|kind| Box::new(Quire::new(stage, *kind)) as Box<dyn Way + '_>).collect();
+    for (place, distance) in PROFILES {
+        let proxy = Proxy::far(&daemon.host, distance)?;
+        let start = Start { sample, host: &proxy.host };
+        for program in sample.programs {
+            let title = format!("{}, {place}", program.title);
+            if context.wants(&title) {
+                context.make_room(MOST_ASIDE)?;
+                race(stage, &ways, &start, program, &proxy, title, found)?;
+            }
+        }
     }
-    let sent = registry::push_index(quire(), &image)?;
-    context.set_aside("maker")?;
-    Ok(format!(
-        "the index, its image, the recipes and the traces have {sent} bytes in the registry"
-    ))
+    Ok(())
+}
+
+/// One table.
+fn race(
+    stage: &Stage<'_>,
+    ways: &[Box<dyn Way + '_>],
+    start: &Start<'_>,
+    program: &Program,
+    proxy: &Proxy,
+    title: String,
+    found: &mut Found,
+) -> Result<()> {
+    let traffic: Vec<_> = ways.iter().map(|_| std::cell::Cell::new((0, 0))).collect();
+    let mut contestants = Vec::new();
+    for (way, traffic) in ways.iter().zip(&traffic) {
+        let contestant = Contestant::new(way.name(), move || way.run(start, program));
+        let contestant = contestant.until(program.until).before(move || {
+            way.before(start)?;
+            let _before = (proxy.received(), proxy.requests());
+            Ok(())
+        });
+        contestants.push(contestant.after(move || {
+            traffic.set((proxy.received(), proxy.requests()));
+            way.after()
+        }));
+    }
+    let rules = Rules {
+        runs: stage.context.runs,
+        sync: None,
+        cold: true,
+        pace: Pace::Turns,
+        memory: Memory::LargestProcess,
+    };
+    let outcomes = measure(&rules, &mut contestants)?;
+    drop(contestants);
+    let traffic = ways.iter().zip(&traffic).map(|(way, traffic)| {
+        let (bytes, requests) = traffic.get();
+        Traffic { way: way.name(), bytes, requests }
+    });
+    let traffic = traffic.collect();
+    found.traffic.push((title.clone(), traffic));
+    found.tables.push(Table { title, memory: rules.memory, runs: rules.runs, outcomes });
+    Ok(())
+}
+
+impl Found {
+    /// What all ways took, side by side.
+    fn sizes(&self) -> Vec<Sizes> {
+        let mut columns: Vec<&'static str> = Vec::new();
+        for it in self.traffic.iter().flat_map(|(_, row)| row) {
+            if !columns.contains(&it.way) {
+                columns.push(it.way);
+            }
+        }
+        let table = |title: &str, unit, of: fn(&Traffic) -> u64| {
+            let row = |row: &[Traffic]| {
+                let value = |column: &&str| row.iter().find(|it| it.way == *column).map_or(0, of);
+                columns.iter().map(value).collect()
+            };
+            let rows = self.traffic.iter().map(|(title, it)| (title.clone(), row(it))).collect();
+            Sizes { title: String::from(title), unit, columns: columns.clone(), rows }
+        };
+        let percent = |title: &String, outcomes: &[Outcome]| {
+            let time = |name: &str| outcomes.iter().find(|it| it.name == name).map(|it| it.median);
+            let whole = time(Kind::Whole.name()).unwrap_or_default().as_micros().max(1);
+            let part = |column: &&str| {
+                let time = time(column).unwrap_or_default().as_micros();
+                u64::try_from((time * 100 + whole / 2) / whole).unwrap_or(u64::MAX)
+            };
+            (title.clone(), columns.iter().map(part).collect::<Vec<_>>())
+        };
+        vec![
+            Sizes {
+                title: format!("Time, in percent of \"{}\"", Kind::Whole.name()),
+                unit: Unit::Percent,
+                columns: columns.clone(),
+                rows: self.tables.iter().map(|it| percent(&it.title, &it.outcomes)).collect(),
+            },
+            table("Bytes from the registry, with HTTP's own", Unit::Megabytes, |it| it.bytes),
+            table("Requests to the registry", Unit::Times, |it| it.requests),
+        ]
+    }
 }

@@ -6,6 +6,7 @@ pub mod layer;
 pub mod layout;
 mod makers;
 pub mod pairs;
+pub mod programs;
 mod rootfs;
 pub mod sid;
 pub mod versions;
@@ -45,6 +46,8 @@ enum Input {
     Versions,
     /// An OCI layout of Debian with a compiler, git and work to do, for the bench of writable layers
     DebianJobs,
+    /// Images with NumPy, Node.js, a JVM and nginx, for the bench of lazy starts
+    DebianPrograms,
     /// Pairs of images one minor version apart, for the bench of the page cache: 4 GB
     Pairs,
     /// Debian sid as above with podman 5
@@ -55,6 +58,10 @@ enum Input {
     Runsc,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
+    /// Nydus v3, for the bench of lazy starts: a few minutes
+    Nydus,
+    /// What mounts eStargz layers, for the bench of lazy starts: needs Go
+    Stargz,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -92,6 +99,10 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Makers => makers::make(cache, refresh)?,
         Input::Versions => versions::make(cache, refresh)?.dir().to_owned(),
         Input::DebianJobs => jobs::make(cache, refresh)?,
+        Input::DebianPrograms => {
+            let made = programs::PROGRAMS.map(|it| programs::make(cache, it, refresh));
+            return made.into_iter().map(|it| Ok(it?.display().to_string())).collect();
+        }
         Input::Pairs => {
             let mut made = Vec::new();
             for (name, packages) in pairs::PAIRS {
@@ -103,6 +114,8 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Crane => tools::crane(cache)?,
         Input::Runsc => tools::runsc(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
+        Input::Nydus => tools::nydus(cache)?,
+        Input::Stargz => tools::stargz(cache)?,
         Input::SidPodman => sid::make_podman(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])

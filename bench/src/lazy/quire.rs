@@ -1,0 +1,152 @@
+//! Quire: with all layers, lazily, and lazily with a trace.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::samples::{Program, Sample};
+use super::{Stage, Start, Way};
+use crate::registry;
+use rig::process::quiet;
+
+/// How an image comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Whole,
+    /// All layers, in the form that a lazy image has when it is complete.
+    WholeTar,
+    Lazy,
+    /// With a trace of the very program.
+    Traced,
+}
+
+pub(super) const KINDS: [Kind; 4] = [Kind::Whole, Kind::WholeTar, Kind::Lazy, Kind::Traced];
+
+impl Kind {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Whole => "pull, run",
+            Self::WholeTar => "pull --form tar, run",
+            Self::Lazy => "quire pull --lazy, run --lazy",
+            Self::Traced => "quire with a trace",
+        }
+    }
+
+    const fn pull(self) -> &'static [&'static str] {
+        match self {
+            Self::Whole => &[],
+            Self::WholeTar => &["--form", "tar"],
+            Self::Lazy | Self::Traced => &["--lazy=require"],
+        }
+    }
+
+    const fn is_lazy(self) -> bool {
+        matches!(self, Self::Lazy | Self::Traced)
+    }
+}
+
+pub(super) struct Quire<'a> {
+    stage: &'a Stage<'a>,
+    kind: Kind,
+    service: RefCell<Option<Service>>,
+}
+
+impl<'a> Quire<'a> {
+    pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
+        Self { stage, kind, service: RefCell::new(None) }
+    }
+}
+
+impl Way for Quire<'_> {
+    fn name(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    fn before(&self, _: &Start<'_>) -> Result<()> {
+        self.stage.context.set_aside("store")?;
+        if self.kind.is_lazy() {
+            self.service.replace(Some(Service::start(self.stage)?));
+        }
+        Ok(())
+    }
+
+    fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
+        let image = start.image();
+        let mut pull = quire(self.stage, "store");
+        pull.arg("pull").args(self.kind.pull()).arg(&image);
+        let mut run = quire(self.stage, "store");
+        run.args(["run", "--rm", "--user", program.user, "--runtime"]).arg(&self.stage.runtime);
+        if self.kind.is_lazy() {
+            let trace = if self.kind == Kind::Traced { program.trace } else { "none" };
+            run.args(["--lazy", "--prefetch", trace]);
+        }
+        run.arg(image).args(program.arguments);
+        Ok(vec![pull, run])
+    }
+
+    fn after(&self) -> Result<()> {
+        self.service.take();
+        Ok(())
+    }
+}
+
+fn quire(stage: &Stage<'_>, store: &str) -> Command {
+    let mut quire = Command::new(stage.context.quire);
+    quire.arg("--store").arg(stage.context.work.join(store)).arg("--quiet");
+    quire
+}
+
+/// `quire serve --lazy`, which is there before the clock starts, as a container engine is.
+struct Service(Child);
+
+impl Service {
+    fn start(stage: &Stage<'_>) -> Result<Self> {
+        let work = stage.context.work;
+        let said = work.join("service");
+        let mut command = Command::new(stage.context.quire);
+        command.arg("--store").arg(work.join("store")).args(["serve", "--lazy"]);
+        command.stdin(Stdio::null()).stdout(File::create(&said)?);
+        let service = Self(command.spawn().context("cannot start the service")?);
+        let begun = Instant::now();
+        // It says a line as soon as it can be asked.
+        while std::fs::metadata(&said)?.len() == 0 {
+            if begun.elapsed() > Duration::from_secs(20) {
+                bail!("quire serve --lazy does not begin");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(service)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _gone = kill_process(pid, Signal::TERM);
+        }
+        let _ended = self.0.wait();
+    }
+}
+
+/// Brings the index of an image and its traces to the registry that has the image; returns how many bytes that sent.
+pub(super) fn publish(stage: &Stage<'_>, sample: &Sample, image: &str) -> Result<u64> {
+    let quire = || {
+        let mut quire = Command::new(stage.context.quire);
+        quire.arg("--store").arg(stage.context.work.join("maker"));
+        quire
+    };
+    registry::pull_with_index(quire(), image)?;
+    for program in sample.programs {
+        let mut traced = quire();
+        traced.args(["--quiet", "trace", "--as", program.trace, "--user", program.user]);
+        traced.arg("--runtime").arg(&stage.runtime).arg(image).args(program.arguments);
+        quiet(&mut traced)?;
+    }
+    let sent = registry::push_index(quire(), image)?;
+    stage.context.set_aside("maker")?;
+    Ok(sent)
+}

@@ -1,0 +1,130 @@
+//! The images, and what is started in them.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+
+use crate::measure::Until;
+use rig::cache::Cache;
+use rig::inputs::{self, programs};
+
+/// An image.
+#[derive(Debug)]
+pub(super) struct Sample {
+    /// In the registry.
+    pub(super) name: &'static str,
+    /// In the cache.
+    input: &'static str,
+    pub(super) programs: &'static [Program],
+}
+
+/// What is started in a container.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) title: &'static str,
+    /// The name of its trace.
+    pub(super) trace: &'static str,
+    pub(super) user: &'static str,
+    pub(super) until: Until,
+    pub(super) arguments: &'static [&'static str],
+}
+
+impl Program {
+    /// A program of root's, until it prints.
+    const fn new(
+        title: &'static str,
+        trace: &'static str,
+        arguments: &'static [&'static str],
+    ) -> Self {
+        Self { title, trace, user: "root", until: Until::FirstOutput, arguments }
+    }
+}
+
+/// Asks until it is answered, as a probe of readiness does.
+const NGINX: &str = r#"
+nginx -g 'daemon off;' 2> /dev/null &
+ask() { exec 3<> /dev/tcp/127.0.0.1/80 && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && head -n 1 <&3; }
+until answer=$(ask 2> /dev/null); do sleep 0.01; done
+echo "$answer"
+kill $!
+wait
+[[ $answer = *' 200 '* ]]
+"#;
+
+/// As images of databases do it when they start for the first time.
+const SERVER: &str = "
+cd /usr/lib/postgresql/15/bin
+./initdb --no-sync --pgdata /tmp/data > /dev/null
+./postgres -D /tmp/data -k /tmp 2> /dev/null &
+until ./psql -h /tmp -Atc 'select 1' postgres 2> /dev/null; do sleep 0.01; done
+kill -INT $!
+wait
+";
+
+pub(super) const SAMPLES: [Sample; 5] = [
+    Sample {
+        name: "postgres",
+        input: "debian-postgres",
+        programs: &[
+            Program::new(
+                "postgres --version",
+                "version",
+                &["/usr/lib/postgresql/15/bin/postgres", "--version"],
+            ),
+            Program {
+                title: "initdb",
+                trace: "initdb",
+                user: "postgres",
+                until: Until::End,
+                arguments: &[
+                    "/usr/lib/postgresql/15/bin/initdb",
+                    "--no-sync",
+                    "--pgdata",
+                    "/tmp/data",
+                ],
+            },
+            Program {
+                title: "PostgreSQL answers",
+                trace: "server",
+                user: "postgres",
+                until: Until::FirstOutput,
+                arguments: &["bash", "-euc", SERVER],
+            },
+        ],
+    },
+    Sample {
+        name: "numpy",
+        input: "debian-numpy",
+        programs: &[Program::new(
+            "numpy adds",
+            "numpy",
+            &["python3", "-c", "import numpy; print(numpy.arange(9).sum())"],
+        )],
+    },
+    Sample {
+        name: "node",
+        input: "debian-node",
+        programs: &[Program::new("node prints", "node", &["node", "-e", "console.log(1)"])],
+    },
+    Sample {
+        name: "jvm",
+        input: "debian-jvm",
+        programs: &[Program::new("java --version", "java", &["java", "--version"])],
+    },
+    Sample {
+        name: "nginx",
+        input: "debian-nginx",
+        programs: &[Program::new("nginx answers", "nginx", &["bash", "-euc", NGINX])],
+    },
+];
+
+impl Sample {
+    /// The OCI layout, made unless the cache has it.
+    pub(super) fn layout(&self, cache: &Cache) -> Result<PathBuf> {
+        if self.input == "debian-postgres" {
+            return inputs::debian_postgres(cache, false);
+        }
+        let known = programs::PROGRAMS.into_iter().find(|(name, _)| *name == self.input);
+        programs::make(cache, known.with_context(|| format!("no input {}", self.input))?, false)
+    }
+}
