@@ -20,7 +20,9 @@ use kernel::process::{Signal, Signals};
 use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
-use serve::lazy::{Completion, LazyService, Program, Replace, Supply, Surroundings, folder_of};
+use serve::lazy::{
+    Completion, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
+};
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
 use transfer::import::{self, BUDGET, Completed};
@@ -310,20 +312,29 @@ pub(crate) fn open(
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
+    // Nobody is there who could watch.
+    Ok(open_watched(store, image, wanted)?.0)
+}
+
+/// The same for a container, whose monitor keeps readers from zeros.
+pub(crate) fn open_watched(
+    store: &Store,
+    image: Permitted,
+    wanted: &args::LazyOptions,
+) -> anyhow::Result<(PermittedImage, Option<LazyWatch>)> {
     if !wanted.lazy {
-        return Ok(image.open(store)?);
+        return Ok((image.open(store)?, None));
     }
     let lender = Lender { store, service: OnceCell::new() };
     let opened = image.open_lazy(store, &lender)?;
-    if let (Some(service), Presence::Partial, true) =
-        (lender.service.get(), opened.image().presence, wanted.complete)
-    {
+    let service = lender.service.get().filter(|_| opened.image().presence == Presence::Partial);
+    let Some(service) = service else { return Ok((opened, None)) };
+    let watch = service.watch(&folder_of(store.path())?)?;
+    if wanted.complete {
         service.complete(&opened.image().id).context("--complete")?;
     }
     let name = wanted.prefetch.as_deref().unwrap_or(DEFAULT_TRACE);
-    if let (Some(service), Presence::Partial, true) =
-        (lender.service.get(), opened.image().presence, name != NO_TRACE)
-    {
+    if name != NO_TRACE {
         match (service.bring(&opened.image().id, name), &wanted.prefetch) {
             (Ok(true), _) | (Ok(false), None) => {}
             (Ok(false), Some(_)) => {
@@ -334,5 +345,5 @@ pub(crate) fn open(
             (Err(error), Some(_)) => return Err(error).context("--prefetch"),
         }
     }
-    Ok(opened)
+    Ok((opened, Some(watch)))
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use container::life::ended::LOST;
-use container::life::monitor::{FAILED, RunError};
+use container::life::monitor::{FAILED, RunError, Watch};
 use container::life::prepare::{Ready, Surroundings, random_id};
 use container::life::reap::clear_dead;
 use container::life::running::Finish;
@@ -79,9 +79,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let found = crate::resolve::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
-    let image = crate::lazy::open(&store, image, &args.wanted.lazy)?;
+    let (image, watch) = crate::lazy::open_watched(&store, image, &args.wanted.lazy)?;
+    #[cfg(feature = "serve")]
+    let watch = watch.map(|it| Box::new(it) as Box<dyn Watch>);
     #[cfg(not(feature = "serve"))]
-    let image = image.open(&store)?;
+    let (image, watch) = (image.open(&store)?, None::<Box<dyn Watch>>);
     let config = image_config(&store, image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Before it is taken for a host name.
@@ -99,7 +101,9 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };
-    Ok(container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?)
+    let ready =
+        container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
+    Ok(ready.with(watch))
 }
 
 /// Tells how the start of a detached container went.

@@ -130,6 +130,17 @@ impl AsFd for Group {
 }
 
 impl Group {
+    /// Whether it marks any file.
+    ///
+    /// # Errors
+    /// The kernel's, when its record of the descriptor cannot be read.
+    pub fn has_marks(&self) -> std::io::Result<bool> {
+        // Source: Linux `fs/notify/fdinfo.c`: a line for the group, and one for each mark.
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        let text = std::fs::read_to_string(path)?;
+        Ok(text.lines().any(|line| line.starts_with("fanotify ino:")))
+    }
+
     /// A group without any files. Its queue has no bound.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! `serve --lazy`, and images that are mounted before they are here.
 
 use std::fs;
-use std::io::{Cursor, Read};
+use std::io::{Cursor, Read, Write as _};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -232,6 +232,8 @@ fn containers_run_before_their_image_is_here() {
     let Some(lazy) = Lazy::new() else { return };
     let place = &lazy.place;
     let service = lazy.serve();
+    let ran = place.run("run --rm lazy cat /words");
+    assert!(ran.code == Some(125) && ran.err.contains("--lazy"), "{}", ran.err);
     let words = String::from_utf8(lazy.words()).unwrap();
     for runtime in runtimes() {
         let line = format!("run --rm --lazy --runtime {runtime} lazy cat /words");
@@ -241,8 +243,6 @@ fn containers_run_before_their_image_is_here() {
             format!("run --rm --lazy --writable memory --runtime {runtime} lazy md5sum /words");
         assert!(place.out(&line).ends_with("  /words\n"), "{runtime}");
     }
-    let ran = place.run("run --rm lazy cat /words");
-    assert!(ran.code == Some(125) && ran.err.contains("--lazy"), "{}", ran.err);
     lazy.end(service);
 }
 
@@ -308,4 +308,62 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     place.out("umount root");
     lazy.end(service);
     assert!(place.out("ps --lazy --metrics").contains("quire_lazy_up 0\n"));
+}
+
+/// The keeper of a service.
+fn keeper_of(folder: &Path) -> Pid {
+    let mut processes = fs::read_dir("/proc").unwrap();
+    let found = processes.find_map(|it| {
+        let path = it.unwrap().path();
+        let number = path.file_name()?.to_str()?.parse().ok()?;
+        let words = fs::read(path.join("cmdline")).ok()?;
+        let mut words = words.split(|it| *it == 0).skip_while(|it| *it != b"--keeper");
+        let is_it = words.nth(1)? == folder.as_os_str().as_encoded_bytes();
+        is_it.then_some(number)
+    });
+    Pid::from_raw(found.unwrap()).unwrap()
+}
+
+#[test]
+fn a_container_never_reads_zeros_though_all_others_are_killed() {
+    let Some(lazy) = Lazy::new() else { return };
+    let Some(runtime) = runtimes().next() else { return };
+    let place = &lazy.place;
+    let fifo = place.path("fifo");
+    assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
+    for how in ["--detach --name one", "--rm"] {
+        let mut service = lazy.serve();
+        let line = format!(
+            "run --lazy --prefetch none {how} --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",
+            fifo.display()
+        );
+        let words: Vec<&str> = line.split(' ').collect();
+        let run =
+            place.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // It runs as soon as it opens this.
+        let mut fifo = fs::File::options().write(true).open(&fifo).unwrap();
+        let keeper = keeper_of(&serve_folder(place));
+        kill_process(keeper, Signal::STOP).unwrap();
+        service.kill().unwrap();
+        service.wait().unwrap();
+        kill_process(keeper, Signal::KILL).unwrap();
+        testing::fake::wait_for("its end", || {
+            !PathBuf::from(format!("/proc/{}", keeper.as_raw_nonzero())).exists()
+        });
+        fifo.write_all(b"now\n").unwrap();
+        drop(fifo);
+        let ended = run.wait_with_output().unwrap();
+        let (code, out) = if how == "--rm" {
+            (ended.status.code().unwrap(), ended.stdout)
+        } else {
+            let code = place.out("wait one").trim().parse().unwrap();
+            let log = place.out("logs one");
+            place.out("rm one");
+            (code, log.into_bytes())
+        };
+        // It was told of an I/O error, or killed by SIGBUS, if a page of a program was missing.
+        assert!(matches!(code, 1 | 135), "{code}: {}", String::from_utf8_lossy(&out));
+        assert!(!out.contains(&0), "zeros");
+        fs::remove_dir_all(serve_folder(place)).unwrap();
+    }
 }

@@ -10,6 +10,7 @@ use store::{ContainerDir, ContainerError};
 
 use crate::folder::{FILESTORE, LOG};
 use crate::life::filestores::Filestores;
+use crate::life::monitor::Watch;
 use crate::life::stage::Stage;
 use crate::life::{detached, kept, teardown};
 use crate::root::headroom::Headroom;
@@ -28,6 +29,8 @@ pub(crate) struct Ended {
     pub(crate) root: Root,
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
+    /// Held until its root is gone.
+    pub(crate) watch: Option<Box<dyn Watch>>,
     /// Held until all is done, as the next is.
     pub(crate) _image: TrustedImage,
     pub(crate) _directory: Option<OwnedFd>,
@@ -46,12 +49,14 @@ impl Ended {
         let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
         // For everybody else it is gone now.
         let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
+        let watch = self.watch;
         let folder = self.folder.hide()?;
         hidden();
         let clear = move || {
             root.doomed.shut_down();
             stage.shut_down();
             drop((headrooms, root.mount, root.image));
+            drop(watch);
             if left == Runs::Perhaps && !teardown::clear(folder.path(), &id) {
                 tracing::warn!(id, "cannot end all that is left of the container");
             }
@@ -78,6 +83,7 @@ impl Ended {
             self.root.doomed.keep().is_ok()
         };
         drop((self.headrooms, self.root.mount, self.root.image));
+        drop(self.watch);
         // Those of further mounts go with their container.
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();

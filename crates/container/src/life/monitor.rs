@@ -30,6 +30,12 @@ use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::streams::Streams;
 use crate::runtime::{Kind, Runtime};
 
+/// Something that has to be seen to as long as a container lives.
+pub trait Watch: std::fmt::Debug {
+    /// Does what is due, and answers when it is to be called again.
+    fn look(&self) -> Duration;
+}
+
 /// Everything that one container needs.
 #[derive(Debug)]
 pub struct Start<'a> {
@@ -59,6 +65,8 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Who looks after its filestores meanwhile.
     pub headrooms: &'a [Headroom],
+    /// What else has to be seen to meanwhile.
+    pub watch: Option<&'a dyn Watch>,
     /// Limit of its log, in bytes, if it has one; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
     /// After how long it is killed.
@@ -82,7 +90,8 @@ impl Start<'_> {
 
     /// What is done while the container runs; answers when it is to be done again.
     pub(crate) fn look(&self) -> Option<Duration> {
-        self.headrooms.iter().map(Headroom::look).min()
+        let watched = self.watch.map(Watch::look);
+        self.headrooms.iter().map(Headroom::look).chain(watched).min()
     }
 
     /// Drops the seccomp filter from the configuration. Only the runtime needs it, and it takes as much memory as the rest.

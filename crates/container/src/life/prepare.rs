@@ -20,6 +20,7 @@ use crate::folder::{self, FILESTORE};
 use crate::life::claim::ClaimError;
 use crate::life::filestores::{Filestores, MountWishError, volumes};
 use crate::life::kept;
+use crate::life::monitor::Watch;
 use crate::life::reap::share;
 use crate::life::stage::Stage;
 use crate::life::{teardown, terminal};
@@ -63,6 +64,7 @@ pub struct Ready {
     pub(crate) root: Root,
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
+    pub(crate) watch: Option<Box<dyn Watch>>,
     pub(crate) process: Process,
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: RuntimeSpec,
@@ -222,6 +224,7 @@ pub fn prepare(
         root,
         stage,
         headrooms,
+        watch: None,
         process,
         owner,
         spec,
@@ -286,6 +289,12 @@ fn kept_place(
 }
 
 impl Ready {
+    /// Has something else seen to while the container lives.
+    #[must_use]
+    pub fn with(self, watch: Option<Box<dyn Watch>>) -> Self {
+        Self { watch, ..self }
+    }
+
     /// The container's name.
     #[must_use]
     pub fn id(&self) -> &str {

@@ -91,6 +91,7 @@ impl Ready {
             runtime: &self.runtime,
             signals: &self.signals,
             headrooms: &self.headrooms,
+            watch: self.watch.as_deref(),
             log_size: self.log_size,
             timeout: self.timeout,
             notes: self.notes.as_ref(),
@@ -102,8 +103,9 @@ impl Ready {
     }
 
     fn into_ended(self) -> Ended {
-        let Self { id, folder, path, root, stage, headrooms, image, directory, .. } = self;
-        Ended { id, folder, path, root, stage, headrooms, _image: image, _directory: directory }
+        let Self { id, folder, path, root, stage, headrooms, watch, image, directory, .. } = self;
+        let (_image, _directory) = (image, directory);
+        Ended { id, folder, path, root, stage, headrooms, watch, _image, _directory }
     }
 
     /// Runs it to its end in the foreground of this process, which gets a mount namespace of its own, and takes it down.

@@ -64,6 +64,7 @@ impl Fixture {
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
+            watch: None,
             log_size: None,
             timeout: None,
             notes: None,

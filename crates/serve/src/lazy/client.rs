@@ -6,8 +6,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
 use image::verity::{DeviceId, ImageId};
+use kernel::precontent::Group;
 
 use super::service::SOCKET;
+use super::watch::LazyWatch;
 use super::wire::{self, Answer, Ask, DeviceStatus};
 
 /// Why a service lends no device.
@@ -72,6 +74,20 @@ impl LazyService {
     pub fn complete(&self, image: &ImageId) -> Result<(), ClientError> {
         match self.ask(&Ask::Complete { image: image.to_string() })? {
             (Answer::Done, None) => Ok(()),
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// Holds the group of the service, too: then readers never see bytes that are not there, whoever dies.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn watch(&self, folder: &Path) -> Result<LazyWatch, ClientError> {
+        match self.ask(&Ask::Watch)? {
+            (Answer::Watched { instance }, Some(group)) => {
+                Ok(LazyWatch::new(Group::adopt(group), instance, folder.to_owned()))
+            }
             (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }

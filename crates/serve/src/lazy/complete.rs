@@ -71,7 +71,7 @@ impl<'s, 'a> Completer<'s, 'a> {
             Err(error) => tracing::warn!(%error, "cannot look for devices that are sealed"),
         }
         while !is_over() {
-            match self.door.take_full(|device| self.open(device)) {
+            match self.door.take_full() {
                 Ok(Some(filler)) => {
                     self.seal(filler, end, forget);
                     continue;
@@ -113,10 +113,13 @@ impl<'s, 'a> Completer<'s, 'a> {
     }
 
     fn sealed(&self, filler: LayerFiller<'a>, end: &AtomicBool) -> Result<(), AnyError> {
-        let place = place(filler.device().file())?;
-        let sealed = filler.into_device().seal_unless(end);
-        self.door.end(place, sealed.is_ok())?;
-        Ok(sealed?)
+        let (device, place) = (*filler.device().id(), place(filler.device().file())?);
+        let sealed = filler.into_device().seal_unless(end).map_err(AnyError::from);
+        let sealed = sealed.and_then(|()| Ok(self.door.pass(self.open(&device)?)?));
+        if sealed.is_err() {
+            self.door.refuse(place, device);
+        }
+        sealed
     }
 
     fn due(&self) -> Option<Pending> {

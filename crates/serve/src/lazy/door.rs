@@ -56,10 +56,10 @@ pub(super) type InodePlace = (u64, u64);
 #[derive(Debug)]
 enum Armed<'a> {
     Filling(Arc<LayerFiller<'a>>),
-    /// All bytes are there. The file is open to read as long as an event may be on its way.
+    /// All bytes are there. The file is open as long as an event may be on its way.
     Complete(File),
-    /// Its bytes are those of another device, or the disk did not keep them.
-    Broken(File),
+    /// Its bytes are those of another device, or the disk did not keep them, or all ends before that is known.
+    Broken(DeviceId, File),
 }
 
 /// Ends those who bring what nobody waits for.
@@ -124,7 +124,7 @@ impl<'a> Door<'a> {
         };
         let is_free = |armed: &Armed<'a>| match armed {
             Armed::Filling(filler) => may_go(filler) && is_free(filler.device().file()),
-            Armed::Complete(file) | Armed::Broken(file) => is_free(file),
+            Armed::Complete(file) | Armed::Broken(_, file) => is_free(file),
         };
         let free = devices.iter().filter(|(_, armed)| is_free(armed));
         let free: Vec<_> = free.map(|(place, _)| *place).collect();
@@ -133,11 +133,13 @@ impl<'a> Door<'a> {
                 Some(Armed::Filling(filler)) => {
                     self.group.unmark(filler.device().file().as_fd())?;
                 }
-                Some(Armed::Broken(file)) => self.group.unmark(file.as_fd())?,
+                Some(Armed::Broken(_, file)) => self.group.unmark(file.as_fd())?,
                 Some(Armed::Complete(_)) | None => {}
             }
-            if let Some(Armed::Filling(filler)) = devices.remove(&place) {
-                gone(filler.device().id());
+            match devices.remove(&place) {
+                Some(Armed::Filling(filler)) => gone(filler.device().id()),
+                Some(Armed::Broken(device, _)) => gone(&device),
+                Some(Armed::Complete(_)) | None => {}
             }
         }
         Ok(devices.values().filter(|it| !matches!(it, Armed::Complete(_))).count())
@@ -149,7 +151,7 @@ impl<'a> Door<'a> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
         let filling = |armed: &Armed<'a>| match armed {
             Armed::Filling(filler) => Some(Arc::clone(filler)),
-            Armed::Complete(_) | Armed::Broken(_) => None,
+            Armed::Complete(_) | Armed::Broken(..) => None,
         };
         devices.values().filter_map(filling).collect()
     }
@@ -168,49 +170,28 @@ impl<'a> Door<'a> {
         left.for_each(|it| self.ahead.complete_rest(it));
     }
 
-    /// Takes out a device all units of which are filled. From now on its readers do not wait. `open` opens its file to read.
+    /// Takes out a device all units of which are filled. From now on its readers do not wait.
     ///
     /// # Errors
     /// [`DoorError::Device`].
-    pub fn take_full(
-        &self,
-        open: impl Fn(&DeviceId) -> io::Result<File>,
-    ) -> Result<Option<LayerFiller<'a>>, DoorError> {
+    pub fn take_full(&self) -> Result<Option<LayerFiller<'a>>, DoorError> {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
         let is_full = |(_, armed): &(&InodePlace, &Armed<'a>)| matches!(armed, Armed::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
         let Some((&found, armed)) = devices.iter().find(is_full) else { return Ok(None) };
         let Armed::Filling(filler) = armed else { return Ok(None) };
-        let file = open(filler.device().id()).map_err(DoorError::Device)?;
-        if place(&file)? != found {
-            return Err(DoorError::Device(io::Error::other("it was removed or replaced")));
-        }
+        // The same open file, which the keeper has, too: so a lease still tells of others.
+        let file = filler.device().file().try_clone().map_err(DoorError::Device)?;
         match devices.insert(found, Armed::Complete(file)) {
             Some(Armed::Filling(filler)) => Ok(Arc::into_inner(filler)),
             _ => Ok(None),
         }
     }
 
-    /// Says how a device turned out that was [taken out](Self::take_full): its mark goes, or its readers get I/O errors from now
-    /// on.
-    ///
-    /// # Errors
-    /// [`DoorError`].
-    pub fn end(&self, found: InodePlace, is_sound: bool) -> Result<(), DoorError> {
+    /// Says that a device that was [taken out](Self::take_full) is not sealed: its readers get I/O errors from now on.
+    pub fn refuse(&self, found: InodePlace, device: DeviceId) {
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        match devices.remove(&found) {
-            Some(Armed::Complete(file)) if is_sound => {
-                let unmarked = self.group.unmark(file.as_fd());
-                devices.insert(found, Armed::Complete(file));
-                Ok(unmarked?)
-            }
-            Some(Armed::Complete(file)) => {
-                devices.insert(found, Armed::Broken(file));
-                Ok(())
-            }
-            other => {
-                other.map(|it| devices.insert(found, it));
-                Ok(())
-            }
+        if let Some(Armed::Complete(file)) = devices.remove(&found) {
+            devices.insert(found, Armed::Broken(device, file));
         }
     }
 
@@ -224,7 +205,7 @@ impl<'a> Door<'a> {
         Ok(matches!(devices.get(&place), Some(Armed::Complete(_))))
     }
 
-    /// Takes the mark from a device that was complete before this door was made.
+    /// Takes the mark from a sealed device, whose file this is, open to read.
     ///
     /// # Errors
     /// [`DoorError`].
@@ -304,7 +285,7 @@ impl<'a> Door<'a> {
         match devices.get(&(stat.st_dev, stat.st_ino)) {
             Some(Armed::Filling(filler)) => Found::Filler(Arc::clone(filler)),
             Some(Armed::Complete(_)) => Found::Complete,
-            Some(Armed::Broken(_)) | None => Found::Nothing,
+            Some(Armed::Broken(..)) | None => Found::Nothing,
         }
     }
 

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::service::{LEAVE, ServiceError};
+use super::watch::{self, is_locked};
 
 /// Locked by the one service of a folder.
 pub(super) const LOCK: &str = "lock";
@@ -66,7 +66,8 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, S
             }
             made => made?,
         };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // What another service has is asked for below.
+        match watch::lock(&file, &|| replace == Replace::Yes) {
             Ok(()) if is_at(&file, &path) => return Ok(file),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
@@ -82,6 +83,15 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, S
             Err(Errno::INTR) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
+    }
+}
+
+/// Whether a service has the folder.
+pub(super) fn is_held(folder: &Path) -> io::Result<bool> {
+    match File::open(folder.join(LOCK)) {
+        Ok(lock) => is_locked(&lock),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

@@ -18,6 +18,7 @@ use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::watch;
 use super::wire::{self, ToKeeper, Told};
 
 /// The socket at which a service takes over.
@@ -31,7 +32,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked whether anything is still in use, while there is no service.
 const LOOK: Duration = Duration::from_secs(1);
 /// The most descriptors that a service has: its events are known by their numbers, and a keeper tries all of them.
-const NUMBERS: u64 = 1 << 16;
+pub(super) const NUMBERS: u64 = 1 << 16;
 
 /// Why a keeper cannot begin, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +81,7 @@ impl Program {
 pub(super) struct Succession {
     pub(super) keeper: Keeper,
     pub(super) group: Group,
+    pub(super) instance: String,
     /// By their ids.
     pub(super) devices: Vec<(String, File)>,
 }
@@ -94,13 +96,14 @@ impl Keeper {
     /// Starts a keeper and has it hold these.
     pub(super) fn start(
         program: &Program,
-        group: &Group,
+        (group, instance): (&Group, &str),
         devices: &[(String, BorrowedFd<'_>)],
     ) -> io::Result<Self> {
         let (socket, theirs) = wire::pair()?;
         program.start(Some(theirs)).map_err(io::Error::other)?;
         let keeper = Self { socket };
-        keeper.tell(&ToKeeper::Group { numbers: numbers() }, Some(group.as_fd()))?;
+        let begin = ToKeeper::Group { numbers: numbers(), instance: instance.to_owned() };
+        keeper.tell(&begin, Some(group.as_fd()))?;
         for (device, file) in devices {
             keeper.tell(&ToKeeper::Keep { device: device.clone() }, Some(*file))?;
         }
@@ -110,10 +113,12 @@ impl Keeper {
     /// Takes over what a keeper has; `None` if there is no keeper.
     pub(super) fn succeed(folder: &Path) -> io::Result<Option<Succession>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
-        let (mut group, mut devices) = (None, Vec::new());
+        let (mut group, mut instance, mut devices) = (None, String::new(), Vec::new());
         loop {
             match wire::expect(wire::receive(socket.as_fd()))? {
-                (Told::Group, Some(descriptor)) => group = Some(Group::adopt(descriptor)),
+                (Told::Group { instance: known }, Some(descriptor)) => {
+                    (group, instance) = (Some(Group::adopt(descriptor)), known);
+                }
                 (Told::Device { device }, Some(file)) => devices.push((device, File::from(file))),
                 (Told::Done, None) => break,
                 _ => return Err(io::Error::other("the keeper sent what is unknown")),
@@ -121,8 +126,9 @@ impl Keeper {
         }
         let group = group.ok_or_else(|| io::Error::other("the keeper has no group"))?;
         let keeper = Self { socket };
-        keeper.tell(&ToKeeper::Group { numbers: numbers() }, None)?;
-        Ok(Some(Succession { keeper, group, devices }))
+        let go_on = ToKeeper::Group { numbers: numbers(), instance: instance.clone() };
+        keeper.tell(&go_on, None)?;
+        Ok(Some(Succession { keeper, group, instance, devices }))
     }
 
     /// Tells it something, and returns when that is done.
@@ -147,6 +153,7 @@ impl Keeper {
 /// What a keeper has.
 struct Kept {
     group: Group,
+    instance: String,
     /// The events of a service have numbers below this.
     numbers: RawFd,
     devices: BTreeMap<String, File>,
@@ -167,11 +174,13 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     let path = folder.join(SOCKET);
     let (first, group) =
         wire::expect(wire::receive(socket.as_fd())).map_err(KeeperError::Service)?;
-    let (ToKeeper::Group { numbers }, Some(group)) = (first, group) else {
+    let (ToKeeper::Group { numbers, instance }, Some(group)) = (first, group) else {
         return Err(KeeperError::Service(io::Error::other("it sent no group")));
     };
     let group = Group::adopt(group);
-    let mut kept = Kept { group, numbers, devices: BTreeMap::new(), path: path.clone() };
+    let _life = watch::live(folder, &instance).map_err(KeeperError::Service)?;
+    let devices = BTreeMap::new();
+    let mut kept = Kept { group, instance, numbers, devices, path: path.clone() };
     let listener =
         wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
     wire::send(socket.as_fd(), &Told::Done, None).map_err(KeeperError::Service)?;
@@ -223,7 +232,7 @@ impl Kept {
                 }
             };
             match (message, descriptor) {
-                (ToKeeper::Group { numbers }, None) => self.numbers = self.numbers.max(numbers),
+                (ToKeeper::Group { numbers, .. }, None) => self.numbers = self.numbers.max(numbers),
                 (ToKeeper::Keep { device }, Some(file)) => {
                     let _before = self.devices.insert(device, File::from(file));
                 }
@@ -309,7 +318,8 @@ impl Kept {
     fn hand_over(&self, listener: BorrowedFd<'_>) -> Option<OwnedFd> {
         let give = || {
             let socket = wire::accept(listener)?;
-            wire::send(socket.as_fd(), &Told::Group, Some(self.group.as_fd()))?;
+            let told = Told::Group { instance: self.instance.clone() };
+            wire::send(socket.as_fd(), &told, Some(self.group.as_fd()))?;
             for (device, file) in &self.devices {
                 let told = Told::Device { device: device.clone() };
                 wire::send(socket.as_fd(), &told, Some(file.as_fd()))?;

@@ -17,6 +17,7 @@ mod keeper;
 mod plan;
 mod record;
 mod service;
+mod watch;
 mod wire;
 
 pub use client::{ClientError, LazyService};
@@ -27,4 +28,5 @@ pub use folder::{Replace, folder_of};
 pub use keeper::{KeeperError, Program, keep};
 pub use record::Recorder;
 pub use service::{Completion, ServiceError, Supply, Surroundings, serve};
+pub use watch::LazyWatch;
 pub use wire::DeviceStatus;

@@ -25,6 +25,7 @@ use super::fill::LayerFiller;
 use super::folder::{self, Replace};
 use super::keeper::{Keeper, Program, Succession};
 use super::plan;
+use super::watch;
 use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
 
 /// The socket at which clients ask.
@@ -172,10 +173,11 @@ pub fn serve(
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
     let _lock = folder::lock(folder, store.who().user, replace)?;
-    let Succession { keeper, group, devices } = begin(surroundings)?;
+    let Succession { keeper, group, instance, devices } = begin(surroundings)?;
     let door = Door::of(group);
     let completer = Completer::new(store, surroundings.supply, &door);
-    let service = Service { store, surroundings, door: &door, completer: &completer };
+    let service =
+        Service { store, surroundings, door: &door, completer: &completer, instance: &instance };
     for (device, file) in devices {
         match service.adopt(&device, file) {
             Ok(Adopted::Filled) => {}
@@ -227,6 +229,7 @@ pub fn serve(
         if left == 0 {
             // Nothing needs it until the next service. That makes it anew if it waits for this lock.
             let _gone = fs::remove_file(folder.join(folder::LOCK));
+            let _gone = fs::remove_file(folder.join(watch::LIFE));
             let _gone = fs::remove_dir(folder);
         }
         Ok(left)
@@ -244,8 +247,11 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
         }
     }
     let group = Group::new()?;
-    let keeper = Keeper::start(surroundings.keeper, &group, &[]).map_err(ServiceError::Keeper)?;
-    Ok(Succession { keeper, group, devices: Vec::new() })
+    let instance = container::life::prepare::random_id();
+    let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
+    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &[]);
+    let keeper = keeper.map_err(ServiceError::Keeper)?;
+    Ok(Succession { keeper, group, instance, devices: Vec::new() })
 }
 
 struct Service<'s, 'a> {
@@ -253,6 +259,8 @@ struct Service<'s, 'a> {
     surroundings: &'a Surroundings<'a>,
     door: &'s Door<'a>,
     completer: &'s Completer<'s, 'a>,
+    /// By which those know the group who watch it.
+    instance: &'s str,
 }
 
 /// What became of a device of an earlier service.
@@ -310,7 +318,7 @@ impl<'a> Service<'_, 'a> {
         tracing::error!("the keeper died: another one is started");
         let fillers = self.door.fillers();
         let devices: Vec<_> = fillers.iter().map(|it| kept(it)).collect();
-        let group = self.door.group();
+        let group = (self.door.group(), self.instance);
         Keeper::start(self.surroundings.keeper, group, &devices).map_err(ServiceError::Keeper)
     }
 
@@ -374,6 +382,10 @@ impl<'a> Service<'_, 'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
+            Ask::Watch => {
+                let watched = Answer::Watched { instance: self.instance.to_owned() };
+                wire::send(client, &watched, Some(self.door.group().as_fd()))
+            }
             Ask::Release => {
                 if let Err(error) = self.release(keeper, Unread::Stay) {
                     tracing::warn!(%error, "cannot let go of devices");

@@ -22,7 +22,12 @@ const MESSAGE_MAX: usize = 16 << 10;
 #[serde(rename_all = "camelCase")]
 pub(super) enum ToKeeper {
     /// Hold the group that comes along, or, without one, go on holding it. The service's events have numbers below this.
-    Group { numbers: i32 },
+    /// Watchers know the group by `instance`.
+    Group {
+        numbers: i32,
+        #[serde(default)]
+        instance: String,
+    },
     /// Hold the file of a device that comes along.
     Keep { device: String },
     /// Let a device go.
@@ -38,7 +43,7 @@ pub(super) enum ToKeeper {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Told {
     /// The group comes along; devices follow.
-    Group,
+    Group { instance: String },
     /// The file of a device comes along.
     Device { device: String },
     /// That is all, or what was asked for is done.
@@ -55,6 +60,8 @@ pub(super) enum Ask {
     Bring { image: String, trace: String },
     /// To bring all of the devices of an image, behind all else. Those that are lent are meant.
     Complete { image: String },
+    /// To hold the group, too.
+    Watch,
     /// To let go at once of what nothing has open.
     Release,
     /// How far all devices are.
@@ -69,6 +76,8 @@ pub(super) enum Ask {
 pub(super) enum Answer {
     /// The device comes along, open to read.
     Lent,
+    /// The group comes along, which is known by `instance`.
+    Watched { instance: String },
     /// It cannot, for this reason.
     Refused { reason: String },
     /// There is no such thing.

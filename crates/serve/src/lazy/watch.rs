@@ -1,0 +1,149 @@
+//! Those who hold the group besides the service and its keeper: a container's monitor.
+//!
+//! If service and keeper die at the same moment, the group would go with them, and readers would see zeros. As long as a
+//! watcher has it, they do not. It answers nobody while one of the two lives. After that it gives I/O errors to all readers.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use container::life::monitor::Watch;
+use kernel::precontent::{EventBuffer, Group, PrecontentError};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::keeper::NUMBERS;
+
+/// A file with the instance of a keeper, which has it locked as long as it lives.
+pub(super) const LIFE: &str = "life";
+/// How often it is looked whether one of the two lives.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often readers get their errors, after that.
+const DENY: Duration = Duration::from_millis(100);
+/// So long nobody but a service or a keeper has one of their locks.
+const MOMENT: Duration = Duration::from_millis(100);
+/// An instance has fewer bytes.
+const INSTANCE_MAX: u64 = 256;
+
+/// Says that a keeper of this instance lives, as long as the result does.
+pub(super) fn live(folder: &Path, instance: &str) -> io::Result<File> {
+    let mut options = File::options();
+    let mut life = options.write(true).create(true).truncate(false).open(folder.join(LIFE))?;
+    lock(&life, &|| false)?;
+    life.set_len(0)?;
+    life.write_all(instance.as_bytes())?;
+    Ok(life)
+}
+
+/// The group of a service, held for the readers of one mount.
+#[derive(Debug)]
+pub struct LazyWatch {
+    group: Group,
+    instance: String,
+    folder: PathBuf,
+    is_over: Cell<bool>,
+}
+
+impl LazyWatch {
+    pub(super) const fn new(group: Group, instance: String, folder: PathBuf) -> Self {
+        Self { group, instance, folder, is_over: Cell::new(false) }
+    }
+
+    /// Whether the service or its keeper lives, or has ended since nobody needs it any more.
+    fn is_served(&self) -> io::Result<bool> {
+        let mut life = match File::open(self.folder.join(LIFE)) {
+            Ok(life) => life,
+            // The service removes it when all devices are free, or complete.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        let mut instance = String::new();
+        Read::by_ref(&mut life).take(INSTANCE_MAX).read_to_string(&mut instance)?;
+        if instance != self.instance && !instance.is_empty() {
+            // Another service, with another group.
+            return Ok(false);
+        }
+        Ok(is_locked(&life)? || super::folder::is_held(&self.folder)?)
+    }
+
+    fn deny(&self) -> Result<(), PrecontentError> {
+        let mut buffer = EventBuffer::default();
+        loop {
+            let events = match self.group.read(&mut buffer) {
+                // The kernel has denied the event for which there was no descriptor.
+                Err(PrecontentError::Call {
+                    source: Errno::MFILE | Errno::NFILE | Errno::NOMEM,
+                    ..
+                }) => continue,
+                events => events?,
+            };
+            if events.is_empty() {
+                return Ok(());
+            }
+            for event in events {
+                if let Err(error) = self.group.deny(event) {
+                    tracing::debug!(%error, "its reader is gone");
+                }
+            }
+        }
+    }
+}
+
+/// Gives I/O errors to readers once nobody else is there any more for them.
+impl Watch for LazyWatch {
+    fn look(&self) -> Duration {
+        if !self.is_over.get() {
+            match self.is_served() {
+                Ok(true) => return LOOK,
+                // Without marks nobody waits: all that it had is complete.
+                Ok(false) if matches!(self.group.has_marks(), Ok(false)) => return LOOK,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::debug!(%error, "cannot tell whether the service for lazy devices lives");
+                    return LOOK;
+                }
+            }
+            self.is_over.set(true);
+            tracing::error!(
+                "the service for lazy devices and its keeper are gone: what is not here gives I/O errors; \
+                 start the container again"
+            );
+            let numbers = RawFd::try_from(NUMBERS).unwrap_or(RawFd::MAX);
+            if let Err(error) = self.group.deny_taken(numbers) {
+                tracing::error!(%error, "readers of a lazy device may wait for ever");
+            }
+        }
+        if let Err(error) = self.deny() {
+            tracing::error!(%error, "readers of a lazy device may wait for ever");
+        }
+        DENY
+    }
+}
+
+/// Locks a file. A watcher may have it for a moment: so one that is locked is tried for a while, unless `is_over` says that
+/// it need not be.
+pub(super) fn lock(file: &File, is_over: &dyn Fn() -> bool) -> Result<(), Errno> {
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < MOMENT && !is_over() => {
+                thread::sleep(MOMENT / 20);
+            }
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+/// Whether another process has a file locked.
+pub(super) fn is_locked(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(errno) => Err(errno.into()),
+    }
+}
