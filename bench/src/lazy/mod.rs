@@ -1,5 +1,7 @@
 //! From an empty store to the first output of a program, out of a registry that is near or far: with all layers, or lazily.
 
+mod containers;
+mod nydus;
 mod quire;
 mod samples;
 
@@ -14,9 +16,11 @@ use super::proxy::{Distance, Proxy};
 use super::registry;
 use super::report::{Report, Sizes, Table, Unit};
 use crate::Context;
+use containers::Containers;
+use nydus::Nydus;
 use quire::{KINDS, Kind, Quire};
-use rig::Skipped;
 use rig::process::find;
+use rig::{Skipped, tools};
 use samples::{Program, SAMPLES, Sample};
 use testing::daemon::{Daemon, PROGRAM};
 
@@ -65,6 +69,8 @@ impl Start<'_> {
 struct Stage<'a> {
     context: &'a Context<'a>,
     runtime: PathBuf,
+    /// None where it cannot be had.
+    nydus: Option<PathBuf>,
 }
 
 /// What was found out, by tables.
@@ -86,8 +92,9 @@ struct Traffic {
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let runtime = find("runc").or_else(|| find("crun"));
     let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
-    let stage = Stage { context, runtime };
     let mut found = Found::default();
+    let nydus = found.rival("Nydus v3", tools::nydus(context.cache))?;
+    let stage = Stage { context, runtime, nydus };
     for sample in &SAMPLES {
         let titles = sample
             .programs
@@ -110,7 +117,14 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              Not on the clock: making and pushing the index, `quire trace`, which ran each program once before on another \
              store, and the start of `quire serve --lazy`, whose processor time and memory are in no row. On the clock \
              and in the bytes: manifest, config, the index, all data. Bytes and requests are those of the last run, until \
-             its container is gone.",
+             its container is gone.\n\n\
+             Rivals run the same program in the same runtime, with the config.json that Quire wrote, in an overlayfs over \
+             what they mount, whose upper folder is on the disk. For Nydus v3 (`nydus fanotify`) \
+             each layer is built by `nydus build` with its defaults, and the layers are joined by `nydus merge`. On its clock \
+             are the bootstrap, fetched compressed, the start of its service, the mount and all data; manifest and config \
+             are not fetched. It prefetches nothing. Optimized, `nydus optimize` was told what the very program reads, \
+             as a mount of `nydus fuse` noted it, and the service prefetches that. Conversion and sending are on \
+             no clock, and its service's processor time and memory in no row.",
         ),
         tables: found.tables,
         sizes,
@@ -126,13 +140,31 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
     let image = format!("{}/{}:1", daemon.host, sample.name);
     registry::copy(&layout, &image)?;
-    let sent = quire::publish(stage, sample, &image)?;
+    let maker = context.work.join("maker");
+    let sent = quire::publish(stage, sample, &image, &maker)?;
+    let containers = Containers::learn(stage, &maker, &image, sample.programs)?;
+    context.set_aside("maker")?;
+    let near = Start { sample, host: &daemon.host };
     found.findings.push(format!(
         "{}: the index, its image, the recipes and the traces have {sent} bytes in the registry",
         sample.name
     ));
-    let ways: Vec<Box<dyn Way + '_>> =
-        KINDS.iter().map(|kind| Box::new(Quire::new(stage, *kind)) as Box<dyn Way + '_>).collect();
+    let converted = match &stage.nydus {
+        Some(nydus) => Some(nydus::publish(stage, &containers, &near, &layout, nydus.clone())?),
+        None => None,
+    };
+    let mut ways: Vec<Box<dyn Way + '_>> = Vec::new();
+    for kind in KINDS {
+        ways.push(Box::new(Quire::new(stage, kind)));
+    }
+    if let Some(converted) = &converted {
+        for (name, is_optimized) in
+            [("Nydus v3, fanotify", false), ("Nydus v3, fanotify, optimized", true)]
+        {
+            let containers = &containers;
+            ways.push(Box::new(Nydus { name, containers, converted, is_optimized }));
+        }
+    }
     for (place, distance) in PROFILES {
         let proxy = Proxy::far(&daemon.host, distance)?;
         let start = Start { sample, host: &proxy.host };
@@ -191,6 +223,21 @@ fn race(
 }
 
 impl Found {
+    /// A rival's program; one that cannot be had here is said to be absent.
+    fn rival(&mut self, name: &str, built: Result<PathBuf>) -> Result<Option<PathBuf>> {
+        match built {
+            Ok(program) => Ok(Some(program)),
+            Err(error) => match error.downcast::<Skipped>() {
+                Ok(skipped) => {
+                    println!("{name}: {skipped}");
+                    self.findings.push(format!("{name} is absent: {}", skipped.0));
+                    Ok(None)
+                }
+                Err(error) => Err(error),
+            },
+        }
+    }
+
     /// What all ways took, side by side.
     fn sizes(&self) -> Vec<Sizes> {
         let mut columns: Vec<&'static str> = Vec::new();

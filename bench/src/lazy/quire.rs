@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -133,10 +134,15 @@ impl Drop for Service {
 }
 
 /// Brings the index of an image and its traces to the registry that has the image; returns how many bytes that sent.
-pub(super) fn publish(stage: &Stage<'_>, sample: &Sample, image: &str) -> Result<u64> {
+pub(super) fn publish(
+    stage: &Stage<'_>,
+    sample: &Sample,
+    image: &str,
+    store: &Path,
+) -> Result<u64> {
     let quire = || {
         let mut quire = Command::new(stage.context.quire);
-        quire.arg("--store").arg(stage.context.work.join("maker"));
+        quire.arg("--store").arg(store);
         quire
     };
     registry::pull_with_index(quire(), image)?;
@@ -146,7 +152,5 @@ pub(super) fn publish(stage: &Stage<'_>, sample: &Sample, image: &str) -> Result
         traced.arg("--runtime").arg(&stage.runtime).arg(image).args(program.arguments);
         quiet(&mut traced)?;
     }
-    let sent = registry::push_index(quire(), image)?;
-    stage.context.set_aside("maker")?;
-    Ok(sent)
+    registry::push_index(quire(), image)
 }

@@ -1,0 +1,178 @@
+//! Containers of rivals: the configuration that Quire wrote for the same program, over an overlay of what the rival mounted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde_json::{Value, json};
+
+use super::Stage;
+use super::samples::Program;
+use crate::run::{keeper, kept};
+use rig::inputs;
+use rig::process::quiet;
+
+/// The folder of a run, below the bench's.
+const PLACE: &str = "rival";
+
+/// Configurations by the names of traces, with the image's own environment and the program's arguments.
+pub(super) struct Containers<'a> {
+    stage: &'a Stage<'a>,
+    configs: BTreeMap<&'static str, Value>,
+    /// Has a bundle for each program, and the runtime's state.
+    bundle: PathBuf,
+}
+
+impl<'a> Containers<'a> {
+    /// Runs each program once with Quire, whose store has the image.
+    pub(super) fn learn(
+        stage: &'a Stage<'a>,
+        store: &Path,
+        image: &str,
+        programs: &[Program],
+    ) -> Result<Self> {
+        let runtime = stage.runtime.file_name().and_then(|it| it.to_str());
+        let runtime = runtime.context("a runtime has a name")?;
+        // Where the session looks for containers that an interrupted bench left.
+        let bundle = stage.context.work.join(format!("bundle-{runtime}"));
+        fs::create_dir_all(&bundle)?;
+        let (script, config) = keeper(&bundle, runtime, &stage.runtime)?;
+        let root = inputs::base_root(stage.context.cache)?;
+        let mut configs = BTreeMap::new();
+        for program in programs {
+            let mut run = Command::new(stage.context.quire);
+            run.arg("--store").arg(store).args(["--quiet", "run", "--rm", "--user", program.user]);
+            quiet(run.arg("--runtime").arg(&script).arg(image).args(program.arguments))?;
+            configs.insert(program.trace, kept(&config, store, &root, &bundle)?);
+        }
+        Ok(Self { stage, configs, bundle })
+    }
+
+    /// Where a run has all of its files.
+    pub(super) fn place(&self) -> PathBuf {
+        self.stage.context.work.join(PLACE)
+    }
+
+    /// Nothing of an earlier run is there but the folders.
+    pub(super) fn before(&self, folders: &[&str]) -> Result<()> {
+        self.stage.context.set_aside(PLACE)?;
+        for folder in [&["upper", "work", "root"], folders].concat() {
+            fs::create_dir_all(self.place().join(folder))?;
+        }
+        Ok(())
+    }
+
+    /// Puts an overlay with a writable folder of the disk over these folders, the uppermost first, and runs the program.
+    pub(super) fn run(&self, lowers: &[PathBuf], program: &Program) -> Result<Vec<Command>> {
+        let place = self.place();
+        let mut config = self.configs.get(program.trace).context("it was learned")?.clone();
+        config["root"] = json!({ "path": place.join("root"), "readonly": false });
+        let bundle = self.bundle.join(program.trace);
+        fs::create_dir_all(&bundle)?;
+        fs::write(bundle.join("config.json"), config.to_string())?;
+        let mut options = std::ffi::OsString::from("lowerdir=");
+        options.push(join(lowers));
+        for (option, folder) in [(",upperdir=", "upper"), (",workdir=", "work")] {
+            options.push(option);
+            options.push(place.join(folder));
+        }
+        let mut overlay = Command::new("mount");
+        overlay.args(["-t", "overlay", "overlay", "-o"]).arg(options).arg(place.join("root"));
+        let mut run = Command::new(&self.stage.runtime);
+        run.arg("--root").arg(self.bundle.join("state")).args(["run", "--bundle"]).arg(bundle);
+        run.arg(format!("bench-{}", program.trace));
+        Ok(vec![overlay, run])
+    }
+
+    /// Unmounts what is over the rival's own mounts.
+    pub(super) fn after(&self) -> Result<()> {
+        unmount_all(&self.place().join("root"))
+    }
+}
+
+fn join(folders: &[PathBuf]) -> std::ffi::OsString {
+    let mut joined = std::ffi::OsString::new();
+    for folder in folders {
+        if !joined.is_empty() {
+            joined.push(":");
+        }
+        joined.push(folder);
+    }
+    joined
+}
+
+/// Unmounts all that is mounted at or below a folder, the last first.
+pub(super) fn unmount_all(folder: &Path) -> Result<()> {
+    let mounts = fs::read("/proc/self/mounts")?;
+    let targets =
+        mounts.split(|it| *it == b'\n').filter_map(|it| it.split(|it| *it == b' ').nth(1));
+    let below = |it: &&[u8]| Path::new(std::ffi::OsStr::from_bytes(it)).starts_with(folder);
+    let targets: Vec<_> = targets.filter(below).collect();
+    for target in targets.iter().rev() {
+        unmount(*target, UnmountFlags::empty())
+            .with_context(|| format!("cannot unmount {}", String::from_utf8_lossy(target)))?;
+    }
+    Ok(())
+}
+
+/// Ends a program whose number is in a file, and waits for its end. It may be nobody's child any more.
+pub(super) fn end(file: &Path) -> Result<()> {
+    let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
+    let pid = text.trim().parse().ok().and_then(Pid::from_raw).context("no number of a process")?;
+    kill_process(pid, Signal::TERM)?;
+    let begun = Instant::now();
+    while test_kill_process(pid).is_ok() && !is_dead(pid) {
+        if begun.elapsed() > Duration::from_secs(20) {
+            bail!("{} does not end", text.trim());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Whether it has ended, though nobody has asked how.
+fn is_dead(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |it| it.rsplit(") ").next().is_some_and(|it| it.starts_with('Z')))
+}
+
+/// A shell script with these words, as one command.
+pub(super) fn script(text: &str, words: &[&std::ffi::OsStr]) -> Command {
+    let mut shell = Command::new("bash");
+    shell.args(["-euc", text, "bash"]).args(words);
+    shell
+}
+
+/// Unpacks each layer of an OCI layout into a folder of its own, deletions as OCI writes them; the lowest first.
+pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
+    let read = |path: PathBuf| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
+    let blob = |it: &Value| -> Result<PathBuf> {
+        let digest = it["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
+        Ok(layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?))
+    };
+    let manifest = read(blob(&read(layout.join("index.json"))?["manifests"][0])?)?;
+    let layers = manifest["layers"].as_array().context("a manifest has layers")?;
+    layers.iter().map(blob).collect()
+}
+
+/// Sends a blob to a repository of a registry, which need not have a manifest for it.
+pub(super) fn send(file: &Path, repository: &str, digest: &str) -> Result<()> {
+    const SEND: &str = r#"
+        uploads=$(curl -sSf -X POST -o /dev/null -w '%header{location}' "$2/blobs/uploads/")
+        case $uploads in *\?*) uploads="$uploads&" ;; *) uploads="$uploads?" ;; esac
+        curl -sSf -T "$1" -H 'Content-Type: application/octet-stream' "${uploads}digest=sha256:$3"
+    "#;
+    quiet(&mut script(SEND, &[file.as_os_str(), repository.as_ref(), digest.as_ref()])).map(drop)
+}
+
+/// The digest of a file, as text.
+pub(super) fn digest(file: &Path) -> Result<String> {
+    let said = quiet(Command::new("sha256sum").arg(file))?;
+    said.split(' ').next().map(String::from).context("sha256sum says nothing")
+}

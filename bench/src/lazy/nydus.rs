@@ -1,0 +1,191 @@
+//! Nydus v3: its service for fanotify, which serves an EROFS image of its own by the same mechanism of the kernel.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::containers::{Containers, digest, end, layers, script, send, unmount_all};
+use super::samples::{Program, Sample};
+use super::{Stage, Start, Way};
+use rig::cache::remove;
+use rig::process::quiet;
+
+/// What an image became: `nydus build` of each layer and `nydus merge`, as `nydusify convert` does it.
+pub(super) struct Converted {
+    program: PathBuf,
+    /// Digest of the bootstrap, compressed.
+    plain: String,
+    /// The same after `nydus optimize`, by the names of traces.
+    optimized: Vec<(&'static str, String)>,
+}
+
+pub(super) struct Nydus<'a> {
+    pub(super) name: &'static str,
+    pub(super) containers: &'a Containers<'a>,
+    pub(super) converted: &'a Converted,
+    /// Whether the image is optimized for the very program; then what it reads is fetched ahead.
+    pub(super) is_optimized: bool,
+}
+
+/// $1 nydus, $2 the bootstrap's address. The bootstrap is fetched and unpacked; the service says nothing when it has
+/// mounted the image, so the mount is looked for.
+const MOUNT: &str = r#"
+cd "$3"
+curl -sSf "$2" | gzip -d > bootstrap
+NO_PROXY='*' "$1" fanotify --bootstrap bootstrap --config config.yml --mountpoint "$3/lower" --log-dir "$3/log" \
+    --log-level warn > said 2>&1 &
+echo $! > pid
+until mountpoint -q lower; do kill -0 $!; sleep 0.002; done
+"#;
+
+impl Way for Nydus<'_> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn before(&self, start: &Start<'_>) -> Result<()> {
+        self.containers.before(&["lower", "cache", "log"])?;
+        let place = self.containers.place();
+        let text = config(start.host, start.sample, &place.join("cache"), self.is_optimized);
+        Ok(fs::write(place.join("config.yml"), text)?)
+    }
+
+    fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
+        let place = self.containers.place();
+        let optimized = &self.converted.optimized;
+        let bootstrap = if self.is_optimized {
+            let found = optimized.iter().find(|(trace, _)| *trace == program.trace);
+            found.map(|(_, digest)| digest).context("it was optimized")?
+        } else {
+            &self.converted.plain
+        };
+        let address = format!("{}/blobs/sha256:{bootstrap}", repository(start.host, start.sample));
+        let mount =
+            script(MOUNT, &[self.converted.program.as_ref(), address.as_ref(), place.as_ref()]);
+        let run = self.containers.run(&[place.join("lower")], program)?;
+        Ok(std::iter::once(mount).chain(run).collect())
+    }
+
+    fn after(&self) -> Result<()> {
+        self.containers.after()?;
+        end(&self.containers.place().join("pid"))
+    }
+}
+
+fn repository(host: &str, sample: &Sample) -> String {
+    format!("http://{host}/v2/{}-nydus", sample.name)
+}
+
+fn config(host: &str, sample: &Sample, cache: &Path, prefetch: bool) -> String {
+    format!(
+        "backend:\n  type: registry\n  config:\n    host: {host}\n    repo: {}-nydus\n    insecure: true\n\
+         cache:\n  type: local\n  config:\n    dir: {}\nprefetch:\n  enable: {prefetch}\n",
+        sample.name,
+        cache.display()
+    )
+}
+
+/// Converts an image, and sends all that is made to the registry.
+pub(super) fn publish(
+    stage: &Stage<'_>,
+    containers: &Containers<'_>,
+    start: &Start<'_>,
+    layout: &Path,
+    program: PathBuf,
+) -> Result<Converted> {
+    let work = stage.context.work.join("nydus");
+    let blobs = work.join("blobs");
+    fs::create_dir_all(&blobs)?;
+    let bootstrap = work.join("bootstrap");
+    let mut merge = Command::new(&program);
+    merge.arg("merge").arg("--bootstrap").arg(&bootstrap);
+    for blob in layers(layout)? {
+        let folder = work.join("layer");
+        fs::create_dir(&folder)?;
+        let mut unpack = Command::new("tar");
+        unpack.args(["--extract", "--gzip", "--numeric-owner", "--xattrs", "--xattrs-include=*"]);
+        quiet(unpack.arg("--file").arg(blob).arg("--directory").arg(&folder))?;
+        let before = names(&blobs)?;
+        let mut build = Command::new(&program);
+        quiet(build.arg("build").arg("--blob-dir").arg(&blobs).arg(&folder))?;
+        remove(&folder)?;
+        let made = names(&blobs)?.into_iter().find(|it| !before.contains(it));
+        merge.arg(made.context("nydus build has made no blob")?);
+    }
+    quiet(&mut merge)?;
+    let repository = repository(start.host, start.sample);
+    for blob in names(&blobs)? {
+        send(&blob, &repository, &digest(&blob)?)?;
+    }
+    let plain = pack(&bootstrap, &repository)?;
+    let mut optimized = Vec::new();
+    for it in start.sample.programs {
+        let better = optimize(containers, start, &program, &bootstrap, it)?;
+        let before = names(&blobs)?;
+        let place = containers.place();
+        for blob in names(&place.join("blobs"))? {
+            if !before.iter().any(|it| it.file_name() == blob.file_name()) {
+                send(&blob, &repository, &digest(&blob)?)?;
+            }
+        }
+        optimized.push((it.trace, pack(&better, &repository)?));
+    }
+    stage.context.set_aside("nydus")?;
+    Ok(Converted { program, plain, optimized })
+}
+
+/// $1 nydus, $2 the bootstrap: the program runs once from a mount of Nydus's FUSE, since only that notes what is read.
+const TRACE: &str = r#"
+cd "$3"
+NO_PROXY='*' "$1" fuse --bootstrap "$2" --config config.yml --mountpoint "$3/lower" --log-dir "$3/log" \
+    --log-level warn --apiserver "unix://$3/api" > said 2>&1 &
+echo $! > pid
+until mountpoint -q lower && [ -S api ]; do kill -0 $!; sleep 0.01; done
+"#;
+
+/// Makes a bootstrap that knows what a program reads, and a blob of that in the folder `blobs` of the containers' place.
+fn optimize(
+    containers: &Containers<'_>,
+    start: &Start<'_>,
+    nydus: &Path,
+    bootstrap: &Path,
+    program: &Program,
+) -> Result<PathBuf> {
+    containers.before(&["lower", "cache", "log", "blobs"])?;
+    let place = containers.place();
+    let text = config(start.host, start.sample, &place.join("cache"), false);
+    fs::write(place.join("config.yml"), text)?;
+    quiet(&mut script(TRACE, &[nydus.as_ref(), bootstrap.as_ref(), place.as_ref()]))?;
+    for mut command in containers.run(&[place.join("lower")], program)? {
+        quiet(&mut command)?;
+    }
+    let better = place.join("better");
+    let mut optimize = Command::new(nydus);
+    optimize.arg("optimize").arg("--apiserver").arg(format!("unix://{}/api", place.display()));
+    optimize.arg("--parent-bootstrap").arg(bootstrap).arg("--bootstrap").arg(&better);
+    optimize.arg("--blob-dir").arg(place.join("blobs"));
+    optimize.arg("--config").arg(place.join("config.yml")).env("NO_PROXY", "*");
+    quiet(&mut optimize)?;
+    containers.after()?;
+    end(&place.join("pid"))?;
+    unmount_all(&place)?;
+    Ok(better)
+}
+
+/// Compresses a bootstrap as the layer that has it is, sends it, and returns its digest.
+fn pack(bootstrap: &Path, repository: &str) -> Result<String> {
+    quiet(Command::new("gzip").args(["--keep", "--force", "--no-name"]).arg(bootstrap))?;
+    let packed = bootstrap.with_extension("gz");
+    let digest = digest(&packed)?;
+    send(&packed, repository, &digest)?;
+    Ok(digest)
+}
+
+/// The full blobs in a folder. Beside each lies a copy of a part of it.
+fn names(folder: &Path) -> Result<Vec<PathBuf>> {
+    let all: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
+    let all = all.into_iter().map(|it| it.path());
+    Ok(all.filter(|it| it.extension().is_none()).collect())
+}
