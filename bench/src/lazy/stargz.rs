@@ -1,0 +1,208 @@
+//! stargz-snapshotter: eStargz layers, mounted by its library through FUSE.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
+
+use super::containers::{Containers, digest, layers, script, send, unmount_all};
+use super::samples::{Program, Sample};
+use super::{Stage, Start, Way};
+use rig::process::quiet;
+
+/// A layer in the registry.
+struct Layer {
+    digest: String,
+    /// Digest of its table of contents.
+    contents: String,
+}
+
+/// What an image became.
+pub(super) struct Converted {
+    program: PathBuf,
+    /// The lowest first.
+    plain: Vec<Layer>,
+    /// With the files first that a program opens, by the names of traces.
+    optimized: Vec<(&'static str, Vec<Layer>)>,
+}
+
+pub(super) struct Stargz<'a> {
+    name: &'static str,
+    containers: &'a Containers<'a>,
+    converted: &'a Converted,
+    is_optimized: bool,
+    service: RefCell<Option<Service>>,
+}
+
+impl<'a> Stargz<'a> {
+    pub(super) const fn new(
+        name: &'static str,
+        containers: &'a Containers<'a>,
+        converted: &'a Converted,
+        is_optimized: bool,
+    ) -> Self {
+        Self { name, containers, converted, is_optimized, service: RefCell::new(None) }
+    }
+}
+
+/// Asks the service, as containerd does for each layer.
+const MOUNT: &str =
+    r#"curl -sSf --unix-socket "$1/service/socket" --data-binary @"$1/request" http://service/"#;
+
+impl Way for Stargz<'_> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn before(&self, _: &Start<'_>) -> Result<()> {
+        let mode = if self.is_optimized { "prefetch" } else { "none" };
+        let service = Service::start(self.containers, &self.converted.program, mode)?;
+        self.service.replace(Some(service));
+        Ok(())
+    }
+
+    fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
+        let optimized = &self.converted.optimized;
+        let layers = if self.is_optimized {
+            let found = optimized.iter().find(|(trace, _)| *trace == program.trace);
+            found.map(|(_, layers)| layers).context("it was optimized")?
+        } else {
+            &self.converted.plain
+        };
+        mount_and_run(self.containers, start, layers, program)
+    }
+
+    fn after(&self) -> Result<()> {
+        self.containers.after()?;
+        unmount_all(&self.containers.place())?;
+        self.service.take();
+        Ok(())
+    }
+}
+
+fn mount_and_run(
+    containers: &Containers<'_>,
+    start: &Start<'_>,
+    layers: &[Layer],
+    program: &Program,
+) -> Result<Vec<Command>> {
+    let place = containers.place();
+    let mut folders = Vec::new();
+    for number in 0..layers.len() {
+        let folder = place.join(format!("layer-{number}"));
+        fs::create_dir_all(&folder)?;
+        folders.push(folder);
+    }
+    let wanted = layers.iter().zip(&folders).map(|(layer, folder)| {
+        json!({ "digest": format!("sha256:{}", layer.digest), "toc": layer.contents, "folder": folder })
+    });
+    let reference = format!("{}/{}-stargz:1", start.host, start.sample.name);
+    let request = json!({ "reference": reference, "layers": wanted.collect::<Vec<_>>() });
+    fs::write(place.join("request"), request.to_string())?;
+    folders.reverse();
+    let run = containers.run(&folders, program)?;
+    Ok(std::iter::once(script(MOUNT, &[place.as_ref()])).chain(run).collect())
+}
+
+/// What stands for the snapshotter, there before the clock starts.
+struct Service(Child);
+
+impl Service {
+    fn start(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Self> {
+        containers.before(&["service"])?;
+        let root = containers.place().join("service");
+        let said = File::create(containers.place().join("said"))?;
+        let mut command = Command::new(program);
+        command.arg("serve").arg(&root).arg(mode).stdin(Stdio::null()).stdout(Stdio::null());
+        let service = Self(command.stderr(said).spawn().context("cannot start stargz")?);
+        let begun = Instant::now();
+        while !root.join("socket").exists() {
+            if begun.elapsed() > Duration::from_secs(20) {
+                bail!("stargz does not begin");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(service)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _gone = kill_process(pid, Signal::TERM);
+        }
+        let _ended = self.0.wait();
+    }
+}
+
+/// Converts an image, once for all and once for each program, and sends the layers to the registry.
+pub(super) fn publish(
+    stage: &Stage<'_>,
+    containers: &Containers<'_>,
+    start: &Start<'_>,
+    layout: &Path,
+    program: PathBuf,
+) -> Result<Converted> {
+    let work = stage.context.work.join("stargz");
+    fs::create_dir_all(&work)?;
+    let convert = |first: &str| -> Result<Vec<Layer>> {
+        let list = work.join("first");
+        fs::write(&list, first)?;
+        let convert = |blob: PathBuf| convert(&program, start, &blob, &list, &work);
+        layers(layout)?.into_iter().map(convert).collect()
+    };
+    let plain = convert("")?;
+    let mut optimized = Vec::new();
+    for it in start.sample.programs {
+        let service = Service::start(containers, &program, "record")?;
+        for mut command in mount_and_run(containers, start, &plain, it)? {
+            quiet(&mut command)?;
+        }
+        containers.after()?;
+        unmount_all(&containers.place())?;
+        drop(service);
+        let said = fs::read_to_string(containers.place().join("said"))?;
+        optimized.push((it.trace, convert(&recorded(&said)?)?));
+    }
+    stage.context.set_aside("stargz")?;
+    Ok(Converted { program, plain, optimized })
+}
+
+/// The files that the library says were accessed, one a line.
+fn recorded(said: &str) -> Result<String> {
+    let names = said.lines().filter_map(|line| {
+        let (_, name) = line.split_once("file accessed: /")?;
+        Some(name.split_once('"')?.0.to_owned() + "\n")
+    });
+    let names: String = names.collect();
+    if names.is_empty() {
+        bail!("stargz has noted no file that was opened");
+    }
+    Ok(names)
+}
+
+fn convert(
+    program: &Path,
+    start: &Start<'_>,
+    blob: &Path,
+    first: &Path,
+    work: &Path,
+) -> Result<Layer> {
+    let made = work.join("made");
+    let mut convert = Command::new(program);
+    convert.arg("convert").arg(blob).arg(first).arg(&made);
+    // Layers are unpacked there for the time of it.
+    let contents = quiet(convert.env("TMPDIR", work))?.trim().to_owned();
+    let digest = digest(&made)?;
+    send(&made, &repository(start.host, start.sample), &digest)?;
+    Ok(Layer { digest, contents })
+}
+
+fn repository(host: &str, sample: &Sample) -> String {
+    format!("http://{host}/v2/{}-stargz", sample.name)
+}
