@@ -12,6 +12,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
@@ -21,7 +22,8 @@ use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{
-    Completion, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
+    Completion, LazyService, LazyWatch, Program, READERS_WAIT, Replace, SourcePatience, Supply,
+    Surroundings, folder_of,
 };
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
@@ -211,6 +213,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: if args.complete { Completion::Always } else { Completion::Asked },
+        patience: &SourcePatience::new(readers_wait(args.lazy_timeout)),
         stop: &stop,
     };
     let replace = if args.replace { Replace::Yes } else { Replace::No };
@@ -228,6 +231,12 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         ));
     }
     Ok(Answer::Yes)
+}
+
+/// `None` for no end.
+fn readers_wait(seconds: Option<u32>) -> Option<Duration> {
+    let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
+    Some(wait).filter(|it| !it.is_zero())
 }
 
 fn keep(context: &Context, args: &args::Serve, folder: &Path) -> anyhow::Result<Answer> {
@@ -251,6 +260,9 @@ fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Re
     }
     if args.registry.plain_http {
         arguments.push("--plain-http".into());
+    }
+    if let Some(seconds) = args.lazy_timeout {
+        arguments.extend(["--lazy-timeout".into(), seconds.to_string().into()]);
     }
     // It starts in another directory.
     let options =

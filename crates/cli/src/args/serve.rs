@@ -46,6 +46,9 @@ pub(crate) struct Serve {
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,
+    /// How long a read waits while no source gives anything: then it is an I/O error. 0 for no end [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) lazy_timeout: Option<u32>,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
 }

@@ -13,6 +13,7 @@ use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use rustix::process::{Pid, Signal, kill_process};
 use store::{OpenOptions, Origin, Seconds, Store, Who};
+use testing::fake::wait_for;
 use transfer::StoredImage;
 use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
 
@@ -222,7 +223,13 @@ fn a_lost_source_is_an_error_that_heals() {
     let error = fs::read(place.path("root/words")).map(|it| it.len()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     fs::rename(&hidden, &lazy.blob).unwrap();
-    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    // What failed is tried again after a second.
+    let mut read = None;
+    wait_for("its bytes", || {
+        read = fs::read(place.path("root/words")).ok();
+        read.is_some()
+    });
+    assert!(read == Some(lazy.words()));
     place.out("umount root");
     lazy.end(service);
 }

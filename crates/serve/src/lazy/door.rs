@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use image::verity::DeviceId;
 use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
@@ -16,12 +17,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::ahead::{Ahead, WORKERS};
-use super::fill::LayerFiller;
+use super::fill::{FillError, LayerFiller};
 
 /// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
 const FETCHERS: usize = 32;
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
+/// How often it is looked whether a reader has waited long enough.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// An error of a door.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +71,25 @@ struct End<'q, 'a>(&'q Ahead<'a>);
 impl Drop for End<'_, '_> {
     fn drop(&mut self) {
         self.0.end();
+    }
+}
+
+/// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough.
+struct WaitingReader<'a> {
+    event: Mutex<Option<ReadEvent>>,
+    range: Range<u64>,
+    filler: Arc<LayerFiller<'a>>,
+    since: Instant,
+}
+
+impl WaitingReader<'_> {
+    /// `None` if it was answered.
+    fn take(&self) -> Option<ReadEvent> {
+        self.event.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn is_answered(&self) -> bool {
+        self.event.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
 
@@ -228,41 +250,110 @@ impl<'a> Door<'a> {
     /// # Errors
     /// [`DoorError`]. Readers that wait for a door that is not served wait on.
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
-        let (sender, receiver) = mpsc::channel::<ReadEvent>();
+        let (sender, receiver) = mpsc::channel::<Arc<WaitingReader<'a>>>();
         let receiver = Mutex::new(receiver);
         thread::scope(|scope| {
             for _ in 0..FETCHERS {
                 scope.spawn(|| {
                     loop {
-                        let event = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                        let Ok(event) = event else { return };
-                        self.answer(event);
+                        let reader = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                        let Ok(reader) = reader else { return };
+                        self.bring(&reader);
                     }
                 });
             }
             for _ in 0..WORKERS {
                 scope.spawn(|| self.ahead.work());
             }
-            // Dropped at the end, which ends the threads.
-            let (sender, _end) = (sender, End(&self.ahead));
-            let mut buffer = EventBuffer::default();
-            while !stop.load(Ordering::Relaxed) {
-                let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
-                match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&patience)) {
-                    Ok(0) | Err(Errno::INTR) => continue,
-                    Ok(_) => {}
-                    Err(error) => return Err(DoorError::Wait(error)),
-                }
-                for event in self.events(&mut buffer)? {
-                    if self.is_filled(&event) {
-                        self.allow(event);
-                    } else if let Err(mpsc::SendError(event)) = sender.send(event) {
-                        self.deny(event);
-                    }
-                }
+            let end = End(&self.ahead);
+            let mut waiting = Vec::new();
+            self.take_in(&sender, &mut waiting, stop)?;
+            // Which ends the threads, as soon as they have done what is under way.
+            drop((sender, end));
+            while !self.see_to(&mut waiting) {
+                thread::sleep(LOOK / 10);
             }
             Ok(())
         })
+    }
+
+    /// Takes events until `stop` is set, and gives readers that have to wait to `fetchers`.
+    fn take_in(
+        &self,
+        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
+        stop: &AtomicBool,
+    ) -> Result<(), DoorError> {
+        let mut buffer = EventBuffer::default();
+        let mut looked = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            if looked.elapsed() > LOOK {
+                self.see_to(waiting);
+                looked = Instant::now();
+            }
+            let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
+            match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&patience)) {
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(error) => return Err(DoorError::Wait(error)),
+            }
+            for event in self.events(&mut buffer)? {
+                let Some(reader) = self.greet(event) else { continue };
+                waiting.push(Arc::downgrade(&reader));
+                if let Err(mpsc::SendError(reader)) = fetchers.send(reader) {
+                    self.answer(&reader, false);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a reader that need not wait, or returns it.
+    fn greet(&self, event: ReadEvent) -> Option<Arc<WaitingReader<'a>>> {
+        let filler = match self.find(&event) {
+            Found::Filler(filler) => filler,
+            Found::Complete => {
+                self.allow(event);
+                return None;
+            }
+            Found::Nothing => {
+                self.deny(event);
+                return None;
+            }
+        };
+        if filler.has(&event.range) {
+            filler.touch(&event.range);
+            self.allow(event);
+            return None;
+        }
+        let (range, since) = (event.range.clone(), Instant::now());
+        let is_denied = filler.is_denied(&range);
+        let reader = WaitingReader { event: Mutex::new(Some(event)), range, filler, since };
+        if is_denied {
+            // Also while no thread is free.
+            self.answer(&reader, false);
+            return None;
+        }
+        Some(Arc::new(reader))
+    }
+
+    /// Lets those go that have waited long enough, whoever still brings their bytes. Returns whether no reader waits.
+    fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
+        waiting.retain(|reader| {
+            let Some(reader) = reader.upgrade().filter(|it| !it.is_answered()) else {
+                return false;
+            };
+            let Some(silence) = reader.filler.overdue(reader.since) else { return true };
+            let (filler, silence) = (&reader.filler, silence.as_secs());
+            tracing::error!(
+                ?filler,
+                silence,
+                "a reader gets an I/O error: no source gives anything"
+            );
+            self.answer(&reader, false);
+            false
+        });
+        waiting.is_empty()
     }
 
     /// The events that are there. If there is no descriptor or no memory left for one, the kernel denies it and takes it from
@@ -289,38 +380,39 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn is_filled(&self, event: &ReadEvent) -> bool {
-        match self.find(event) {
-            Found::Filler(filler) => {
-                let is_there = filler.has(&event.range);
-                if is_there {
-                    filler.touch(&event.range);
-                }
-                is_there
-            }
-            Found::Complete => true,
-            Found::Nothing => false,
+    /// Brings what a reader waits for.
+    fn bring(&self, reader: &WaitingReader<'a>) {
+        if reader.is_answered() {
+            return;
         }
-    }
-
-    fn answer(&self, event: ReadEvent) {
-        let filler = match self.find(&event) {
-            Found::Filler(filler) => filler,
-            // This moment.
-            Found::Complete => return self.allow(event),
-            Found::Nothing => return self.deny(event),
-        };
+        let filler = &reader.filler;
         let begin = |soon| {
-            self.ahead.soon(&filler, soon);
+            self.ahead.soon(filler, soon);
             self.ahead.behind_reader()
         };
-        match filler.ensure(event.range.clone(), begin) {
-            Ok(()) => self.allow(event),
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::error!(error, ?filler, "a reader gets an I/O error");
-                self.deny(event);
+        let done = filler.ensure(reader.range.clone(), begin);
+        match &done {
+            Ok(()) => {}
+            Err(FillError::Silent(_)) if reader.is_answered() => {}
+            // Why was said when it failed.
+            Err(error @ FillError::Denied { .. }) => {
+                tracing::debug!(%error, ?filler, "a reader gets an I/O error");
             }
+            Err(error) => {
+                let error: &dyn std::error::Error = error;
+                tracing::error!(error, ?filler, "a reader gets an I/O error");
+            }
+        }
+        self.answer(reader, done.is_ok());
+    }
+
+    fn answer(&self, reader: &WaitingReader<'a>, is_there: bool) {
+        let Some(event) = reader.take() else { return };
+        reader.filler.counts().waited(reader.since.elapsed(), is_there);
+        if is_there {
+            self.allow(event);
+        } else {
+            self.deny(event);
         }
     }
 

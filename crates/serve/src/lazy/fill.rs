@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use image::gzip::{Checkpoint, SpanError, Window};
 use image::lazy::UNIT;
@@ -15,6 +15,7 @@ use store::{SparseError, SparseFill};
 use transfer::lazy::{LayerIndex, group_windows};
 
 use super::count::Counts;
+use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::plan::{Pace, Streams, block};
 
 /// An error while a part of a device is filled.
@@ -51,6 +52,17 @@ pub enum FillError {
     /// The disk.
     #[error("cannot read what the device has")]
     Read(#[source] SparseError),
+    /// It failed a moment ago.
+    #[error("unit {unit} of the device did not come, and is not asked for again for {} ms", left.as_millis())]
+    Denied {
+        /// Its number.
+        unit: usize,
+        /// How long still.
+        left: Duration,
+    },
+    /// Who brings it waits for a source.
+    #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
+    Silent(Duration),
 }
 
 impl FillError {
@@ -59,6 +71,11 @@ impl FillError {
         matches!(self, Self::Span { .. } | Self::Digest(_))
     }
 }
+
+/// The patience of a filler that is given none.
+static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
+/// How often a reader whose bytes another thread brings looks whether it has waited long enough.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Fills one device from its layer's blob.
 pub struct LayerFiller<'a> {
@@ -83,6 +100,7 @@ pub struct LayerFiller<'a> {
     streams: Mutex<Streams>,
     /// How long the source takes.
     pace: Mutex<Pace>,
+    failures: Failures<'a>,
     counts: Counts,
 }
 
@@ -183,8 +201,32 @@ impl<'a> LayerFiller<'a> {
             untouched,
             streams: Mutex::default(),
             pace: Mutex::default(),
+            failures: Failures::new(&USUAL),
             counts: Counts::default(),
         }
+    }
+
+    /// With a patience that is not the usual one.
+    #[must_use]
+    pub fn with_patience(self, patience: &'a SourcePatience) -> Self {
+        Self { failures: Failures::new(patience), ..self }
+    }
+
+    /// For how long no source has given anything, if a reader that came then is not to wait any longer.
+    #[must_use]
+    pub fn overdue(&self, since: Instant) -> Option<Duration> {
+        self.failures.overdue(since, Instant::now())
+    }
+
+    /// Whether something of this range failed a moment ago, so that [`ensure`](Self::ensure) does not try.
+    #[must_use]
+    pub fn is_denied(&self, range: &Range<u64>) -> bool {
+        self.missing(range).is_some_and(|it| self.denied(&it).is_some())
+    }
+
+    fn denied(&self, units: &Range<usize>) -> Option<FillError> {
+        let DeniedUnit { unit, left } = self.failures.denied(units, Instant::now())?;
+        Some(FillError::Denied { unit, left })
     }
 
     /// What it has done so far.
@@ -219,9 +261,15 @@ impl<'a> LayerFiller<'a> {
         let done = loop {
             let mut coming = lock(&self.coming);
             let Some(units) = self.missing(&range) else { break Ok(()) };
+            if let Some(error) = self.denied(&units) {
+                break Err(error);
+            }
             if coming.range(units.clone()).next().is_some() {
+                if let Some(time) = self.overdue(begun) {
+                    break Err(FillError::Silent(time));
+                }
                 // Another thread brings some of them.
-                drop(self.came.wait(coming).unwrap_or_else(PoisonError::into_inner));
+                drop(self.came.wait_timeout(coming, LOOK).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
             let around = self.around(&units, &coming);
@@ -229,10 +277,11 @@ impl<'a> LayerFiller<'a> {
             drop(coming);
             let _claim = Claim { filler: self, units: around.clone() };
             if let Err(error) = self.bring_wanted(&range, &around, &begin) {
+                // Before others that want them look.
+                self.failures.failed(self.missing(&range).unwrap_or(units), Instant::now());
                 break Err(error);
             }
         };
-        self.counts.waited(begun.elapsed(), done.is_ok());
         if done.is_ok() {
             self.touch(&range);
         }
@@ -496,7 +545,10 @@ impl<'a> LayerFiller<'a> {
             }
         }
         match units.clone().find(|it| !self.filled[*it].load(Ordering::Acquire)) {
-            None => Ok(()),
+            None => {
+                self.failures.came(units);
+                Ok(())
+            }
             Some(unit) => Err(FillError::Digest(unit)),
         }
     }
@@ -537,6 +589,9 @@ impl<'a> LayerFiller<'a> {
             bytes if bytes.len() as u64 == wanted => Ok(bytes),
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         });
+        if parts.is_ok() {
+            self.failures.gave(Instant::now());
+        }
         let blob = || Box::new(head.blob);
         parts.map_err(|source| FillError::Blob { blob: blob(), range, source })
     }

@@ -21,6 +21,7 @@ use transfer::lazy::LayerIndex;
 
 use super::complete::Completer;
 use super::door::{Door, DoorError, Unread};
+use super::failures::SourcePatience;
 use super::fill::LayerFiller;
 use super::folder::{self, Replace};
 use super::keeper::{Keeper, Program, Succession};
@@ -88,6 +89,8 @@ pub struct Surroundings<'a> {
     pub keeper: &'a Program,
     /// Which devices are brought as a whole.
     pub complete: Completion,
+    /// How patient it is with sources.
+    pub patience: &'a SourcePatience,
     /// Set to end the service.
     pub stop: &'a AtomicBool,
 }
@@ -503,7 +506,7 @@ impl<'a> Service<'_, 'a> {
             return Err(LendError::Length { device: *id, index: expected, actual });
         }
         let blobs = supply.blobs(&index);
-        Ok(LayerFiller::new(index, blobs, fill))
+        Ok(LayerFiller::new(index, blobs, fill).with_patience(self.surroundings.patience))
     }
 }
 

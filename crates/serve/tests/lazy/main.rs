@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::lazy::UNIT;
@@ -22,10 +23,11 @@ use kernel::mount::{ErofsOptions, erofs};
 use kernel::precontent::PrecontentError;
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
-use quire_serve::lazy::{Cause, Door, DoorError, LayerFiller, Recorder};
+use quire_serve::lazy::{Cause, Door, DoorError, FillError, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit};
 use store::{Form, OpenOptions, Seconds, Store};
+use testing::fake::wait_for;
 use testing::{programs, skipped};
 use transfer::StoredImage;
 use transfer::import::{ImportSurroundings, ImportWishes, import};
@@ -49,6 +51,8 @@ enum Lie {
     Once,
     /// No answer.
     Silent,
+    /// None either, and the connection stays, until it is told to do something else.
+    Hangs,
 }
 
 impl OneBlob {
@@ -62,6 +66,9 @@ impl BlobSource for OneBlob {
         assert_eq!((*digest, size), (Digest::sha256(&self.bytes), self.bytes.len() as u64));
         let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
         self.asked.fetch_add(range.end - range.start, Ordering::Relaxed);
+        while *self.lie.lock().unwrap() == Lie::Hangs {
+            thread::sleep(Duration::from_millis(5));
+        }
         let mut bytes = self.bytes[start..end].to_vec();
         let mut lie = self.lie.lock().unwrap();
         let now = *lie;
@@ -74,7 +81,7 @@ impl BlobSource for OneBlob {
                 let middle = bytes.len() / 2;
                 bytes[middle] ^= 0x10;
             }
-            Lie::Silent => bytes.clear(),
+            Lie::Silent | Lie::Hangs => bytes.clear(),
         }
         Box::new(io::Cursor::new(bytes))
     }
@@ -150,6 +157,15 @@ impl Stage {
         self.index.head.device
     }
 
+    /// Waits while the source hangs. In vain, it hangs no longer, so that the test ends.
+    fn wait_for(&self, what: &str, is_so: impl FnMut() -> bool) {
+        let wait = std::panic::AssertUnwindSafe(|| wait_for(what, is_so));
+        if let Err(panic) = std::panic::catch_unwind(wait) {
+            *self.blob.lie.lock().unwrap() = Lie::None;
+            std::panic::resume_unwind(panic);
+        }
+    }
+
     /// An empty device in a store of its own, and its filler.
     fn filler<'a>(&'a self, store: &'a Store) -> LayerFiller<'a> {
         let device = store.create_sparse(&self.device(), self.index.head.device_bytes).unwrap();
@@ -188,8 +204,14 @@ fn compare(expect: &Path, actual: &Path) {
 
 /// Mounts the image over an empty device, and has `look` look at it while the door is served. `None` where it cannot be.
 fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
+    // Each reader's attempt counts.
+    let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
+    with_patience(stage, &patience, look)
+}
+
+fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl FnOnce(&Path)) -> Option<()> {
     let lazy = store(&stage.folder.path().join("lazy"));
-    let filler = stage.filler(&lazy);
+    let filler = stage.filler(&lazy).with_patience(patience);
     let open = || lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
     let door = Door::new().unwrap();
     match door.arm(filler) {
@@ -263,6 +285,106 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
         assert!(read == fs::read(stage.tree.join("words")).unwrap());
         lie(Lie::None);
         compare(&stage.tree, root);
+    });
+}
+
+fn is_io_error(read: io::Result<usize>) -> bool {
+    read.is_err_and(|it| it.raw_os_error() == Some(Errno::IO.raw_os_error()))
+}
+
+#[test]
+fn a_unit_that_failed_is_not_asked_for_again_at_once() {
+    let Some(stage) = Stage::new() else { return };
+    let hour = Duration::from_secs(3600);
+    let patience = SourcePatience::default().with_pauses(hour, hour);
+    with_patience(&stage, &patience, |root| {
+        *stage.blob.lie.lock().unwrap() = Lie::Silent;
+        let words = File::open(root.join("words")).unwrap();
+        let read = || words.read_at(&mut [0; 100], 1 << 20);
+        assert!(is_io_error(read()));
+        *stage.blob.lie.lock().unwrap() = Lie::None;
+        let asked = stage.blob.asked.load(Ordering::Relaxed);
+        for _ in 0..5 {
+            assert!(is_io_error(read()));
+        }
+        assert_eq!(stage.blob.asked.load(Ordering::Relaxed), asked);
+        // Others are not concerned.
+        let other = fs::read(root.join("usr/lib/511")).unwrap();
+        assert!(other == fs::read(stage.tree.join("usr/lib/511")).unwrap());
+        assert!(stage.blob.asked.load(Ordering::Relaxed) > asked);
+    });
+    // With a short pause it heals, and a success ends the pauses.
+    let lazy = store(&stage.folder.path().join("short"));
+    let patience = SourcePatience::default().with_pauses(Duration::from_millis(1), hour);
+    let filler = stage.filler(&lazy).with_patience(&patience);
+    *stage.blob.lie.lock().unwrap() = Lie::Silent;
+    filler.ensure(0..1, |_| ()).unwrap_err();
+    *stage.blob.lie.lock().unwrap() = Lie::None;
+    wait_for("the end of the pause", || filler.ensure(0..1, |_| ()).is_ok());
+    assert!(!filler.is_denied(&(0..1)));
+}
+
+#[test]
+fn a_source_that_stays_silent_does_not_keep_readers() {
+    let Some(stage) = Stage::new() else { return };
+    let wait = Duration::from_millis(300);
+    let patience = SourcePatience::new(Some(wait)).with_pauses(Duration::ZERO, Duration::ZERO);
+    // More readers than there are threads that fetch, each of another part.
+    let readers = 50;
+    let wanted = |number: u64| number * (7 << 12);
+    with_patience(&stage, &patience, |root| {
+        *stage.blob.lie.lock().unwrap() = Lie::Hangs;
+        let words = &File::open(root.join("words")).unwrap();
+        let expect = &fs::read(stage.tree.join("words")).unwrap();
+        let read = move |number| {
+            let mut bytes = [0; 100];
+            words.read_exact_at(&mut bytes, wanted(number)).map(|()| bytes)
+        };
+        thread::scope(|scope| {
+            let all: Vec<_> = (0..readers).map(|it| scope.spawn(move || read(it))).collect();
+            // The source is as silent as before.
+            stage.wait_for("the readers", || all.iter().all(|it| it.is_finished()));
+            *stage.blob.lie.lock().unwrap() = Lie::None;
+            for reader in all {
+                assert!(is_io_error(reader.join().unwrap().map(|it| it.len())));
+            }
+        });
+        // It goes on, and those who come later get it.
+        for number in 0..readers {
+            let start = usize::try_from(wanted(number)).unwrap();
+            wait_for("the bytes", || match read(number) {
+                Ok(bytes) => {
+                    assert!(bytes[..] == expect[start..start + 100]);
+                    true
+                }
+                Err(error) => {
+                    assert!(is_io_error(Err(error)));
+                    false
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_reader_does_not_wait_for_ever_for_what_another_brings() {
+    let Some(stage) = Stage::new() else { return };
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let patience = SourcePatience::new(Some(Duration::from_millis(100)));
+    let filler = stage.filler(&lazy).with_patience(&patience);
+    *stage.blob.lie.lock().unwrap() = Lie::Hangs;
+    let before = stage.blob.asked.load(Ordering::Relaxed);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| filler.ensure(0..1, |_| ()));
+        stage.wait_for("a request", || stage.blob.asked.load(Ordering::Relaxed) > before);
+        let second = scope.spawn(|| filler.ensure(1..2, |_| ()));
+        stage.wait_for("the second reader", || second.is_finished());
+        let is_silent = matches!(second.join().unwrap(), Err(FillError::Silent(_)));
+        assert!(filler.overdue(Instant::now()).is_none());
+        *stage.blob.lie.lock().unwrap() = Lie::None;
+        first.join().unwrap().unwrap();
+        assert!(is_silent);
+        filler.ensure(1..2, |_| ()).unwrap();
     });
 }
 

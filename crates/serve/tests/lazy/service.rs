@@ -18,7 +18,8 @@ use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{
-    ClientError, Completion, LazyService, Program, Replace, Supply, Surroundings, keep, serve,
+    ClientError, Completion, LazyService, Program, Replace, SourcePatience, Supply, Surroundings, keep,
+    serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -141,6 +142,7 @@ fn a_service() {
             true => Completion::Always,
             false => Completion::Asked,
         },
+        patience: &SourcePatience::default(),
         stop: &AtomicBool::new(false),
     };
     serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
