@@ -1,4 +1,4 @@
-//! `make install`: the binary, the names it has as a composefs tool, man pages and completions.
+//! `make install`: the binary, the names it has as a composefs tool, man pages, completions and a unit for systemd.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,6 +32,8 @@ const COMPLETIONS: [(&str, &str, &str); 3] = [
     ("fish", "fish/vendor_completions.d", "quire.fish"),
 ];
 
+const UNIT: &str = "quire-lazy.service";
+
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
     shown(cargo.args(["build", "--release"]).current_dir(repository()))?;
@@ -57,6 +59,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         fs::create_dir_all(share.join(folder))?;
         fs::write(share.join(folder).join(file), text)?;
     }
+    let units = prefix.join("lib/systemd/system");
+    fs::create_dir_all(&units)?;
+    let unit = fs::read_to_string(repository().join("dist/systemd").join(UNIT))?;
+    let program = args.prefix.join("bin/quire");
+    fs::write(units.join(UNIT), unit.replace("/usr/bin/quire", &program.display().to_string()))?;
     println!("installed below {}", prefix.display());
     Ok(())
 }

@@ -15,7 +15,7 @@ use rig::process::repository;
 
 /// Packages in Cargo.lock. Each one is code that runs with our users' rights: raise it knowingly.
 /// HTTP and TLS brought 115, half of them for systems that Quire is never built for.
-const MOST_PACKAGES: usize = 277;
+const MOST_PACKAGES: usize = 278;
 
 /// Where a file should have a seam, by the house style.
 const MOST_LINES: usize = 700;

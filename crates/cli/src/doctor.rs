@@ -56,6 +56,8 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     };
     let (form, why) = crate::forms::auto(opened.as_fd());
     let policy = crate::policy::describe(context);
+    #[cfg(feature = "serve")]
+    let serve = crate::lazy::settings::ServeFile::new(None).describe();
     let root = context.who().is_host_root();
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
     let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
@@ -73,6 +75,8 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         features: features_told.into(),
         runtime,
         policy,
+        #[cfg(feature = "serve")]
+        serve,
         choices: ChoicesReport {
             verification,
             images,
@@ -110,6 +114,9 @@ pub(crate) struct DoctorReport {
     runtime: String,
     /// The policy in force.
     policy: String,
+    /// The settings of `serve --lazy`.
+    #[cfg(feature = "serve")]
+    serve: String,
     /// Choices that Quire would make.
     choices: ChoicesReport,
 }
@@ -156,6 +163,8 @@ impl DoctorReport {
         writeln!(out, "user           {user}")?;
         writeln!(out, "runtime        {}", self.runtime)?;
         writeln!(out, "policy         {}", self.policy)?;
+        #[cfg(feature = "serve")]
+        writeln!(out, "lazy service   {}", self.serve)?;
         let ChoicesReport { verification, images, form, writable, direct } = &self.choices;
         writeln!(out, "verification   {verification}")?;
         writeln!(out, "images         {images}")?;

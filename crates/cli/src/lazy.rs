@@ -1,6 +1,8 @@
 //! `serve --lazy`, and images whose devices it fills.
 
 pub(crate) mod devices;
+mod notify;
+pub(crate) mod settings;
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +14,6 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
@@ -22,8 +23,7 @@ use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{
-    Completion, LazyService, LazyWatch, Program, READERS_WAIT, Replace, SourcePatience, Supply,
-    Surroundings, folder_of,
+    Completion, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
 };
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
@@ -33,13 +33,16 @@ use transfer::lazy::{KeptBlobs, LayerIndex};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::lazy::notify::ServiceStep;
+use crate::lazy::settings::{NO_TRACE, Tuning};
 use crate::pull::{pauses, settings};
 use crate::report;
-use crate::signals::until_signal;
+use crate::signals::{Heard, until_stopped};
 
 /// Where indexes and blobs come from: the store, and the registries that its images came from.
 struct StoreSupply<'a> {
     store: &'a Store,
+    tuning: &'a Tuning,
     blobs: StoreBlobs<'a>,
     surroundings: &'a crate::surroundings::Surroundings,
 }
@@ -78,8 +81,13 @@ impl Supply for StoreSupply<'_> {
     fn trace(
         &self,
         image: &ImageId,
-        name: &str,
+        name: Option<&str>,
     ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
+        let usual = self.tuning.prefetch();
+        let name = name.unwrap_or(&usual);
+        if name == NO_TRACE {
+            return Ok(None);
+        }
         Ok(self.store.downloads.traces(image)?.get(name).cloned())
     }
 
@@ -197,6 +205,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     if let Some(folder) = &args.keeper {
         return keep(context, args, folder);
     }
+    let tuning = Tuning::new(args)?;
     // A machine starts it before the first pull.
     let store = context.open(OpenOptions::create())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
@@ -209,11 +218,11 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
     let surroundings = Surroundings {
-        supply: &StoreSupply { store: &store, blobs, surroundings: &resources },
+        supply: &StoreSupply { store: &store, tuning: &tuning, blobs, surroundings: &resources },
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: if args.complete { Completion::Always } else { Completion::Asked },
-        patience: &SourcePatience::new(readers_wait(args.lazy_timeout)),
+        patience: tuning.patience(),
         stop: &stop,
     };
     let replace = if args.replace { Replace::Yes } else { Replace::No };
@@ -223,8 +232,18 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             let _told =
                 report::line(&format!("fills the lazy devices of {}", store.path().display()));
         }
+        tuning.ready();
     };
-    let left = until_signal(&stop, || serve::lazy::serve(&store, &surroundings, replace, ready))??;
+    let hear = |signal| {
+        if signal == Signal::HUP {
+            tuning.reload();
+            return Heard::Done;
+        }
+        notify::tell(ServiceStep::Stopping);
+        Heard::ToEnd
+    };
+    let work = || serve::lazy::serve(&store, &surroundings, replace, ready);
+    let left = until_stopped(&stop, hear, work)??;
     if left > 0 {
         context.remark(&format!(
             "{left} lazy devices are in use: their readers get I/O errors in ten seconds, until `quire serve --lazy` runs again"
@@ -233,19 +252,13 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     Ok(Answer::Yes)
 }
 
-/// `None` for no end.
-fn readers_wait(seconds: Option<u32>) -> Option<Duration> {
-    let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
-    Some(wait).filter(|it| !it.is_zero())
-}
-
 fn keep(context: &Context, args: &args::Serve, folder: &Path) -> anyhow::Result<Answer> {
     // Who ends the service does not mean the keeper. They stay blocked.
     let _signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.context("cannot use standard input")?;
     // It may find that another service is there already.
-    serve::lazy::keep(socket, folder, &again(context, args, &[])?)?;
+    serve::lazy::keep(socket, folder, &again(context, args, &["--again".into()])?)?;
     Ok(Answer::Yes)
 }
 
@@ -265,8 +278,11 @@ fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Re
         arguments.extend(["--lazy-timeout".into(), seconds.to_string().into()]);
     }
     // It starts in another directory.
-    let options =
-        [("--authfile", &args.registry.authfile), ("--certs-dir", &args.registry.certs_dir)];
+    let options = [
+        ("--authfile", &args.registry.authfile),
+        ("--certs-dir", &args.registry.certs_dir),
+        ("--config", &args.config),
+    ];
     for (option, path) in options {
         if let Some(path) = path {
             let path = std::path::absolute(path)
@@ -313,11 +329,6 @@ pub(crate) fn release(store: &Store) {
     }
 }
 
-/// Without an option, this trace is fetched first.
-const DEFAULT_TRACE: &str = "default";
-/// In the place of a trace: none is fetched.
-const NO_TRACE: &str = "none";
-
 /// Opens an image; lazily, if that is wanted: not every byte has to be here.
 pub(crate) fn open(
     store: &Store,
@@ -345,11 +356,11 @@ pub(crate) fn open_watched(
     if wanted.complete {
         service.complete(&opened.image().id).context("--complete")?;
     }
-    let name = wanted.prefetch.as_deref().unwrap_or(DEFAULT_TRACE);
-    if name != NO_TRACE {
+    let name = wanted.prefetch.as_deref();
+    if name != Some(NO_TRACE) {
         match (service.bring(&opened.image().id, name), &wanted.prefetch) {
             (Ok(true), _) | (Ok(false), None) => {}
-            (Ok(false), Some(_)) => {
+            (Ok(false), Some(name)) => {
                 bail!("--prefetch: the image has no trace \"{}\"", name.escape_debug())
             }
             // It starts without.

@@ -36,6 +36,24 @@ pub(crate) fn until_signal<T: Send>(
     cancel: &AtomicBool,
     work: impl FnOnce() -> T + Send,
 ) -> anyhow::Result<T> {
+    until_stopped(cancel, |_| Heard::ToEnd, work)
+}
+
+/// What a signal is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// The end of the work.
+    ToEnd,
+    /// Another thing, which is done.
+    Done,
+}
+
+/// The same for work that has a use for some of these signals: `hear` gets each of them first.
+pub(crate) fn until_stopped<T: Send>(
+    cancel: &AtomicBool,
+    hear: impl Fn(Signal) -> Heard,
+    work: impl FnOnce() -> T + Send,
+) -> anyhow::Result<T> {
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let done = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
         .context("cannot make an event descriptor")?;
@@ -56,7 +74,9 @@ pub(crate) fn until_signal<T: Send>(
             if !fds[0].revents().is_empty() {
                 break;
             }
-            if matches!(signals.next(), Ok(Some(_))) {
+            if let Ok(Some(received)) = signals.next()
+                && hear(received.signal) == Heard::ToEnd
+            {
                 // It looks up at least ten times in a second, unless a disk or a network file system keeps it. The store
                 // bears a sudden end: it is as it was, and the next command clears up.
                 if cancel.swap(true, Ordering::Relaxed) {

@@ -67,6 +67,12 @@ impl Daemon {
         Ok(Some(daemon))
     }
 
+    /// The number of its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Has its settings, and in `data` what is pushed to Debian's.
     #[must_use]
     pub fn folder(&self) -> &Path {

@@ -46,6 +46,12 @@ pub(crate) struct Serve {
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,
+    /// Read settings from this file instead of /etc/quire/serve.toml: at the start, and at each SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Be the service that a keeper starts again: it starts whatever the settings are
+    #[arg(long, hide = true, conflicts_with = "keeper")]
+    pub(crate) again: bool,
     /// How long a read waits while no source gives anything: then it is an I/O error. 0 for no end [default: 60]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) lazy_timeout: Option<u32>,

@@ -4,15 +4,17 @@ use std::fs;
 use std::io::{Cursor, Read, Write as _};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use rustix::process::{Pid, Signal, kill_process};
-use store::{OpenOptions, Origin, Seconds, Store, Who};
+use store::{OpenOptions, Origin, Seconds, Store, Trace, TraceRun, Traces, Who};
 use testing::fake::wait_for;
 use transfer::StoredImage;
 use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
@@ -132,7 +134,17 @@ impl Lazy {
 
 /// Starts the service of a store, and waits until it can be asked.
 pub(crate) fn serve(place: &Place) -> Child {
+    serve_with(place, &[], |command| command)
+}
+
+/// The same with more options, in surroundings of a test.
+pub(crate) fn serve_with(
+    place: &Place,
+    options: &[&str],
+    around: impl FnOnce(&mut Command) -> &mut Command,
+) -> Child {
     let mut command = place.command(&["serve", "--lazy"]);
+    around(command.args(options));
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = [0; 5];
     child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
@@ -230,6 +242,142 @@ fn a_lost_source_is_an_error_that_heals() {
         read.is_some()
     });
     assert!(read == Some(lazy.words()));
+    place.out("umount root");
+    lazy.end(service);
+}
+
+fn signal(process: u32, signal: Signal) {
+    kill_process(Pid::from_raw(process.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_service_manager_is_told() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let manager = UnixDatagram::bind(place.path("notify")).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let told = || {
+        let mut bytes = [0; 1000];
+        let length = manager.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..length].to_vec()).unwrap()
+    };
+    let start = |options: &[&str]| {
+        serve_with(place, options, |it| it.env("NOTIFY_SOCKET", place.path("notify")))
+    };
+    let mut first = start(&[]);
+    assert_eq!(told(), "READY=1\n");
+    let begun = Instant::now();
+    let mut since = [Duration::ZERO; 2];
+    for since in &mut since {
+        signal(first.id(), Signal::HUP);
+        let reload = told();
+        let micros = reload.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap().trim_end();
+        *since = Duration::from_micros(micros.parse().unwrap());
+        assert_eq!(told(), "READY=1\n");
+    }
+    assert!(since[0] < since[1] && since[1] - since[0] < begun.elapsed(), "{since:?}");
+    // It is not the time of day.
+    assert!(since[1].as_secs() < 1_000_000_000, "{since:?}");
+
+    // The keeper's service is none of the manager's, which starts another one in its place.
+    fs::create_dir(place.path("root")).unwrap();
+    place.out("mount --lazy lazy root");
+    signal(first.id(), Signal::KILL);
+    first.wait().unwrap();
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    let second = start(&["--replace"]);
+    assert_eq!(told(), "READY=1\n");
+    place.out("umount root");
+    lazy.end(second);
+    assert_eq!(told(), "STOPPING=1\n");
+    manager.set_nonblocking(true).unwrap();
+    assert_eq!(manager.recv(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn the_unit_is_one_that_systemd_knows() {
+    let analyze = "systemd-analyze";
+    if !testing::programs(&[analyze]) {
+        return;
+    }
+    let place = Place::new();
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd/quire-lazy.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    let here = unit.replace("=/usr/bin/quire ", &format!("={} ", env!("CARGO_BIN_EXE_quire")));
+    assert_ne!(here, unit);
+    let path = place.path("quire-lazy.service");
+    let verified = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let mut command = Command::new(analyze);
+        // The pages need not be installed.
+        let ran = command.args(["--man=no", "verify"]).arg(&path).output().unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    assert_eq!(verified(&here), "");
+    // It is a warning only.
+    assert!(verified(&here.replace("KillMode", "KillMood")).contains("KillMood"));
+    let command = unit.lines().find_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire ")).unwrap();
+    let ran = place.run(&format!("{command} --config none.toml"));
+    assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);
+}
+
+#[test]
+fn settings_are_read_at_the_start_and_again() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let write = |text: &str| fs::write(place.path("serve.toml"), text).unwrap();
+    for (text, reason) in [
+        ("prefetch = 3", "serve.toml, line 1: prefetch is not text"),
+        ("\nlazy_timeout = 3", "serve.toml, line 2: \"lazy_timeout\" is no setting: there are"),
+    ] {
+        write(text);
+        let refused = place.run("serve --lazy --config serve.toml");
+        assert!(refused.code == Some(2) && refused.err.contains(reason), "{}", refused.err);
+    }
+    let refused = place.run("serve --lazy --config none.toml");
+    assert!(refused.err.contains("cannot read none.toml"), "{}", refused.err);
+
+    // Only who is set to this one fetches anything.
+    let store = open(&place.path("store"));
+    let found = store.resolve("lazy").unwrap();
+    let device = *store.sparse_devices(&found.image).unwrap().iter().next().unwrap();
+    let mut traces = Traces::default();
+    let runs = vec![TraceRun { device, unit: 1, units: 1 }];
+    traces.set(Trace { name: "first".to_owned(), runs }).unwrap();
+    store.downloads.set_traces(&found.image, &traces).unwrap();
+    drop(store);
+    fs::create_dir(place.path("root")).unwrap();
+    let log = place.path("log");
+    let told = |text: &str| {
+        wait_for(text, || fs::read_to_string(&log).unwrap_or_default().contains(text));
+    };
+    let requests = || {
+        let listed = place.out("ps --lazy --json");
+        let status = serde_json::from_str::<serde_json::Value>(&listed).unwrap()[0].take();
+        status["requests"].as_u64().unwrap()
+    };
+    write("prefetch = \"none\"");
+    let service = serve_with(place, &["--config", "serve.toml", "--verbose"], |it| {
+        it.stderr(fs::File::create(&log).unwrap())
+    });
+    place.out("mount --lazy lazy root");
+    let before = requests();
+    for (text, answer) in [
+        ("prefetch = \"first\"", "read again"),
+        ("prefetch = \"second\"\nprefetch = 1", "the settings stay as they are"),
+    ] {
+        fs::write(&log, "").unwrap();
+        write(text);
+        signal(service.id(), Signal::HUP);
+        told(answer);
+    }
+    assert!(fs::read_to_string(&log).unwrap().contains("serve.toml, line 2"));
+    // What was set before the mistake holds.
+    fs::create_dir(place.path("again")).unwrap();
+    place.out("mount --lazy lazy again");
+    wait_for("the trace", || requests() > before);
+    place.out("umount again");
     place.out("umount root");
     lazy.end(service);
 }

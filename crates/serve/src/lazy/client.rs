@@ -52,13 +52,13 @@ impl LazyService {
         }
     }
 
-    /// Has the service bring what a trace of an image has, before it is read. Only devices that it lends are meant. Returns
-    /// whether the image has such a trace.
+    /// Has the service bring what a trace of an image has, before it is read; without a name, the one that it is set to. Only
+    /// devices that it lends are meant. Returns whether the image has such a trace.
     ///
     /// # Errors
     /// [`ClientError`].
-    pub fn bring(&self, image: &ImageId, trace: &str) -> Result<bool, ClientError> {
-        let ask = Ask::Bring { image: image.to_string(), trace: trace.to_owned() };
+    pub fn bring(&self, image: &ImageId, trace: Option<&str>) -> Result<bool, ClientError> {
+        let ask = Ask::Bring { image: image.to_string(), trace: trace.map(ToOwned::to_owned) };
         match self.ask(&ask)? {
             (Answer::Done, None) => Ok(true),
             (Answer::Absent, None) => Ok(false),

@@ -68,6 +68,8 @@ impl Program {
     fn start(&self, socket: Option<OwnedFd>) -> Result<(), kernel::process::ProcessError> {
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/");
+        // A service manager hears of the service that it started itself.
+        command.env_remove("NOTIFY_SOCKET");
         command.stdin(socket.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null());
         // It is not waited for: who is at the other end of its socket sees its end.
         let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;

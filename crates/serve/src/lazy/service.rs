@@ -54,11 +54,11 @@ pub trait Supply: Sync {
     /// Who has the blob of this index.
     fn blobs(&self, index: &LayerIndex) -> &dyn BlobSource;
 
-    /// A trace of an image; `None` if it has none of this name.
+    /// A trace of an image; `None` if it has none of this name. Without a name, it is the one that is usual here.
     ///
     /// # Errors
     /// When it cannot be used.
-    fn trace(&self, image: &ImageId, name: &str) -> Result<Option<Trace>, AnyError>;
+    fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError>;
 
     /// All bytes of a device are here and synced, and match its id. Makes those images complete that have all of theirs now.
     /// It ends soon once `cancel` is set. If it fails, it is called again later.
@@ -369,12 +369,12 @@ impl<'a> Service<'_, 'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
-            Ask::Bring { image, trace } => match self.bring(image, trace) {
+            Ask::Bring { image, trace } => match self.bring(image, trace.as_deref()) {
                 Ok(true) => wire::send(client, &Answer::Done, None),
                 Ok(false) => wire::send(client, &Answer::Absent, None),
                 Err(error) => {
                     let reason = text(&*error);
-                    tracing::warn!(image, trace, reason, "a trace is not used");
+                    tracing::warn!(image, ?trace, reason, "a trace is not used");
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
@@ -409,7 +409,7 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Begins to bring what a trace has of devices that are lent. Returns whether there is the trace.
-    fn bring(&self, image: &str, name: &str) -> Result<bool, AnyError> {
+    fn bring(&self, image: &str, name: Option<&str>) -> Result<bool, AnyError> {
         let image = ImageId::from_str(image)?;
         let Some(trace) = self.surroundings.supply.trace(&image, name)? else { return Ok(false) };
         let fillers: HashMap<_, _> =

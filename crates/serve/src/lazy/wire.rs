@@ -56,8 +56,9 @@ pub(super) enum Told {
 pub(super) enum Ask {
     /// To read a device.
     Lend { device: String },
-    /// To bring, ahead of its readers, what a trace of an image has. Its devices that are lent are meant.
-    Bring { image: String, trace: String },
+    /// To bring, ahead of its readers, what a trace of an image has; without a name, the trace that the service is set to. Its
+    /// devices that are lent are meant.
+    Bring { image: String, trace: Option<String> },
     /// To bring all of the devices of an image, behind all else. Those that are lent are meant.
     Complete { image: String },
     /// To hold the group, too.

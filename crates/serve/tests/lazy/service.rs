@@ -18,8 +18,8 @@ use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{
-    ClientError, Completion, LazyService, Program, Replace, SourcePatience, Supply, Surroundings, keep,
-    serve,
+    ClientError, Completion, LazyService, Program, Replace, SourcePatience, Supply, Surroundings,
+    keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -90,13 +90,13 @@ impl Supply for Files {
     fn trace(
         &self,
         _: &ImageId,
-        name: &str,
+        name: Option<&str>,
     ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
         let device = Head::decode(&fs::read(self.folder.join("head"))?)?.device;
         // More than there is: a trace may come from elsewhere.
         let all = TraceRun { device, unit: 0, units: u32::MAX };
         let runs = vec![TraceRun { unit: 2, units: 1, ..all }, all];
-        Ok((name == "all").then(|| Trace { name: name.to_owned(), runs }))
+        Ok((name == Some("all")).then(|| Trace { name: "all".to_owned(), runs }))
     }
 
     fn sealed(
@@ -485,8 +485,8 @@ fn what_a_trace_has_is_there_before_it_is_read() {
     let Some(served) = Served::new() else { return };
     let service = served.start();
     let mount = served.mount();
-    assert!(!served.service().bring(&served.stage.image, "other").unwrap());
-    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    assert!(!served.service().bring(&served.stage.image, Some("other")).unwrap());
+    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
     let status = || served.service().status().unwrap().remove(0);
     wait_for("all units", || {
         let now = status();

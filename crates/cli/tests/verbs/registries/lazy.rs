@@ -319,6 +319,42 @@ fn gc_asks_the_service_what_is_in_use() {
     crate::served::end(&to, &mut service);
 }
 
+#[cfg(feature = "serve")]
+#[test]
+fn a_registry_that_says_nothing_does_not_keep_readers() {
+    use rustix::process::{Pid, Signal, kill_process};
+    if !crate::served::can_wait() {
+        return;
+    }
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    let to = Place::new();
+    let mut service = crate::served::serve_with(&to, &["--lazy-timeout", "1"], |it| it);
+    to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
+    std::fs::create_dir(to.path("root")).unwrap();
+    to.out("mount --lazy app root");
+    let registry = Pid::from_raw(stage.daemon.process().try_into().unwrap()).unwrap();
+    kill_process(registry, Signal::STOP).unwrap();
+    let path = to.path("root/file-7");
+    let reader = std::thread::spawn({
+        let path = path.clone();
+        move || std::fs::read(path).map(|it| it.len())
+    });
+    // Long before the connection is given up.
+    testing::fake::wait_for("the reader", || reader.is_finished());
+    let error = reader.join().unwrap().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    kill_process(registry, Signal::CONT).unwrap();
+    let mut read = None;
+    testing::fake::wait_for("its bytes", || {
+        read = std::fs::read_to_string(&path).ok();
+        read.is_some()
+    });
+    assert_eq!(read.unwrap(), "7 ".repeat(99));
+    to.out("umount root");
+    crate::served::end(&to, &mut service);
+}
+
 #[test]
 fn an_index_is_pushed_to_the_image_that_it_is_of() {
     let Some(stage) = Stage::new() else { return };
