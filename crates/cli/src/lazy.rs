@@ -22,9 +22,7 @@ use kernel::process::{Signal, Signals};
 use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
-use serve::lazy::{
-    Completion, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
-};
+use serve::lazy::{LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of};
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
 use transfer::import::{self, BUDGET, Completed};
@@ -221,7 +219,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         supply: &StoreSupply { store: &store, tuning: &tuning, blobs, surroundings: &resources },
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
-        complete: if args.complete { Completion::Always } else { Completion::Asked },
+        complete: &|| tuning.completion(),
         patience: tuning.patience(),
         stop: &stop,
     };

@@ -45,6 +45,7 @@ pub(crate) enum Heard {
     /// The end of the work.
     ToEnd,
     /// Another thing, which is done.
+    #[cfg(feature = "serve")]
     Done,
 }
 

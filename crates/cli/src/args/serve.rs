@@ -33,6 +33,7 @@ pub(crate) struct Trace {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
     /// Fill lazy devices. There is no other service yet
     #[arg(long, required = true)]

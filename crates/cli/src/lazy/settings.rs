@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use serve::lazy::{READERS_WAIT, SourcePatience};
+use serve::lazy::{Completion, READERS_WAIT, SourcePatience};
 use store::check_trace_name;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
@@ -23,7 +23,7 @@ const DEFAULT_TRACE: &str = "default";
 /// In the place of a trace: none is fetched.
 pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
-const KEYS: &str = "lazy-timeout and prefetch";
+const KEYS: &str = "lazy-timeout, prefetch and complete";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub(crate) struct ServeSettings {
     pub(crate) lazy_timeout: Option<u32>,
     /// The trace that mounts fetch which name none.
     pub(crate) prefetch: Option<String>,
+    /// Whether all of each image is fetched.
+    pub(crate) complete: Option<bool>,
 }
 
 /// Where settings are read, also again.
@@ -72,10 +74,11 @@ impl ServeFile {
             Ok(None) => return format!("as usual ({path} is not there)"),
             Err(error) => return format!("`quire serve --lazy` does not start: {error:#}"),
         };
-        let ServeSettings { lazy_timeout, prefetch } = settings;
+        let ServeSettings { lazy_timeout, prefetch, complete } = settings;
         let timeout = lazy_timeout.map(|it| format!("lazy-timeout {it}"));
         let prefetch = prefetch.map(|it| format!("prefetch {it}"));
-        let set: Vec<_> = timeout.into_iter().chain(prefetch).collect();
+        let complete = complete.map(|it| format!("complete {it}"));
+        let set: Vec<_> = timeout.into_iter().chain(prefetch).chain(complete).collect();
         let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
         format!("{path}: {set}")
     }
@@ -87,6 +90,8 @@ pub(crate) struct Tuning {
     file: ServeFile,
     /// What an option says, the file does not change.
     lazy_timeout: Option<u32>,
+    always_complete: bool,
+    complete: AtomicBool,
     patience: SourcePatience,
     prefetch: Mutex<Option<String>>,
     is_ready: AtomicBool,
@@ -98,6 +103,8 @@ impl Tuning {
         let tuning = Self {
             file: ServeFile::new(args.config.as_deref()),
             lazy_timeout: args.lazy_timeout,
+            always_complete: args.complete,
+            complete: AtomicBool::default(),
             patience: SourcePatience::default(),
             prefetch: Mutex::default(),
             is_ready: AtomicBool::new(false),
@@ -116,7 +123,9 @@ impl Tuning {
     }
 
     fn set(&self, settings: ServeSettings) {
-        let ServeSettings { lazy_timeout, prefetch } = settings;
+        let ServeSettings { lazy_timeout, prefetch, complete } = settings;
+        let complete = self.always_complete || complete.unwrap_or_default();
+        self.complete.store(complete, Ordering::Relaxed);
         let seconds = self.lazy_timeout.or(lazy_timeout);
         let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
         self.patience.set_wait(Some(wait).filter(|it| !it.is_zero()));
@@ -125,6 +134,11 @@ impl Tuning {
 
     pub(crate) const fn patience(&self) -> &SourcePatience {
         &self.patience
+    }
+
+    /// Which devices are brought as a whole.
+    pub(crate) fn completion(&self) -> Completion {
+        if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
     }
 
     /// The trace for mounts that name none.
@@ -202,6 +216,10 @@ fn set(
             check_trace_name(name).context("prefetch")?;
             settings.prefetch = Some(name.to_owned());
         }
+        "complete" => {
+            let complete = value.as_bool();
+            settings.complete = Some(complete.context("complete is neither true nor false")?);
+        }
         "mirrors" | "mirror" | "registry" | "registries" | "host" => {
             bail!(
                 "\"{}\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
@@ -219,9 +237,12 @@ mod tests {
 
     fn check(text: &str, expect: Result<(Option<u32>, Option<&str>), &str>) {
         let parsed = parse(text, "f").map_err(|error| format!("{error:#}"));
-        let expect = expect.map_err(ToOwned::to_owned).map(|(lazy_timeout, prefetch)| {
-            ServeSettings { lazy_timeout, prefetch: prefetch.map(ToOwned::to_owned) }
-        });
+        let expect =
+            expect.map_err(ToOwned::to_owned).map(|(lazy_timeout, prefetch)| ServeSettings {
+                lazy_timeout,
+                prefetch: prefetch.map(ToOwned::to_owned),
+                complete: None,
+            });
         assert_eq!(parsed, expect, "{text}");
     }
 
@@ -236,6 +257,9 @@ mod tests {
         for wrong in ["\"60\"", "-1", "1.5", "4294967296", "true", "[1]"] {
             check(&format!("\nlazy-timeout = {wrong}"), Err(&format!("f, line 2: {seconds}")));
         }
+        let complete = |text| parse(text, "f").map(|it| it.complete);
+        assert_eq!(complete("complete = true").unwrap(), Some(true));
+        check("complete = 1", Err("f, line 1: complete is neither true nor false"));
         check(
             "prefetch = false",
             Err("f, line 1: prefetch is not text: write prefetch = \"default\", or \"none\""),
@@ -248,11 +272,13 @@ mod tests {
         );
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
-            Err("f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout and prefetch"),
+            Err(
+                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch and complete",
+            ),
         );
         check(
             "[lazy]\ntimeout = 1",
-            Err("f, line 1: \"lazy\" is no setting: there are lazy-timeout and prefetch"),
+            Err("f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch and complete"),
         );
         check(
             "mirrors = []",

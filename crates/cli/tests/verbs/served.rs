@@ -341,7 +341,7 @@ fn settings_are_read_at_the_start_and_again() {
     // Only who is set to this one fetches anything.
     let store = open(&place.path("store"));
     let found = store.resolve("lazy").unwrap();
-    let device = *store.sparse_devices(&found.image).unwrap().iter().next().unwrap();
+    let device = *store.sparse_devices(&found.image).unwrap().first().unwrap();
     let mut traces = Traces::default();
     let runs = vec![TraceRun { device, unit: 1, units: 1 }];
     traces.set(Trace { name: "first".to_owned(), runs }).unwrap();

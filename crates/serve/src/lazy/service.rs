@@ -87,8 +87,8 @@ pub struct Surroundings<'a> {
     pub folder: &'a Path,
     /// How a keeper is started. It calls [`keep`](super::keep) with its standard input.
     pub keeper: &'a Program,
-    /// Which devices are brought as a whole.
-    pub complete: Completion,
+    /// Which devices are brought as a whole: asked for each.
+    pub complete: &'a (dyn Fn() -> Completion + Sync),
     /// How patient it is with sources.
     pub patience: &'a SourcePatience,
     /// Set to end the service.
@@ -472,7 +472,7 @@ impl<'a> Service<'_, 'a> {
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.arm(filler)?;
         }
-        if self.surroundings.complete == Completion::Always {
+        if (self.surroundings.complete)() == Completion::Always {
             let fillers = self.door.fillers();
             let lent = fillers.iter().filter(|it| *it.device().id() == id);
             lent.for_each(|it| self.door.complete(it));
@@ -491,7 +491,7 @@ impl<'a> Service<'_, 'a> {
         }
         let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
         self.door.arm(self.filler(&id, fill)?)?;
-        if self.surroundings.complete == Completion::Always {
+        if (self.surroundings.complete)() == Completion::Always {
             self.door.fillers().iter().for_each(|it| self.door.complete(it));
         }
         Ok(Adopted::Filled)

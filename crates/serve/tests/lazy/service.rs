@@ -138,7 +138,7 @@ fn a_service() {
         supply: &files,
         folder: &files.folder.join("run"),
         keeper: &program(&files.folder, "a_keeper"),
-        complete: match files.folder.join("complete").exists() {
+        complete: &|| match files.folder.join("complete").exists() {
             true => Completion::Always,
             false => Completion::Asked,
         },
@@ -577,7 +577,7 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     let keeper = served.pid("keeper.pid");
     // It is not told any more.
     kill_process(keeper, Signal::STOP).unwrap();
-    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
     wait_for("the seal", || served.state() == Some(SparseState::Sealed));
     assert!(!served.path("sealed").exists());
     served.signal("service.pid", Signal::KILL);
@@ -607,7 +607,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned() {
     let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
     let mount = erofs(image.image.fd(), &options).unwrap().mount;
     assert_eq!(served.read(&mount, 1), 0);
-    assert!(served.service().bring(&served.stage.image, "all").unwrap());
+    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
     wait_for("the condemnation", || served.state() == Some(SparseState::Condemned));
     wait_for("errors", || fs::read(words(&mount)).is_err());
     assert!(served.service().lend(&id).is_err());
