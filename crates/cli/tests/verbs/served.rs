@@ -154,6 +154,10 @@ pub(crate) fn serve_with(
 
 /// Ends the service of a store of which nothing is mounted, and sees that its keeper ends, too.
 pub(crate) fn end(place: &Place, service: &mut Child) {
+    // A container of another test has a copy of each mount that was there when it started.
+    testing::fake::wait_for("the last mount's end", || {
+        place.out("ps --lazy --json").trim() == "[]"
+    });
     let pid = Pid::from_raw(service.id().try_into().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     assert!(service.wait().unwrap().success());

@@ -35,6 +35,8 @@ pub(super) const SOCKET: &str = "service";
 const LOOK: Duration = Duration::from_secs(2);
 /// How often a service looks whether it is to end.
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// How often a thread that waits for the keeper looks whether all ends.
+const COMPLETE: Duration = Duration::from_millis(50);
 /// How long a client may take for a message.
 const CLIENT: Duration = Duration::from_secs(5);
 /// How long a service that is asked to leave may take.
@@ -209,23 +211,26 @@ pub fn serve(
         let completing = scope.spawn(|| {
             let forget = |device: &DeviceId| {
                 let (done, is_done) = mpsc::channel();
-                // If nobody listens any more, all ends.
-                if forget.send((device.to_string(), done)).is_ok() {
-                    let _told = is_done.recv();
+                let _waiting = forget.send((device.to_string(), done));
+                // At the end it is done below.
+                while !end.load(Ordering::Relaxed)
+                    && is_done.recv_timeout(COMPLETE) == Err(mpsc::RecvTimeoutError::Timeout)
+                {
                 }
             };
             completer.work(&end, &forget);
         });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
-        // Who waits for the keeper waits no longer.
-        drop(forgotten);
         end.store(true, Ordering::Relaxed);
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
         served?;
         let keeper = talked?;
+        for (device, _) in forgotten.try_iter() {
+            self::forget(&keeper, device);
+        }
         let left = service.release(&keeper, Unread::Go)?;
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
