@@ -352,6 +352,8 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
     });
     assert_eq!(read.unwrap(), "7 ".repeat(99));
     to.out("umount root");
+    // What was under way when the registry stood still may come only now.
+    testing::fake::wait_for("the end of all", || to.out("ps --lazy --json").trim() == "[]");
     crate::served::end(&to, &mut service);
 }
 
