@@ -213,9 +213,10 @@ pub fn serve(
                 let (done, is_done) = mpsc::channel();
                 let _waiting = forget.send((device.to_string(), done));
                 // At the end it is done below.
-                while !end.load(Ordering::Relaxed)
-                    && is_done.recv_timeout(COMPLETE) == Err(mpsc::RecvTimeoutError::Timeout)
-                {
+                while !end.load(Ordering::Relaxed) {
+                    if is_done.recv_timeout(COMPLETE) != Err(mpsc::RecvTimeoutError::Timeout) {
+                        break;
+                    }
                 }
             };
             completer.work(&end, &forget);
