@@ -234,7 +234,11 @@ impl<'a> Door<'a> {
     pub fn pass(&self, file: File) -> Result<(), DoorError> {
         let place = place(&file)?;
         let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        self.group.unmark(file.as_fd())?;
+        match self.group.unmark(file.as_fd()) {
+            // An earlier service did, and died before it could say so.
+            Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
         devices.insert(place, Armed::Complete(file));
         Ok(())
     }
