@@ -66,7 +66,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, read, lazy and compare
+    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
@@ -118,6 +118,8 @@ enum Name {
     Events,
     /// From an empty store to the end of a program, out of a registry that is near or far
     Lazy,
+    /// What readers of lazy mounts get while something is broken: right bytes, an error, or wrong ones
+    Outages,
     /// Another build of Quire beside this one: needs --before
     Compare,
 }
@@ -207,7 +209,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 17] = [
+    let benches: [(Name, Bench); 18] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -224,6 +226,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Read, read::bench),
         (Name::Events, events::bench),
         (Name::Lazy, lazy::bench),
+        (Name::Outages, lazy::outages),
         (Name::Compare, compare::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());

@@ -1,7 +1,9 @@
 //! From an empty store to the first output of a program, out of a registry that is near or far: with all layers, or lazily.
 
+mod broken;
 mod containers;
 mod nydus;
+mod outages;
 mod quire;
 mod samples;
 mod stargz;
@@ -90,6 +92,11 @@ struct Traffic {
     way: &'static str,
     bytes: u64,
     requests: u64,
+}
+
+/// What readers get while something is broken.
+pub(super) fn outages(context: &Context<'_>) -> Result<Report> {
+    outages::outages(context)
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::containers::Containers;
 use super::samples::{Program, Sample};
 use super::{Stage, Start, Way};
 use crate::registry;
@@ -90,6 +91,47 @@ impl Way for Quire<'_> {
     }
 
     fn after(&self) -> Result<()> {
+        self.service.take();
+        Ok(())
+    }
+}
+
+/// A lazy mount in the place of a container.
+pub(super) struct LazyMount<'a> {
+    stage: &'a Stage<'a>,
+    containers: &'a Containers<'a>,
+    service: RefCell<Option<Service>>,
+}
+
+impl<'a> LazyMount<'a> {
+    pub(super) const fn new(stage: &'a Stage<'a>, containers: &'a Containers<'a>) -> Self {
+        Self { stage, containers, service: RefCell::new(None) }
+    }
+}
+
+impl Way for LazyMount<'_> {
+    fn name(&self) -> &'static str {
+        "quire mount --lazy"
+    }
+
+    fn before(&self, _: &Start<'_>) -> Result<()> {
+        self.stage.context.set_aside("store")?;
+        self.containers.before(&[])?;
+        self.service.replace(Some(Service::start(self.stage)?));
+        Ok(())
+    }
+
+    fn run(&self, start: &Start<'_>, _: &Program) -> Result<Vec<Command>> {
+        let mut pull = quire(self.stage, "store");
+        pull.args(["pull", "--lazy=require"]).arg(start.image());
+        let mut mount = quire(self.stage, "store");
+        mount.args(["mount", "--lazy", "--prefetch", "none"]).arg(start.image());
+        mount.arg(self.containers.place().join("root"));
+        Ok(vec![pull, mount])
+    }
+
+    fn after(&self) -> Result<()> {
+        self.containers.after()?;
         self.service.take();
         Ok(())
     }
