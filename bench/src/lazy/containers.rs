@@ -90,6 +90,18 @@ impl<'a> Containers<'a> {
         Ok(vec![overlay, run])
     }
 
+    /// Puts folders over each other, the uppermost first, for reading alone, where containers have their root.
+    pub(super) fn join(&self, folders: &[PathBuf]) -> Command {
+        let mut options = std::ffi::OsString::from("ro,lowerdir=");
+        options.push(join(folders));
+        let mut overlay = Command::new("mount");
+        overlay
+            .args(["-t", "overlay", "overlay", "-o"])
+            .arg(options)
+            .arg(self.place().join("root"));
+        overlay
+    }
+
     /// Unmounts what is over the rival's own mounts.
     pub(super) fn after(&self) -> Result<()> {
         unmount_all(&self.place().join("root"))
@@ -109,16 +121,25 @@ fn join(folders: &[PathBuf]) -> std::ffi::OsString {
 
 /// Unmounts all that is mounted at or below a folder, the last first.
 pub(super) fn unmount_all(folder: &Path) -> Result<()> {
+    let targets = mounts()?;
+    for target in targets.iter().rev().filter(|it| it.starts_with(folder)) {
+        let unmounted = unmount(target, UnmountFlags::empty());
+        unmounted.with_context(|| format!("cannot unmount {}", target.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether something is mounted at this path.
+pub(super) fn is_mounted(target: &Path) -> Result<bool> {
+    Ok(mounts()?.iter().any(|it| it == target))
+}
+
+/// Where something is mounted, in this order.
+fn mounts() -> Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mounts")?;
     let targets =
         mounts.split(|it| *it == b'\n').filter_map(|it| it.split(|it| *it == b' ').nth(1));
-    let below = |it: &&[u8]| Path::new(std::ffi::OsStr::from_bytes(it)).starts_with(folder);
-    let targets: Vec<_> = targets.filter(below).collect();
-    for target in targets.iter().rev() {
-        unmount(*target, UnmountFlags::empty())
-            .with_context(|| format!("cannot unmount {}", String::from_utf8_lossy(target)))?;
-    }
-    Ok(())
+    Ok(targets.map(|it| PathBuf::from(std::ffi::OsStr::from_bytes(it))).collect())
 }
 
 /// Ends a program whose number is in a file, and waits for its end. It may be nobody's child any more.

@@ -7,6 +7,7 @@ mod outages;
 mod quire;
 mod samples;
 mod stargz;
+mod trees;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
+use super::measure::{Contestant, Memory, Outcome, Pace, Rules, Until, measure};
 use super::proxy::{Distance, Proxy};
 use super::registry;
 use super::report::{Report, Sizes, Table, Unit};
@@ -48,6 +49,20 @@ trait Way {
     /// Not timed: nothing of an earlier run is there, and services that outlive a container run.
     fn before(&self, start: &Start<'_>) -> Result<()>;
 
+    /// Whether it knows what a program is going to read.
+    fn is_prepared(&self) -> bool;
+
+    /// Fetches what it has to, and mounts the image.
+    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>>;
+
+    /// Where `mount` mounts it.
+    fn tree(&self) -> PathBuf;
+
+    /// Waits until all of an image that is mounted is here; false if nothing brings it.
+    fn settle(&self, _: &Start<'_>) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Fetches what it has to, and runs the program in a container.
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>>;
 
@@ -76,6 +91,16 @@ struct Stage<'a> {
     /// None where it cannot be had.
     nydus: Option<PathBuf>,
     stargz: Option<PathBuf>,
+}
+
+/// A table to be.
+struct Race<'a> {
+    title: String,
+    until: Until,
+    is_cold: bool,
+    /// Not timed, behind [`Way::before`].
+    prepare: &'a dyn Fn(&dyn Way) -> Result<()>,
+    commands: &'a dyn Fn(&dyn Way) -> Result<Vec<Command>>,
 }
 
 /// What was found out, by tables.
@@ -111,7 +136,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             .programs
             .iter()
             .flat_map(|program| PROFILES.map(|(place, _)| format!("{}, {place}", program.title)));
-        if titles.into_iter().any(|title| context.wants(&title)) {
+        if titles.chain(trees::titles(sample.name)).any(|title| context.wants(&title)) {
             starts(&stage, sample, &mut found)?;
         }
     }
@@ -140,7 +165,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              before the clock starts. Each layer is converted as `ctr-remote images optimize` does it, and mounted with the \
              settings that are its defaults, but nothing is fetched in the background and, in one row, nothing is \
              prefetched. Optimized, the files that the very program opens come first in each layer, and the container starts \
-             when they are here, as with the snapshotter. Manifest and config are not fetched.",
+             when they are here, as with the snapshotter. Manifest and config are not fetched.\n\n\
+             In the tables of trees, the image is mounted read-only, without a container, and each file is read by `cat`, one \
+             after the other, or `ls -lR` lists all. \"mounted, everything read\" has the pull and the mount on the clock. The \
+             first `ls -lR` is the first thing that is done after the mount, with warm caches; the second comes right behind \
+             one that is not timed. For \"complete\" all of the image is here before: \"completed\" has waited for \
+             `quire mount --lazy --complete`, and all others have read each file once; then caches are dropped.",
         ),
         tables: found.tables,
         sizes,
@@ -190,16 +220,25 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
             ways.push(Box::new(Stargz::new(name, &containers, converted, is_optimized)));
         }
     }
-    for (place, distance) in PROFILES {
+    for (number, (place, distance)) in PROFILES.into_iter().enumerate() {
         let proxy = Proxy::far(&daemon.host, distance)?;
         let start = Start { sample, host: &proxy.host };
+        let some: Vec<_> = ways
+            .iter()
+            .map(AsRef::as_ref)
+            .filter(|it| it.name() != Kind::Completed.name())
+            .collect();
         for program in sample.programs {
             let title = format!("{}, {place}", program.title);
             if context.wants(&title) {
-                context.make_room(MOST_ASIDE)?;
-                race(stage, &ways, &start, program, &proxy, title, found)?;
+                let commands = |way: &dyn Way| way.run(&start, program);
+                let (until, prepare) = (program.until, &|_: &dyn Way| Ok(()));
+                let table = Race { title, until, is_cold: true, prepare, commands: &commands };
+                race(stage, &some, &start, &proxy, table, found)?;
             }
         }
+        let some: Vec<_> = ways.iter().map(AsRef::as_ref).filter(|it| !it.is_prepared()).collect();
+        trees::walks(stage, &some, &start, number, &proxy, found)?;
     }
     Ok(())
 }
@@ -207,19 +246,21 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
 /// One table.
 fn race(
     stage: &Stage<'_>,
-    ways: &[Box<dyn Way + '_>],
+    ways: &[&dyn Way],
     start: &Start<'_>,
-    program: &Program,
     proxy: &Proxy,
-    title: String,
+    race: Race<'_>,
     found: &mut Found,
 ) -> Result<()> {
+    stage.context.make_room(MOST_ASIDE)?;
     let traffic: Vec<_> = ways.iter().map(|_| std::cell::Cell::new((0, 0))).collect();
     let mut contestants = Vec::new();
     for (way, traffic) in ways.iter().zip(&traffic) {
-        let contestant = Contestant::new(way.name(), move || way.run(start, program));
-        let contestant = contestant.until(program.until).before(move || {
+        let way = *way;
+        let contestant = Contestant::new(way.name(), move || (race.commands)(way));
+        let contestant = contestant.until(race.until).before(move || {
             way.before(start)?;
+            (race.prepare)(way)?;
             let _before = (proxy.received(), proxy.requests());
             Ok(())
         });
@@ -231,7 +272,7 @@ fn race(
     let rules = Rules {
         runs: stage.context.runs,
         sync: None,
-        cold: true,
+        cold: race.is_cold,
         pace: Pace::Turns,
         memory: Memory::LargestProcess,
     };
@@ -242,6 +283,7 @@ fn race(
         Traffic { way: way.name(), bytes, requests }
     });
     let traffic = traffic.collect();
+    let title = race.title;
     found.traffic.push((title.clone(), traffic));
     found.tables.push(Table { title, memory: rules.memory, runs: rules.runs, outcomes });
     Ok(())

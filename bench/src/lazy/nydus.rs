@@ -52,8 +52,19 @@ impl Way for Nydus<'_> {
         Ok(fs::write(place.join("config.yml"), text)?)
     }
 
+    fn is_prepared(&self) -> bool {
+        self.is_optimized
+    }
+
+    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
+        Ok(vec![self.serve(start, &self.converted.plain)])
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.containers.place().join("lower")
+    }
+
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
-        let place = self.containers.place();
         let optimized = &self.converted.optimized;
         let bootstrap = if self.is_optimized {
             let found = optimized.iter().find(|(trace, _)| *trace == program.trace);
@@ -61,16 +72,22 @@ impl Way for Nydus<'_> {
         } else {
             &self.converted.plain
         };
-        let address = format!("{}/blobs/sha256:{bootstrap}", repository(start.host, start.sample));
-        let mount =
-            script(MOUNT, &[self.converted.program.as_ref(), address.as_ref(), place.as_ref()]);
-        let run = self.containers.run(&[place.join("lower")], program)?;
-        Ok(std::iter::once(mount).chain(run).collect())
+        let run = self.containers.run(&[self.tree()], program)?;
+        Ok(std::iter::once(self.serve(start, bootstrap)).chain(run).collect())
     }
 
     fn after(&self) -> Result<()> {
         self.containers.after()?;
         end(&self.containers.place().join("pid"))
+    }
+}
+
+impl Nydus<'_> {
+    /// Fetches a bootstrap, and mounts it.
+    fn serve(&self, start: &Start<'_>, bootstrap: &str) -> Command {
+        let address = format!("{}/blobs/sha256:{bootstrap}", repository(start.host, start.sample));
+        let place = self.containers.place();
+        script(MOUNT, &[self.converted.program.as_ref(), address.as_ref(), place.as_ref()])
     }
 }
 

@@ -1,15 +1,15 @@
 //! Quire: with all layers, lazily, and lazily with a trace.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::containers::Containers;
+use super::containers::{Containers, is_mounted};
 use super::samples::{Program, Sample};
 use super::{Stage, Start, Way};
 use crate::registry;
@@ -24,17 +24,21 @@ pub(super) enum Kind {
     Lazy,
     /// With a trace of the very program.
     Traced,
+    /// All of it comes behind what is read.
+    Completed,
 }
 
-pub(super) const KINDS: [Kind; 4] = [Kind::Whole, Kind::WholeTar, Kind::Lazy, Kind::Traced];
+pub(super) const KINDS: [Kind; 5] =
+    [Kind::Whole, Kind::WholeTar, Kind::Lazy, Kind::Traced, Kind::Completed];
 
 impl Kind {
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Whole => "pull, run",
-            Self::WholeTar => "pull --form tar, run",
-            Self::Lazy => "quire pull --lazy, run --lazy",
-            Self::Traced => "quire with a trace",
+            Self::Whole => "quire pull",
+            Self::WholeTar => "quire pull --form tar",
+            Self::Lazy => "quire pull --lazy",
+            Self::Traced => "quire pull --lazy, traced",
+            Self::Completed => "quire pull --lazy, completed",
         }
     }
 
@@ -42,12 +46,12 @@ impl Kind {
         match self {
             Self::Whole => &[],
             Self::WholeTar => &["--form", "tar"],
-            Self::Lazy | Self::Traced => &["--lazy=require"],
+            Self::Lazy | Self::Traced | Self::Completed => &["--lazy=require"],
         }
     }
 
     const fn is_lazy(self) -> bool {
-        matches!(self, Self::Lazy | Self::Traced)
+        !matches!(self, Self::Whole | Self::WholeTar)
     }
 }
 
@@ -76,23 +80,69 @@ impl Way for Quire<'_> {
         Ok(())
     }
 
+    fn is_prepared(&self) -> bool {
+        self.kind == Kind::Traced
+    }
+
+    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
+        fs::create_dir_all(self.tree())?;
+        let mut mount = quire(self.stage, "store");
+        mount.arg("mount").args(self.lazily("none")).arg(start.image()).arg(self.tree());
+        Ok(vec![self.pull(start), mount])
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.stage.context.work.join("tree")
+    }
+
+    fn settle(&self, start: &Start<'_>) -> Result<bool> {
+        if self.kind != Kind::Completed {
+            return Ok(false);
+        }
+        let begun = Instant::now();
+        let mut images = quire(self.stage, "store");
+        images.args(["images", "--json"]);
+        // The name is listed as soon as the store has the image that a pull makes.
+        while !quiet(&mut images)?.contains(&start.image()) {
+            if begun.elapsed() > Duration::from_secs(300) {
+                bail!("{} does not become complete", start.image());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(true)
+    }
+
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
-        let image = start.image();
-        let mut pull = quire(self.stage, "store");
-        pull.arg("pull").args(self.kind.pull()).arg(&image);
         let mut run = quire(self.stage, "store");
         run.args(["run", "--rm", "--user", program.user, "--runtime"]).arg(&self.stage.runtime);
-        if self.kind.is_lazy() {
-            let trace = if self.kind == Kind::Traced { program.trace } else { "none" };
-            run.args(["--lazy", "--prefetch", trace]);
-        }
-        run.arg(image).args(program.arguments);
-        Ok(vec![pull, run])
+        run.args(self.lazily(program.trace)).arg(start.image()).args(program.arguments);
+        Ok(vec![self.pull(start), run])
     }
 
     fn after(&self) -> Result<()> {
+        if is_mounted(&self.tree())? {
+            quiet(quire(self.stage, "store").arg("umount").arg(self.tree()))?;
+        }
         self.service.take();
         Ok(())
+    }
+}
+
+impl Quire<'_> {
+    fn pull(&self, start: &Start<'_>) -> Command {
+        let mut pull = quire(self.stage, "store");
+        pull.arg("pull").args(self.kind.pull()).arg(start.image());
+        pull
+    }
+
+    /// The options of `mount` and `run`.
+    fn lazily<'b>(&self, trace: &'b str) -> Vec<&'b str> {
+        match self.kind {
+            Kind::Whole | Kind::WholeTar => Vec::new(),
+            Kind::Lazy => vec!["--lazy", "--prefetch", "none"],
+            Kind::Traced => vec!["--lazy", "--prefetch", trace],
+            Kind::Completed => vec!["--lazy", "--prefetch", "none", "--complete"],
+        }
     }
 }
 
@@ -121,13 +171,25 @@ impl Way for LazyMount<'_> {
         Ok(())
     }
 
-    fn run(&self, start: &Start<'_>, _: &Program) -> Result<Vec<Command>> {
+    fn is_prepared(&self) -> bool {
+        false
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.containers.place().join("root")
+    }
+
+    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
         let mut pull = quire(self.stage, "store");
         pull.args(["pull", "--lazy=require"]).arg(start.image());
         let mut mount = quire(self.stage, "store");
         mount.args(["mount", "--lazy", "--prefetch", "none"]).arg(start.image());
-        mount.arg(self.containers.place().join("root"));
+        mount.arg(self.tree());
         Ok(vec![pull, mount])
+    }
+
+    fn run(&self, start: &Start<'_>, _: &Program) -> Result<Vec<Command>> {
+        self.mount(start)
     }
 
     fn after(&self) -> Result<()> {
@@ -156,7 +218,7 @@ impl Service {
         let service = Self(command.spawn().context("cannot start the service")?);
         let begun = Instant::now();
         // It says a line as soon as it can be asked.
-        while std::fs::metadata(&said)?.len() == 0 {
+        while fs::metadata(&said)?.len() == 0 {
             if begun.elapsed() > Duration::from_secs(20) {
                 bail!("quire serve --lazy does not begin");
             }

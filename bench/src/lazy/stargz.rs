@@ -66,6 +66,19 @@ impl Way for Stargz<'_> {
         Ok(())
     }
 
+    fn is_prepared(&self) -> bool {
+        self.is_optimized
+    }
+
+    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
+        let (mount, folders) = mount(self.containers, start, &self.converted.plain)?;
+        Ok(vec![mount, self.containers.join(&folders)])
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.containers.place().join("root")
+    }
+
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
         let optimized = &self.converted.optimized;
         let layers = if self.is_optimized {
@@ -74,7 +87,9 @@ impl Way for Stargz<'_> {
         } else {
             &self.converted.plain
         };
-        mount_and_run(self.containers, start, layers, program)
+        let (mount, folders) = mount(self.containers, start, layers)?;
+        let run = self.containers.run(&folders, program)?;
+        Ok(std::iter::once(mount).chain(run).collect())
     }
 
     fn after(&self) -> Result<()> {
@@ -85,12 +100,12 @@ impl Way for Stargz<'_> {
     }
 }
 
-fn mount_and_run(
+/// How to mount layers, and where they are then, the uppermost first.
+fn mount(
     containers: &Containers<'_>,
     start: &Start<'_>,
     layers: &[Layer],
-    program: &Program,
-) -> Result<Vec<Command>> {
+) -> Result<(Command, Vec<PathBuf>)> {
     let place = containers.place();
     let mut folders = Vec::new();
     for number in 0..layers.len() {
@@ -105,8 +120,7 @@ fn mount_and_run(
     let request = json!({ "reference": reference, "layers": wanted.collect::<Vec<_>>() });
     fs::write(place.join("request"), request.to_string())?;
     folders.reverse();
-    let run = containers.run(&folders, program)?;
-    Ok(std::iter::once(script(MOUNT, &[place.as_ref()])).chain(run).collect())
+    Ok((script(MOUNT, &[place.as_ref()]), folders))
 }
 
 /// What stands for the snapshotter, there before the clock starts.
@@ -160,7 +174,9 @@ pub(super) fn publish(
     let mut optimized = Vec::new();
     for it in start.sample.programs {
         let service = Service::start(containers, &program, "record")?;
-        for mut command in mount_and_run(containers, start, &plain, it)? {
+        let (mut mount, folders) = mount(containers, start, &plain)?;
+        quiet(&mut mount)?;
+        for mut command in containers.run(&folders, it)? {
             quiet(&mut command)?;
         }
         containers.after()?;

@@ -1,0 +1,129 @@
+//! All of an image through its mount: each file read, and listings.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::{PROFILES, Race, Stage, Start, Way, race};
+use crate::lazy::Found;
+use crate::measure::Until;
+use crate::proxy::Proxy;
+use rig::process::quiet;
+
+/// How the image is when the clock starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// It is in the registry alone; its mount is on the clock.
+    Absent,
+    Mounted,
+    /// It was listed once.
+    Listed,
+    /// All of it is here: a device that is completed, or else every file was read once.
+    Here,
+}
+
+/// What is done to a tree, how it is called, at which distances, and whether nothing is in the page cache before.
+struct Walk {
+    title: &'static str,
+    script: &'static str,
+    begin: Begin,
+    places: &'static [usize],
+    is_cold: bool,
+}
+
+const LIST: &str = "ls -lR \"$1\" > /dev/null";
+const READ: &str = "find \"$1\" -type f -exec cat {} + > /dev/null";
+
+const WALKS: [Walk; 5] = [
+    Walk {
+        title: "mounted, everything read",
+        script: READ,
+        begin: Begin::Absent,
+        places: &[0, 1, 2],
+        is_cold: true,
+    },
+    Walk {
+        title: "first ls -lR",
+        script: LIST,
+        begin: Begin::Mounted,
+        places: &[1],
+        is_cold: false,
+    },
+    Walk {
+        title: "second ls -lR",
+        script: LIST,
+        begin: Begin::Listed,
+        places: &[1],
+        is_cold: false,
+    },
+    Walk {
+        title: "complete, cold ls -lR",
+        script: LIST,
+        begin: Begin::Here,
+        places: &[0],
+        is_cold: true,
+    },
+    Walk {
+        title: "complete, everything read cold",
+        script: READ,
+        begin: Begin::Here,
+        places: &[0],
+        is_cold: true,
+    },
+];
+
+/// The images that are walked: a large one and a small one.
+const WALKED: [&str; 2] = ["postgres", "nginx"];
+
+/// The titles of an image's tables.
+pub(super) fn titles(sample: &str) -> Vec<String> {
+    let walks = WALKS.iter().filter(|_| WALKED.contains(&sample));
+    walks.flat_map(|it| it.places.iter().map(|place| title(it, sample, *place))).collect()
+}
+
+fn title(walk: &Walk, sample: &str, place: usize) -> String {
+    format!("{}, {sample}, {}", walk.title, PROFILES[place].0)
+}
+
+/// The tables of an image at one distance.
+pub(super) fn walks(
+    stage: &Stage<'_>,
+    ways: &[&dyn Way],
+    start: &Start<'_>,
+    place: usize,
+    proxy: &Proxy,
+    found: &mut Found,
+) -> Result<()> {
+    for walk in WALKS.iter().filter(|it| it.places.contains(&place)) {
+        let title = title(walk, start.sample.name, place);
+        if !WALKED.contains(&start.sample.name) || !stage.context.wants(&title) {
+            continue;
+        }
+        let walked = |way: &dyn Way, script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-euc", script, "sh"]).arg(way.tree());
+            shell
+        };
+        let prepare = |way: &dyn Way| -> Result<()> {
+            if walk.begin == Begin::Absent {
+                return Ok(());
+            }
+            way.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))?;
+            match walk.begin {
+                Begin::Listed => quiet(&mut walked(way, LIST)).map(drop),
+                Begin::Here if !way.settle(start)? => quiet(&mut walked(way, READ)).map(drop),
+                _ => Ok(()),
+            }
+        };
+        let commands = |way: &dyn Way| {
+            let mut commands =
+                if walk.begin == Begin::Absent { way.mount(start)? } else { Vec::new() };
+            commands.push(walked(way, walk.script));
+            Ok(commands)
+        };
+        let (until, is_cold) = (Until::End, walk.is_cold);
+        let table = Race { title, until, is_cold, prepare: &prepare, commands: &commands };
+        race(stage, ways, start, proxy, table, found)?;
+    }
+    Ok(())
+}
