@@ -100,10 +100,10 @@ impl Way for Quire<'_> {
             return Ok(false);
         }
         let begun = Instant::now();
-        let mut images = quire(self.stage, "store");
-        images.args(["images", "--json"]);
-        // The name is listed as soon as the store has the image that a pull makes.
-        while !quiet(&mut images)?.contains(&start.image()) {
+        let mut devices = quire(self.stage, "store");
+        devices.args(["ps", "--lazy", "--json"]);
+        // No device is listed as soon as the store has the image that a pull makes.
+        while quiet(&mut devices)?.trim() != "[]" {
             if begun.elapsed() > Duration::from_secs(300) {
                 bail!("{} does not become complete", start.image());
             }
