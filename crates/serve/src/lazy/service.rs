@@ -85,7 +85,7 @@ pub enum Completion {
 pub struct Surroundings<'a> {
     /// Indexes and bytes.
     pub supply: &'a dyn Supply,
-    /// Where it listens: see [`folder_of`].
+    /// Where it listens: see [`folder_of`](super::folder_of).
     pub folder: &'a Path,
     /// How a keeper is started. It calls [`keep`](super::keep) with its standard input.
     pub keeper: &'a Program,

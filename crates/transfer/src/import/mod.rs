@@ -6,7 +6,6 @@
 //! bytes. Nothing is visible before every digest was compared.
 
 mod again;
-#[cfg(feature = "registry")]
 mod complete;
 mod convert;
 mod copy;
@@ -41,7 +40,6 @@ use image::tree::Tree;
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
-#[cfg(feature = "registry")]
 pub use complete::{CompleteError, Completed, complete};
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
