@@ -503,12 +503,18 @@ fn what_a_trace_has_is_there_before_it_is_read() {
     fs::write(served.path("trace"), format!("{} {}", runs.0, runs.1)).unwrap();
     assert!(served.service().bring(&served.stage.image, Some("words")).unwrap());
     let status = || served.service().status().unwrap().remove(0);
-    wait_for("its units", || status().filled >= runs.1);
-    let before = status().counts;
+    let mut there = status();
+    // What came with the last of them may still be on its way into the device.
+    wait_for("its units", || {
+        thread::sleep(std::time::Duration::from_millis(300));
+        let before = std::mem::replace(&mut there, status());
+        there.filled >= runs.1 && there == before
+    });
+    let before = &there.counts;
     assert_eq!((before.waits, before.wanted_units), (0, 0));
-    assert_eq!(before.ahead_units, status().filled);
+    assert_eq!(before.ahead_units, there.filled);
     assert_eq!(before.fetched, before.fetched_ahead);
-    assert_eq!(before.wasted(), status().filled * UNIT);
+    assert_eq!(before.wasted(), there.filled * UNIT);
     assert_eq!(served.read(&mount, 64), 0);
     let after = status().counts;
     assert_eq!((after.waits, after.requests), (0, before.requests));
