@@ -94,12 +94,12 @@ impl Supply for StoreSupply<'_> {
         device: &DeviceId,
         cancel: &AtomicBool,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let mut images = BTreeMap::new();
+        let mut images = BTreeSet::new();
         for (_, found) in self.store.refs.all()? {
             if let (Form::Tar, Some(manifest)) = (found.form, found.manifest)
                 && self.store.sparse_devices(&found.image)?.contains(device)
             {
-                images.insert(found.image, manifest);
+                images.insert((found.image, manifest));
             }
         }
         for (image, manifest) in images {

@@ -128,21 +128,26 @@ impl<'a> Ahead<'a> {
         let wanted = Arc::downgrade(filler);
         let is_waiting = self.lock().completions.iter().any(|it| it.filler.ptr_eq(&wanted));
         if !is_waiting {
-            self.complete(filler);
+            self.add_all(filler);
         }
     }
 
     /// All units of a device, behind all else.
     pub(super) fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
+        {
+            let mut state = self.lock();
+            // Whoever asks believes that it works now.
+            (state.pause, state.failures) = (None, 0);
+        }
+        self.add_all(filler);
+    }
+
+    fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
         let units = 0..filler.index().head.units.len();
         let made = plan::in_pieces(units, |it| cost(filler, it));
         let piece =
             |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Completion };
-        let mut state = self.lock();
-        // Whoever asks believes that it works now.
-        (state.pause, state.failures) = (None, 0);
-        state.completions.extend(made.into_iter().map(piece));
-        drop(state);
+        self.lock().completions.extend(made.into_iter().map(piece));
         self.changed.notify_all();
     }
 

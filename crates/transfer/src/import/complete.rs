@@ -25,7 +25,8 @@ pub enum Completed {
     NotYet,
     /// All of it is here, and it is the image that a pull of its layers makes.
     Same,
-    /// Its layers make another image: its index was wrong, or made with other options. The names stand for that one now.
+    /// Its layers make another image: its index was wrong, or made with other options. The names of this manifest stand for
+    /// that one now.
     Other(ImageId),
 }
 
@@ -146,12 +147,15 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// Only those of this manifest: another one may say that the same image is made of other layers.
     fn names(&self) -> Result<Vec<(RefName, Reference)>, CompleteError> {
         let all = self.store.refs.all().map_err(|source| CompleteError::Names {
             image: Box::new(*self.image),
             source: Box::new(source),
         })?;
-        Ok(all.into_iter().filter(|it| it.1.image == *self.image).collect())
+        let manifest = Some(self.documents.digest);
+        let is_of = |it: &Reference| it.image == *self.image && it.manifest == manifest;
+        Ok(all.into_iter().filter(|it| is_of(&it.1)).collect())
     }
 
     fn import(

@@ -15,7 +15,8 @@ use quire_transfer::StoredImage;
 use quire_transfer::import::{Completed, ImportWishes, complete, import};
 use quire_transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, LazyPublishError, publish};
 use store::{
-    Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Seconds, Store,
+    Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Reference, Seconds,
+    Store,
 };
 
 use crate::build::{Layout, Pack, Tar};
@@ -318,6 +319,34 @@ fn an_image_with_false_names_makes_way_for_the_right_one() {
     store.gc(NOW).unwrap();
     assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Absent(_))));
     assert_eq!(damage(store), []);
+}
+
+/// Else whoever can have one name pulled could give another one what its own layers make.
+#[test]
+fn a_name_of_another_manifest_is_left_alone() {
+    let mut offered = Offered::new(&Home::new());
+    let right = offered.id;
+    patch(&mut offered.image, b"two", b"tow");
+    offered.id = id_of(&offered.image).into();
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    // The same image, of another manifest.
+    let bytes = [&offered.documents.manifest_bytes[..], b"\n"].concat();
+    let (manifest, other) = (Digest::sha256(&bytes), "other".parse::<RefName>().unwrap());
+    let import = store.begin().unwrap();
+    import.manifest(&manifest, &bytes).unwrap();
+    let named = store.refs.get(&name()).unwrap().unwrap();
+    import.set_ref(other.clone(), Reference { manifest: Some(manifest), ..named });
+    import.commit().unwrap();
+    offered.fill(store, 0);
+    offered.fill(store, 1);
+    let image_of = |name: &RefName| store.refs.get(name).unwrap().unwrap().image;
+    assert_eq!(offered.complete(&home), Completed::Other(right));
+    assert_eq!((image_of(&name()), image_of(&other)), (right, offered.id));
+    offered.documents.digest = manifest;
+    assert_eq!(offered.complete(&home), Completed::Other(right));
+    assert_eq!(image_of(&other), right);
 }
 
 #[test]
