@@ -102,10 +102,10 @@ impl Supply for StoreSupply<'_> {
                 images.insert((found.image, manifest));
             }
         }
-        for (image, manifest) in images {
-            self.complete(&image, &manifest, cancel)?;
-        }
-        Ok(())
+        // One that cannot be made complete keeps no other from it.
+        let done = images.iter().map(|it| self.complete(&it.0, &it.1, cancel));
+        let done: Vec<_> = done.collect();
+        done.into_iter().collect()
     }
 }
 
@@ -120,7 +120,10 @@ impl StoreSupply<'_> {
         // A layer may have no device.
         let sources = transfer::lazy::sources(self.store, image)?;
         for layer in StoredImage::load(self.store, manifest)?.manifest.layers {
-            self.blobs.know(&layer.digest, &sources)?;
+            // What fills a device for readers is asked where it was before, whatever another manifest names.
+            if self.blobs.registries(&layer.digest).is_empty() {
+                self.blobs.know(&layer.digest, &sources)?;
+            }
         }
         let surroundings = self.surroundings.quiet(cancel);
         match import::complete(self.store, image, manifest, &self.blobs, &surroundings)? {
