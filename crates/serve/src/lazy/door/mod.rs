@@ -1,28 +1,29 @@
 //! Where readers of a device wait until their bytes are there: fanotify's pre-content events.
 
+mod precontent;
+mod waiting;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::verity::DeviceId;
-use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use kernel::precontent::{Group, PrecontentError};
 use rustix::io::Errno;
 
+use self::waiting::WaitingReader;
 use super::ahead::{Ahead, WORKERS};
-use super::fill::{FillError, LayerFiller};
+use super::fill::LayerFiller;
 
 /// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
 const FETCHERS: usize = 32;
-/// How long it may take until the end is seen, in milliseconds.
-const PATIENCE: i64 = 50;
 /// How often it is looked whether a reader has waited long enough.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -71,25 +72,6 @@ struct End<'q, 'a>(&'q Ahead<'a>);
 impl Drop for End<'_, '_> {
     fn drop(&mut self) {
         self.0.end();
-    }
-}
-
-/// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough.
-struct WaitingReader<'a> {
-    event: Mutex<Option<ReadEvent>>,
-    range: Range<u64>,
-    filler: Arc<LayerFiller<'a>>,
-    since: Instant,
-}
-
-impl WaitingReader<'_> {
-    /// `None` if it was answered.
-    fn take(&self) -> Option<ReadEvent> {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    fn is_answered(&self) -> bool {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 }
 
@@ -280,164 +262,6 @@ impl<'a> Door<'a> {
             Ok(())
         })
     }
-
-    /// Takes events until `stop` is set, and gives readers that have to wait to `fetchers`.
-    fn take_in(
-        &self,
-        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
-        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
-        stop: &AtomicBool,
-    ) -> Result<(), DoorError> {
-        let mut buffer = EventBuffer::default();
-        let mut looked = Instant::now();
-        while !stop.load(Ordering::Relaxed) {
-            if looked.elapsed() > LOOK {
-                self.see_to(waiting);
-                looked = Instant::now();
-            }
-            let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
-            match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&patience)) {
-                Ok(0) | Err(Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(error) => return Err(DoorError::Wait(error)),
-            }
-            for event in self.events(&mut buffer)? {
-                let Some(reader) = self.greet(event) else { continue };
-                waiting.push(Arc::downgrade(&reader));
-                if let Err(mpsc::SendError(reader)) = fetchers.send(reader) {
-                    self.answer(&reader, false);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Answers a reader that need not wait, or returns it.
-    fn greet(&self, event: ReadEvent) -> Option<Arc<WaitingReader<'a>>> {
-        let filler = match self.find(&event) {
-            Found::Filler(filler) => filler,
-            Found::Complete => {
-                self.allow(event);
-                return None;
-            }
-            Found::Nothing => {
-                self.deny(event);
-                return None;
-            }
-        };
-        if filler.has(&event.range) {
-            filler.touch(&event.range);
-            self.allow(event);
-            return None;
-        }
-        let (range, since) = (event.range.clone(), Instant::now());
-        let is_denied = filler.is_denied(&range);
-        let reader = WaitingReader { event: Mutex::new(Some(event)), range, filler, since };
-        if is_denied {
-            // Also while no thread is free.
-            self.answer(&reader, false);
-            return None;
-        }
-        Some(Arc::new(reader))
-    }
-
-    /// Lets those go that have waited long enough, whoever still brings their bytes. Returns whether no reader waits.
-    fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
-        waiting.retain(|reader| {
-            let Some(reader) = reader.upgrade().filter(|it| !it.is_answered()) else {
-                return false;
-            };
-            let Some(silence) = reader.filler.overdue(reader.since) else { return true };
-            let (filler, silence) = (&reader.filler, silence.as_secs());
-            tracing::error!(
-                ?filler,
-                silence,
-                "a reader gets an I/O error: no source gives anything"
-            );
-            self.answer(&reader, false);
-            false
-        });
-        waiting.is_empty()
-    }
-
-    /// The events that are there. If there is no descriptor or no memory left for one, the kernel denies it and takes it from
-    /// the queue: the next call gives those behind it.
-    fn events(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, DoorError> {
-        loop {
-            match self.group.read(buffer) {
-                Err(PrecontentError::Call {
-                    source: source @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM),
-                    ..
-                }) => tracing::error!(%source, "a reader gets an I/O error"),
-                events => return Ok(events?),
-            }
-        }
-    }
-
-    fn find(&self, event: &ReadEvent) -> Found<'a> {
-        let Ok(stat) = rustix::fs::fstat(&event.file) else { return Found::Nothing };
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        match devices.get(&(stat.st_dev, stat.st_ino)) {
-            Some(Armed::Filling(filler)) => Found::Filler(Arc::clone(filler)),
-            Some(Armed::Complete(_)) => Found::Complete,
-            Some(Armed::Broken(..)) | None => Found::Nothing,
-        }
-    }
-
-    /// Brings what a reader waits for.
-    fn bring(&self, reader: &WaitingReader<'a>) {
-        if reader.is_answered() {
-            return;
-        }
-        let filler = &reader.filler;
-        let begin = |soon| {
-            self.ahead.soon(filler, soon);
-            self.ahead.behind_reader()
-        };
-        let done = filler.ensure(reader.range.clone(), begin);
-        match &done {
-            Ok(()) => {}
-            Err(FillError::Silent(_)) if reader.is_answered() => {}
-            // Why was said when it failed.
-            Err(error @ FillError::Denied { .. }) => {
-                tracing::debug!(%error, ?filler, "a reader gets an I/O error");
-            }
-            Err(error) => {
-                let error: &dyn std::error::Error = error;
-                tracing::error!(error, ?filler, "a reader gets an I/O error");
-            }
-        }
-        self.answer(reader, done.is_ok());
-    }
-
-    fn answer(&self, reader: &WaitingReader<'a>, is_there: bool) {
-        let Some(event) = reader.take() else { return };
-        reader.filler.counts().waited(reader.since.elapsed(), is_there);
-        if is_there {
-            self.allow(event);
-        } else {
-            self.deny(event);
-        }
-    }
-
-    fn allow(&self, event: ReadEvent) {
-        if let Err(error) = self.group.allow(event) {
-            tracing::debug!(%error, "its reader is gone");
-        }
-    }
-
-    fn deny(&self, event: ReadEvent) {
-        if let Err(error) = self.group.deny(event) {
-            tracing::debug!(%error, "its reader is gone");
-        }
-    }
-}
-
-/// What has the bytes of an event.
-enum Found<'a> {
-    Filler(Arc<LayerFiller<'a>>),
-    Complete,
-    Nothing,
 }
 
 /// What becomes of a device that is to be complete, and that nothing has open.
