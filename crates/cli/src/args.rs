@@ -33,7 +33,10 @@ pub(crate) use memory::{Du, WARM, Warm};
 pub(crate) use mount::{Mount, MountWord, Umount};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]
-pub(crate) use registry::{LazyWish, Login, Logout, Pull, Push, Referrers, RegistryOptions};
+pub(crate) use registry::{
+    LazyWish, Login, Logout, PULL_MEMORY, Pull, PullOptions, PullPolicy, Push, Referrers,
+    RegistryOptions,
+};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
 pub(crate) use serve::{LazyOptions, Serve, Trace};
@@ -307,7 +310,7 @@ pub(crate) struct Import {
 }
 
 // Where the data of an image goes.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct FormOptions {
     /// Store the data in this form; `auto` takes the best for this host, and `quire doctor` says why
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]

@@ -28,6 +28,8 @@ use crate::wanted::{image_config, init_wish, wish, wishes, writable_wish};
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
     check_empty(&args.directory)?;
+    #[cfg(feature = "serve")]
+    crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.image)?;
     let opened = crate::policy::permit(context, &store, found)?;

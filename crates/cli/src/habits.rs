@@ -90,7 +90,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
         "a container always has namespaces and a cgroup of its own",
     ),
-    (RUN, &["--pull"], "use `quire pull` before"),
     (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` before"),
     (
         RUN,

@@ -346,7 +346,7 @@ pub(crate) fn open_watched(
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<(PermittedImage, Option<LazyWatch>)> {
-    if !wanted.lazy {
+    if wanted.lazy.is_none() {
         return Ok((image.open(store)?, None));
     }
     let lender = Lender { store, service: OnceCell::new() };

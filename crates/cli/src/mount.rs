@@ -18,6 +18,8 @@ use crate::target;
 pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
     target::check_directory(&args.directory)?;
+    #[cfg(feature = "serve")]
+    crate::pull::pull_first(context, &args.name, &args.lazy)?;
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.name)?;
     let permitted = crate::policy::permit(context, &store, found)?;

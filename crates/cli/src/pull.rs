@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Context as _;
+#[cfg(feature = "serve")]
+use anyhow::bail;
 use image::verity::ImageId;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
@@ -16,6 +18,8 @@ use transfer::pull::{
 };
 
 use crate::Answer;
+#[cfg(feature = "serve")]
+use crate::args::PullPolicy;
 use crate::args::{self, LazyWish, RegistryOptions};
 use crate::context::Context;
 use crate::forms::{Choice, choose_again};
@@ -143,6 +147,83 @@ impl LazyPullReport {
 }
 
 pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answer> {
+    match fetch(context, args, Told::All)? {
+        Fetched::Lazy(done, name) => tell_lazy(context, &name, done)?,
+        Fetched::Whole(Pulled::Image(done)) if context.json => {
+            report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
+        }
+        Fetched::Whole(Pulled::Image(done)) => tell(context, &done)?,
+        Fetched::Whole(Pulled::UpToDate { image, manifest, name }) => {
+            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Pulls the image of a verb that uses it, if its options say so. Standard output stays empty.
+#[cfg(feature = "serve")]
+pub(crate) fn pull_first(
+    context: &Context,
+    name: &str,
+    options: &args::LazyOptions,
+) -> anyhow::Result<()> {
+    use crate::resolve::{may_be_pulled, resolve};
+    let usual = if options.lazy.is_some() { PullPolicy::Missing } else { PullPolicy::Never };
+    match options.pull.pull.unwrap_or(usual) {
+        PullPolicy::Never => return Ok(()),
+        PullPolicy::Always if !may_be_pulled(name) => {
+            bail!(
+                "--pull always: \"{}\" is not the name of an image of a registry",
+                name.escape_debug()
+            )
+        }
+        PullPolicy::Missing if !may_be_pulled(name) => return Ok(()),
+        PullPolicy::Missing => {
+            let store = context.open(OpenOptions::create())?;
+            // What else keeps it from being used is told when it is.
+            if !resolve(&store, name).is_err_and(|error| error.is_absent()) {
+                return Ok(());
+            }
+        }
+        PullPolicy::Always => {}
+    }
+    let RegistryOptions { authfile, certs_dir, plain_http } = &options.pull.registry;
+    let wanted = args::Pull {
+        reference: name.to_owned(),
+        name: None,
+        platform: None,
+        keep_layers: false,
+        lazy: options.lazy,
+        trust_index: options.trust_index,
+        skip_unsupported: false,
+        form: args::FormOptions::default(),
+        index: false,
+        memory: args::PULL_MEMORY,
+        registry: RegistryOptions {
+            authfile: authfile.clone(),
+            certs_dir: certs_dir.clone(),
+            plain_http: *plain_http,
+        },
+    };
+    let fetched = fetch(context, &wanted, Told::Progress);
+    fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
+}
+
+/// What is printed of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// Events on standard output, where JSON is wanted.
+    All,
+    /// Standard output is for other things.
+    Progress,
+}
+
+enum Fetched {
+    Whole(Pulled),
+    Lazy(LazyPulled, RefName),
+}
+
+fn fetch(context: &Context, args: &args::Pull, told: Told) -> anyhow::Result<Fetched> {
     let reference: Reference = args.reference.parse()?;
     let name: RefName = match &args.name {
         Some(name) => name.parse()?,
@@ -153,9 +234,10 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
     let policies = crate::policy::policies(context)?;
     let mut surroundings = Surroundings::new(context, &store, budget(args.memory)?);
     surroundings.threads = surroundings.threads.max(LAYERS_MIN);
-    surroundings.progress = Arc::new(Progress::new(context).with_events(context.json));
-    let told = Arc::clone(&surroundings.progress);
-    let pauses = Pauses::to(move |pause| told.pause(pause));
+    surroundings.progress =
+        Arc::new(Progress::new(context).with_events(context.json && told == Told::All));
+    let progress = Arc::clone(&surroundings.progress);
+    let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
     let Choice { form, dedup } = choose_again(&args.form, &store, here.map(|it| it.form))?;
     let wishes = PullWishes {
@@ -183,7 +265,7 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
             Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, (&name, trust)))
         })?;
         match pulled? {
-            Ok(done) => return tell_lazy(context, &name, done),
+            Ok(done) => return Ok(Fetched::Lazy(done, name)),
             Err(LazyPullError::Index(error)) if lazy == LazyWish::Prefer => {
                 let error = anyhow::Error::from(error);
                 context.remark(&format!("{error:#}: pulling the layers"));
@@ -196,19 +278,10 @@ pub(crate) fn pull(context: &Context, args: &args::Pull) -> anyhow::Result<Answe
         let registry = Registry::new(&reference, &settings)?;
         Ok(transfer::pull::pull(&store, &registry, &reference, surroundings, &wishes)?)
     })?;
-    match pulled? {
-        Pulled::Image(done) if context.json => {
-            report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
-        }
-        Pulled::Image(done) => tell(context, &done)?,
-        Pulled::UpToDate { image, manifest, name } => {
-            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
-        }
-    }
-    Ok(Answer::Yes)
+    Ok(Fetched::Whole(pulled?))
 }
 
-fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Result<Answer> {
+fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Result<()> {
     match done {
         LazyPulled::UpToDate { image, manifest, name } => {
             UpToDateReport::of(&image, &manifest, &name).tell(context)?;
@@ -231,5 +304,5 @@ fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Res
             }
         }
     }
-    Ok(Answer::Yes)
+    Ok(())
 }

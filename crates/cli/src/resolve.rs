@@ -52,6 +52,14 @@ impl std::error::Error for Unresolved {
     }
 }
 
+impl Unresolved {
+    /// Whether the store has nothing of the name.
+    #[cfg(feature = "serve")]
+    pub(crate) const fn is_absent(&self) -> bool {
+        matches!(self.source, ResolveError::Absent { .. })
+    }
+}
+
 /// A name that neither a container nor an image has.
 #[derive(Debug)]
 pub(crate) struct Neither {

@@ -72,6 +72,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who().user, runtime_dir.as_deref());
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
+    #[cfg(feature = "serve")]
+    crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
     let store = context.open(OpenOptions::write())?;
     let asked = Arc::clone(&signals);
     store.give_up_when(move || asked.ending().is_some());

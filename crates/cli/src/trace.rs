@@ -9,7 +9,7 @@ use serve::lazy::Recorder;
 use store::{Form, OpenOptions, Presence, Trace, check_trace_name};
 
 use crate::Answer;
-use crate::args;
+use crate::args::{self, PullPolicy};
 use crate::context::Context;
 use crate::report;
 use crate::signals::FORWARDED;
@@ -18,6 +18,13 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
     check_trace_name(&args.trace).context("--as")?;
     if args.run.detach {
         bail!("--detach: a trace ends when its command does");
+    }
+    let lazy = &args.run.wanted.lazy;
+    if lazy.pull.pull.is_some_and(|it| it != PullPolicy::Never) {
+        let image = &args.run.image;
+        bail!(
+            "--pull: pull the image before, since all of it has to be here: `quire pull --form tar {image}`"
+        );
     }
     if !context.who().is_host_root() {
         bail!("trace: only the host's root may watch reads of files");
@@ -33,7 +40,7 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
         opened.form
     );
     ensure!(
-        opened.presence == Presence::Complete && !args.run.wanted.lazy.lazy,
+        opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
         "{name} is traced where all of it is here: `quire pull --form tar {name}`"
     );
     // Where another mount has it, pages that were read before are not read again.

@@ -7,6 +7,9 @@ use transfer::lazy::TrustIndex;
 
 use super::{Compression, FormOptions};
 
+/// Memory for data of a pull in flight, in MiB.
+pub(crate) const PULL_MEMORY: u64 = 32;
+
 // What to pull, and from where.
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
@@ -45,7 +48,7 @@ pub(crate) struct Pull {
     #[arg(long, conflicts_with = "lazy")]
     pub(crate) index: bool,
     /// Use up to this much memory for data in flight, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    #[arg(long, value_name = "MIB", default_value_t = PULL_MEMORY, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
     #[command(flatten)]
     pub(crate) registry: RegistryOptions,
@@ -58,6 +61,27 @@ pub(crate) enum LazyWish {
     Prefer,
     /// Without an index that can be used, it is refused
     Require,
+}
+
+/// When an image is pulled before it is used, in podman's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PullPolicy {
+    /// Pull it each time; what the store has already is not fetched again
+    Always,
+    /// Pull it if the store does not have the name
+    Missing,
+    /// Use what the store has
+    Never,
+}
+
+// Whether an image is pulled before it is used.
+#[derive(Debug, Args)]
+pub(crate) struct PullOptions {
+    /// When to pull the image before it is used. The default is `missing` with `--lazy`, and `never` otherwise
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub(crate) pull: Option<PullPolicy>,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
 }
 
 // What to push, and where to.

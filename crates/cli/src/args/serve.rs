@@ -3,17 +3,30 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use transfer::lazy::TrustIndex;
 
-use super::RegistryOptions;
+use super::{LazyWish, PullOptions, RegistryOptions};
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
-                               --lazy` has fetched and verified it";
+                               --lazy` has fetched and verified it. An image that the store does not have is pulled \
+                               without its layers, or with them if it has no index. `--lazy=require` refuses it then";
 
 /// How an image is mounted of which parts are missing.
 #[derive(Debug, Args)]
 pub(crate) struct LazyOptions {
-    #[arg(long, help = LAZY)]
-    pub(crate) lazy: bool,
+    #[arg(
+        long,
+        help = LAZY,
+        value_enum,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "prefer"
+    )]
+    pub(crate) lazy: Option<LazyWish>,
+    /// Trust the index with this digest when the image is pulled, as `quire pull --trust-index` does
+    #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
+    pub(crate) trust_index: Option<TrustIndex>,
     /// Fetch what this trace of the image has before programs read it; `none` for nothing. Without this option it is the
     /// trace `default`, if the image has one (see `quire trace`)
     #[arg(long, value_name = "TRACE", requires = "lazy")]
@@ -21,6 +34,8 @@ pub(crate) struct LazyOptions {
     /// Fetch all of the image, too, behind what programs read: then it is lazy no longer
     #[arg(long, requires = "lazy")]
     pub(crate) complete: bool,
+    #[command(flatten)]
+    pub(crate) pull: PullOptions,
 }
 
 #[derive(Debug, Args)]

@@ -367,3 +367,81 @@ fn an_index_is_pushed_to_the_image_that_it_is_of() {
     let text = from.out(&format!("index --push {target} {target}"));
     assert!(text.contains("pushed sha256:"), "{text}");
 }
+
+#[cfg(feature = "serve")]
+#[test]
+fn an_image_is_pulled_by_who_uses_it_first() {
+    if !crate::served::can_wait() {
+        return;
+    }
+    let Some(stage) = Stage::new() else { return };
+    let Stage { target, .. } = &stage;
+    let to = Place::new();
+    std::fs::create_dir(to.path("root")).unwrap();
+    // There is no index yet.
+    let refused = to.run(&format!("mount --lazy=require {target} root"));
+    assert_eq!(refused.code, Some(2));
+    for part in ["cannot pull", "has no index for lazy loading"] {
+        assert!(refused.err.contains(part), "{}", refused.err);
+    }
+    for verb in ["mount --pull never --lazy", "mount"] {
+        let refused = to.run(&format!("{verb} {target} root"));
+        assert!(refused.code == Some(2) && refused.err.contains("quire pull"), "{}", refused.err);
+    }
+    assert_eq!(names(&to, "images"), [""; 0]);
+    stage.index();
+    let pinned = stage.pinned();
+    let refused = to.run(&format!("mount --lazy=require {pinned} root"));
+    assert!(refused.err.contains("anyone with push rights"), "{}", refused.err);
+
+    let mut service = crate::served::serve(&to);
+    let mounted = to.run(&format!("--quiet mount --lazy=require {target} root"));
+    assert!(mounted.code == Some(0) && mounted.out.is_empty(), "{}{}", mounted.out, mounted.err);
+    let read = || std::fs::read_to_string(to.path("root/file-7")).unwrap();
+    assert_eq!(read(), "7 ".repeat(99));
+    assert_eq!(names(&to, "data"), [""; 0]);
+    to.out("umount root");
+    to.out(&format!("mount --lazy --trust-index repository {pinned} root"));
+    assert_eq!(read(), "7 ".repeat(99));
+    to.out("umount root");
+    crate::served::end(&to, &mut service);
+
+    // The registry is asked only where the store lacks the name, or always.
+    let other = format!("{}/team/other:1", stage.daemon.host);
+    stage.from.out(&format!("push --quiet a:1 {other}"));
+    to.out(&format!("mount --pull missing {other} root"));
+    assert_eq!(read(), "7 ".repeat(99));
+    to.out("umount root");
+    let Stage { daemon, .. } = stage;
+    drop(daemon);
+    to.out(&format!("mount --pull missing {other} root"));
+    to.out("umount root");
+    let refused = to.run(&format!("mount --pull always {other} root"));
+    assert!(refused.code == Some(2) && refused.err.contains("cannot pull"), "{}", refused.err);
+    let id = image(&to, &other);
+    let refused = to.run(&format!("mount --pull always {id} root"));
+    assert!(refused.err.contains("not the name of an image of a registry"), "{}", refused.err);
+    to.out(&format!("mount --pull missing {id} root"));
+    to.out("umount root");
+}
+
+#[cfg(feature = "serve")]
+#[test]
+fn a_container_starts_from_a_registry() {
+    if !crate::served::can_wait() {
+        return;
+    }
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    let to = Place::new();
+    let mut service = crate::served::serve(&to);
+    for runtime in crate::runs::runtimes() {
+        // The image has no program, so that the runtime is the one to say so.
+        let ran = to.run(&format!("run --rm --lazy --runtime {runtime} {} /none", stage.target));
+        assert!(ran.code == Some(127) && ran.out.is_empty(), "{}{}", ran.out, ran.err);
+    }
+    assert_eq!(names(&to, "data"), [""; 0]);
+    let traced = to.run(&format!("trace --pull missing {} -- /none", stage.target));
+    assert!(traced.code == Some(125) && traced.err.contains("--pull"), "{}", traced.err);
+    crate::served::end(&to, &mut service);
+}
