@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::fill::{Cause, LayerFiller};
-use super::plan::{self, Cost};
+use super::plan;
 
 /// So many requests that nobody waits for are under way at once.
 pub(super) const WORKERS: usize = 16;
@@ -21,17 +21,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A device is completed no further after so many failures with nothing in between: some ten minutes.
 const FAILURES_MAX: u32 = 24;
 
-/// Units of a device that nobody waits for yet. The device may go meanwhile.
+/// Spans of a device's blob that nobody waits for yet. The device may go meanwhile.
 #[derive(Debug)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
-    units: Range<usize>,
+    spans: Range<usize>,
     cause: Cause,
-}
-
-/// What it takes to bring these units.
-fn cost(filler: &LayerFiller<'_>, units: &Range<usize>) -> Cost {
-    Cost { bytes: filler.packed_bytes(units), spans: filler.spans_of(units) }
 }
 
 /// Adds as many parts as may wait. Those who read the others fetch them.
@@ -90,13 +85,13 @@ impl<'a> Ahead<'a> {
     }
 
     /// What a reader will want soon.
-    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, units: Range<usize>) {
-        if units.is_empty() {
+    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Range<usize>) {
+        if spans.is_empty() {
             return;
         }
-        let made = plan::in_pieces(units, |it| cost(filler, it));
+        let made = plan::in_pieces(spans, |it| filler.packed_bytes(it));
         let piece =
-            |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Stream };
+            |spans| AheadPart { filler: Arc::downgrade(filler), spans, cause: Cause::Stream };
         add(&mut self.lock().streams, made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -111,12 +106,12 @@ impl<'a> Ahead<'a> {
                 fillers.push(filler);
                 fillers.len() - 1
             });
-            placed.push((place, units));
+            placed.push((place, fillers[place].spans_of(&units)));
         }
-        let made = plan::requests(placed, |(place, units)| cost(&fillers[*place], units));
-        let piece = |(place, units): plan::UnitRun| AheadPart {
+        let made = plan::requests(placed, |(place, spans)| fillers[*place].packed_bytes(spans));
+        let piece = |(place, spans): plan::SpanRun| AheadPart {
             filler: Arc::downgrade(&fillers[place]),
-            units,
+            spans,
             cause: Cause::Trace,
         };
         add(&mut self.lock().traces, made.into_iter().map(piece));
@@ -143,10 +138,10 @@ impl<'a> Ahead<'a> {
     }
 
     fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
-        let units = 0..filler.index().head.units.len();
-        let made = plan::in_pieces(units, |it| cost(filler, it));
+        let spans = 0..filler.index().head.spans.len();
+        let made = plan::in_pieces(spans, |it| filler.packed_bytes(it));
         let piece =
-            |units| AheadPart { filler: Arc::downgrade(filler), units, cause: Cause::Completion };
+            |spans| AheadPart { filler: Arc::downgrade(filler), spans, cause: Cause::Completion };
         self.lock().completions.extend(made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -172,7 +167,7 @@ impl<'a> Ahead<'a> {
             state.behind += usize::from(is_behind);
             drop(state);
             let done =
-                part.filler.upgrade().map(|it| it.bring_ahead(part.units.clone(), part.cause));
+                part.filler.upgrade().map(|it| it.bring_ahead(part.spans.clone(), part.cause));
             state = self.lock();
             state.behind -= usize::from(is_behind);
             match done {
@@ -249,7 +244,7 @@ mod tests {
     use super::*;
 
     fn part(first: usize, cause: Cause) -> AheadPart<'static> {
-        AheadPart { filler: Weak::new(), units: first..first + 1, cause }
+        AheadPart { filler: Weak::new(), spans: first..first + 1, cause }
     }
 
     #[test]
@@ -259,7 +254,7 @@ mod tests {
         state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
         state.traces.extend([part(3, Cause::Trace), part(4, Cause::Trace)]);
         state.streams.push_back(part(5, Cause::Stream));
-        let next = |state: &mut State<'static>, at| state.next(at).map(|it| it.units.start);
+        let next = |state: &mut State<'static>, at| state.next(at).map(|it| it.spans.start);
         state.readers = 1;
         assert_eq!(next(&mut state, now), Some(5));
         assert_eq!(next(&mut state, now), Some(3));

@@ -1,6 +1,6 @@
 //! Fills parts of a device with verified bytes.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -17,6 +17,7 @@ use transfer::lazy::{LayerIndex, group_windows};
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::plan::{Pace, Streams, block};
+use super::seams::{Seams, Side};
 
 /// An error while a part of a device is filled.
 #[derive(Debug, thiserror::Error)]
@@ -90,12 +91,15 @@ pub struct LayerFiller<'a> {
     filled_count: AtomicUsize,
     /// Whether all of it is to come, though nobody reads it.
     is_completing: AtomicBool,
-    /// The units that a thread is bringing.
-    coming: Mutex<BTreeSet<usize>>,
+    /// The units that threads are bringing, each with the number of threads: one that lies in the spans of two requests is
+    /// brought by both.
+    coming: Mutex<BTreeMap<usize, usize>>,
     /// Told when some of them came, or failed.
     came: Condvar,
     /// Why units were brought before anybody wanted them, until somebody does: a number of [`Why`].
     untouched: Vec<AtomicU8>,
+    /// Parts of units.
+    seams: Mutex<Seams>,
     /// Where readers read on.
     streams: Mutex<Streams>,
     /// How long the source takes.
@@ -152,9 +156,28 @@ struct Claim<'f, 'a> {
     units: Range<usize>,
 }
 
+impl<'f, 'a> Claim<'f, 'a> {
+    fn new(
+        filler: &'f LayerFiller<'a>,
+        units: Range<usize>,
+        mut coming: MutexGuard<'_, BTreeMap<usize, usize>>,
+    ) -> Self {
+        for unit in units.clone() {
+            *coming.entry(unit).or_default() += 1;
+        }
+        Self { filler, units }
+    }
+}
+
 impl Drop for Claim<'_, '_> {
     fn drop(&mut self) {
-        lock(&self.filler.coming).retain(|it| !self.units.contains(it));
+        let mut coming = lock(&self.filler.coming);
+        for unit in self.units.clone() {
+            match coming.get_mut(&unit) {
+                Some(2..) => *coming.entry(unit).or_default() -= 1,
+                _ => drop(coming.remove(&unit)),
+            }
+        }
         self.filler.came.notify_all();
     }
 }
@@ -171,13 +194,17 @@ impl std::fmt::Debug for LayerFiller<'_> {
     }
 }
 
-/// The part of a blob that some units of a device need.
+/// What some units of a device are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Fetch {
     /// By number; none for units that the tail has.
     spans: Range<usize>,
-    /// Bytes of the blob.
-    packed: Range<u64>,
+    /// The beginning of the first unit, if it came with the spans before.
+    before: Vec<u8>,
+    /// The end of the last unit, if it came with the spans behind.
+    behind: Vec<u8>,
+    /// Where in the device all of it begins, in bytes.
+    from: u64,
 }
 
 impl<'a> LayerFiller<'a> {
@@ -199,6 +226,7 @@ impl<'a> LayerFiller<'a> {
             coming: Mutex::default(),
             came: Condvar::new(),
             untouched,
+            seams: Mutex::default(),
             streams: Mutex::default(),
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
@@ -259,7 +287,7 @@ impl<'a> LayerFiller<'a> {
     ) -> Result<(), FillError> {
         let begun = Instant::now();
         let done = loop {
-            let mut coming = lock(&self.coming);
+            let coming = lock(&self.coming);
             let Some(units) = self.missing(&range) else { break Ok(()) };
             if let Some(error) = self.denied(&units) {
                 break Err(error);
@@ -273,9 +301,7 @@ impl<'a> LayerFiller<'a> {
                 continue;
             }
             let around = self.around(&units, &coming);
-            coming.extend(around.clone());
-            drop(coming);
-            let _claim = Claim { filler: self, units: around.clone() };
+            let _claim = Claim::new(self, around.clone(), coming);
             if let Err(error) = self.bring_wanted(&range, &around, &begin) {
                 // Before others that want them look.
                 self.failures.failed(self.missing(&range).unwrap_or(units), Instant::now());
@@ -288,22 +314,24 @@ impl<'a> LayerFiller<'a> {
         done
     }
 
-    /// Brings what is missing of these units, but for what another thread brings already.
+    /// Brings what is missing of these spans of the blob, but for what other threads bring already.
     ///
     /// # Errors
     /// [`FillError`]; another attempt may succeed.
-    pub fn bring_ahead(&self, units: Range<usize>, cause: Cause) -> Result<(), FillError> {
-        let mut rest = units.start..units.end.min(self.filled.len());
+    pub fn bring_ahead(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
+        let mut rest = spans.start..spans.end.min(self.index.head.spans.len());
         loop {
-            let mut coming = lock(&self.coming);
-            let is_open = |it: &usize| !self.is_there(*it) && !coming.contains(it);
+            let coming = lock(&self.coming);
+            let is_open = |span: &usize| {
+                let mut units = self.touched_units(&(*span..span + 1));
+                units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
+            };
             let Some(first) = rest.clone().find(is_open) else { return Ok(()) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
-            coming.extend(first..next);
-            drop(coming);
-            let _claim = Claim { filler: self, units: first..next };
-            self.recall(&(first..next))?;
-            self.bring_missing(&(first as u64 * UNIT..next as u64 * UNIT), cause)?;
+            let units = self.touched_units(&(first..next));
+            let _claim = Claim::new(self, units.clone(), coming);
+            self.recall(&units)?;
+            self.bring_spans(first..next, cause)?;
             rest.start = next;
         }
     }
@@ -320,7 +348,7 @@ impl<'a> LayerFiller<'a> {
         let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
         let all = all.unwrap_or_else(|| wanted.clone());
         tracing::debug!(device = %self.device.id(), ?wanted, ?all, "a reader waits for units");
-        let _first = begin(self.soon(&wanted, all.end));
+        let _first = begin(self.soon(&wanted, &all));
         if all != wanted {
             match self.bring(&all, &wanted, Cause::Reader) {
                 Ok(()) => return Ok(()),
@@ -350,13 +378,13 @@ impl<'a> LayerFiller<'a> {
     }
 
     /// These units that a reader wants, and those around them that are worth bringing with them.
-    fn around(&self, units: &Range<usize>, coming: &BTreeSet<usize>) -> Range<usize> {
+    fn around(&self, units: &Range<usize>, coming: &BTreeMap<usize, usize>) -> Range<usize> {
         let head = &self.index.head;
         // Of a size that is exact enough as it is.
         let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
         let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
         let block = block(units, lock(&self.pace).free_bytes(), unit_bytes);
-        let is_open = |it: &usize| !self.is_there(*it) && !coming.contains(it);
+        let is_open = |it: &usize| !self.is_there(*it) && !coming.contains_key(it);
         let end = block.end.min(self.filled.len());
         let behind = (units.end..end).take_while(is_open).count();
         let before = (block.start..units.start).rev().take_while(is_open).count();
@@ -366,11 +394,14 @@ impl<'a> LayerFiller<'a> {
         units.start - before.min(most - behind)..units.end + behind
     }
 
-    /// The units from `from` on that a reader of these will want next, if it has read what is before them.
-    fn soon(&self, units: &Range<usize>, from: usize) -> Range<usize> {
-        let window = lock(&self.streams).read(units, from);
+    /// The spans that a reader of the units `wanted` will want next, if it has read what is before them: behind those that
+    /// bring `all` of its request.
+    fn soon(&self, wanted: &Range<usize>, all: &Range<usize>) -> Range<usize> {
+        let window = lock(&self.streams).read(wanted, all.end);
         let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
-        from..(units.end + window.min(most)).min(self.filled.len()).max(from)
+        let end = (wanted.end + window.min(most)).min(self.filled.len());
+        let first = self.spans_of(all).end;
+        first..self.spans_of(&(all.start..end.max(all.end))).end.max(first)
     }
 
     /// Takes the units that the device has already, from an earlier filler or an earlier boot.
@@ -398,15 +429,7 @@ impl<'a> LayerFiller<'a> {
 
     fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {
         let Some(units) = self.missing(range) else { return Ok(()) };
-        match self.bring(&units, &units, cause) {
-            Err(error) if error.is_of_the_blob() => {
-                let blob = &self.index.head.blob;
-                tracing::warn!(%blob, %error, "it is fetched once more");
-                let _is_another_there = self.blobs.distrust(blob);
-                self.bring(&units, &units, cause)
-            }
-            done => done,
-        }
+        self.once_more(|| self.bring(&units, &units, cause))
     }
 
     /// Whether all bytes of `range` are there.
@@ -480,17 +503,35 @@ impl<'a> LayerFiller<'a> {
         start..end
     }
 
+    /// The units that have a part in these spans.
+    fn touched_units(&self, spans: &Range<usize>) -> Range<usize> {
+        let head = &self.index.head;
+        let place = |span: usize| head.spans.get(span).map(|it| it.unpacked);
+        let start = place(spans.start).unwrap_or(head.tar_bytes);
+        self.units_of(&(start..place(spans.end).unwrap_or(head.device_bytes)))
+    }
+
     /// The spans of the blob that these units need, by number.
     #[must_use]
     pub fn spans_of(&self, units: &Range<usize>) -> Range<usize> {
-        self.plan(units).spans
+        self.spans_between(units.start as u64 * UNIT, units.end as u64 * UNIT)
     }
 
-    /// Bytes of the blob that these units need.
+    /// Bytes of the blob that these spans need.
     #[must_use]
-    pub fn packed_bytes(&self, units: &Range<usize>) -> u64 {
-        let packed = self.plan(units).packed;
+    pub fn packed_bytes(&self, spans: &Range<usize>) -> u64 {
+        let packed = self.packed(spans);
         packed.end.saturating_sub(packed.start)
+    }
+
+    /// The spans that have these bytes of the device; none for bytes that the tail has.
+    fn spans_between(&self, start: u64, end: u64) -> Range<usize> {
+        let head = &self.index.head;
+        let last = end.min(head.tar_bytes).saturating_sub(1);
+        match (head.span_of(start), head.span_of(last)) {
+            (Some(first), Some(last)) if start < end => first..last + 1,
+            _ => 0..0,
+        }
     }
 
     /// Brings these units, some of which a reader may want.
@@ -500,73 +541,145 @@ impl<'a> LayerFiller<'a> {
         wanted: &Range<usize>,
         cause: Cause,
     ) -> Result<(), FillError> {
+        self.take_in(self.plan(units), units, wanted, cause)?;
+        match units.clone().find(|it| !self.is_there(*it)) {
+            None => Ok(()),
+            Some(unit) => Err(FillError::Digest(unit)),
+        }
+    }
+
+    /// Brings the units of these spans.
+    fn bring_spans(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
+        let units = self.whole_units(spans.clone());
+        let from = self.index.head.spans.get(spans.start);
+        let from = from.map_or(self.index.head.tar_bytes, |it| it.unpacked);
+        let fetch = || Fetch { spans: spans.clone(), before: Vec::new(), behind: Vec::new(), from };
+        self.once_more(|| self.take_in(fetch(), &units, &(0..0), cause))
+    }
+
+    /// Does `work`, which fetches something; again, if that was wrong.
+    fn once_more(&self, work: impl Fn() -> Result<(), FillError>) -> Result<(), FillError> {
+        match work() {
+            Err(error) if error.is_of_the_blob() => {
+                let blob = &self.index.head.blob;
+                tracing::warn!(%blob, %error, "it is fetched once more");
+                let _is_another_there = self.blobs.distrust(blob);
+                work()
+            }
+            done => done,
+        }
+    }
+
+    /// Fetches what it says, and fills all units with it that are whole, of which `units` have to be right.
+    fn take_in(
+        &self,
+        fetch: Fetch,
+        units: &Range<usize>,
+        wanted: &Range<usize>,
+        cause: Cause,
+    ) -> Result<(), FillError> {
         let head = &self.index.head;
-        let Fetch { spans, packed } = self.plan(units);
-        let mut bytes = Vec::new();
-        // Where in the device they begin.
-        let from = head.spans.get(spans.start).filter(|_| !spans.is_empty());
-        let from = from.map_or(head.tar_bytes, |it| it.unpacked);
+        let Fetch { spans, before, behind, from } = fetch;
+        let mut bytes = before;
         if !spans.is_empty() {
+            let packed = self.packed(&spans);
             let blob = self.fetch(packed.clone())?;
             self.counts.fetched(packed.end - packed.start, cause);
             for number in spans.clone() {
                 bytes.extend(self.inflate(number, &blob, packed.start)?);
             }
         }
-        if from + bytes.len() as u64 == head.tar_bytes {
+        if behind.is_empty() && from + bytes.len() as u64 == head.tar_bytes {
             bytes.extend(&head.tail);
         }
+        bytes.extend(behind);
         let end = from + bytes.len() as u64;
-        let with_them = self.whole_units(self.plan(wanted).spans);
+        let with_them = self.whole_units(self.spans_of(wanted));
+        let why = |unit: usize| match cause {
+            Cause::Reader if wanted.contains(&unit) => Why::Wanted,
+            Cause::Reader if with_them.contains(&unit) => Why::WithOthers,
+            Cause::Trace => Why::Traced,
+            Cause::Completion => Why::Completed,
+            Cause::Reader | Cause::Stream => Why::Guessed,
+        };
         // Neighbours that came with them are taken, too.
-        let first = from.div_ceil(UNIT);
-        for unit in first..end.div_ceil(UNIT) {
-            let place = unit * UNIT;
+        for unit in self.units_of(&(from..end)) {
+            let place = unit as u64 * UNIT;
             let until = (place + UNIT).min(head.device_bytes);
-            let (Ok(number), true) = (usize::try_from(unit), until <= end) else { continue };
-            let [start, stop] =
-                [place, until].map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
-            let is_there = self.filled.get(number).is_none_or(|it| it.load(Ordering::Acquire));
-            let (Some(bytes), false) = (bytes.get(start..stop), is_there) else { continue };
-            if head.is_unit(number, bytes) {
-                self.device.write_at(bytes, place).map_err(FillError::Write)?;
-                let why = match cause {
-                    Cause::Reader if wanted.contains(&number) => Why::Wanted,
-                    Cause::Reader if with_them.contains(&number) => Why::WithOthers,
-                    Cause::Trace => Why::Traced,
-                    Cause::Completion => Why::Completed,
-                    Cause::Reader | Cause::Stream => Why::Guessed,
-                };
-                self.counts.filled(why);
-                self.untouched[number].store(why.number(), Ordering::Relaxed);
-                self.set_filled(number);
-            } else if units.contains(&number) {
-                return Err(FillError::Digest(number));
+            let [start, stop] = [place.max(from), until.min(end)]
+                .map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
+            let Some(part) = bytes.get(start..stop).filter(|_| !self.is_there(unit)) else {
+                continue;
+            };
+            let side = match (place < from, until > end) {
+                (false, false) => {
+                    if !self.fill(unit, part, why(unit))? && units.contains(&unit) {
+                        return Err(FillError::Digest(unit));
+                    }
+                    continue;
+                }
+                (true, false) => Side::End,
+                (false, true) => Side::Beginning,
+                // A span that lies in one unit.
+                (true, true) => continue,
+            };
+            let length = usize::try_from(until - place).unwrap_or(usize::MAX);
+            let whole = lock(&self.seams).keep(unit, side, part, length);
+            if let Some(whole) = whole {
+                // Who wants it asks for all of it if one of its parts was wrong.
+                let _is_right = self.fill(unit, &whole, why(unit))?;
             }
         }
-        match units.clone().find(|it| !self.filled[*it].load(Ordering::Acquire)) {
-            None => {
-                self.failures.came(units);
-                Ok(())
-            }
-            Some(unit) => Err(FillError::Digest(unit)),
-        }
+        Ok(())
     }
 
+    /// Writes a unit, unless it has another digest than the index says.
+    fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
+        if !self.index.head.is_unit(unit, bytes) {
+            return Ok(false);
+        }
+        self.device.write_at(bytes, unit as u64 * UNIT).map_err(FillError::Write)?;
+        self.counts.filled(why);
+        self.untouched[unit].store(why.number(), Ordering::Relaxed);
+        self.failures.came(&(unit..unit + 1));
+        lock(&self.seams).forget(unit);
+        self.set_filled(unit);
+        Ok(true)
+    }
+
+    /// What these units are made of: parts of the first and the last one that are here, and spans.
     fn plan(&self, units: &Range<usize>) -> Fetch {
         let head = &self.index.head;
+        let place = |span: usize| head.spans.get(span).map_or(head.tar_bytes, |it| it.unpacked);
         let start = units.start as u64 * UNIT;
-        let end = (units.end as u64 * UNIT).min(head.tar_bytes);
-        let (Some(first), Some(last)) = (head.span_of(start), head.span_of(end.saturating_sub(1)))
-        else {
-            return Fetch { spans: 0..0, packed: 0..0 };
-        };
-        let packed = self.packed(first).start..self.packed(last).end;
-        Fetch { spans: first..last + 1, packed }
+        let end = (units.end as u64 * UNIT).min(head.device_bytes);
+        let mut seams = lock(&self.seams);
+        let before = seams.take(units.start, Side::Beginning);
+        let behind = seams.take(units.end.saturating_sub(1), Side::End);
+        drop(seams);
+        let [from, until] = [start + before.len() as u64, end - behind.len() as u64];
+        let spans = self.spans_between(from, until);
+        // They end where a span does.
+        if !spans.is_empty()
+            && (before.is_empty() || place(spans.start) == from)
+            && (behind.is_empty() || place(spans.end) == until)
+        {
+            let from = if before.is_empty() { place(spans.start) } else { start };
+            return Fetch { spans, before, behind, from };
+        }
+        let spans = self.spans_of(units);
+        let from = if spans.is_empty() { head.tar_bytes } else { place(spans.start) };
+        Fetch { spans, before: Vec::new(), behind: Vec::new(), from }
+    }
+
+    /// The bytes of the blob that these spans need, of which there is at least one.
+    fn packed(&self, spans: &Range<usize>) -> Range<u64> {
+        let start = self.packed_of(spans.start).start;
+        start..self.packed_of(spans.end.saturating_sub(1)).end.max(start)
     }
 
     /// The bytes of the blob that a span needs.
-    fn packed(&self, span: usize) -> Range<u64> {
+    fn packed_of(&self, span: usize) -> Range<u64> {
         let head = &self.index.head;
         let end = head.spans.get(span + 1).map_or(head.blob_bytes, |it| it.packed);
         self.checkpoint(span, Window::default()).needs(end)
@@ -599,7 +712,7 @@ impl<'a> LayerFiller<'a> {
     /// The tar's bytes of a span, where `blob` has the blob's from `from` on.
     fn inflate(&self, span: usize, blob: &[u8], from: u64) -> Result<Vec<u8>, FillError> {
         let head = &self.index.head;
-        let range = self.packed(span);
+        let range = self.packed_of(span);
         let [start, end] =
             [range.start, range.end].map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
         let short = || FillError::Span { span, source: SpanError::Short };

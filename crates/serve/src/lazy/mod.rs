@@ -17,6 +17,7 @@ mod folder;
 mod keeper;
 mod plan;
 mod record;
+mod seams;
 mod service;
 mod watch;
 mod wire;

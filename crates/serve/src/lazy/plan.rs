@@ -124,32 +124,20 @@ pub(super) fn bounded<T>(
     })
 }
 
-/// Units of one of several devices, by its place.
-pub(super) type UnitRun = (usize, Range<usize>);
+/// Spans of the blob of one of several devices, by its place. Requests for spans have none in common, as those for units would.
+pub(super) type SpanRun = (usize, Range<usize>);
 
-/// What it takes to bring some units.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Cost {
-    /// Bytes of the blob.
-    pub(super) bytes: u64,
-    /// Numbers of spans.
-    pub(super) spans: Range<usize>,
-}
-
-/// Requests for the units of a trace: those that are wanted first come first, and neighbours with them. `cost` tells what
-/// it takes to bring some units.
+/// Requests for the spans of a trace: those that are wanted first come first, and neighbours with them. `cost` tells how many
+/// bytes some spans have.
 pub(super) fn requests(
-    runs: impl IntoIterator<Item = UnitRun>,
-    cost: impl Fn(&UnitRun) -> Cost,
-) -> Vec<UnitRun> {
+    runs: impl IntoIterator<Item = SpanRun>,
+    cost: impl Fn(&SpanRun) -> u64,
+) -> Vec<SpanRun> {
     let (mut seen, mut batch, mut bytes) = (BTreeSet::new(), BTreeSet::new(), 0);
     let mut all = Vec::new();
-    for (device, units) in runs {
-        let new: Vec<_> = units.clone().filter(|it| seen.insert((device, *it))).collect();
-        if new.is_empty() {
-            continue;
-        }
-        bytes += cost(&(device, units)).bytes;
+    for (device, spans) in runs {
+        let new: Vec<_> = spans.filter(|it| seen.insert((device, *it))).collect();
+        bytes += new.iter().map(|it| cost(&(device, *it..it + 1))).sum::<u64>();
         batch.extend(new.into_iter().map(|it| (device, it)));
         if bytes >= BATCH {
             all.extend(merged(&std::mem::take(&mut batch), &cost));
@@ -160,33 +148,30 @@ pub(super) fn requests(
     all
 }
 
-/// Neighbours together, up to [`PIECE_MAX`], and units that have a span in common: it is fetched once.
-fn merged(units: &BTreeSet<(usize, usize)>, cost: &impl Fn(&UnitRun) -> Cost) -> Vec<UnitRun> {
-    let mut all: Vec<UnitRun> = Vec::new();
-    for (device, unit) in units {
+/// Neighbours together, up to [`PIECE_MAX`].
+fn merged(spans: &BTreeSet<(usize, usize)>, cost: &impl Fn(&SpanRun) -> u64) -> Vec<SpanRun> {
+    let mut all: Vec<SpanRun> = Vec::new();
+    for (device, span) in spans {
         if let Some((before, range)) = all.last_mut()
             && before == device
+            && range.end == *span
+            && cost(&(*device, range.start..span + 1)) <= PIECE_MAX
         {
-            let last = cost(&(*device, range.end - 1..range.end)).spans;
-            let is_near =
-                range.end == *unit || cost(&(*device, *unit..unit + 1)).spans.start < last.end;
-            if is_near && cost(&(*device, range.start..unit + 1)).bytes <= PIECE_MAX {
-                range.end = unit + 1;
-                continue;
-            }
+            range.end = span + 1;
+            continue;
         }
-        all.push((*device, *unit..unit + 1));
+        all.push((*device, *span..span + 1));
     }
     all
 }
 
-/// Requests for units that follow one another.
+/// Requests for spans that follow one another.
 pub(super) fn in_pieces(
-    units: Range<usize>,
-    cost: impl Fn(&Range<usize>) -> Cost,
+    spans: Range<usize>,
+    cost: impl Fn(&Range<usize>) -> u64,
 ) -> Vec<Range<usize>> {
-    let all = units.map(|it| (0, it)).collect();
-    merged(&all, &|(_, units)| cost(units)).into_iter().map(|it| it.1).collect()
+    let all = spans.map(|it| (0, it)).collect();
+    merged(&all, &|(_, spans)| cost(spans)).into_iter().map(|it| it.1).collect()
 }
 
 #[cfg(test)]
@@ -264,27 +249,21 @@ mod tests {
 
     #[test]
     fn a_trace_is_fetched_in_its_order_with_neighbours_together() {
-        // Each unit has 200 KiB in its blob.
-        // Spans are as long, and begin in the middle of units.
-        let of = |units: &Range<usize>, kilobytes: u64| Cost {
-            bytes: units.len() as u64 * (kilobytes << 10),
-            spans: units.start..units.end + 1,
-        };
-        let packed = |it: &UnitRun| of(&it.1, 200);
+        let of = |spans: &Range<usize>, kilobytes: u64| spans.len() as u64 * (kilobytes << 10);
+        let packed = |it: &SpanRun| of(&it.1, 200);
         let made = requests([(0, 7..9), (1, 3..4), (0, 5..7), (0, 8..9), (1, 2..4)], packed);
         assert_eq!(made, [(0, 5..9), (1, 2..4)]);
-        // At most 5 units in a request.
+        // At most 5 of them in a request.
         let made = requests([(0, 0..12)], packed);
         assert_eq!(made, [(0, 0..5), (0, 5..10), (0, 10..12)]);
         // What is wanted much later comes later, though it is a neighbour.
         let made = requests([(0, 10..60), (0, 9..10)], packed);
         assert_eq!((made[0].clone(), made.last().cloned()), ((0, 10..15), Some((0, 9..10))));
-        // Of units with a unit between them, two have a span in common.
-        let two =
-            |it: &UnitRun| Cost { spans: it.1.start / 3..(it.1.end - 1) / 3 + 1, ..packed(it) };
-        assert_eq!(requests([(0, 0..1), (0, 2..3), (0, 5..6)], two), [(0, 0..3), (0, 5..6)]);
+        // None comes twice.
+        let made = requests([(0, 0..3), (0, 2..4), (0, 3..4), (0, 1..2)], packed);
+        assert_eq!(made, [(0, 0..4)]);
         assert!(requests([], packed).is_empty());
-        // A unit that is larger than a request is one.
+        // One that is larger than a request is one.
         assert_eq!(requests([(0, 1..3)], |it| of(&it.1, 1 << 20)), [(0, 1..2), (0, 2..3)]);
         assert_eq!(in_pieces(3..10, |it| of(it, 400)), [3..5, 5..7, 7..9, 9..10]);
     }

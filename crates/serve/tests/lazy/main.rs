@@ -443,6 +443,55 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
 }
 
+/// Spans begin in the middle of units. Whichever of two neighbours comes first, none of them is fetched for the other's sake.
+#[test]
+fn a_device_that_is_completed_fetches_its_blob_once() {
+    let Some(stage) = Stage::new() else { return };
+    let spans = stage.index.head.spans.len();
+    assert!(spans > 20, "{spans} spans");
+    let forwards = 0..spans;
+    let evens_first = (0..spans).step_by(2).chain((1..spans).step_by(2));
+    let orders = [forwards.clone().collect(), forwards.rev().collect(), evens_first.collect()];
+    for (number, order) in orders.into_iter().enumerate() {
+        let order: Vec<usize> = order;
+        let lazy = store(&stage.folder.path().join(format!("lazy-{number}")));
+        let filler = stage.filler(&lazy);
+        let before = stage.blob.asked.load(Ordering::Relaxed);
+        for span in order {
+            filler.bring_ahead(span..span + 1, Cause::Completion).unwrap();
+        }
+        assert!(filler.is_full(), "order {number}");
+        let asked = stage.blob.asked.load(Ordering::Relaxed) - before;
+        // A span that begins within a byte has that byte in common with the one before.
+        let all = stage.blob.bytes.len() + spans;
+        assert!(asked <= all as u64, "{asked} bytes of {all}, order {number}");
+        // Nothing is missing any more.
+        filler.bring_ahead(0..spans, Cause::Completion).unwrap();
+        assert_eq!(stage.blob.asked.load(Ordering::Relaxed) - before, asked);
+        drop(filler);
+        lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
+    let Some(stage) = Stage::new() else { return };
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let filler = stage.filler(&lazy);
+    let (length, step) = (stage.index.head.device_bytes, 2 * UNIT);
+    let before = stage.blob.asked.load(Ordering::Relaxed);
+    for start in (0..length).step_by(usize::try_from(step).unwrap()) {
+        let range = start..(start + step).min(length);
+        // What is wanted soon comes beside it.
+        let soon = |spans| filler.bring_ahead(spans, Cause::Stream).unwrap();
+        filler.ensure(range, soon).unwrap();
+    }
+    assert!(filler.is_full());
+    let asked = stage.blob.asked.load(Ordering::Relaxed) - before;
+    let all = stage.blob.bytes.len() as u64;
+    assert!(asked * 100 <= all * 102, "{asked} bytes of {all}");
+}
+
 /// Without descriptors for events, readers get the right bytes or an error, and the door goes on.
 #[test]
 fn few_descriptors_cost_errors_and_no_wrong_byte() {
@@ -533,7 +582,7 @@ fn a_trace_has_all_that_was_read() {
     for run in &runs {
         let start = usize::try_from(run.unit).unwrap();
         let end = start + usize::try_from(run.units).unwrap();
-        filler.bring_ahead(start..end, Cause::Trace).unwrap();
+        filler.bring_ahead(filler.spans_of(&(start..end)), Cause::Trace).unwrap();
     }
     *stage.blob.lie.lock().unwrap() = Lie::Silent;
     for run in &runs {
