@@ -14,6 +14,7 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
@@ -37,6 +38,10 @@ use crate::pull::{pauses, settings};
 use crate::report;
 use crate::signals::{Heard, until_stopped};
 
+/// How long layers of one repository share its connections and tokens, from the first one on. A later mount sees logins,
+/// mirrors and certificates that have changed since.
+const SHARED: Duration = Duration::from_secs(60);
+
 /// Where indexes and blobs come from: the store, and the registries that its images came from.
 struct StoreSupply<'a> {
     store: &'a Store,
@@ -53,7 +58,12 @@ struct StoreBlobs<'a> {
     settings: Settings,
     /// The registries of each blob, in the order in which they are asked.
     registries: Mutex<BTreeMap<Digest, Vec<Arc<Registry>>>>,
+    /// Those that were made a moment ago, by registry and repository.
+    recent: Mutex<BTreeMap<(String, String), RecentRegistry>>,
 }
+
+/// A repository, and when it was first used.
+type RecentRegistry = (Instant, Arc<Registry>);
 
 impl Supply for StoreSupply<'_> {
     fn index(
@@ -144,10 +154,22 @@ impl StoreBlobs<'_> {
     fn know(&self, blob: &Digest, sources: &[Reference]) -> Result<(), RegistryError> {
         let mut asked = BTreeSet::new();
         let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
-        let made: Result<Vec<_>, _> =
-            new.map(|it| Registry::new(it, &self.settings).map(Arc::new)).collect();
+        let made: Result<Vec<_>, _> = new.map(|it| self.registry(it)).collect();
         lock(&self.registries).insert(*blob, made?);
         Ok(())
+    }
+
+    /// The repository of `reference`, with the connections and tokens of another layer that was just mounted.
+    fn registry(&self, reference: &Reference) -> Result<Arc<Registry>, RegistryError> {
+        let mut recent = lock(&self.recent);
+        recent.retain(|_, (made, _)| made.elapsed() < SHARED);
+        let name = (reference.registry().to_owned(), reference.repository().to_owned());
+        if let Some((_, registry)) = recent.get(&name) {
+            return Ok(Arc::clone(registry));
+        }
+        let registry = Arc::new(Registry::new(reference, &self.settings)?);
+        recent.insert(name, (Instant::now(), Arc::clone(&registry)));
+        Ok(registry)
     }
 
     fn registries(&self, blob: &Digest) -> Vec<Arc<Registry>> {
@@ -216,6 +238,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         damaged: Mutex::default(),
         settings: settings(context.who(), &args.registry, &stop, pauses(context))?,
         registries: Mutex::default(),
+        recent: Mutex::default(),
     };
     let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
     let surroundings = Surroundings {

@@ -45,7 +45,7 @@ const IMAGE_MAX: u64 = 512 << 20;
 /// The most bytes of traces, as the store can keep them.
 const TRACES_MAX: u64 = 512 << 10;
 /// So many blobs are fetched at once.
-const PARALLEL: usize = 8;
+const PARALLEL: usize = 16;
 /// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
 const MORE_MAX: usize = 64;
 /// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
@@ -408,28 +408,12 @@ impl Artifact {
             }
             Ok(bytes)
         };
-        let config = RawConfig::decode(&fetched("config", CONFIG_MAX, &raw.config)?)?;
         let layers = layers_of(subject)?;
-        let devices = devices(&layers, &config)?;
         let RawParts { image, heads, traces, .. } = raw.parts()?;
-        if devices.len() != heads.len() {
-            let text = format!("{} heads, {} devices", heads.len(), devices.len());
-            return Err(ArtifactError::Layers(text));
-        }
         // Before anything is fetched: all of it is less than the layers are.
-        for (Filled { head: expected, layers, .. }, [head, windows]) in devices.iter().zip(&heads) {
-            if head.digest != *expected {
-                let layer = Box::new(layers[0].layer.digest);
-                return Err(ArtifactError::Contradiction { layer, what: "head" });
-            }
-            let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
-            let max = max.saturating_add(INDEX_SLACK);
-            check_size("head", head.size, max.min(HEAD_MAX))?;
-            check_size("windows", windows.size, max)?;
-        }
-        check_size("image", config.image_bytes, IMAGE_MAX)?;
-        let image_max = config.image_bytes.saturating_add(INDEX_SLACK);
-        let mut wanted = vec![("compressed image", image_max, image)];
+        check_sizes(&layers, &heads)?;
+        let mut wanted = vec![("config", CONFIG_MAX, &raw.config)];
+        wanted.push(("compressed image", IMAGE_MAX.saturating_add(INDEX_SLACK), image));
         for [head, windows] in &heads {
             wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
         }
@@ -441,6 +425,19 @@ impl Artifact {
         })?;
         let mut done = done.into_iter();
         let mut next = || done.next().ok_or(ArtifactError::BlobCount(heads.len()));
+        let config = RawConfig::decode(&next()?)?;
+        let devices = devices(&layers, &config)?;
+        if devices.len() != heads.len() {
+            let text = format!("{} heads, {} devices", heads.len(), devices.len());
+            return Err(ArtifactError::Layers(text));
+        }
+        for (Filled { head: expected, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
+            if head.digest != *expected {
+                let layer = Box::new(layers[0].layer.digest);
+                return Err(ArtifactError::Contradiction { layer, what: "head" });
+            }
+        }
+        check_size("image", config.image_bytes, IMAGE_MAX)?;
         let compressed = next()?;
         let image = decompressed(&compressed, config.image_bytes)?;
         drop(compressed);
@@ -488,6 +485,23 @@ fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactEr
     let diff_ids = diff_ids.map_err(|error| ArtifactError::Layers(error.to_string()))?;
     let layers = layers.iter().zip(diff_ids);
     Ok(layers.map(|(layer, diff_id)| Layer { layer, diff_id }).collect())
+}
+
+/// Compares heads and windows with the layers of the image before any of them is fetched.
+fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<(), ArtifactError> {
+    if heads.len() > layers.len() {
+        let text = format!("{} heads, {} layers", heads.len(), layers.len());
+        return Err(ArtifactError::Layers(text));
+    }
+    let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
+    let max = max.saturating_add(INDEX_SLACK);
+    for [head, windows] in heads {
+        check_size("head", head.size, max.min(HEAD_MAX))?;
+        check_size("windows", windows.size, max)?;
+    }
+    let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
+    let all = sum(&mut layers.iter().map(|it| it.layer.size.saturating_add(INDEX_SLACK)));
+    check_size("windows", sum(&mut heads.iter().map(|it| it[1].size)), all)
 }
 
 /// A device that a config names, with the layers that it is of: equal tars are one device.

@@ -30,7 +30,8 @@ pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, in
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
-    FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, fetch, push, sources,
+    FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, ListedIndexes, fetch, push,
+    sources,
 };
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};

@@ -7,7 +7,7 @@ use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{Registry, RegistryError};
+use oci::registry::{Fetched, Registry, RegistryError};
 use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
 
 use super::LayerIndex;
@@ -203,26 +203,55 @@ pub struct FetchedIndex {
     pub parts: LazyParts,
 }
 
-/// Fetches what makes an image lazy.
+/// The indexes that a registry lists for an image.
+#[derive(Debug)]
+pub struct ListedIndexes {
+    /// Digests of their manifests, the best one first.
+    listed: Result<Vec<Digest>, RegistryError>,
+    /// The manifest of that one.
+    first: Option<Result<Fetched, RegistryError>>,
+}
+
+impl ListedIndexes {
+    /// Asks for the indexes of the image with this manifest. Nothing of them is believed, and no policy has to know the image
+    /// yet: the list and a manifest are small.
+    #[must_use]
+    pub fn find(registry: &Registry, manifest: &Digest) -> Self {
+        let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
+            listed.truncate(LISTED_MAX);
+            // One that was pushed again with more traces stands beside the one without them.
+            listed.sort_by_key(|it| {
+                let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
+                Reverse(traces.map_or(0, |it| it.split(',').count()))
+            });
+            listed.truncate(INDEXES_MAX);
+            listed.into_iter().map(|it| it.descriptor.digest).collect::<Vec<_>>()
+        });
+        let first = listed.as_ref().ok().and_then(|it| it.first());
+        let first = first.map(|it| registry.manifest(&it.to_string()));
+        Self { listed, first }
+    }
+}
+
+/// Fetches what makes an image lazy, of the indexes that were [found](ListedIndexes::find) for its manifest.
 ///
 /// # Errors
 /// [`LazyFetchError`], of the first index if there are several.
-pub fn fetch(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<FetchedIndex, LazyFetchError> {
-    let LazyFetch { reference, subject, .. } = wanted;
-    let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
-    let listed = listed.map_err(|source| LazyFetchError::List {
+pub fn fetch(
+    registry: &Registry,
+    wanted: &LazyFetch<'_>,
+    found: ListedIndexes,
+) -> Result<FetchedIndex, LazyFetchError> {
+    let LazyFetch { reference, .. } = wanted;
+    let listed = found.listed.map_err(|source| LazyFetchError::List {
         reference: Box::new((*reference).clone()),
         source: Box::new(source),
     })?;
+    let mut manifest = found.first;
     let mut first = None;
-    // One that was pushed again with more traces stands beside the one without them.
-    let mut listed: Vec<_> = listed.iter().take(LISTED_MAX).collect();
-    listed.sort_by_key(|it| {
-        let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
-        Reverse(traces.map_or(0, |it| it.split(',').count()))
-    });
-    for listed in listed.into_iter().take(INDEXES_MAX) {
-        match one(registry, wanted, &listed.descriptor.digest) {
+    for digest in &listed {
+        let manifest = manifest.take().unwrap_or_else(|| registry.manifest(&digest.to_string()));
+        match one(registry, wanted, digest, manifest) {
             Ok(found) => return Ok(found),
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "an index is not used");
@@ -237,10 +266,10 @@ fn one(
     registry: &Registry,
     wanted: &LazyFetch<'_>,
     digest: &Digest,
+    fetched: Result<Fetched, RegistryError>,
 ) -> Result<FetchedIndex, LazyFetchError> {
     let LazyFetch { reference, subject, policies, trust } = wanted;
     let (name, artifact) = (|| Box::new((*reference).clone()), || Box::new(*digest));
-    let fetched = registry.manifest(&digest.to_string());
     let fetched = fetched.map_err(|source| LazyFetchError::Manifest {
         reference: name(),
         artifact: artifact(),

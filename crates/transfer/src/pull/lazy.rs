@@ -10,8 +10,8 @@ use super::{Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_
 use crate::import::{ImportSurroundings, ImportWishes};
 use crate::lazy::artifact::{LazyParts, LazySubject};
 use crate::lazy::{
-    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, TrustIndex, fetch,
-    publish,
+    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, ListedIndexes,
+    TrustIndex, fetch, publish,
 };
 
 /// Why a pull without layers failed.
@@ -77,7 +77,9 @@ pub fn pull_lazy(
 ) -> Result<LazyPulled, LazyPullError> {
     let import = ImportWishes { form: Form::Tar, name: Some(name), ..wishes.import };
     let wishes = PullWishes { import, ..*wishes };
-    let admitted = Admitted::find(store, registry, reference, surroundings, &wishes)?;
+    let list = |manifest: &Digest| ListedIndexes::find(registry, manifest);
+    let (admitted, listed) =
+        Admitted::find(store, registry, reference, surroundings, &wishes, list)?;
     if let Some(Pulled::UpToDate { image, manifest, name }) =
         admitted.here(store, reference, &wishes)?
     {
@@ -93,7 +95,8 @@ pub fn pull_lazy(
     }
     let subject = LazySubject { digest: manifest, bytes, manifest: image, config: settings };
     let wanted = LazyFetch { reference, subject, policies: wishes.policies, trust };
-    let FetchedIndex { artifact, parts } = fetch(registry, &wanted)?;
+    let listed = listed.unwrap_or_else(|| list(manifest));
+    let FetchedIndex { artifact, parts } = fetch(registry, &wanted, listed)?;
     admitted.note(store, reference, surroundings.now)?;
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };

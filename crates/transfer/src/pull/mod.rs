@@ -10,7 +10,9 @@ mod tables;
 mod updates;
 
 use std::io::{self, Read as _};
+use std::panic::resume_unwind;
 use std::sync::Mutex;
+use std::thread;
 
 use store::{
     DiskError, OpenDevice, OpenImage, Origin, RefName, Reference as StoredReference, Seconds, Store,
@@ -202,7 +204,7 @@ pub fn pull(
     surroundings: &ImportSurroundings<'_>,
     wishes: &PullWishes<'_>,
 ) -> Result<Pulled, PullError> {
-    let admitted = Admitted::find(store, registry, reference, surroundings, wishes)?;
+    let (admitted, _) = Admitted::find(store, registry, reference, surroundings, wishes, |_| ())?;
     let not_imported = |source| not_imported(reference, source);
     if let Some(done) = admitted.here(store, reference, wishes)? {
         return Ok(done);
@@ -274,15 +276,17 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Finds an image, and asks the policies.
-    fn find(
+    /// Finds an image, and asks the policies. `beside` is done while the config comes, if it has to: it gets the digest of
+    /// the manifest, which no policy has accepted yet.
+    fn find<T>(
         store: &Store,
         registry: &Registry,
         reference: &Reference,
         surroundings: &ImportSurroundings<'_>,
         wishes: &PullWishes<'_>,
-    ) -> Result<Self, PullError> {
-        let mut remote = find(store, registry, reference, wishes.import.platform)?;
+        beside: impl FnOnce(&Digest) -> T,
+    ) -> Result<(Self, Option<T>), PullError> {
+        let (mut remote, done) = find(store, registry, reference, wishes.import.platform, beside)?;
         let fits = platform::check(&remote.settings, surroundings, &wishes.import);
         fits.map_err(|source| PullError::Platform {
             reference: Box::new(reference.clone()),
@@ -299,7 +303,7 @@ impl Admitted {
         for key in verdict.signed_by {
             tracing::info!(%reference, key = %key.display(), "signature verified");
         }
-        Ok(Self { remote, repository, evidence })
+        Ok((Self { remote, repository, evidence }, done))
     }
 
     fn keep(&self, store: &Store) -> Result<(), PullError> {
@@ -431,12 +435,14 @@ fn read_config(
     }
 }
 
-fn find(
+/// Does `beside` for the manifest's digest while the config comes.
+fn find<T>(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
     platform: &Platform,
-) -> Result<Remote, PullError> {
+    beside: impl FnOnce(&Digest) -> T,
+) -> Result<(Remote, Option<T>), PullError> {
     let failed = |source: RegistryError| PullError::Registry {
         reference: Box::new(reference.clone()),
         source: Box::new(source),
@@ -478,19 +484,29 @@ fn find(
             Document::Image(image) => {
                 let config = &image.config;
                 oci::manifest::check_size("config", config.size, CONFIG_MAX).map_err(wrong)?;
-                let bytes = match stored(store, config) {
-                    Some(bytes) => bytes,
-                    None => read_config(registry, reference, config)?,
+                let (bytes, done) = match stored(store, config) {
+                    Some(bytes) => (bytes, None),
+                    None => {
+                        let digest = &fetched.0;
+                        let (bytes, done) = thread::scope(|scope| {
+                            let read = || read_config(registry, reference, config);
+                            let thread = thread::Builder::new().spawn_scoped(scope, read);
+                            // It goes first where there is one connection, since it has more to ask.
+                            let done = beside(digest);
+                            let bytes = match thread {
+                                Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),
+                                Err(_) => read(),
+                            };
+                            (bytes, done)
+                        });
+                        (bytes?, Some(done))
+                    }
                 };
                 let settings = Config::parse(&bytes).map_err(wrong)?;
                 settings.diff_ids_of(image.layers.len()).map_err(wrong)?;
-                return Ok(Remote {
-                    indexes,
-                    manifest: fetched,
-                    config: (config.digest, bytes),
-                    image,
-                    settings,
-                });
+                let config = (config.digest, bytes);
+                let remote = Remote { indexes, manifest: fetched, config, image, settings };
+                return Ok((remote, done));
             }
         }
     }

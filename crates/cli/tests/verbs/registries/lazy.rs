@@ -1,9 +1,12 @@
 //! Images that are pulled without their layers.
 
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::Value;
 use store::{OpenOptions, Store, Trace, TraceRun, Traces};
+use testing::fake::{Server, forward};
 
 use super::{Daemon, last_event, place, start};
 use crate::Place;
@@ -95,6 +98,57 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     let id = store.resolve(&stage.target).unwrap().image;
     let sources = transfer::lazy::sources(&store, &id).unwrap();
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
+}
+
+/// Requests that a registry got, with the length of the longest chain of requests that had to wait for each other.
+fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
+    // Of each request, whether it was answered, and how many came before it, each behind the answer of another.
+    let asked: Arc<Mutex<Vec<(bool, usize)>>> = Arc::default();
+    let (seen, upstream) = (Arc::clone(&asked), upstream.to_owned());
+    let server = Server::start(move |request, _| {
+        let number = {
+            let mut all = seen.lock().unwrap();
+            let before = all.iter().filter(|it| it.0).map(|it| it.1).max().unwrap_or(0);
+            all.push((false, before + 1));
+            all.len() - 1
+        };
+        // So long that those that need no answer are here before the first one.
+        std::thread::sleep(Duration::from_millis(300));
+        let reply = forward(&upstream, request, 0).unwrap();
+        seen.lock().unwrap()[number].0 = true;
+        reply
+    });
+    ask(&server.host());
+    let longest = asked.lock().unwrap().iter().map(|it| it.1).max().unwrap_or(0);
+    (longest, server.lines())
+}
+
+#[test]
+fn a_lazy_pull_waits_for_few_answers() {
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    // A machine that is busy makes chains longer, and never shorter.
+    let mut all = (0..3).map(|_| {
+        chain_of(&stage.daemon.host, |host| {
+            Place::new().out(&format!("pull --lazy=require {host}/team/app:1"));
+        })
+    });
+    // The manifest; what refers to it; the index; all of its parts. Not every registry lists what refers to a manifest: then
+    // it is asked for a tag.
+    let is_short = |(longest, lines): &(usize, Vec<String>)| {
+        let by_tag = lines.iter().filter(|it| it.contains("manifests/sha256-")).count();
+        assert!(lines.iter().any(|it| it.contains("/referrers/")), "{lines:?}");
+        *longest <= 4 + by_tag
+    };
+    let mut seen = Vec::new();
+    assert!(
+        all.any(|it| {
+            let is_short = is_short(&it);
+            seen.push(it);
+            is_short
+        }),
+        "{seen:?}"
+    );
 }
 
 #[test]

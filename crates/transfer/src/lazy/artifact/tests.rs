@@ -238,7 +238,7 @@ fn another_manifest_is_refused() {
     );
     stage.check_manifest(|it| it["layers"][1]["size"] = json!(1 << 20), "head of the index has");
     stage.check_manifest(|it| it["layers"][2]["size"] = json!(1 << 20), "windows of the index has");
-    stage.check_manifest(|it| it["layers"][0]["size"] = json!(1 << 20), "image of the index has");
+    stage.check_manifest(|it| it["layers"][0]["size"] = json!(1 << 30), "image of the index has");
     stage.check_manifest(|it| it["layers"][0]["size"] = json!(-1), "is malformed");
     stage.check_manifest(|it| drop(it.as_object_mut().unwrap().remove("subject")), "malformed");
 }
