@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::last_errno;
 use crate::object::name_of;
+use crate::shared::SharedMemory;
 
 const FAN_PRE_ACCESS: u64 = 0x0010_0000;
 const FAN_Q_OVERFLOW: u64 = 0x4000;
@@ -74,6 +75,15 @@ pub struct ReadEvent {
     pub pid: i32,
     /// The bytes that the reader wants. They may lie beyond the file's end.
     pub range: Range<u64>,
+}
+
+/// An answer to the reader of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrecontentAnswer {
+    /// It reads the file as it is by now.
+    Allow,
+    /// It gets an I/O error.
+    Deny,
 }
 
 /// An event as the kernel gives it: the number of a descriptor, the process, and the bytes.
@@ -198,23 +208,22 @@ impl Group {
     }
 
     /// Gives an I/O error to each reader whose event somebody has taken and not answered. An event is known by the number of
-    /// a descriptor: those from 0 to `numbers` are tried. Returns how many readers waited.
+    /// a descriptor: those of `numbers` are tried. Returns how many readers waited.
     ///
     /// The process that took them has to be gone, lest it answers events that came later.
     ///
     /// # Errors
     /// [`PrecontentError::Call`] for other errors than that no reader waits.
-    pub fn deny_taken(&self, numbers: RawFd) -> Result<usize, PrecontentError> {
+    pub fn deny_taken(
+        &self,
+        numbers: impl IntoIterator<Item = RawFd>,
+    ) -> Result<usize, PrecontentError> {
         let mut denied = 0;
-        for fd in 0..numbers {
-            let answer = Response { fd, response: DENY_EIO };
-            match rustix::io::write(&self.0, answer.as_bytes()) {
-                Ok(_) => denied += 1,
-                Err(Errno::NOENT) => {}
-                Err(source) => {
-                    let file = "an event of a group of files".to_owned();
-                    return Err(PrecontentError::Call { step: "answer", file, source });
-                }
+        for number in numbers {
+            match self.answer(number, PrecontentAnswer::Deny) {
+                Ok(()) => denied += 1,
+                Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(denied)
@@ -265,42 +274,59 @@ impl Group {
     /// [`PrecontentError::Lost`] is the end: a reader may have seen zeros. After [`PrecontentError::Layout`] events have no
     /// answer.
     pub fn read(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, PrecontentError> {
-        let length = match rustix::io::read(&self.0, &mut buffer.0[..]) {
-            Ok(length) => length,
-            Err(Errno::AGAIN | Errno::INTR) => 0,
-            Err(source) => {
-                let file = "events of a group of files".to_owned();
-                return Err(PrecontentError::Call { step: "read", file, source });
-            }
-        };
-        let owned = |it: RawEvent| ReadEvent {
-            // SAFETY: the kernel has just made it for this event, and nothing else owns it.
-            file: unsafe { OwnedFd::from_raw_fd(it.number) },
-            pid: it.pid,
-            range: it.range,
-        };
-        Ok(parse(&buffer.0[..length])?.into_iter().map(owned).collect())
+        let length = length_of(rustix::io::read(&self.0, &mut buffer.0[..]))?;
+        owned(&buffer.0[..length])
+    }
+
+    /// As [`read`](Self::read), by way of some words of shared memory. The kernel puts the events there itself: so whoever
+    /// has that memory knows of them, whatever becomes of this process. [`events_left`] finds them. Returns the words, too,
+    /// that have them. They have to be zeros before the next call.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// If there are no such words.
+    pub fn read_shared(
+        &self,
+        memory: &SharedMemory,
+        words: Range<usize>,
+    ) -> Result<(Vec<ReadEvent>, Range<usize>), PrecontentError> {
+        let length = length_of(memory.read_into(self.0.as_fd(), words.clone()))?;
+        let used = words.start..words.start + length.div_ceil(size_of::<u64>());
+        let copied = memory.copy(used.clone());
+        Ok((owned(&copied.as_bytes()[..length])?, used))
     }
 
     /// Lets the reader of an event read the file as it is by now.
     ///
     /// # Errors
     /// [`PrecontentError::Call`]: `ENOENT` where the reader is gone.
+    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
     pub fn allow(&self, event: ReadEvent) -> Result<(), PrecontentError> {
-        self.answer(event, ALLOW)
+        self.answer(event.file.as_raw_fd(), PrecontentAnswer::Allow)
     }
 
     /// Gives the reader of an event an I/O error.
     ///
     /// # Errors
     /// As [`allow`](Self::allow).
+    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
     pub fn deny(&self, event: ReadEvent) -> Result<(), PrecontentError> {
-        self.answer(event, DENY_EIO)
+        self.answer(event.file.as_raw_fd(), PrecontentAnswer::Deny)
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
-    fn answer(&self, event: ReadEvent, response: u32) -> Result<(), PrecontentError> {
-        let answer = Response { fd: event.file.as_raw_fd(), response };
+    /// Answers an event by the number that its descriptor has, or had in a process that is gone. As long as nothing else can
+    /// have got the number, it is the event that was meant.
+    ///
+    /// # Errors
+    /// As [`allow`](Self::allow).
+    pub fn answer(&self, number: RawFd, answer: PrecontentAnswer) -> Result<(), PrecontentError> {
+        let response = match answer {
+            PrecontentAnswer::Allow => ALLOW,
+            PrecontentAnswer::Deny => DENY_EIO,
+        };
+        let answer = Response { fd: number, response };
         let written = rustix::io::write(&self.0, answer.as_bytes());
         written.map(drop).map_err(|source| PrecontentError::Call {
             step: "answer",
@@ -308,6 +334,42 @@ impl Group {
             source,
         })
     }
+}
+
+/// How many bytes of events came; none if there are no events.
+fn length_of(read: Result<usize, Errno>) -> Result<usize, PrecontentError> {
+    match read {
+        Ok(length) => Ok(length),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(source) => {
+            let file = "events of a group of files".to_owned();
+            Err(PrecontentError::Call { step: "read", file, source })
+        }
+    }
+}
+
+/// The events in bytes that the kernel has just given.
+fn owned(bytes: &[u8]) -> Result<Vec<ReadEvent>, PrecontentError> {
+    let owned = |it: RawEvent| ReadEvent {
+        // SAFETY: the kernel has just made it for this event, and nothing else owns it.
+        file: unsafe { OwnedFd::from_raw_fd(it.number) },
+        pid: it.pid,
+        range: it.range,
+    };
+    Ok(parse(bytes)?.into_iter().map(owned).collect())
+}
+
+/// The events that a process left where [`Group::read_shared`] had put them: the numbers of their descriptors, and the bytes.
+/// Anything may stand there. It ends where no event is.
+#[must_use]
+pub fn events_left(words: &[u64]) -> Vec<(RawFd, Range<u64>)> {
+    let mut bytes = words.as_bytes();
+    let mut events = Vec::new();
+    while let Ok((event, rest)) = first(bytes) {
+        events.push((event.number, event.range));
+        bytes = rest;
+    }
+    events
 }
 
 /// A buffer for events.
@@ -327,30 +389,35 @@ impl Default for EventBuffer {
 
 /// The events in the bytes that a group gave.
 fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
-    let layout = PrecontentError::Layout;
     let mut events = Vec::new();
     while !bytes.is_empty() {
-        let (metadata, _) =
-            Metadata::read_from_prefix(bytes).or(Err(layout("an event is cut short")))?;
-        if metadata.version != METADATA_VERSION {
-            return Err(layout("they have another version"));
-        }
-        if metadata.mask & FAN_Q_OVERFLOW != 0 {
-            return Err(PrecontentError::Lost);
-        }
-        let length = usize::try_from(metadata.event_len).unwrap_or(usize::MAX);
-        let (event, rest) =
-            bytes.split_at_checked(length).ok_or(layout("an event is cut short"))?;
-        let head = usize::from(metadata.metadata_len);
-        if head < size_of::<Metadata>() || metadata.mask & FAN_PRE_ACCESS == 0 || metadata.fd < 0 {
-            return Err(layout("an event is of another kind"));
-        }
-        let infos = event.get(head..).ok_or(layout("an event is cut short"))?;
-        let range = range_of(infos)?.ok_or(layout("an event has no range"))?;
-        events.push(RawEvent { number: metadata.fd, pid: metadata.pid, range });
+        let (event, rest) = first(bytes)?;
+        events.push(event);
         bytes = rest;
     }
     Ok(events)
+}
+
+/// The first event, and the bytes behind it.
+fn first(bytes: &[u8]) -> Result<(RawEvent, &[u8]), PrecontentError> {
+    let layout = PrecontentError::Layout;
+    let (metadata, _) =
+        Metadata::read_from_prefix(bytes).or(Err(layout("an event is cut short")))?;
+    if metadata.version != METADATA_VERSION {
+        return Err(layout("they have another version"));
+    }
+    if metadata.mask & FAN_Q_OVERFLOW != 0 {
+        return Err(PrecontentError::Lost);
+    }
+    let length = usize::try_from(metadata.event_len).unwrap_or(usize::MAX);
+    let (event, rest) = bytes.split_at_checked(length).ok_or(layout("an event is cut short"))?;
+    let head = usize::from(metadata.metadata_len);
+    if head < size_of::<Metadata>() || metadata.mask & FAN_PRE_ACCESS == 0 || metadata.fd < 0 {
+        return Err(layout("an event is of another kind"));
+    }
+    let infos = event.get(head..).ok_or(layout("an event is cut short"))?;
+    let range = range_of(infos)?.ok_or(layout("an event has no range"))?;
+    Ok((RawEvent { number: metadata.fd, pid: metadata.pid, range }, rest))
 }
 
 /// The range among the pieces of information behind an event.
@@ -435,5 +502,32 @@ mod tests {
         refused(&version);
         let lost = event(FAN_Q_OVERFLOW, -1, &[]);
         assert!(matches!(parse(&lost), Err(PrecontentError::Lost)));
+    }
+
+    #[test]
+    fn events_that_were_left_end_where_none_is() {
+        let words = |bytes: &[u8]| -> Vec<u64> {
+            let whole = bytes.chunks(8).map(|it| [it, &[0; 8][it.len()..]].concat());
+            whole.map(|it| u64::read_from_bytes(&it).unwrap()).collect()
+        };
+        let two =
+            [event(FAN_PRE_ACCESS, 5, &range(4096, 10)), event(FAN_PRE_ACCESS, 9, &range(0, 1))]
+                .concat();
+        let zeros = [two.clone(), vec![0; 96]].concat();
+        assert_eq!(events_left(&words(&zeros)), [(5, 4096..4106), (9, 0..1)]);
+        assert_eq!(events_left(&words(&two)), [(5, 4096..4106), (9, 0..1)]);
+        // The first word is what takes all of them away.
+        let mut gone = words(&two);
+        gone[0] = 0;
+        assert_eq!(events_left(&gone), []);
+        assert_eq!(events_left(&[]), []);
+        // Whatever it is, it ends.
+        for place in 0..two.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut bytes = two.clone();
+                bytes[place] = value;
+                assert!(events_left(&words(&bytes)).len() <= 2);
+            }
+        }
     }
 }
