@@ -9,9 +9,14 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::client::LazyService;
 use super::service::{LEAVE, ServiceError};
-use super::watch::{self, is_locked};
+use super::watch::{self, LazyWatch, is_locked};
 
+/// How often a service is asked to leave.
+const ASK: Duration = Duration::from_millis(100);
+/// How often it is looked whether it has.
+const TURN: Duration = Duration::from_millis(2);
 /// Locked by the one service of a folder.
 pub(super) const LOCK: &str = "lock";
 
@@ -46,11 +51,15 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     }
 }
 
+/// The lock of a folder. Whoever was asked to leave may have been the last to hold a group: then the watch does.
+pub(super) type FolderLock = (File, Option<LazyWatch>);
+
 /// Makes the folder, and locks it for one service.
-pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, ServiceError> {
+pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderLock, ServiceError> {
     let path = folder.join(LOCK);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
     let begun = Instant::now();
+    let (mut watch, mut asked) = (None, None);
     loop {
         let made = make_folder(folder, user).and_then(|()| {
             let mut options = File::options();
@@ -68,17 +77,20 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, S
         };
         // What another service has is asked for below.
         match watch::lock(&file, &|| replace == Replace::Yes) {
-            Ok(()) if is_at(&file, &path) => return Ok(file),
+            Ok(()) if is_at(&file, &path) => return Ok((file, watch)),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
             Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
             Err(Errno::WOULDBLOCK) => {
                 // It may have begun only now, so it is asked again.
-                let asked = super::client::LazyService::connect(folder);
-                if let Ok(Some(service)) = asked {
-                    let _asked = service.leave();
+                if asked.is_none_or(|it: Instant| it.elapsed() > ASK) {
+                    if let Ok(Some(service)) = LazyService::connect(folder) {
+                        watch = service.watch(folder).ok().or(watch);
+                        let _asked = service.leave();
+                    }
+                    asked = Some(Instant::now());
                 }
-                thread::sleep(Duration::from_millis(20));
+                thread::sleep(TURN);
             }
             Err(Errno::INTR) => {}
             Err(errno) => return Err(failed(errno.into())),

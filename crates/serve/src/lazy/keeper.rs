@@ -1,11 +1,11 @@
 //! The keeper: a small process that has the group and the devices of a service open, and outlives it.
 //!
 //! Without any descriptor of the group, the kernel lets readers pass, and they see zeros. So a service that dies must not be
-//! the last one to have it. The keeper answers nobody as long as there is a service. If that dies, it gives an I/O error to
-//! the readers whose events the service had taken, starts another service, and hands all over to it. If none comes, all
-//! readers get I/O errors.
+//! the last one to have it. The keeper answers nobody as long as there is a service. If that dies, it starts another one, and
+//! hands all over to it, with the journal of the readers whose events the dead one had taken. If none comes, all readers get
+//! I/O errors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -13,26 +13,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kernel::precontent::{EventBuffer, Group, PrecontentError};
+use kernel::precontent::{Group, PrecontentError};
 use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::journal::{Journal, NUMBERS, TakenEvent};
 use super::watch;
-use super::wire::{self, ToKeeper, Told};
+use super::wire::{self, PROTOCOL, ToKeeper, Told};
 
 /// The socket at which a service takes over.
 pub(super) const SOCKET: &str = "keeper";
 /// How long readers wait for the next service before they get I/O errors.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// The first pause before another service is started. Each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked whether anything is still in use, while there is no service.
 const LOOK: Duration = Duration::from_secs(1);
-/// The most descriptors that a service has: its events are known by their numbers, and a keeper tries all of them.
-pub(super) const NUMBERS: u64 = 1 << 16;
 
 /// Why a keeper cannot begin, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +83,9 @@ pub(super) struct Succession {
     pub(super) keeper: Keeper,
     pub(super) group: Group,
     pub(super) instance: String,
+    pub(super) journal: Journal,
+    /// What stands in the journal from the service before.
+    pub(super) inherited: Vec<TakenEvent>,
     /// By their ids.
     pub(super) devices: Vec<(String, File)>,
 }
@@ -99,13 +101,22 @@ impl Keeper {
     pub(super) fn start(
         program: &Program,
         (group, instance): (&Group, &str),
+        journal: &Journal,
         devices: &[(String, BorrowedFd<'_>)],
     ) -> io::Result<Self> {
         let (socket, theirs) = wire::pair()?;
         program.start(Some(theirs)).map_err(io::Error::other)?;
         let keeper = Self { socket };
-        let begin = ToKeeper::Group { numbers: numbers(), instance: instance.to_owned() };
-        keeper.tell(&begin, Some(group.as_fd()))?;
+        let begin = begin(numbers(), instance, false);
+        wire::send(keeper.as_fd(), &begin, Some(group.as_fd()))?;
+        match wire::expect(wire::receive(keeper.as_fd()))? {
+            (Told::Keeps { .. }, None) => {
+                keeper.tell(&ToKeeper::Journal, Some(journal.as_fd()))?;
+            }
+            // One of an older version: if this service dies, who stands in the journal gets an I/O error.
+            (Told::Done, None) => {}
+            _ => return Err(unknown()),
+        }
         for (device, file) in devices {
             keeper.tell(&ToKeeper::Keep { device: device.clone() }, Some(*file))?;
         }
@@ -116,21 +127,54 @@ impl Keeper {
     pub(super) fn succeed(folder: &Path) -> io::Result<Option<Succession>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
         let (mut group, mut instance, mut devices) = (None, String::new(), Vec::new());
+        let mut keepers = 0;
         loop {
             match wire::expect(wire::receive(socket.as_fd()))? {
-                (Told::Group { instance: known }, Some(descriptor)) => {
+                (Told::Group { instance: known, protocol }, Some(descriptor)) => {
                     (group, instance) = (Some(Group::adopt(descriptor)), known);
+                    keepers = protocol;
                 }
                 (Told::Device { device }, Some(file)) => devices.push((device, File::from(file))),
                 (Told::Done, None) => break,
-                _ => return Err(io::Error::other("the keeper sent what is unknown")),
+                _ => return Err(unknown()),
             }
         }
         let group = group.ok_or_else(|| io::Error::other("the keeper has no group"))?;
         let keeper = Self { socket };
-        let go_on = ToKeeper::Group { numbers: numbers(), instance: instance.clone() };
-        keeper.tell(&go_on, None)?;
-        Ok(Some(Succession { keeper, group, instance, devices }))
+        // Before any descriptor is opened that will be closed: the numbers of events that were left have to be free here.
+        let numbers = numbers();
+        let left = if keepers == 0 { None } else { keeper.inherit()? };
+        let (journal, inherited) = match left {
+            Some(journal) => {
+                let inherited = journal.inherit();
+                (journal, inherited)
+            }
+            None => {
+                let journal = Journal::new().map_err(io::Error::other)?;
+                if keepers > 0 {
+                    keeper.tell(&ToKeeper::Journal, Some(journal.as_fd()))?;
+                }
+                (journal, Vec::new())
+            }
+        };
+        keeper.tell(&begin(numbers, &instance, keepers > 0), None)?;
+        Ok(Some(Succession { keeper, group, instance, journal, inherited, devices }))
+    }
+
+    /// The journal of the service before, if there is one that is known here.
+    fn inherit(&self) -> io::Result<Option<Journal>> {
+        wire::send(self.as_fd(), &ToKeeper::Inherit, None)?;
+        match wire::expect(wire::receive(self.as_fd()))? {
+            (Told::Done, Some(journal)) => match Journal::adopt(journal) {
+                Ok(journal) => Ok(Some(journal)),
+                Err(error) => {
+                    tracing::warn!(%error, "readers of the service before get I/O errors");
+                    Ok(None)
+                }
+            },
+            (Told::Done, None) => Ok(None),
+            _ => Err(unknown()),
+        }
     }
 
     /// Tells it something, and returns when that is done.
@@ -142,7 +186,8 @@ impl Keeper {
         wire::send(self.socket.as_fd(), message, descriptor)?;
         match wire::expect(wire::receive(self.socket.as_fd()))? {
             (Told::Done, None) => Ok(()),
-            _ => Err(io::Error::other("the keeper sent what is unknown")),
+            (Told::Refused { reason }, None) => Err(io::Error::other(reason)),
+            _ => Err(unknown()),
         }
     }
 
@@ -152,10 +197,22 @@ impl Keeper {
     }
 }
 
+fn unknown() -> io::Error {
+    io::Error::other("the keeper sent what is unknown")
+}
+
+/// The first word of a service to a keeper, or the last one before it goes on.
+fn begin(numbers: RawFd, instance: &str, has_journal: bool) -> ToKeeper {
+    let instance = instance.to_owned();
+    ToKeeper::Group { numbers, instance, protocol: PROTOCOL, has_journal }
+}
+
 /// What a keeper has.
 struct Kept {
     group: Group,
     instance: String,
+    /// Of the service that is there, or was there last.
+    journal: Option<Journal>,
     /// The events of a service have numbers below this.
     numbers: RawFd,
     devices: BTreeMap<String, File>,
@@ -176,16 +233,18 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     let path = folder.join(SOCKET);
     let (first, group) =
         wire::expect(wire::receive(socket.as_fd())).map_err(KeeperError::Service)?;
-    let (ToKeeper::Group { numbers, instance }, Some(group)) = (first, group) else {
+    let (ToKeeper::Group { numbers, instance, protocol, .. }, Some(group)) = (first, group) else {
         return Err(KeeperError::Service(io::Error::other("it sent no group")));
     };
     let group = Group::adopt(group);
     let _life = watch::live(folder, &instance).map_err(KeeperError::Service)?;
     let devices = BTreeMap::new();
-    let mut kept = Kept { group, instance, numbers, devices, path: path.clone() };
+    let journal = None;
+    let mut kept = Kept { group, instance, journal, numbers, devices, path: path.clone() };
     let listener =
         wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
-    wire::send(socket.as_fd(), &Told::Done, None).map_err(KeeperError::Service)?;
+    let keeps = if protocol == 0 { Told::Done } else { Told::Keeps { protocol: PROTOCOL } };
+    wire::send(socket.as_fd(), &keeps, None).map_err(KeeperError::Service)?;
     let mut current = Some(socket);
     loop {
         let ended = match current.take() {
@@ -196,8 +255,10 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
             Ended::Over => return Ok(()),
             Ended::Left => {}
             Ended::Died => {
-                let denied = kept.group.deny_taken(kept.numbers)?;
-                tracing::error!(denied, "the service died: it is started again");
+                tracing::error!("the service died: it is started again");
+                // First of all: readers wait for it.
+                kept.start(service);
+                kept.deny_unknown()?;
             }
         }
         match kept.without(listener.as_fd(), (ended == Ended::Died).then_some(service))? {
@@ -228,13 +289,39 @@ impl Kept {
             let (message, descriptor) = match wire::receive::<ToKeeper>(socket.as_fd()) {
                 Ok(Some(received)) => received,
                 Ok(None) => return ended,
+                // It may be of a later version, which goes on without.
+                Err(error) if wire::is_unknown(&error) => {
+                    if !self.refuse(socket, &error) {
+                        return ended;
+                    }
+                    continue;
+                }
                 Err(error) => {
-                    tracing::error!(%error, "the service sent what is unknown");
+                    tracing::error!(%error, "cannot hear the service any more");
                     return Ended::Died;
                 }
             };
             match (message, descriptor) {
-                (ToKeeper::Group { numbers, .. }, None) => self.numbers = self.numbers.max(numbers),
+                (ToKeeper::Group { numbers, has_journal, .. }, None) => {
+                    self.numbers = self.numbers.max(numbers);
+                    if !has_journal {
+                        // It does not know who stands there, and takes numbers that stand there.
+                        self.drop_journal();
+                    }
+                }
+                (ToKeeper::Inherit, None) => {
+                    let journal = self.journal.as_ref().map(Journal::as_fd);
+                    if wire::send(socket.as_fd(), &Told::Done, journal).is_err() {
+                        return ended;
+                    }
+                    continue;
+                }
+                (ToKeeper::Journal, Some(memory)) => {
+                    self.drop_journal();
+                    self.journal = Journal::adopt(memory)
+                        .inspect_err(|error| tracing::warn!(%error, "the journal is not used"))
+                        .ok();
+                }
                 (ToKeeper::Keep { device }, Some(file)) => {
                     let _before = self.devices.insert(device, File::from(file));
                 }
@@ -247,7 +334,14 @@ impl Kept {
                     ended = Ended::Over;
                 }
                 (ToKeeper::End, None) => ended = Ended::Left,
-                _ => return Ended::Died,
+                (message, _) => {
+                    let error =
+                        format!("{message:?} came with a descriptor too much, or without one");
+                    if !self.refuse(socket, &io::Error::other(error)) {
+                        return ended;
+                    }
+                    continue;
+                }
             }
             if wire::send(socket.as_fd(), &Told::Done, None).is_err() {
                 return ended;
@@ -255,23 +349,54 @@ impl Kept {
         }
     }
 
-    /// Waits for a service, which is started unless somebody else does. `None` if nothing is in use any more.
+    /// Says that something is not done. Returns whether the service hears it.
+    fn refuse(&self, socket: &OwnedFd, error: &io::Error) -> bool {
+        tracing::warn!(%error, folder = %self.path.display(), "the service sent what is unknown");
+        let refused = Told::Refused { reason: error.to_string() };
+        wire::send(socket.as_fd(), &refused, None).is_ok()
+    }
+
+    /// Gives an I/O error to those who stand in the journal, and has none any more.
+    fn drop_journal(&mut self) {
+        let Some(journal) = self.journal.take() else { return };
+        match journal.deny(&self.group) {
+            Ok(0) => {}
+            Ok(denied) => tracing::error!(denied, "readers got I/O errors: no service knows them"),
+            Err(error) => tracing::error!(%error, "readers of a lazy device may wait for ever"),
+        }
+    }
+
+    /// Gives an I/O error to those whose events a service that is gone had taken, and that stand in no journal.
+    fn deny_unknown(&self) -> Result<(), KeeperError> {
+        let left = self.journal.as_ref().map(Journal::left).unwrap_or_default();
+        let known: BTreeSet<_> = left.iter().map(|it| it.number).collect();
+        let others = (0..self.numbers).filter(|it| !known.contains(it));
+        let denied = self.group.deny_taken(others)?;
+        tracing::info!(left = left.len(), denied, "readers wait for the next service");
+        Ok(())
+    }
+
+    fn start(&self, service: &Program) {
+        if let Err(error) = service.start(None) {
+            tracing::error!(%error, folder = %self.path.display(), "cannot start the service again");
+        }
+    }
+
+    /// Waits for a service, which is started again from time to time if it does not come. `None` if nothing is in use any
+    /// more.
     fn without(
-        &self,
+        &mut self,
         listener: BorrowedFd<'_>,
         service: Option<&Program>,
     ) -> Result<Option<OwnedFd>, KeeperError> {
         let begun = Instant::now();
-        let (mut pause, mut start) = (PAUSE, Instant::now());
-        let mut buffer = EventBuffer::default();
+        let (mut pause, mut start) = (PAUSE * 2, Instant::now() + PAUSE);
         loop {
             let now = Instant::now();
             if let Some(service) = service
                 && now >= start
             {
-                if let Err(error) = service.start(None) {
-                    tracing::error!(%error, "cannot start the service again");
-                }
+                self.start(service);
                 start = now + pause;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
@@ -289,11 +414,9 @@ impl Kept {
                 return Ok(Some(next));
             }
             if !is_patient {
-                for event in self.events(&mut buffer)? {
-                    if let Err(error) = self.group.deny(event) {
-                        tracing::debug!(%error, "its reader is gone");
-                    }
-                }
+                // Their numbers may be those of events that are taken here.
+                self.drop_journal();
+                watch::deny_all(&self.group)?;
             }
             if now.duration_since(begun) >= LOOK && !self.is_in_use() {
                 return Ok(None);
@@ -301,26 +424,11 @@ impl Kept {
         }
     }
 
-    fn events(
-        &self,
-        buffer: &mut EventBuffer,
-    ) -> Result<Vec<kernel::precontent::ReadEvent>, KeeperError> {
-        use rustix::io::Errno;
-        match self.group.read(buffer) {
-            // The kernel has denied the event for which there was no descriptor.
-            Err(PrecontentError::Call {
-                source: Errno::MFILE | Errno::NFILE | Errno::NOMEM,
-                ..
-            }) => Ok(Vec::new()),
-            events => Ok(events?),
-        }
-    }
-
     /// Gives all to the service that connects.
     fn hand_over(&self, listener: BorrowedFd<'_>) -> Option<OwnedFd> {
         let give = || {
             let socket = wire::accept(listener)?;
-            let told = Told::Group { instance: self.instance.clone() };
+            let told = Told::Group { instance: self.instance.clone(), protocol: PROTOCOL };
             wire::send(socket.as_fd(), &told, Some(self.group.as_fd()))?;
             for (device, file) in &self.devices {
                 let told = Told::Device { device: device.clone() };

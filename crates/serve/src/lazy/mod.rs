@@ -14,6 +14,7 @@ mod door;
 mod failures;
 mod fill;
 mod folder;
+mod journal;
 mod keeper;
 mod plan;
 mod record;

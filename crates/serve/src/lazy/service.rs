@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use container::life::monitor::Watch as _;
 use image::verity::{DeviceId, ImageId};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
@@ -24,9 +25,10 @@ use super::door::{Door, DoorError, Unread};
 use super::failures::SourcePatience;
 use super::fill::LayerFiller;
 use super::folder::{self, Replace};
-use super::keeper::{Keeper, Program, Succession};
+use super::journal::Journal;
+use super::keeper::{Keeper, PATIENCE, Program, Succession};
 use super::plan;
-use super::watch;
+use super::watch::{self, LazyWatch};
 use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
 
 /// The socket at which clients ask.
@@ -37,6 +39,8 @@ const LOOK: Duration = Duration::from_secs(2);
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How often a thread that waits for the keeper looks whether all ends.
 const COMPLETE: Duration = Duration::from_millis(50);
+/// The pause after which it is tried again to start a keeper.
+const AGAIN: Duration = Duration::from_millis(200);
 /// How long a client may take for a message.
 const CLIENT: Duration = Duration::from_secs(5);
 /// How long a service that is asked to leave may take.
@@ -177,12 +181,15 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
-    let _lock = folder::lock(folder, store.who().user, replace)?;
-    let Succession { keeper, group, instance, devices } = begin(surroundings)?;
-    let door = Door::of(group);
+    let (_lock, watch) = folder::lock(folder, store.who().user, replace)?;
+    let Succession { keeper, group, instance, journal, inherited, devices } = begin(surroundings)?;
+    // The keeper died just as the service before left: its readers get I/O errors.
+    let orphans = watch.filter(|it| it.is_of_another(&instance));
+    let door = Door::succeed(group, journal, inherited).with_cancel(surroundings.stop);
     let completer = Completer::new(store, surroundings.supply, &door);
+    let (readers, completer) = (&door, &completer);
     let service =
-        Service { store, surroundings, door: &door, completer: &completer, instance: &instance };
+        Service { store, surroundings, door: readers, completer, instance: &instance, orphans };
     for (device, file) in devices {
         match service.adopt(&device, file) {
             Ok(Adopted::Filled) => {}
@@ -193,6 +200,7 @@ pub fn serve(
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(device, error, "readers of a device get I/O errors");
+                door.has_unknown();
             }
         }
     }
@@ -203,7 +211,7 @@ pub fn serve(
     let (forget, forgotten) = mpsc::channel();
     thread::scope(|scope| {
         let door = scope.spawn(|| {
-            let served = service.door.serve(&end);
+            let served = readers.serve(&end);
             // Then nothing else goes on either.
             end.store(true, Ordering::Relaxed);
             served
@@ -233,8 +241,7 @@ pub fn serve(
             self::forget(&keeper, device);
         }
         let left = service.release(&keeper, Unread::Go)?;
-        let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
-        keeper.tell(&word, None).map_err(ServiceError::Keeper)?;
+        service.leave(keeper, left);
         if left == 0 {
             // Nothing needs it until the next service. That makes it anew if it waits for this lock.
             let _gone = fs::remove_file(folder.join(folder::LOCK));
@@ -258,9 +265,11 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     let group = Group::new()?;
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &[]);
+    let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
+    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &journal, &[]);
     let keeper = keeper.map_err(ServiceError::Keeper)?;
-    Ok(Succession { keeper, group, instance, devices: Vec::new() })
+    let (inherited, devices) = (Vec::new(), Vec::new());
+    Ok(Succession { keeper, group, instance, journal, inherited, devices })
 }
 
 struct Service<'s, 'a> {
@@ -270,6 +279,8 @@ struct Service<'s, 'a> {
     completer: &'s Completer<'s, 'a>,
     /// By which those know the group who watch it.
     instance: &'s str,
+    /// The readers of a group that nobody else has.
+    orphans: Option<LazyWatch>,
 }
 
 /// What became of a device of an earlier service.
@@ -304,7 +315,17 @@ impl<'a> Service<'_, 'a> {
             let _ready = poll(&mut both, Some(&TURN));
             let [client, gone] = both.map(|it| !it.revents().is_empty());
             if gone {
-                keeper = self.keep_again()?;
+                match self.keep_again() {
+                    Ok(another) => keeper = another,
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::error!(error, "if this process dies now, readers see zeros");
+                        thread::sleep(AGAIN);
+                    }
+                }
+            }
+            if let Some(orphans) = &self.orphans {
+                let _pause = orphans.look();
             }
             if client {
                 self.client(listener, &keeper, end);
@@ -328,7 +349,34 @@ impl<'a> Service<'_, 'a> {
         let fillers = self.door.fillers();
         let devices: Vec<_> = fillers.iter().map(|it| kept(it)).collect();
         let group = (self.door.group(), self.instance);
-        Keeper::start(self.surroundings.keeper, group, &devices).map_err(ServiceError::Keeper)
+        Keeper::start(self.surroundings.keeper, group, self.door.journal(), &devices)
+            .map_err(ServiceError::Keeper)
+    }
+
+    /// Leaves the devices that are in use to the keeper, and returns when it has them. Until then this process must not end.
+    fn leave(&self, mut keeper: Keeper, left: usize) {
+        let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
+        let begun = Instant::now();
+        while let Err(error) = keeper.tell(&word, None) {
+            if left == 0 {
+                return;
+            }
+            tracing::error!(%error, "no keeper holds the devices that are in use");
+            match self.keep_again() {
+                Ok(another) => keeper = another,
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(error, "this process holds them");
+                    thread::sleep(AGAIN);
+                }
+            }
+            if begun.elapsed() > PATIENCE {
+                let denied = self.door.journal().deny(self.door.group());
+                if let Err(error) = denied.and_then(|_| watch::deny_all(self.door.group())) {
+                    tracing::error!(%error, "readers of a lazy device may wait for ever");
+                }
+            }
+        }
     }
 
     /// Lets go of what nothing has open, and returns how many devices are left.
@@ -348,10 +396,18 @@ impl<'a> Service<'_, 'a> {
             for side in [Timeout::Recv, Timeout::Send] {
                 set_socket_timeout(&client, side, Some(CLIENT))?;
             }
-            while let Some((ask, _)) = wire::receive::<Ask>(client.as_fd())? {
-                self.answer(&client, &ask, keeper, end)?;
+            loop {
+                match wire::receive::<Ask>(client.as_fd()) {
+                    Ok(Some((ask, _))) => self.answer(&client, &ask, keeper, end)?,
+                    Ok(None) => return Ok(()),
+                    // It may be of a later version.
+                    Err(error) if wire::is_unknown(&error) => {
+                        let reason = format!("this service does not know the question: {error}");
+                        wire::send(client.as_fd(), &Answer::Refused { reason }, None)?;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            Ok(())
         };
         if let Err(error) = talk() {
             tracing::warn!(%error, "cannot answer a client");
@@ -469,6 +525,9 @@ impl<'a> Service<'_, 'a> {
                 }
             }) {
                 return Err(LendError::Poisoned(id));
+            }
+            if let Some(orphans) = &self.orphans {
+                orphans.release(fill.file().as_fd()).map_err(DoorError::Kernel)?;
             }
             let filler = self.filler(&id, fill)?;
             // First the keeper: from the mark on, somebody must outlive this process.

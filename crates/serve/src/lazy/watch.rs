@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Read, Write as _};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use kernel::precontent::{EventBuffer, Group, PrecontentError};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use super::keeper::NUMBERS;
+use super::journal::NUMBERS;
 
 /// A file with the instance of a keeper, which has it locked as long as it lives.
 pub(super) const LIFE: &str = "life";
@@ -70,24 +70,38 @@ impl LazyWatch {
         Ok(is_locked(&life)? || super::folder::is_held(&self.folder)?)
     }
 
-    fn deny(&self) -> Result<(), PrecontentError> {
-        let mut buffer = EventBuffer::default();
-        loop {
-            let events = match self.group.read(&mut buffer) {
-                // The kernel has denied the event for which there was no descriptor.
-                Err(PrecontentError::Call {
-                    source: Errno::MFILE | Errno::NFILE | Errno::NOMEM,
-                    ..
-                }) => continue,
-                events => events?,
-            };
-            if events.is_empty() {
-                return Ok(());
-            }
-            for event in events {
-                if let Err(error) = self.group.deny(event) {
-                    tracing::debug!(%error, "its reader is gone");
-                }
+    /// Whether it is of another instance.
+    pub(super) fn is_of_another(&self, instance: &str) -> bool {
+        self.instance != instance
+    }
+
+    /// Says that a file is none of its group any more: nothing has it open.
+    pub(super) fn release(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
+        match self.group.unmark(file) {
+            Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Gives an I/O error to all readers of a group that nobody has taken.
+pub(super) fn deny_all(group: &Group) -> Result<(), PrecontentError> {
+    let mut buffer = EventBuffer::default();
+    loop {
+        let events = match group.read(&mut buffer) {
+            // The kernel has denied the event for which there was no descriptor.
+            Err(PrecontentError::Call {
+                source: Errno::MFILE | Errno::NFILE | Errno::NOMEM,
+                ..
+            }) => continue,
+            events => events?,
+        };
+        if events.is_empty() {
+            return Ok(());
+        }
+        for event in events {
+            if let Err(error) = group.deny(event) {
+                tracing::debug!(%error, "its reader is gone");
             }
         }
     }
@@ -110,14 +124,14 @@ impl Watch for LazyWatch {
             self.is_over.set(true);
             tracing::error!(
                 "the service for lazy devices and its keeper are gone: what is not here gives I/O errors; \
-                 start the container again"
+                 start the container again, or mount the image again"
             );
             let numbers = RawFd::try_from(NUMBERS).unwrap_or(RawFd::MAX);
-            if let Err(error) = self.group.deny_taken(numbers) {
+            if let Err(error) = self.group.deny_taken(0..numbers) {
                 tracing::error!(%error, "readers of a lazy device may wait for ever");
             }
         }
-        if let Err(error) = self.deny() {
+        if let Err(error) = deny_all(&self.group) {
             tracing::error!(%error, "readers of a lazy device may wait for ever");
         }
         DENY

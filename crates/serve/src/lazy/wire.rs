@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::count::LazyCounts;
 
+/// What this version of service and keeper can say to each other. A message says which version its sender has; without
+/// that, it is 0, which knows no journal.
+pub(super) const PROTOCOL: u32 = 1;
 /// The most bytes of a message.
 const MESSAGE_MAX: usize = 16 << 10;
 
@@ -22,12 +25,21 @@ const MESSAGE_MAX: usize = 16 << 10;
 #[serde(rename_all = "camelCase")]
 pub(super) enum ToKeeper {
     /// Hold the group that comes along, or, without one, go on holding it. The service's events have numbers below this.
-    /// Watchers know the group by `instance`.
+    /// Watchers know the group by `instance`. The answer to the first one is [`Told::Keeps`], from protocol 1 on.
     Group {
         numbers: i32,
         #[serde(default)]
         instance: String,
+        #[serde(default)]
+        protocol: u32,
+        /// Whether the keeper's journal is this service's. If not, who stands in it gets an I/O error.
+        #[serde(default)]
+        has_journal: bool,
     },
+    /// Give the journal of the service before. It comes along with [`Told::Done`], if there is one.
+    Inherit,
+    /// Hold the journal that comes along, instead of any other. Who stands in that one gets an I/O error.
+    Journal,
     /// Hold the file of a device that comes along.
     Keep { device: String },
     /// Let a device go.
@@ -43,11 +55,19 @@ pub(super) enum ToKeeper {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Told {
     /// The group comes along; devices follow.
-    Group { instance: String },
+    Group {
+        instance: String,
+        #[serde(default)]
+        protocol: u32,
+    },
+    /// The keeper holds the group.
+    Keeps { protocol: u32 },
     /// The file of a device comes along.
     Device { device: String },
     /// That is all, or what was asked for is done.
     Done,
+    /// It is not done: perhaps it is of a later version. The connection stays.
+    Refused { reason: String },
 }
 
 /// What a client asks of a service.
@@ -176,6 +196,11 @@ pub(super) fn send(
     }
 }
 
+/// Whether a message came that is not known, perhaps of another version. The next one may be.
+pub(super) fn is_unknown(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
 /// Receives a message, and the descriptor that came along; `None` at the end.
 pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     socket: BorrowedFd<'_>,
@@ -201,7 +226,8 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::other("the message is longer than any that is known"));
     }
-    let message = serde_json::from_slice(&bytes[..got.bytes])?;
+    let message = serde_json::from_slice(&bytes[..got.bytes]);
+    let message = message.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
     Ok(Some((message, descriptor)))
 }
 
@@ -236,7 +262,13 @@ mod tests {
         let (message, descriptor) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
         assert!(matches!(message, ToKeeper::Leave) && descriptor.is_none());
         rustix::io::write(&one, b"no message").unwrap();
-        receive::<ToKeeper>(other.as_fd()).unwrap_err();
+        assert!(is_unknown(&receive::<ToKeeper>(other.as_fd()).unwrap_err()));
+        rustix::io::write(&one, br#"{"later":{"device":"a"}}"#).unwrap();
+        assert!(is_unknown(&receive::<ToKeeper>(other.as_fd()).unwrap_err()));
+        // Fields that are not known are passed over.
+        rustix::io::write(&one, br#"{"keep":{"device":"b","later":1}}"#).unwrap();
+        let (message, _) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
+        assert!(matches!(message, ToKeeper::Keep { device } if device == "b"));
         drop(one);
         assert!(receive::<ToKeeper>(other.as_fd()).unwrap().is_none());
         assert!(connect(&path.with_extension("none")).unwrap().is_none());

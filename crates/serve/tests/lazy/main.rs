@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod service;
+mod succession;
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -39,15 +39,22 @@ struct Files {
     blob: FolderBlob,
 }
 
-/// The one blob, which is not there while a file says so.
+/// Set to end the service of this process.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// The one blob, which is not there, or does not come, while a file says so.
 struct FolderBlob {
     blob: OneBlob,
     gone: PathBuf,
+    wait: PathBuf,
 }
 
 impl BlobSource for FolderBlob {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
-        match self.gone.exists() {
+        while self.wait.exists() && !STOP.load(Ordering::Relaxed) {
+            thread::sleep(std::time::Duration::from_millis(5));
+        }
+        match self.gone.exists() || STOP.load(Ordering::Relaxed) {
             true => Box::new(FailingReader::new(io::ErrorKind::NotFound.into())),
             false => self.blob.blob(digest, size, range),
         }
@@ -59,7 +66,7 @@ impl Files {
     fn here() -> Self {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
-        let blob = FolderBlob { blob, gone: folder.join("gone") };
+        let blob = FolderBlob { blob, gone: folder.join("gone"), wait: folder.join("wait") };
         Self { folder, blob }
     }
 
@@ -80,10 +87,6 @@ impl Supply for Files {
     }
 
     fn blobs(&self, _: &LayerIndex) -> &dyn BlobSource {
-        // A test stops the source with this.
-        while self.folder.join("wait").exists() {
-            thread::sleep(std::time::Duration::from_millis(5));
-        }
         &self.blob
     }
 
@@ -119,7 +122,7 @@ impl Supply for Files {
     }
 }
 
-fn program(folder: &Path, test: &str) -> Program {
+pub(super) fn program(folder: &Path, test: &str) -> Program {
     let mut arguments = vec![format!("{FOLDER}={}", folder.display()).into()];
     arguments.push(std::env::current_exe().unwrap().into());
     let test = format!("service::{test}");
@@ -150,7 +153,7 @@ fn a_service() {
             false => Completion::Asked,
         },
         patience: &SourcePatience::default(),
-        stop: &AtomicBool::new(false),
+        stop: &STOP,
     };
     serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
 }
@@ -164,14 +167,14 @@ fn note(folder: &Path, name: &str) {
 }
 
 /// A store with an empty device, and a service for it.
-struct Served {
-    stage: Stage,
+pub(super) struct Served {
+    pub(super) stage: Stage,
     store: Store,
     expect: Vec<u8>,
 }
 
 impl Served {
-    fn new() -> Option<Self> {
+    pub(super) fn new() -> Option<Self> {
         let stage = Stage::new()?;
         let folder = stage.folder.path();
         let probe = File::create(folder.join("probe")).unwrap();
@@ -193,12 +196,12 @@ impl Served {
         Some(Self { stage, store, expect })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.stage.folder.path().join(name)
     }
 
     /// Starts a service, and waits until it can be asked.
-    fn start(&self) -> Child {
+    pub(super) fn start(&self) -> Child {
         let _before = fs::remove_file(self.path("service.pid"));
         let Program { path, arguments } = program(self.stage.folder.path(), "a_service");
         let child = Command::new(path).args(arguments).spawn().unwrap();
@@ -206,29 +209,33 @@ impl Served {
         child
     }
 
-    fn wait_for_service(&self) {
+    pub(super) fn wait_for_service(&self) {
         wait_for("the service", || self.path("service.pid").exists());
     }
 
-    fn pid(&self, name: &str) -> Pid {
+    pub(super) fn pid(&self, name: &str) -> Pid {
         let text = fs::read_to_string(self.path(name)).unwrap();
         Pid::from_raw(text.parse().unwrap()).unwrap()
     }
 
     /// Sends a signal to a process that noted its number, which is a note no longer.
-    fn signal(&self, name: &str, signal: Signal) -> Pid {
+    pub(super) fn signal(&self, name: &str, signal: Signal) -> Pid {
         let pid = self.pid(name);
         fs::remove_file(self.path(name)).unwrap();
         kill_process(pid, signal).unwrap();
         pid
     }
 
-    fn service(&self) -> LazyService {
+    pub(super) fn service(&self) -> LazyService {
         LazyService::connect(&self.path("run")).unwrap().unwrap()
     }
 
-    fn mount(&self) -> Detached {
+    pub(super) fn mount(&self) -> Detached {
         let device = self.service().lend(&self.stage.device()).unwrap();
+        self.mount_with(&device)
+    }
+
+    pub(super) fn mount_with(&self, device: &File) -> Detached {
         let image = self.stage.full.open_image(&self.stage.image).unwrap();
         let devices = [device.as_fd()];
         let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
@@ -236,7 +243,7 @@ impl Served {
     }
 
     /// Reads parts of a file from many threads at once, and returns how many got an I/O error. None gets wrong bytes.
-    fn read(&self, mount: &Detached, readers: usize) -> usize {
+    pub(super) fn read(&self, mount: &Detached, readers: usize) -> usize {
         let path = words(mount);
         let failed = AtomicUsize::new(0);
         let next = AtomicUsize::new(0);
@@ -268,14 +275,43 @@ impl Served {
         failed.into_inner()
     }
 
+    /// The device itself. Each read of it is an event, and each answer is what its reader sees.
+    pub(super) fn lend(&self) -> File {
+        self.service().lend(&self.stage.device()).unwrap()
+    }
+
+    /// As [`read`](Self::read), of the device itself.
+    pub(super) fn read_device(&self, device: &File, readers: usize) -> usize {
+        let expect = self.path("full/data").join(self.stage.device().to_string());
+        let expect = fs::read(expect).unwrap();
+        let failed = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for number in 0..readers {
+                let (expect, failed) = (&expect, &failed);
+                scope.spawn(move || {
+                    let place = number * 7919 % (expect.len() / 4096) * 4096;
+                    let mut bytes = [0; 4096];
+                    match device.read_exact_at(&mut bytes, place as u64) {
+                        Ok(()) => assert!(bytes[..] == expect[place..place + 4096]),
+                        Err(error) => {
+                            assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+                            failed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        failed.into_inner()
+    }
+
     /// Ends the service, which has nothing to serve, and sees that its keeper ends, too.
-    fn end(&self, service: Child) {
+    pub(super) fn end(&self, service: Child) {
         self.leave();
         self.is_gone(service);
         self.is_over();
     }
 
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         fs::remove_file(self.path("service.pid")).unwrap();
         self.service().leave().unwrap();
     }
@@ -296,7 +332,7 @@ impl Served {
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
     }
 
-    fn is_over(&self) {
+    pub(super) fn is_over(&self) {
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
         assert!(self.store.fill_sparse(&self.stage.device()).unwrap().is_some(), "it is let go");
     }
@@ -317,35 +353,6 @@ impl Drop for Served {
 
 fn words(mount: &Detached) -> PathBuf {
     format!("/proc/self/fd/{}/words", mount.as_fd().as_raw_fd()).into()
-}
-
-#[test]
-fn a_service_that_is_killed_costs_errors_and_no_wrong_byte() {
-    let Some(served) = Served::new() else { return };
-    let mut service = served.start();
-    let mount = served.mount();
-    let units = usize::try_from(served.stage.index.head.device_bytes.div_ceil(UNIT)).unwrap();
-    // The source is silent, so all readers wait when the service dies.
-    for round in 0..3 {
-        fs::write(served.path("wait"), "").unwrap();
-        thread::scope(|scope| {
-            let readers = scope.spawn(|| served.read(&mount, 64));
-            thread::sleep(std::time::Duration::from_millis(50));
-            served.signal("service.pid", Signal::KILL);
-            fs::remove_file(served.path("wait")).unwrap();
-            served.wait_for_service();
-            let failed = readers.join().unwrap();
-            assert!(failed < 64, "in round {round} none waited for the next service");
-        });
-        // The keeper has started another one.
-        assert_eq!(served.read(&mount, 64), 0);
-    }
-    service.wait().unwrap();
-    let status = served.service().status().unwrap();
-    assert_eq!((status.len(), status[0].units), (1, units as u64));
-    drop(mount);
-    served.leave();
-    served.is_over();
 }
 
 #[test]

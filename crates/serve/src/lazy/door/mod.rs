@@ -9,10 +9,10 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::verity::DeviceId;
 use kernel::precontent::{Group, PrecontentError};
@@ -21,11 +21,14 @@ use rustix::io::Errno;
 use self::waiting::WaitingReader;
 use super::ahead::{Ahead, WORKERS};
 use super::fill::LayerFiller;
+use super::journal::{Journal, TakenEvent};
 
 /// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
 const FETCHERS: usize = 32;
 /// How often it is looked whether a reader has waited long enough.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a door that ends waits for what is under way. The next one brings the rest.
+const LAST: Duration = Duration::from_secs(1);
 
 /// An error of a door.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +37,9 @@ pub enum DoorError {
     /// The kernel.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
+    /// There is no memory for its journal.
+    #[error("cannot have a journal of events")]
+    Journal(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A device cannot be looked at.
     #[error("cannot look at a sparse device")]
     Device(#[source] io::Error),
@@ -49,8 +55,17 @@ pub enum DoorError {
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
+    journal: Journal,
+    /// Events that an earlier door took and did not answer.
+    inherited: Mutex<Vec<TakenEvent>>,
     devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
+    /// Whether a device may be marked that is not among them.
+    has_unknown: AtomicBool,
     ahead: Ahead<'a>,
+    /// Set to have all sources fail at once. Readers for which nothing comes any more are left to the next door then.
+    cancel: Option<&'a AtomicBool>,
+    /// Events that are left to the next door. Their numbers are in use as long as this door is.
+    left: Mutex<Vec<TakenEvent>>,
 }
 
 /// The numbers of a file system and an inode.
@@ -81,13 +96,36 @@ impl<'a> Door<'a> {
     /// # Errors
     /// [`DoorError::Kernel`].
     pub fn new() -> Result<Self, DoorError> {
-        Ok(Self::of(Group::new()?))
+        let journal = Journal::new().map_err(|it| DoorError::Journal(it.into()))?;
+        Ok(Self::succeed(Group::new()?, journal, Vec::new()))
     }
 
-    /// A door without devices, of a group that may have marks already.
-    #[must_use]
-    pub fn of(group: Group) -> Self {
-        Self { group, devices: RwLock::default(), ahead: Ahead::default() }
+    /// A door without devices, of a group that may have marks already, and of readers that wait already.
+    pub(super) fn succeed(group: Group, journal: Journal, inherited: Vec<TakenEvent>) -> Self {
+        Self {
+            group,
+            journal,
+            inherited: Mutex::new(inherited),
+            devices: RwLock::default(),
+            has_unknown: AtomicBool::new(false),
+            ahead: Ahead::default(),
+            cancel: None,
+            left: Mutex::default(),
+        }
+    }
+
+    /// The same, which leaves readers to the door after it. `cancel` has all sources fail.
+    pub(super) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
+        Self { cancel: Some(cancel), ..self }
+    }
+
+    pub(super) const fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Says that a device may be marked that cannot be armed: its readers get I/O errors.
+    pub(super) fn has_unknown(&self) {
+        self.has_unknown.store(true, Ordering::Relaxed);
     }
 
     /// Its group.
@@ -230,8 +268,8 @@ impl<'a> Door<'a> {
         self.ahead.trace(runs);
     }
 
-    /// Serves readers until `stop` is set. Then it takes no more events: those that it took are answered, and the others wait
-    /// for who serves the group next.
+    /// Serves readers until `stop` is set. Then it takes no more events, which wait for who serves the group next. Those that it
+    /// took are answered, or are in the journal if that is to be another door.
     ///
     /// # Errors
     /// [`DoorError`]. Readers that wait for a door that is not served wait on.
@@ -253,11 +291,18 @@ impl<'a> Door<'a> {
             }
             let end = End(&self.ahead);
             let mut waiting = Vec::new();
+            self.take_over(&sender, &mut waiting);
             self.take_in(&sender, &mut waiting, stop)?;
             // Which ends the threads, as soon as they have done what is under way.
             drop((sender, end));
+            let ending = Instant::now();
             while !self.see_to(&mut waiting) {
-                thread::sleep(LOOK / 10);
+                if let Some(cancel) = self.cancel
+                    && ending.elapsed() > LAST
+                {
+                    cancel.store(true, Ordering::Relaxed);
+                }
+                thread::sleep(LOOK / 100);
             }
             Ok(())
         })

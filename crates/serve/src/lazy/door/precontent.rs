@@ -2,20 +2,67 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use kernel::precontent::{EventBuffer, PrecontentError, ReadEvent};
+use kernel::precontent::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::waiting::WaitingReader;
 use super::{Armed, Door, DoorError, LOOK};
 use crate::lazy::fill::LayerFiller;
+use crate::lazy::journal::TakenEvent;
 
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
+/// How long new readers may wait for those of an earlier door that have to be answered first.
+const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
+    /// Sees to readers of an earlier door, and returns when others may come.
+    pub(super) fn take_over(
+        &self,
+        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
+    ) {
+        let inherited =
+            std::mem::take(&mut *self.inherited.lock().unwrap_or_else(PoisonError::into_inner));
+        let readers = inherited.len();
+        let mut urgent = Vec::new();
+        for event in inherited {
+            let is_urgent = event.is_urgent();
+            let Some(reader) = self.greet(event) else { continue };
+            if is_urgent {
+                urgent.push(Arc::clone(&reader));
+            }
+            self.admit(reader, fetchers, waiting);
+        }
+        if readers > 0 {
+            tracing::info!(readers, urgent = urgent.len(), "readers of the service before go on");
+        }
+        // The kernel may give their numbers to others as soon as more events are taken. An answer would be for those, then.
+        let begun = Instant::now();
+        while begun.elapsed() < URGENT && urgent.iter().any(|it| !it.is_answered()) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for reader in urgent {
+            self.answer(&reader, PrecontentAnswer::Deny);
+        }
+    }
+
+    fn admit(
+        &self,
+        reader: Arc<WaitingReader<'a>>,
+        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
+    ) {
+        waiting.push(Arc::downgrade(&reader));
+        if let Err(mpsc::SendError(reader)) = fetchers.send(reader) {
+            self.answer(&reader, PrecontentAnswer::Deny);
+        }
+    }
+
     /// Takes events until `stop` is set, and gives readers that have to wait to `fetchers`.
     pub(super) fn take_in(
         &self,
@@ -23,7 +70,6 @@ impl<'a> Door<'a> {
         waiting: &mut Vec<Weak<WaitingReader<'a>>>,
         stop: &AtomicBool,
     ) -> Result<(), DoorError> {
-        let mut buffer = EventBuffer::default();
         let mut looked = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             if looked.elapsed() > LOOK {
@@ -36,41 +82,38 @@ impl<'a> Door<'a> {
                 Ok(_) => {}
                 Err(error) => return Err(DoorError::Wait(error)),
             }
-            for event in self.events(&mut buffer)? {
+            for event in self.events()? {
                 let Some(reader) = self.greet(event) else { continue };
-                waiting.push(Arc::downgrade(&reader));
-                if let Err(mpsc::SendError(reader)) = fetchers.send(reader) {
-                    self.answer(&reader, false);
-                }
+                self.admit(reader, fetchers, waiting);
             }
         }
         Ok(())
     }
 
     /// Answers a reader that need not wait, or returns it.
-    fn greet(&self, event: ReadEvent) -> Option<Arc<WaitingReader<'a>>> {
-        let filler = match self.find(&event) {
-            Found::Filler(filler) => filler,
+    fn greet(&self, event: TakenEvent) -> Option<Arc<WaitingReader<'a>>> {
+        let fillers = match self.find(&event) {
+            Found::Filling(fillers) => fillers,
             Found::Complete => {
-                self.allow(event);
+                self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
                 return None;
             }
             Found::Nothing => {
-                self.deny(event);
+                self.journal.answer(&self.group, event, PrecontentAnswer::Deny);
                 return None;
             }
         };
-        if filler.has(&event.range) {
-            filler.touch(&event.range);
-            self.allow(event);
+        if fillers.iter().all(|it| it.has(&event.range)) {
+            fillers.iter().for_each(|it| it.touch(&event.range));
+            self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
             return None;
         }
         let (range, since) = (event.range.clone(), Instant::now());
-        let is_denied = filler.is_denied(&range);
-        let reader = WaitingReader { event: Mutex::new(Some(event)), range, filler, since };
+        let is_denied = !self.is_cancelled() && fillers.iter().any(|it| it.is_denied(&range));
+        let reader = WaitingReader { event: Mutex::new(Some(event)), range, fillers, since };
         if is_denied {
             // Also while no thread is free.
-            self.answer(&reader, false);
+            self.answer(&reader, PrecontentAnswer::Deny);
             return None;
         }
         Some(Arc::new(reader))
@@ -78,9 +121,9 @@ impl<'a> Door<'a> {
 
     /// The events that are there. If there is no descriptor or no memory left for one, the kernel denies it and takes it from
     /// the queue: the next call gives those behind it.
-    fn events(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, DoorError> {
+    fn events(&self) -> Result<Vec<TakenEvent>, DoorError> {
         loop {
-            match self.group.read(buffer) {
+            match self.journal.take(&self.group) {
                 Err(PrecontentError::Call {
                     source: source @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM),
                     ..
@@ -90,32 +133,35 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn find(&self, event: &ReadEvent) -> Found<'a> {
-        let Ok(stat) = rustix::fs::fstat(&event.file) else { return Found::Nothing };
+    fn find(&self, event: &TakenEvent) -> Found<'a> {
         let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        match devices.get(&(stat.st_dev, stat.st_ino)) {
-            Some(Armed::Filling(filler)) => Found::Filler(Arc::clone(filler)),
-            Some(Armed::Complete(_)) => Found::Complete,
-            Some(Armed::Broken(..)) | None => Found::Nothing,
+        if let Some(place) = event.place {
+            return match devices.get(&place) {
+                Some(Armed::Filling(filler)) => Found::Filling(vec![Arc::clone(filler)]),
+                Some(Armed::Complete(_)) => Found::Complete,
+                Some(Armed::Broken(..)) | None => Found::Nothing,
+            };
         }
-    }
-
-    pub(super) fn allow(&self, event: ReadEvent) {
-        if let Err(error) = self.group.allow(event) {
-            tracing::debug!(%error, "its reader is gone");
+        // It is one of them: so its bytes are there if those of all are.
+        let mut fillers = Vec::new();
+        for armed in devices.values() {
+            match armed {
+                Armed::Filling(filler) => fillers.push(Arc::clone(filler)),
+                Armed::Complete(_) => {}
+                Armed::Broken(..) => return Found::Nothing,
+            }
         }
-    }
-
-    pub(super) fn deny(&self, event: ReadEvent) {
-        if let Err(error) = self.group.deny(event) {
-            tracing::debug!(%error, "its reader is gone");
+        match devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {
+            true => Found::Nothing,
+            false => Found::Filling(fillers),
         }
     }
 }
 
 /// What has the bytes of an event.
 enum Found<'a> {
-    Filler(Arc<LayerFiller<'a>>),
+    /// The device's filler. Those of all devices if nobody knows which one it is.
+    Filling(Vec<Arc<LayerFiller<'a>>>),
     Complete,
     Nothing,
 }

@@ -1,30 +1,38 @@
 //! Readers that wait, and who lets them go.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use kernel::precontent::ReadEvent;
+use kernel::precontent::PrecontentAnswer;
 
 use super::Door;
 use crate::lazy::fill::{FillError, LayerFiller};
+use crate::lazy::journal::TakenEvent;
 
-/// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough.
+/// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough. Or it is left
+/// to the next door.
 pub(super) struct WaitingReader<'a> {
-    pub(super) event: Mutex<Option<ReadEvent>>,
+    pub(super) event: Mutex<Option<TakenEvent>>,
     pub(super) range: Range<u64>,
-    pub(super) filler: Arc<LayerFiller<'a>>,
+    /// As many as may have its bytes: all of them are waited for.
+    pub(super) fillers: Vec<Arc<LayerFiller<'a>>>,
     pub(super) since: Instant,
 }
 
 impl WaitingReader<'_> {
     /// `None` if it was answered.
-    fn take(&self) -> Option<ReadEvent> {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn event(&self) -> MutexGuard<'_, Option<TakenEvent>> {
+        self.event.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_answered(&self) -> bool {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    pub(super) fn is_answered(&self) -> bool {
+        self.event().is_none()
+    }
+
+    fn overdue(&self) -> Option<Duration> {
+        self.fillers.iter().find_map(|it| it.overdue(self.since))
     }
 }
 
@@ -35,25 +43,47 @@ impl<'a> Door<'a> {
             let Some(reader) = reader.upgrade().filter(|it| !it.is_answered()) else {
                 return false;
             };
-            let Some(silence) = reader.filler.overdue(reader.since) else { return true };
-            let (filler, silence) = (&reader.filler, silence.as_secs());
+            if self.is_cancelled() {
+                self.leave(&reader);
+                return false;
+            }
+            let Some(silence) = reader.overdue() else { return true };
+            let (fillers, silence) = (&reader.fillers, silence.as_secs());
             tracing::error!(
-                ?filler,
+                ?fillers,
                 silence,
                 "a reader gets an I/O error: no source gives anything"
             );
-            self.answer(&reader, false);
+            self.answer(&reader, PrecontentAnswer::Deny);
             false
         });
         waiting.is_empty()
     }
 
+    /// Whether sources fail because all ends, and another door is to come.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancel.is_some_and(|it| it.load(Ordering::Relaxed))
+    }
+
     /// Brings what a reader waits for.
     pub(super) fn bring(&self, reader: &WaitingReader<'a>) {
-        if reader.is_answered() {
-            return;
+        for filler in &reader.fillers {
+            if reader.is_answered() {
+                return;
+            }
+            if !self.has_brought(reader, filler) {
+                match self.is_cancelled() {
+                    true => self.leave(reader),
+                    false => self.answer(reader, PrecontentAnswer::Deny),
+                }
+                return;
+            }
         }
-        let filler = &reader.filler;
+        self.answer(reader, PrecontentAnswer::Allow);
+    }
+
+    /// Brings what a reader waits for, of one device. Returns whether it is there.
+    fn has_brought(&self, reader: &WaitingReader<'a>, filler: &Arc<LayerFiller<'a>>) -> bool {
         let begin = |soon| {
             self.ahead.soon(filler, soon);
             self.ahead.behind_reader()
@@ -62,6 +92,7 @@ impl<'a> Door<'a> {
         match &done {
             Ok(()) => {}
             Err(FillError::Silent(_)) if reader.is_answered() => {}
+            Err(_) if self.is_cancelled() => {}
             // Why was said when it failed.
             Err(error @ FillError::Denied { .. }) => {
                 tracing::debug!(%error, ?filler, "a reader gets an I/O error");
@@ -71,16 +102,23 @@ impl<'a> Door<'a> {
                 tracing::error!(error, ?filler, "a reader gets an I/O error");
             }
         }
-        self.answer(reader, done.is_ok());
+        done.is_ok()
     }
 
-    pub(super) fn answer(&self, reader: &WaitingReader<'a>, is_there: bool) {
-        let Some(event) = reader.take() else { return };
-        reader.filler.counts().waited(reader.since.elapsed(), is_there);
-        if is_there {
-            self.allow(event);
-        } else {
-            self.deny(event);
+    pub(super) fn answer(&self, reader: &WaitingReader<'a>, answer: PrecontentAnswer) {
+        // Whoever sees that it is answered may rely on it.
+        let mut waiting = reader.event();
+        let Some(event) = waiting.take() else { return };
+        for filler in &reader.fillers {
+            let is_there = answer == PrecontentAnswer::Allow;
+            filler.counts().waited(reader.since.elapsed(), is_there);
         }
+        self.journal.answer(&self.group, event, answer);
+    }
+
+    /// Leaves a reader to the next door, which finds it in the journal.
+    fn leave(&self, reader: &WaitingReader<'a>) {
+        let left = reader.event().take();
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
     }
 }
