@@ -3,23 +3,30 @@
 //! `docs/format/lazy-artifact.md` has the fields. Nothing in an artifact is believed: see [`Artifact::open`].
 
 mod blobs;
+mod documents;
+mod error;
 mod recipe;
 
-use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
-use image::lazy::{HEAD_MAX, Head, HeadError};
+use image::lazy::{HEAD_MAX, Head};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
-use oci::manifest::{Config, Descriptor, MANIFEST_MAX, Manifest, or_default};
+use oci::manifest::{Config, Descriptor, Manifest};
 use serde::{Deserialize, Serialize};
-use store::parallel::{self, ThreadError};
-use store::{TraceError, Traces};
+use store::Traces;
+use store::parallel;
 
-use super::check::{ImageCheckError, check_image};
+use super::check::check_image;
 use super::{LayerIndex, ZSTD_LEVEL};
 
 use blobs::Blobs;
+pub(super) use documents::TRACES_ANNOTATION;
+use documents::{
+    CONFIG_TYPE, HEAD_TYPE, IMAGE_TYPE, MORE_MAX, RECIPE_TYPE, RawConfig, RawDescriptor, RawLayer,
+    RawManifest, RawParts, TRACES_TYPE, VERSION, WINDOWS_TYPE, check_size,
+};
+pub use error::ArtifactError;
 pub use recipe::{BlobName, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
 
 /// The type of such artifacts.
@@ -27,17 +34,6 @@ pub const LAZY_ARTIFACT: &str = "application/vnd.quire.lazy.v1";
 /// Media type of an artifact's manifest: that of images.
 pub const ARTIFACT_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json";
-const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
-const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
-const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
-/// Annotation of an artifact's manifest: the names of its traces, with commas between them. A registry's list has it, too.
-pub(super) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
-const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
-const RECIPE_TYPE: &str = "application/vnd.quire.lazy.recipe.v1+zstd";
-
-/// The version of the config.
-const VERSION: u32 = 1;
 /// The most bytes in a config: it has a few hundred for each layer.
 const CONFIG_MAX: u64 = 1 << 20;
 /// The most bytes of an EROFS image, which is held in memory: enough for five million files.
@@ -46,131 +42,8 @@ const IMAGE_MAX: u64 = 512 << 20;
 const TRACES_MAX: u64 = 512 << 10;
 /// So many blobs are fetched at once.
 const PARALLEL: usize = 16;
-/// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
-const MORE_MAX: usize = 64;
 /// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
 const INDEX_SLACK: u64 = 64 << 10;
-
-/// Why an artifact is not used, or not made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ArtifactError {
-    /// A document is not JSON, or JSON of another shape.
-    #[error("the {what} of the index is malformed")]
-    Json {
-        /// `manifest` or `config`.
-        what: &'static str,
-        /// Where and why.
-        source: serde_json::Error,
-    },
-    /// Something is larger than any real one.
-    #[error("the {what} of the index has {size} bytes: at most {max} are read")]
-    TooLarge {
-        /// The part.
-        what: &'static str,
-        /// Its size in bytes.
-        size: u64,
-        /// The limit in bytes.
-        max: u64,
-    },
-    /// It is another artifact.
-    #[error("the artifact is a \"{}\", no index for lazy loading", .0.escape_debug())]
-    Type(String),
-    /// Its config has another version.
-    #[error("the index has version {0}, and this Quire knows version {VERSION}: make it again")]
-    Version(u32),
-    /// It belongs to another manifest.
-    #[error("the index is one of manifest {actual}, not of {expected}")]
-    Subject {
-        /// The image's manifest.
-        expected: Box<Digest>,
-        /// The manifest that it refers to.
-        actual: Box<Digest>,
-    },
-    /// A blob stands where another kind belongs.
-    #[error(
-        "blob {blob} of the index is a \"{}\", where a \"{expected}\" belongs",
-        actual.escape_debug()
-    )]
-    BlobType {
-        /// The blob.
-        blob: Box<Digest>,
-        /// Its media type.
-        actual: String,
-        /// The right one.
-        expected: &'static str,
-    },
-    /// It has no image, or a head without windows.
-    #[error("the index has {0} blobs, not an image, and a head and windows for each device")]
-    BlobCount(usize),
-    /// A blob has other bytes than its name says.
-    #[error("blob {blob} of the index is damaged: it has another digest or length")]
-    Blob {
-        /// The blob.
-        blob: Box<Digest>,
-    },
-    /// A blob cannot be had.
-    #[error("cannot read blob {blob} of the index")]
-    Fetch {
-        /// The blob.
-        blob: Box<Digest>,
-        /// The cause.
-        source: io::Error,
-    },
-    /// An id in the config is none.
-    #[error(
-        "the index names {what} \"{}\", which is not 64 lower-case hexadecimal digits",
-        text.escape_debug()
-    )]
-    Id {
-        /// `image` or `device`.
-        what: &'static str,
-        /// The text.
-        text: String,
-    },
-    /// The layers of the index are not those of the image.
-    #[error("the index is of other layers than the image: {0}")]
-    Layers(String),
-    /// An index and its device contradict each other.
-    #[error("the index of layer {layer} is of another {what} than the config says")]
-    Contradiction {
-        /// The layer.
-        layer: Box<Digest>,
-        /// The part that differs.
-        what: &'static str,
-    },
-    /// The EROFS image cannot be decompressed, or has another length.
-    #[error("cannot decompress the image of the index")]
-    Decompress(#[source] io::Error),
-    /// The EROFS image cannot be compressed.
-    #[error("cannot compress the image of the index")]
-    Compress(#[source] io::Error),
-    /// A head cannot be used.
-    #[error("the head {blob} of the index cannot be used")]
-    Head {
-        /// The blob.
-        blob: Box<Digest>,
-        /// Why not.
-        source: HeadError,
-    },
-    /// The EROFS image is not one that our writer writes.
-    #[error(transparent)]
-    Image(#[from] Box<ImageCheckError>),
-    /// No thread can be had that fetches blobs.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
-    /// The traces cannot be used.
-    #[error("the traces of the index cannot be used")]
-    Traces(#[source] TraceError),
-    /// The EROFS image has another id than the config says.
-    #[error("the image of the index is {actual}, not {expected}")]
-    ImageId {
-        /// The id in the config.
-        expected: Box<ImageId>,
-        /// The id of its bytes.
-        actual: Box<ImageId>,
-    },
-}
 
 /// All that makes an image lazy, checked as far as an index can be: against the image's manifest and config, and the
 /// EROFS image against our writer.
@@ -221,70 +94,6 @@ pub struct LazySubject<'a> {
     pub manifest: &'a Manifest,
     /// The config, parsed.
     pub config: &'a Config,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawManifest {
-    schema_version: u32,
-    #[serde(default, deserialize_with = "or_default")]
-    media_type: String,
-    #[serde(default, deserialize_with = "or_default")]
-    artifact_type: String,
-    config: RawDescriptor,
-    layers: Vec<RawDescriptor>,
-    subject: RawDescriptor,
-    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
-    annotations: BTreeMap<String, String>,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawDescriptor {
-    media_type: String,
-    digest: Digest,
-    size: u64,
-}
-
-/// The blobs of an artifact, by what they are.
-struct RawParts<'a> {
-    image: &'a RawDescriptor,
-    /// Each with its windows.
-    heads: Vec<[&'a RawDescriptor; 2]>,
-    traces: Option<&'a RawDescriptor>,
-    recipes: Vec<&'a RawDescriptor>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawConfig {
-    version: u32,
-    image: String,
-    image_bytes: u64,
-    layers: Vec<RawLayer>,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawLayer {
-    digest: Digest,
-    size: u64,
-    diff_id: Digest,
-    /// Of a layer that has files of the image.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device: Option<String>,
-    /// Digest of the device's head: so the config's digest stands for all that an index says.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    head: Option<Digest>,
-    /// Digest of the layer's recipe, if there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recipe: Option<Digest>,
-}
-
-/// Only to see the version, whatever else there is.
-#[derive(Deserialize)]
-struct RawVersion {
-    version: u32,
 }
 
 impl LazyParts {
@@ -581,75 +390,6 @@ fn check_image_of(parts: &LazyParts) -> Result<(), ArtifactError> {
     }
     let (expected, actual) = (Box::new(parts.id), Box::new(actual));
     Err(ArtifactError::ImageId { expected, actual })
-}
-
-impl RawManifest {
-    fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
-        let what = "manifest";
-        check_size(what, bytes.len() as u64, MANIFEST_MAX)?;
-        let raw: Self =
-            serde_json::from_slice(bytes).map_err(|source| ArtifactError::Json { what, source })?;
-        let is_manifest = raw.media_type.is_empty() || raw.media_type == ARTIFACT_MANIFEST;
-        if raw.schema_version != 2 || !is_manifest {
-            return Err(ArtifactError::Type(raw.media_type));
-        }
-        if raw.artifact_type != LAZY_ARTIFACT {
-            return Err(ArtifactError::Type(raw.artifact_type));
-        }
-        expect_type(&raw.config, CONFIG_TYPE)?;
-        Ok(raw)
-    }
-
-    /// The image, heads with their windows, and what need not be there.
-    fn parts(&self) -> Result<RawParts<'_>, ArtifactError> {
-        let count = ArtifactError::BlobCount(self.layers.len());
-        let Some((image, rest)) = self.layers.split_first() else { return Err(count) };
-        let is_pair = |it: &&RawDescriptor| [HEAD_TYPE, WINDOWS_TYPE].contains(&&*it.media_type);
-        let (pairs, more) = rest.split_at(rest.iter().take_while(is_pair).count());
-        let (pairs, []) = pairs.as_chunks::<2>() else { return Err(count) };
-        expect_type(image, IMAGE_TYPE)?;
-        let pairs = pairs.iter().map(|[head, windows]| {
-            expect_type(head, HEAD_TYPE)?;
-            expect_type(windows, WINDOWS_TYPE)?;
-            Ok([head, windows])
-        });
-        let heads = pairs.collect::<Result<_, ArtifactError>>()?;
-        if more.len() > MORE_MAX {
-            return Err(count);
-        }
-        // A later version may have more kinds.
-        let known = [IMAGE_TYPE, HEAD_TYPE, WINDOWS_TYPE];
-        if let Some(late) = more.iter().find(|it| known.contains(&&*it.media_type)) {
-            expect_type(late, TRACES_TYPE)?;
-        }
-        let traces = more.iter().find(|it| it.media_type == TRACES_TYPE);
-        let recipes = more.iter().filter(|it| it.media_type == RECIPE_TYPE).collect();
-        Ok(RawParts { image, heads, traces, recipes })
-    }
-}
-
-impl RawConfig {
-    fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
-        let json = |source| ArtifactError::Json { what: "config", source };
-        // A later version has other fields.
-        let RawVersion { version } = serde_json::from_slice(bytes).map_err(json)?;
-        if version != VERSION {
-            return Err(ArtifactError::Version(version));
-        }
-        serde_json::from_slice(bytes).map_err(json)
-    }
-}
-
-fn expect_type(blob: &RawDescriptor, expected: &'static str) -> Result<(), ArtifactError> {
-    if blob.media_type == expected {
-        return Ok(());
-    }
-    let actual = blob.media_type.clone();
-    Err(ArtifactError::BlobType { blob: Box::new(blob.digest), actual, expected })
-}
-
-const fn check_size(what: &'static str, size: u64, max: u64) -> Result<(), ArtifactError> {
-    if size > max { Err(ArtifactError::TooLarge { what, size, max }) } else { Ok(()) }
 }
 
 /// An id of SHA-256, written as we write it.

@@ -1,0 +1,160 @@
+//! The manifest and the config of an artifact, as they are written.
+
+use std::collections::BTreeMap;
+
+use image::digest::Digest;
+use oci::manifest::{MANIFEST_MAX, or_default};
+use serde::{Deserialize, Serialize};
+
+use super::{ARTIFACT_MANIFEST, ArtifactError, LAZY_ARTIFACT};
+
+pub(super) const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json";
+pub(super) const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
+pub(super) const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
+pub(super) const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
+/// Annotation of an artifact's manifest: the names of its traces, with commas between them. A registry's list has it, too.
+pub(in crate::lazy) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
+pub(super) const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
+pub(super) const RECIPE_TYPE: &str = "application/vnd.quire.lazy.recipe.v1+zstd";
+
+/// The version of the config.
+pub(super) const VERSION: u32 = 1;
+/// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
+pub(super) const MORE_MAX: usize = 64;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RawManifest {
+    pub(super) schema_version: u32,
+    #[serde(default, deserialize_with = "or_default")]
+    pub(super) media_type: String,
+    #[serde(default, deserialize_with = "or_default")]
+    pub(super) artifact_type: String,
+    pub(super) config: RawDescriptor,
+    pub(super) layers: Vec<RawDescriptor>,
+    pub(super) subject: RawDescriptor,
+    #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) annotations: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RawDescriptor {
+    pub(super) media_type: String,
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+}
+
+/// The blobs of an artifact, by what they are.
+pub(super) struct RawParts<'a> {
+    pub(super) image: &'a RawDescriptor,
+    /// Each with its windows.
+    pub(super) heads: Vec<[&'a RawDescriptor; 2]>,
+    pub(super) traces: Option<&'a RawDescriptor>,
+    pub(super) recipes: Vec<&'a RawDescriptor>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RawConfig {
+    pub(super) version: u32,
+    pub(super) image: String,
+    pub(super) image_bytes: u64,
+    pub(super) layers: Vec<RawLayer>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RawLayer {
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+    pub(super) diff_id: Digest,
+    /// Of a layer that has files of the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) device: Option<String>,
+    /// Digest of the device's head: so the config's digest stands for all that an index says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) head: Option<Digest>,
+    /// Digest of the layer's recipe, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) recipe: Option<Digest>,
+}
+
+/// Only to see the version, whatever else there is.
+#[derive(Deserialize)]
+struct RawVersion {
+    version: u32,
+}
+
+impl RawManifest {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
+        let what = "manifest";
+        check_size(what, bytes.len() as u64, MANIFEST_MAX)?;
+        let raw: Self =
+            serde_json::from_slice(bytes).map_err(|source| ArtifactError::Json { what, source })?;
+        let is_manifest = raw.media_type.is_empty() || raw.media_type == ARTIFACT_MANIFEST;
+        if raw.schema_version != 2 || !is_manifest {
+            return Err(ArtifactError::Type(raw.media_type));
+        }
+        if raw.artifact_type != LAZY_ARTIFACT {
+            return Err(ArtifactError::Type(raw.artifact_type));
+        }
+        expect_type(&raw.config, CONFIG_TYPE)?;
+        Ok(raw)
+    }
+
+    /// The image, heads with their windows, and what need not be there.
+    pub(super) fn parts(&self) -> Result<RawParts<'_>, ArtifactError> {
+        let count = ArtifactError::BlobCount(self.layers.len());
+        let Some((image, rest)) = self.layers.split_first() else { return Err(count) };
+        let is_pair = |it: &&RawDescriptor| [HEAD_TYPE, WINDOWS_TYPE].contains(&&*it.media_type);
+        let (pairs, more) = rest.split_at(rest.iter().take_while(is_pair).count());
+        let (pairs, []) = pairs.as_chunks::<2>() else { return Err(count) };
+        expect_type(image, IMAGE_TYPE)?;
+        let pairs = pairs.iter().map(|[head, windows]| {
+            expect_type(head, HEAD_TYPE)?;
+            expect_type(windows, WINDOWS_TYPE)?;
+            Ok([head, windows])
+        });
+        let heads = pairs.collect::<Result<_, ArtifactError>>()?;
+        if more.len() > MORE_MAX {
+            return Err(count);
+        }
+        // A later version may have more kinds.
+        let known = [IMAGE_TYPE, HEAD_TYPE, WINDOWS_TYPE];
+        if let Some(late) = more.iter().find(|it| known.contains(&&*it.media_type)) {
+            expect_type(late, TRACES_TYPE)?;
+        }
+        let traces = more.iter().find(|it| it.media_type == TRACES_TYPE);
+        let recipes = more.iter().filter(|it| it.media_type == RECIPE_TYPE).collect();
+        Ok(RawParts { image, heads, traces, recipes })
+    }
+}
+
+impl RawConfig {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
+        let json = |source| ArtifactError::Json { what: "config", source };
+        // A later version has other fields.
+        let RawVersion { version } = serde_json::from_slice(bytes).map_err(json)?;
+        if version != VERSION {
+            return Err(ArtifactError::Version(version));
+        }
+        serde_json::from_slice(bytes).map_err(json)
+    }
+}
+
+fn expect_type(blob: &RawDescriptor, expected: &'static str) -> Result<(), ArtifactError> {
+    if blob.media_type == expected {
+        return Ok(());
+    }
+    let actual = blob.media_type.clone();
+    Err(ArtifactError::BlobType { blob: Box::new(blob.digest), actual, expected })
+}
+
+pub(super) const fn check_size(
+    what: &'static str,
+    size: u64,
+    max: u64,
+) -> Result<(), ArtifactError> {
+    if size > max { Err(ArtifactError::TooLarge { what, size, max }) } else { Ok(()) }
+}
