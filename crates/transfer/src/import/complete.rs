@@ -5,6 +5,7 @@ use std::io::Read;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use image::lazy::Head;
 use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
@@ -95,7 +96,8 @@ pub fn complete(
     let devices = store.open_names(image).map_err(opened)?.devices;
     let tars = devices.iter().filter_map(|it| LayerTar::of(store, &it.0));
     let tars: Vec<_> = tars.collect();
-    let work = Work { store, image, documents: &documents, tars: &tars, blobs };
+    let layers = DeviceLayers { store, documents: &documents, tars: &tars, blobs };
+    let work = Work { image, layers };
     let names = work.names()?;
     let done = match work.import(surroundings, &names, Files::Moved) {
         // The device of an index whose maker lied, or had another version: it has the layer's tar, and something else.
@@ -107,6 +109,26 @@ pub fn complete(
     };
     let made = done.map_err(|source| CompleteError::Import { image: Box::new(*image), source })?;
     Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
+}
+
+/// Imports an image that the store does not have, as [`complete`] does: all bytes of the devices are here that these heads
+/// describe. Nothing of the heads is believed.
+///
+/// # Errors
+/// [`ImportError`].
+#[cfg(feature = "registry")]
+pub(crate) fn import_here<'h>(
+    store: &Store,
+    documents: &StoredImage,
+    heads: impl IntoIterator<Item = &'h Head>,
+    blobs: &dyn BlobSource,
+    surroundings: &ImportSurroundings<'_>,
+    (wishes, origins): (&ImportWishes<'_>, Origins),
+) -> Result<ImageId, ImportError> {
+    let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
+    let layers = DeviceLayers { store, documents, tars: &tars, blobs };
+    let found = layers.found(Files::Copied);
+    Ok(super::import_found(store, &found, origins, surroundings, wishes)?.image)
 }
 
 /// Where the tar of a layer is.
@@ -123,9 +145,11 @@ impl LayerTar {
     /// As the device's index says. Nothing is believed of that: the tar has to have its diff id.
     fn of(store: &Store, device: &DeviceId) -> Option<Self> {
         let (head, _) = store.sparse.index(device).ok().flatten()?;
-        let is_sealed = matches!(store.sparse.stat(device), Ok(Some(_)));
-        let (diff_id, bytes) = (head.diff_id, head.tar_bytes);
-        Some(Self { device: *device, diff_id, bytes, is_sealed })
+        Some(Self::named(&head, matches!(store.sparse.stat(device), Ok(Some(_)))))
+    }
+
+    const fn named(head: &Head, is_sealed: bool) -> Self {
+        Self { device: head.device, diff_id: head.diff_id, bytes: head.tar_bytes, is_sealed }
     }
 
     fn open(&self, store: &Store) -> Option<File> {
@@ -139,8 +163,13 @@ impl LayerTar {
 }
 
 struct Work<'a> {
-    store: &'a Store,
     image: &'a ImageId,
+    layers: DeviceLayers<'a>,
+}
+
+/// The layers of an image, of which some are in devices.
+struct DeviceLayers<'a> {
+    store: &'a Store,
     documents: &'a StoredImage,
     tars: &'a [LayerTar],
     blobs: &'a dyn BlobSource,
@@ -149,11 +178,11 @@ struct Work<'a> {
 impl Work<'_> {
     /// Only those of this manifest: another one may say that the same image is made of other layers.
     fn names(&self) -> Result<Vec<(RefName, Reference)>, CompleteError> {
-        let all = self.store.refs.all().map_err(|source| CompleteError::Names {
+        let all = self.layers.store.refs.all().map_err(|source| CompleteError::Names {
             image: Box::new(*self.image),
             source: Box::new(source),
         })?;
-        let manifest = Some(self.documents.digest);
+        let manifest = Some(self.layers.documents.digest);
         let is_of = |it: &Reference| it.image == *self.image && it.manifest == manifest;
         Ok(all.into_iter().filter(|it| is_of(&it.1)).collect())
     }
@@ -165,11 +194,12 @@ impl Work<'_> {
         files: Files,
     ) -> Result<ImageId, ImportError> {
         let start = Instant::now();
+        let store = self.layers.store;
         let wishes = ImportWishes { form: Form::Tar, ..ImportWishes::default() };
         // Where the image came from is known already.
-        let origins = self.store.downloads.origins(self.image).map_err(ImportError::Origin)?;
-        let job = Job::begin(self.store, surroundings, &wishes)?.from(Origins::Same(origins));
-        let made = job.layers(&self.found(files))?;
+        let origins = store.downloads.origins(self.image).map_err(ImportError::Origin)?;
+        let job = Job::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
+        let made = job.layers(&self.layers.found(files))?;
         let image = made.written.as_ref().map_or(*self.image, |it| it.image);
         for (name, reference) in names.iter().filter(|_| image != *self.image) {
             job.transaction.expect_ref(name.clone(), *self.image);
@@ -177,14 +207,16 @@ impl Work<'_> {
         }
         Ok(job.finish(made, None, start)?.image)
     }
+}
 
+impl DeviceLayers<'_> {
     fn found(&self, files: Files) -> Found<'_> {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } = self.documents;
         let layers = manifest.layers.iter().zip(config.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
             name: layer.digest.to_string(),
             source: Mutex::new(Box::new(HereOrThere {
-                work: self,
+                of: self,
                 layer,
                 tar: self.tars.iter().find(|it| it.diff_id == *diff_id),
                 files,
@@ -207,7 +239,7 @@ impl Work<'_> {
 
 /// A layer whose tar is in a device, or else its blob.
 struct HereOrThere<'a> {
-    work: &'a Work<'a>,
+    of: &'a DeviceLayers<'a>,
     layer: &'a Descriptor,
     tar: Option<&'a LayerTar>,
     files: Files,
@@ -216,12 +248,12 @@ struct HereOrThere<'a> {
 impl LayerBlob for HereOrThere<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         let Descriptor { digest, size, .. } = self.layer;
-        failure.is_none().then(|| self.work.blobs.blob(digest, *size, 0..*size))
+        failure.is_none().then(|| self.of.blobs.blob(digest, *size, 0..*size))
     }
 
     fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
         let Some(tar) = self.tar else { return Ok(None) };
-        let Some(file) = tar.open(self.work.store) else { return Ok(None) };
+        let Some(file) = tar.open(self.of.store) else { return Ok(None) };
         let is_moved = tar.is_sealed && self.files == Files::Moved;
         Ok(Some(Tar {
             reader: Box::new(file.take(tar.bytes)),

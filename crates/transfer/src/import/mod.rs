@@ -40,6 +40,8 @@ use image::tree::Tree;
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
+#[cfg(feature = "registry")]
+pub(crate) use complete::import_here;
 pub use complete::{CompleteError, Completed, complete};
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;

@@ -33,11 +33,15 @@ pub struct LazyImage<'a> {
     pub now: Seconds,
 }
 
-/// What was published.
+/// What became of an image that was to be published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LazyPublished {
-    /// The devices that are filled on demand, in the order of the indexes. The store has all bytes of the others.
-    pub lazy: Vec<DeviceId>,
+pub enum LazyPublished {
+    /// It is there. These of its devices are filled on demand, in the order of the indexes. The store has all bytes of the
+    /// others.
+    Lazy(Vec<DeviceId>),
+    /// The store is as it was, since it has all bytes of the image's devices. It would take the image for complete, and
+    /// nothing would compare it with what its layers make: they are to be imported from the devices.
+    AllIsHere,
 }
 
 /// An error while a lazy image is published. The store is as it was.
@@ -113,7 +117,7 @@ impl LayerIndex {
 }
 
 /// Adds an image of the form `tar` whose devices need not be here: empty ones are made with their indexes. All of it is
-/// there at once, or nothing. Devices that the store has are taken as they are.
+/// there at once, or nothing. Devices that the store has are taken as they are; if it has all, nothing is published.
 ///
 /// # Errors
 /// [`LazyPublishError`].
@@ -134,6 +138,9 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
         if import.lazy_device(head.clone(), windows.clone()).map_err(draft_failed)? {
             devices.push(head.device);
         }
+    }
+    if devices.is_empty() {
+        return Ok(LazyPublished::AllIsHere);
     }
     let mut draft = import.image().map_err(draft_failed)?;
     let written = draft.write_all(lazy.image);
@@ -159,5 +166,5 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
     import.set_ref(lazy.name.clone(), reference);
     import.add_origin(*lazy.id, lazy.origin.clone());
     import.commit().map_err(commit_failed)?;
-    Ok(LazyPublished { lazy: devices })
+    Ok(LazyPublished::Lazy(devices))
 }

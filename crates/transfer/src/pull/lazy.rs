@@ -7,11 +7,12 @@ use oci::registry::Registry;
 use store::{Form, OpenImageError, Origin, RefName, Store};
 
 use super::{Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, unpin};
-use crate::import::{ImportSurroundings, ImportWishes};
+use crate::StoredImage;
+use crate::import::{self, ImportSurroundings, ImportWishes, Origins};
 use crate::lazy::artifact::{LazyParts, LazySubject};
 use crate::lazy::{
-    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, ListedIndexes,
-    TrustIndex, fetch, publish,
+    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, LazyPublished,
+    ListedIndexes, TrustIndex, fetch, publish,
 };
 
 /// Why a pull without layers failed.
@@ -75,7 +76,7 @@ pub fn pull_lazy(
     wishes: &PullWishes<'_>,
     (name, trust): (&RefName, TrustIndex),
 ) -> Result<LazyPulled, LazyPullError> {
-    let import = ImportWishes { form: Form::Tar, name: Some(name), ..wishes.import };
+    let import = ImportWishes { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
     let wishes = PullWishes { import, ..*wishes };
     let list = |manifest: &Digest| ListedIndexes::find(registry, manifest);
     let (admitted, listed) =
@@ -114,22 +115,67 @@ pub fn pull_lazy(
         reference: Box::new(reference.clone()),
         source: Box::new(source),
     })?;
+    let (image, lazy) = match published {
+        LazyPublished::Lazy(lazy) => (parts.id, lazy),
+        LazyPublished::AllIsHere => {
+            let made =
+                import_here(store, registry, reference, surroundings, (&admitted, &parts), &wishes);
+            (made?, Vec::new())
+        }
+    };
     unpin(store, manifest);
-    if let Err(error) = keep_traces(store, &parts) {
+    // Those of a false image are nobody's.
+    if image == parts.id
+        && let Err(error) = keep_traces(store, &parts)
+    {
         // Programs start without them, only later.
         let error: &dyn std::error::Error = &*error;
         tracing::warn!(image = %parts.id, error, "its traces are not kept");
     }
     let heads = parts.indexes.iter().map(|it| &it.head);
-    let lazy = heads.filter(|it| published.lazy.contains(&it.device));
+    let filled = heads.filter(|it| lazy.contains(&it.device));
     Ok(LazyPulled::Image {
-        image: parts.id,
+        image,
         manifest: *manifest,
         index: artifact,
-        layers: image.layers.len(),
-        devices: published.lazy.len(),
-        device_bytes: lazy.map(|it| it.device_bytes).sum(),
+        layers: subject.manifest.layers.len(),
+        devices: lazy.len(),
+        device_bytes: filled.map(|it| it.device_bytes).sum(),
     })
+}
+
+/// Imports an image from its devices, all of which are here: an image that nothing has to be fetched for is compared at once.
+fn import_here(
+    store: &Store,
+    registry: &Registry,
+    reference: &Reference,
+    surroundings: &ImportSurroundings<'_>,
+    (admitted, parts): (&Admitted, &LazyParts),
+    wishes: &PullWishes<'_>,
+) -> Result<ImageId, PullError> {
+    let failed = |source| not_imported(reference, source);
+    let documents = StoredImage::load(store, &admitted.remote.manifest.0);
+    let documents = documents.map_err(|source| failed(source.into()))?;
+    let heads = parts.indexes.iter().map(|it| &it.head);
+    let origins = Origins::Pulled(admitted.repository.to_string());
+    let made = import::import_here(
+        store,
+        &documents,
+        heads,
+        registry,
+        surroundings,
+        (&wishes.import, origins),
+    );
+    let made = made.map_err(failed)?;
+    if made != parts.id {
+        let says = parts.id;
+        tracing::error!(
+            image = %made,
+            %says,
+            "the index of {reference} was wrong, or made with other options: its layers make another image, which has the name"
+        );
+    }
+    Ok(made)
 }
 
 /// Keeps the traces that came with an index. Those that were made here stay, unless one of the same name came.

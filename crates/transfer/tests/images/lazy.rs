@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Mutex;
 
 use image::digest::Digest;
@@ -12,8 +13,10 @@ use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::source::{Choice, Source};
 use quire_transfer::StoredImage;
-use quire_transfer::import::{Completed, ImportWishes, complete, import};
-use quire_transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, LazyPublishError, publish};
+use quire_transfer::import::{Completed, ImportWishes, Report, complete, import};
+use quire_transfer::lazy::{
+    IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
+};
 use store::{
     Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Reference, Seconds,
     Store,
@@ -61,25 +64,37 @@ impl BlobSource for Memory {
     }
 }
 
+fn tars() -> [(Vec<u8>, Pack); 3] {
+    let text = |length: usize| -> Vec<u8> {
+        let noise = testing::noise(length);
+        noise.iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
+    };
+    [
+        (Tar::of("d etc").file("etc/one", &text(200_000)).bytes(), Pack::Gzip),
+        // No file: the image has no device of it.
+        (Tar::of("d empty").bytes(), Pack::Gzip),
+        (Tar::default().file("two", &text(100_000)).bytes(), Pack::Gzips),
+    ]
+}
+
+fn import_layers<'d>(
+    home: &Home,
+    directory: &'d Path,
+    tars: &[(Vec<u8>, Pack)],
+) -> (Layout<'d>, Report) {
+    let mut layout = Layout::new(directory);
+    let (descriptor, _) = layout.image(tars);
+    layout.add(descriptor, Some("one"), None);
+    let source = Source::Layout { directory: directory.to_owned(), choice: Choice::Only };
+    let wishes = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let report = import(&home.store, &source, &home.surroundings(), &wishes).unwrap();
+    (layout, report)
+}
+
 impl Offered {
     fn new(home: &Home) -> Self {
         let directory = home.path("layout");
-        let mut layout = Layout::new(&directory);
-        let text = |length: usize| -> Vec<u8> {
-            let noise = testing::noise(length);
-            noise.iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
-        };
-        let tars = [
-            (Tar::of("d etc").file("etc/one", &text(200_000)).bytes(), Pack::Gzip),
-            // No file: the image has no device of it.
-            (Tar::of("d empty").bytes(), Pack::Gzip),
-            (Tar::default().file("two", &text(100_000)).bytes(), Pack::Gzips),
-        ];
-        let (descriptor, _) = layout.image(&tars);
-        layout.add(descriptor, Some("one"), None);
-        let source = Source::Layout { directory: directory.clone(), choice: Choice::Only };
-        let wishes = ImportWishes { form: Form::Tar, ..usual_wishes() };
-        let report = import(&home.store, &source, &home.surroundings(), &wishes).unwrap();
+        let (layout, report) = import_layers(home, &directory, &tars());
         let documents = StoredImage::load(&home.store, &report.manifest.unwrap()).unwrap();
         let open = home.store.open_image(&report.image).unwrap();
         let path = home.path("store").join("images").join(report.image.to_string());
@@ -123,6 +138,7 @@ impl Offered {
         complete(&home.store, &self.id, manifest, &self.blobs, &surroundings).unwrap()
     }
 
+    /// The devices that are filled; none if nothing was published, since all of it is here.
     fn publish(&self, store: &Store) -> Result<Vec<DeviceId>, LazyPublishError> {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, .. } = &self.documents;
         let origin = Origin { manifest: Some(*digest), repository: Some("r.example/one".into()) };
@@ -136,7 +152,10 @@ impl Offered {
             origin: &origin,
             now: NOW,
         };
-        publish(store, &lazy).map(|it| it.lazy)
+        Ok(match publish(store, &lazy)? {
+            LazyPublished::Lazy(devices) => devices,
+            LazyPublished::AllIsHere => Vec::new(),
+        })
     }
 
     fn device_ids(&self) -> Vec<DeviceId> {
@@ -192,11 +211,27 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
 
 #[test]
 fn devices_that_are_here_are_taken_as_they_are() {
+    let offered = Offered::new(&Home::new());
     let home = Home::new();
-    let offered = Offered::new(&home);
+    // An import of another image brings the first.
+    import_layers(&home, &home.path("layout"), &tars()[..1]);
+    let [one, two] = offered.device_ids()[..] else { panic!("two devices") };
+    assert_eq!(offered.publish(&home.store).unwrap(), [two]);
+    assert!(home.store.sparse.stat(&one).unwrap().is_none());
+    assert_eq!(home.store.presence(&offered.id).unwrap(), Presence::Partial);
+    assert_eq!(damage(&home.store), []);
+}
+
+/// The store would take it for complete, and nobody would compare it with its layers.
+#[test]
+fn an_image_of_which_all_is_here_is_not_published() {
+    let home = Home::new();
+    let mut offered = Offered::new(&home);
+    patch(&mut offered.image, b"two", b"tow");
+    offered.id = id_of(&offered.image).into();
     assert_eq!(offered.publish(&home.store).unwrap(), []);
-    home.store.open_image(&offered.id).unwrap();
-    assert_eq!(home.store.presence(&offered.id).unwrap(), Presence::Complete);
+    assert!(matches!(home.store.open_image(&offered.id), Err(OpenImageError::Absent(_))));
+    assert!(home.store.refs.get(&name()).unwrap().is_none());
     assert_eq!(damage(&home.store), []);
 }
 
@@ -278,7 +313,7 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
 }
 
 /// Puts other bytes of the same length in the place of the only ones that are these.
-fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+pub(crate) fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
     let places: Vec<_> = places.collect();
     let &[place] = &places[..] else { panic!("{places:?}") };
@@ -295,7 +330,7 @@ fn set_checksum(image: &mut [u8]) {
     image[1028..1032].copy_from_slice(&(!sum).to_le_bytes());
 }
 
-fn id_of(bytes: &[u8]) -> image::verity::VerityDigest {
+pub(crate) fn id_of(bytes: &[u8]) -> image::verity::VerityDigest {
     image::verity::digest(image::verity::Algorithm::Sha256, bytes)
 }
 

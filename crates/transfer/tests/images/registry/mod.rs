@@ -5,6 +5,7 @@ mod again;
 mod attached;
 mod faults;
 mod forms;
+mod lazy;
 mod proxy;
 mod pulls;
 mod pushes;

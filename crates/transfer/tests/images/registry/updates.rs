@@ -55,7 +55,7 @@ struct Stage {
 }
 
 /// The index of an image, made of its layers.
-fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
+pub(super) fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
     let home = Home::new();
     let served = Arc::clone(new);
     let server = Server::start(move |request, _| served.answer(request));
@@ -67,7 +67,7 @@ fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
     (LazyParts::stored(&home.store, &open).unwrap(), documents)
 }
 
-fn pull_with(
+pub(super) fn pull_with(
     home: &Home,
     host: &str,
     tag: &str,

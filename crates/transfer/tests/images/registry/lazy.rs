@@ -1,0 +1,267 @@
+//! Pulls without layers: which indexes are taken, and what becomes of one that lies where nothing has to be fetched.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use oci::policy::Policies;
+use quire_transfer as transfer;
+use serde_json::{Value, json};
+use store::{Form, FsckOptions, Presence, RefName};
+use transfer::import::ImportWishes;
+use transfer::lazy::artifact::LazySubject;
+use transfer::lazy::{LazyFetchError, TrustIndex};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull_lazy};
+
+use super::pulls::{Layer, MANIFEST, Served, served};
+use super::updates::{parts, pull_with};
+use super::*;
+use crate::build::{Pack, Tar, pack};
+use crate::home::{Home, usual_wishes};
+use crate::lazy::{id_of, patch};
+use testing::fake::{Reply, Request, Server, content, reply};
+
+/// A registry with an image, `1`, and its index.
+struct Stage {
+    image: Arc<Served>,
+    manifest: Digest,
+    artifact: Digest,
+    /// By tag or digest.
+    manifests: BTreeMap<String, Vec<u8>>,
+    blobs: BTreeMap<String, Vec<u8>>,
+    /// Digests of the index's blobs.
+    of_index: Vec<String>,
+}
+
+/// A key pair, by `openssl`.
+struct Key {
+    private: PathBuf,
+    public: PathBuf,
+}
+
+impl Key {
+    fn make(folder: &Path, name: &str) -> Self {
+        let [private, public] = ["key", "pub"].map(|it| folder.join(format!("{name}.{it}")));
+        let curve = ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"];
+        openssl(&curve, &[&private]);
+        openssl(&["pkey", "-pubout", "-out"], &[&public, Path::new("-in"), &private]);
+        Self { private, public }
+    }
+
+    fn sign(&self, message: &[u8]) -> Vec<u8> {
+        let file = self.private.with_extension("message");
+        std::fs::write(&file, message).unwrap();
+        openssl(&["dgst", "-sha256", "-sign"], &[&self.private, &file])
+    }
+}
+
+fn openssl(words: &[&str], files: &[&Path]) -> Vec<u8> {
+    let mut openssl = testing::command("openssl").expect("the test asked for it");
+    let output = openssl.args(words).args(files).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+fn layer(tar: &Tar) -> Layer {
+    let tar = tar.bytes();
+    Layer { blob: pack(&tar, Pack::Gzip), tar }
+}
+
+impl Stage {
+    /// With the index of an image in which the name `two` is another one.
+    fn new(two: &[u8; 3]) -> Self {
+        let text = |length: usize| -> Vec<u8> {
+            noise(length).iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
+        };
+        let image = Arc::new(served(vec![
+            layer(&Tar::of("d etc").file("etc/one", &text(200_000))),
+            layer(&Tar::of("d empty")),
+            layer(&Tar::default().file("two", &text(100_000))),
+        ]));
+        let (mut parts, documents) = parts(&image);
+        patch(&mut parts.image, b"two", two);
+        parts.id = id_of(&parts.image).into();
+        let subject = LazySubject {
+            digest: &documents.digest,
+            bytes: &documents.manifest_bytes,
+            manifest: &documents.manifest,
+            config: &documents.config,
+        };
+        let artifact = parts.artifact(&subject).unwrap();
+        let of_index = artifact.blobs.iter().map(|it| it.digest.to_string()).collect();
+        let blobs = artifact.blobs.into_iter().map(|it| (it.digest.to_string(), it.bytes));
+        let manifests = [
+            (String::from("1"), image.manifest.clone()),
+            (documents.digest.to_string(), image.manifest.clone()),
+            (artifact.digest.to_string(), artifact.manifest),
+        ];
+        Self {
+            image,
+            manifest: documents.digest,
+            artifact: artifact.digest,
+            manifests: manifests.into(),
+            blobs: blobs.collect(),
+            of_index,
+        }
+    }
+
+    /// Puts a signature of one thing where that of another belongs. Source: cosign's `specs/SIGNATURE_SPEC.md`.
+    fn sign(&mut self, key: &Key, host: &str, place: Digest, signed: Digest) {
+        let payload = json!({
+            "critical": {
+                "identity": {"docker-reference": format!("{host}/app")},
+                "image": {"docker-manifest-digest": signed},
+                "type": "cosign container image signature",
+            },
+            "optional": null,
+        });
+        let payload = payload.to_string().into_bytes();
+        let signature = STANDARD.encode(key.sign(&payload));
+        let config = b"{}".to_vec();
+        let named = |media_type: &str, bytes: &[u8]| -> Value {
+            json!({"mediaType": media_type, "size": bytes.len(), "digest": digest(bytes)})
+        };
+        let mut layer = named("application/vnd.dev.cosign.simplesigning.v1+json", &payload);
+        layer["annotations"] = json!({"dev.cosignproject.cosign/signature": signature});
+        let config_named = named("application/vnd.oci.image.config.v1+json", &config);
+        let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config_named, "layers": [layer]});
+        for bytes in [payload, config] {
+            self.blobs.insert(digest(&bytes).to_string(), bytes);
+        }
+        let tag = format!("{}.sig", place.to_string().replace(':', "-"));
+        self.manifests.insert(tag, manifest.to_string().into_bytes());
+    }
+
+    fn answer(&self, request: &Request) -> Reply {
+        let path = &request.path;
+        if path.contains("/referrers/") {
+            let listed = json!({
+                "mediaType": MANIFEST, "digest": self.artifact,
+                "size": self.manifests[&self.artifact.to_string()].len(),
+                "artifactType": "application/vnd.quire.lazy.v1",
+            });
+            let is_of = path.contains(&self.manifest.to_string());
+            let listed = if is_of { vec![listed] } else { Vec::new() };
+            let body = json!({"schemaVersion": 2, "manifests": listed});
+            return reply(200).body(body.to_string());
+        }
+        let name = path.rsplit('/').next().unwrap();
+        if path.contains("/manifests/") {
+            return match self.manifests.get(name) {
+                Some(bytes) => reply(200).header("content-type", MANIFEST).body(bytes),
+                None => reply(404),
+            };
+        }
+        match self.blobs.get(name) {
+            Some(bytes) => content(request, bytes),
+            None => self.image.answer(request),
+        }
+    }
+}
+
+fn pull_lazily(
+    home: &Home,
+    reference: &str,
+    policies: &Policies,
+    name: &RefName,
+) -> Result<LazyPulled, LazyPullError> {
+    let reference: Reference = reference.parse().unwrap();
+    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let wishes = PullWishes { import, layers: Layers::Forget, policies };
+    let registry = Registry::new(&reference, &settings()).unwrap();
+    let (surroundings, trust) = (home.surroundings(), TrustIndex::Default);
+    pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, (name, trust))
+}
+
+/// Whoever may push could refer to an image that is named by its digest: only a signature of the index counts.
+#[test]
+fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
+    if testing::program("openssl").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let [key, stranger] = ["key", "stranger"].map(|it| Key::make(folder.path(), it));
+    let check = |signs: &dyn Fn(&mut Stage, &str), expect: Option<&str>| {
+        let stage = Arc::new(std::sync::Mutex::new(Stage::new(b"two")));
+        let served = Arc::clone(&stage);
+        let server = Server::start(move |request, _| served.lock().unwrap().answer(request));
+        let host = server.host();
+        let policies = signed_by(folder.path(), &host, &key);
+        let (manifest, artifact) = {
+            let mut stage = stage.lock().unwrap();
+            let manifest = stage.manifest;
+            stage.sign(&key, &host, manifest, manifest);
+            signs(&mut stage, &host);
+            (manifest, stage.artifact)
+        };
+        let (home, name) = (Home::new(), "app".parse().unwrap());
+        let pulled = pull_lazily(&home, &format!("{host}/app@{manifest}"), &policies, &name);
+        let Some(expect) = expect else {
+            let LazyPulled::Image { index, devices, .. } = pulled.unwrap() else { panic!() };
+            assert_eq!((index, devices), (artifact, 2));
+            return;
+        };
+        let error = pulled.unwrap_err();
+        let is_it = matches!(&error, LazyPullError::Index(LazyFetchError::Untrusted { .. }));
+        assert!(is_it, "{error}");
+        assert!(chain(&error).contains(expect), "{}", chain(&error));
+        // Nothing of what is not trusted is fetched.
+        let of_index = stage.lock().unwrap().of_index.clone();
+        let is_of_index = |it: &Request| of_index.iter().any(|blob| it.path.ends_with(blob));
+        assert!(!server.seen().iter().any(is_of_index));
+        assert!(home.store.refs.get(&name).unwrap().is_none());
+    };
+    check(&|_, _| {}, Some("no signature of it is here"));
+    check(
+        &|stage, host| stage.sign(&key, host, stage.artifact, stage.manifest),
+        Some("but of other images"),
+    );
+    check(
+        &|stage, host| stage.sign(&stranger, host, stage.artifact, stage.artifact),
+        Some("none by"),
+    );
+    check(&|stage, host| stage.sign(&key, host, stage.artifact, stage.artifact), None);
+}
+
+fn signed_by(folder: &Path, host: &str, key: &Key) -> Policies {
+    let file = folder.join("policy.toml");
+    let text = format!(
+        "default = \"none\"\n[[rule]]\nmatch = \"{host}/**\"\naccept = \"signed\"\nkeys = [{:?}]\n",
+        key.public
+    );
+    std::fs::write(&file, text).unwrap();
+    Policies::load(&[file]).unwrap()
+}
+
+/// Nobody would compare it later: no device is left that is to be filled.
+#[test]
+fn an_image_of_which_all_is_here_is_compared_at_once() {
+    for two in [b"two", b"tow"] {
+        let stage = Arc::new(Stage::new(two));
+        let answering = Arc::clone(&stage);
+        let server = Server::start(move |request, _| answering.answer(request));
+        let home = Home::new();
+        let store = &home.store;
+        let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+        pull_with(&home, &server.host(), "1", Layers::Forget, import);
+        let whole = store.refs.get(&"app".parse().unwrap()).unwrap().unwrap();
+        let (policies, name) = (Policies::load(&[]).unwrap(), "again".parse().unwrap());
+        let before = server.seen().len();
+        let pulled = pull_lazily(&home, &format!("{}/app:1", server.host()), &policies, &name);
+        let LazyPulled::Image { image, devices, .. } = pulled.unwrap() else { panic!() };
+        assert_eq!((image, devices), (whole.image, 0));
+        let named = store.refs.get(&name).unwrap().unwrap();
+        assert_eq!(
+            (named.image, named.manifest, named.form),
+            (whole.image, Some(stage.manifest), Form::Tar)
+        );
+        assert_eq!(store.presence(&image).unwrap(), Presence::Complete);
+        // Both layers with files came from their devices.
+        let seen = server.seen().split_off(before);
+        let asked = |at: usize| seen.iter().filter(|it| it.path == stage.image.path(at)).count();
+        assert_eq!([asked(0), asked(2)], [0, 0]);
+        assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+    }
+}
