@@ -291,6 +291,57 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
     });
 }
 
+/// An index says where bytes are, and which digests they have. Whatever it says, readers get the bytes of those digests, or an
+/// error.
+#[test]
+fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
+    let Some(stage) = Stage::new() else { return };
+    let length = stage.index.head.device_bytes;
+    let right: Vec<_> = stage.index.head.units.clone();
+    let units = right.len() as u64;
+    let check = |what: &str, change: &dyn Fn(&mut LayerIndex), expect: Range<u64>| {
+        let mut index = stage.index.clone();
+        change(&mut index);
+        let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
+        let lazy = store(&folder.path().join("lazy"));
+        let device = lazy.create_sparse(&stage.device(), length).unwrap();
+        let filler = LayerFiller::new(index, &stage.blob, device);
+        let file = lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
+        let mut had = 0;
+        for unit in 0..units {
+            let range = unit * UNIT..((unit + 1) * UNIT).min(length);
+            if filler.ensure(range.clone(), |_| ()).is_err() {
+                continue;
+            }
+            let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
+            file.read_exact_at(&mut bytes, range.start).unwrap();
+            assert!(
+                stage.index.head.is_unit(usize::try_from(unit).unwrap(), &bytes),
+                "{what}: {unit}"
+            );
+            had += 1;
+        }
+        assert!(expect.contains(&had), "{what}: {had} of {units} units");
+    };
+    check("the truth", &|_| {}, units..units + 1);
+    // The digests of another layer.
+    check("no unit is right", &|it| it.head.units.iter_mut().for_each(|it| it[0] ^= 1), 0..1);
+    check("units are exchanged", &|it| it.head.units.reverse(), 0..units / 2);
+    // Each place is then one of another span.
+    let moved = |it: &mut LayerIndex| it.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
+    check("spans are elsewhere", &moved, 0..units / 2);
+    let exchanged = |it: &mut LayerIndex| {
+        let [one, two] = it.head.groups[..2] else { panic!("two groups at least") };
+        let (first, rest) = it.windows.split_at(one.bytes as usize);
+        let (second, others) = rest.split_at(two.bytes as usize);
+        it.windows = [second, first, others].concat();
+        let both = [two.bytes, one.bytes];
+        it.head.groups.iter_mut().zip(both).for_each(|(group, bytes)| group.bytes = bytes);
+    };
+    check("groups of windows are exchanged", &exchanged, 0..units);
+    check("windows are zeros", &|it| it.windows.fill(0), 0..units);
+}
+
 fn is_io_error(read: io::Result<usize>) -> bool {
     read.is_err_and(|it| it.raw_os_error() == Some(Errno::IO.raw_os_error()))
 }

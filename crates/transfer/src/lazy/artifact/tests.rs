@@ -37,20 +37,26 @@ fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The image of a file in a tar, 512 bytes from its begin.
-fn image_of(head: &Head, name: &[u8]) -> Vec<u8> {
-    let object: ObjectId = digest(Algorithm::Sha256, b"a file").into();
+/// The image of a file of each name, in a tar of its own, 512 bytes from the tar's begin.
+fn image_of<'a>(files: impl IntoIterator<Item = (&'a Head, &'a [u8])>) -> Vec<u8> {
     let mut builder = Builder::new();
     let mtime = Timestamp { seconds: 1, nanoseconds: 0 };
     let metadata = Metadata { permissions: 0o644, uid: 0, gid: 0, mtime };
     let none = builder.xattrs([]).unwrap();
-    let location = Location::Object;
-    let content = Content::External { size: 1000, object: Some(object), location };
-    let id = builder.inode(&metadata, none, Node::Regular(content)).unwrap();
-    builder.insert(InodeId::ROOT, name, id, Link::Equal).unwrap();
-    let devices = [DeviceFile { id: head.device, bytes: head.device_bytes }];
-    let find =
-        |_: &ObjectId| Some(Placed::Whole(Stored { device: 0, offset: 512, fingerprint: [7; 32] }));
+    let (mut devices, mut objects) = (Vec::new(), Vec::<ObjectId>::new());
+    for (head, name) in files {
+        devices.push(DeviceFile { id: head.device, bytes: head.device_bytes });
+        let object = digest(Algorithm::Sha256, name).into();
+        objects.push(object);
+        let location = Location::Object;
+        let content = Content::External { size: 1000, object: Some(object), location };
+        let id = builder.inode(&metadata, none, Node::Regular(content)).unwrap();
+        builder.insert(InodeId::ROOT, name, id, Link::Equal).unwrap();
+    }
+    let find = |object: &ObjectId| {
+        let device = objects.iter().position(|it| it == object)?.try_into().ok()?;
+        Some(Placed::Whole(Stored { device, offset: 512, fingerprint: [7; 32] }))
+    };
     let native = Native { has_tar: true, ..Native::new(&devices, &find) };
     let mut contents = |_: Inode<'_>, _, _: &mut dyn Write| Err(io::ErrorKind::Other.into());
     let mut image = Vec::new();
@@ -64,50 +70,64 @@ fn refused(error: &ArtifactError, expect: &str) {
     assert!(text.contains(expect), "{text}");
 }
 
+/// Bytes that stand for a tar.
+fn tar(blocks: usize, period: usize) -> Vec<u8> {
+    (0..512 * blocks).map(|it| u8::try_from(it % period).unwrap()).collect()
+}
+
 impl Stage {
     fn new() -> Self {
-        let tar: Vec<u8> = (0..200_000_u32).map(|it| (it % 251) as u8).collect();
-        let tar = &tar[..512 * 300];
-        let blobs = [gzip(tar, 1), gzip(b"nothing", 6), gzip(tar, 9)];
-        let diff_ids = [tar, b"nothing", tar].map(Digest::sha256);
+        let tar = tar(300, 251);
+        Self::of([(&tar, 1), (b"nothing", 6), (&tar, 9)], &[(0, b"file")])
+    }
+
+    /// An image of two layers, with a file in each. Their tars have the same length.
+    fn of_two() -> Self {
+        let [one, two] = [251, 241].map(|period| tar(300, period));
+        Self::of([(&one, 1), (&two, 9)], &[(0, b"one"), (1, b"two")])
+    }
+
+    /// An image of these tars, each compressed at a level; of files, each of which makes a device of a layer.
+    fn of<const N: usize>(tars: [(&[u8], u32); N], files: &[(usize, &[u8])]) -> Self {
+        let blobs = tars.map(|(tar, level)| gzip(tar, level));
+        let diff_ids = tars.map(|(tar, _)| Digest::sha256(tar));
         let layers = blobs.each_ref().map(|blob| {
             json!({
                 "mediaType": "application/vnd.oci.image.layer.v1.tar+gzip",
                 "digest": Digest::sha256(blob), "size": blob.len(),
             })
         });
-        let rootfs = json!({"type": "layers", "diff_ids": diff_ids});
+        let rootfs = json!({"type": "layers", "diff_ids": &diff_ids[..]});
         let config = json!({"architecture": "amd64", "os": "linux", "rootfs": rootfs});
         let config = config.to_string().into_bytes();
         let manifest = json!({
-            "schemaVersion": 2, "mediaType": ARTIFACT_MANIFEST, "layers": layers,
+            "schemaVersion": 2, "mediaType": ARTIFACT_MANIFEST, "layers": &layers[..],
             "config": {"mediaType": "application/vnd.oci.image.config.v1+json",
                        "digest": Digest::sha256(&config), "size": config.len()},
         });
         let manifest = manifest.to_string().into_bytes();
         let Ok(Document::Image(read)) = Document::parse(&manifest) else { panic!("a manifest") };
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&[tar, &[1; 512]].concat()).unwrap();
-        let layer = IndexedLayer {
-            layer: &read.layers[0],
-            diff_id: &diff_ids[0],
-            device: &DeviceId::from_bytes(&[3; 32]).unwrap(),
-            file: &file,
+        let index = |&(at, _): &(usize, &[u8])| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&[tars[at].0, &[1; 512]].concat()).unwrap();
+            let byte = 3 + u8::try_from(at).unwrap();
+            let layer = IndexedLayer {
+                layer: &read.layers[at],
+                diff_id: &diff_ids[at],
+                device: &DeviceId::from_bytes(&[byte; 32]).unwrap(),
+                file: &file,
+            };
+            let never = AtomicBool::new(false);
+            LayerIndex::new(&layer, &Bytes(blobs[at].clone()), &never).unwrap()
         };
-        let [blob, ..] = blobs;
-        let index = LayerIndex::new(&layer, &Bytes(blob), &AtomicBool::new(false)).unwrap();
-        let image = image_of(&index.head, b"file");
+        let indexes: Vec<_> = files.iter().map(index).collect();
+        let heads = indexes.iter().map(|it| &it.head);
+        let image = image_of(heads.zip(files.iter().map(|it| it.1)));
         let id = digest(Algorithm::Sha256, &image).into();
         Self {
             manifest,
             config,
-            parts: LazyParts {
-                id,
-                image,
-                indexes: vec![index],
-                traces: Traces::default(),
-                recipes: Vec::new(),
-            },
+            parts: LazyParts { id, image, indexes, traces: Traces::default(), recipes: Vec::new() },
         }
     }
 
@@ -145,9 +165,14 @@ impl Stage {
         assert!(error.contains(expect), "{error}");
     }
 
-    /// Refuses the artifact with another head, which its config names.
+    /// Refuses the artifact with another first head, which its config names.
     #[track_caller]
     fn check_head(&self, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
+        refused(&self.with_head(change).map(drop).unwrap_err(), expect);
+    }
+
+    /// Opens the artifact with another first head, which its config names.
+    fn with_head(&self, change: impl FnOnce(&mut Vec<u8>)) -> Result<LazyParts, ArtifactError> {
         let mut artifact = self.artifact();
         change(&mut artifact.blobs[2].bytes);
         let renamed = |artifact: &mut Artifact, at: usize| {
@@ -163,6 +188,22 @@ impl Stage {
         };
         renamed(&mut artifact, 2);
         renamed(&mut artifact, 0);
+        self.open(&artifact)
+    }
+
+    /// Refuses the artifact with another manifest and another config, which the manifest names.
+    #[track_caller]
+    fn check_both(&self, change: impl FnOnce(&mut Value, &mut Value), expect: &str) {
+        let mut artifact = self.artifact();
+        let mut manifest = serde_json::from_slice(&artifact.manifest).unwrap();
+        let mut config = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
+        change(&mut manifest, &mut config);
+        let config = config.to_string().into_bytes();
+        let digest = Digest::sha256(&config);
+        manifest["config"]["digest"] = json!(digest);
+        manifest["config"]["size"] = json!(config.len());
+        artifact.blobs[0] = ArtifactBlob { digest, bytes: config };
+        artifact.manifest = manifest.to_string().into_bytes();
         refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
     }
 
@@ -177,9 +218,10 @@ impl Stage {
         let (digest, size) = (blob.digest, blob.bytes.len());
         let mut manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
         let named = std::iter::once("/config".to_owned());
-        for place in named.chain((0..3).map(|it| format!("/layers/{it}"))) {
-            let named = manifest.pointer_mut(&place).unwrap();
-            if named["digest"] == json!(before) {
+        for place in named.chain((0..5).map(|it| format!("/layers/{it}"))) {
+            if let Some(named) = manifest.pointer_mut(&place)
+                && named["digest"] == json!(before)
+            {
                 (named["digest"], named["size"]) = (json!(digest), json!(size));
             }
         }
@@ -350,12 +392,138 @@ fn other_blobs_are_refused() {
     // Another image of our writer, under the first one's name.
     let mut head = stage.parts.indexes[0].head.clone();
     let other = head.blob;
-    let renamed = image_of(&head, b"evil");
+    let renamed = image_of([(&head, &b"evil"[..])]);
     stage.check_blob(1, |it| *it = with(&renamed), "the image of the index is");
     // An index of a blob that is no layer of the image.
     head.blob = Digest::sha256(b"other");
     assert_ne!(head.blob, other);
     stage.check_head(|it| *it = head.encode().unwrap(), "another blob");
+}
+
+fn swap(document: &mut Value, one: &str, two: &str) {
+    let first = document.pointer_mut(one).unwrap().take();
+    let second = std::mem::replace(document.pointer_mut(two).unwrap(), first);
+    *document.pointer_mut(one).unwrap() = second;
+}
+
+#[test]
+fn what_belongs_to_one_layer_is_not_taken_for_another() {
+    let stage = Stage::of_two();
+    assert!(stage.open(&stage.artifact()).unwrap() == stage.parts);
+    let swap_pairs = |it: &mut Value| {
+        swap(it, "/layers/1", "/layers/3");
+        swap(it, "/layers/2", "/layers/4");
+    };
+    let swap_fields = |it: &mut Value, name: &str| {
+        swap(it, &format!("/layers/0/{name}"), &format!("/layers/1/{name}"));
+    };
+    stage.check_manifest(swap_pairs, "of another head than the config says");
+    stage.check_both(
+        |manifest, config| {
+            swap_pairs(manifest);
+            swap_fields(config, "head");
+        },
+        "of another device than the config says",
+    );
+    stage.check_both(
+        |manifest, config| {
+            swap_pairs(manifest);
+            swap_fields(config, "head");
+            swap_fields(config, "device");
+        },
+        "of another diff id than the config says",
+    );
+    stage.check_config(|it| swap_fields(it, "digest"), "layer 1 is sha256");
+    stage.check_config(|it| swap_fields(it, "diffId"), "layer 1 is sha256");
+    stage.check_config(|it| swap(it, "/layers/0", "/layers/1"), "layer 1 is sha256");
+}
+
+#[test]
+fn a_device_is_of_one_layer() {
+    let stage = Stage::of_two();
+    let same = |it: &mut Value, name: &str| it["layers"][1][name] = it["layers"][0][name].clone();
+    stage.check_config(|it| same(it, "device"), "of another head than the config says");
+    stage.check_config(|it| same(it, "head"), "of another head than the config says");
+    let both = |it: &mut Value| {
+        same(it, "device");
+        same(it, "head");
+    };
+    stage.check_config(both, "2 heads, 1 devices");
+    // Without the second head: the layers are different tars.
+    let drop_pair = |it: &mut Value| it["layers"].as_array_mut().unwrap().truncate(3);
+    stage.check_both(
+        |manifest, config| {
+            drop_pair(manifest);
+            both(config);
+        },
+        "of another diff id than the config says",
+    );
+    // A head twice, under two names of devices.
+    stage.check_both(
+        |manifest, config| {
+            manifest["layers"][3] = manifest["layers"][1].clone();
+            manifest["layers"][4] = manifest["layers"][2].clone();
+            same(config, "head");
+        },
+        "of another device than the config says",
+    );
+    // A device that the image has, and no layer.
+    stage.check_both(
+        |manifest, config| {
+            drop_pair(manifest);
+            for name in ["device", "head"] {
+                config["layers"][1].as_object_mut().unwrap().remove(name).unwrap();
+            }
+        },
+        "needs device number 2, of which the index has no head",
+    );
+}
+
+#[test]
+fn the_head_of_a_layer_of_another_image_is_refused() {
+    let (stage, other) = (Stage::of_two(), Stage::of([(&tar(300, 239), 1)], &[(0, b"one")]));
+    let foreign = &other.parts.indexes[0];
+    assert_eq!(foreign.head.device, stage.parts.indexes[0].head.device);
+    let encoded = || foreign.head.encode().unwrap();
+    stage.check_head(|it| *it = encoded(), "of another diff id than the config says");
+    let head = Head { diff_id: stage.parts.indexes[0].head.diff_id, ..foreign.head.clone() };
+    stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
+    // The blob of the other layer.
+    let second = &stage.parts.indexes[1].head;
+    let (blob, blob_bytes) = (second.blob, second.blob_bytes);
+    let head = Head { blob, blob_bytes, ..stage.parts.indexes[0].head.clone() };
+    stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
+    // The right blob, of another length.
+    let first = &stage.parts.indexes[0].head;
+    let head = Head { blob_bytes: first.blob_bytes + 1, ..first.clone() };
+    stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
+}
+
+#[test]
+fn units_and_windows_of_another_layer_fill_nothing() {
+    let stage = Stage::of_two();
+    let [one, two] = &stage.parts.indexes[..] else { unreachable!() };
+    // Less units than the device has.
+    let mut head = one.head.clone();
+    head.units.pop();
+    head.encode().unwrap_err();
+    // As many: only a layer's bytes tell. They do not have these digests.
+    let head = Head { units: two.head.units.clone(), ..one.head.clone() };
+    let opened = stage.with_head(|it| *it = head.encode().unwrap()).unwrap();
+    let bytes = tar(300, 251);
+    let unit = &bytes[..64 << 10];
+    assert!(stage.parts.indexes[0].head.is_unit(0, unit));
+    assert!(!opened.indexes[0].head.is_unit(0, unit));
+    // A group that is longer or shorter than the windows are, as another one is.
+    for change in [-1, 1] {
+        let mut head = one.head.clone();
+        head.groups[0].bytes = head.groups[0].bytes.checked_add_signed(change).unwrap();
+        let encoded = head.encode().unwrap();
+        stage.check_head(|it| *it = encoded, "of another length of windows than the config says");
+    }
+    let mut head = one.head.clone();
+    head.groups[0].first = 1;
+    head.encode().unwrap_err();
 }
 
 #[test]
