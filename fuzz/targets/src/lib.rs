@@ -98,11 +98,27 @@ pub fn traces(bytes: &[u8]) {
     }
 }
 
+/// The documents of an artifact that makes an image lazy: what is accepted holds together.
+pub fn lazy_artifact(bytes: &[u8]) {
+    transfer::lazy::artifact::exercise(bytes);
+}
+
+/// The recipe of a layer in such an artifact: the first byte says which objects are here. What is missing is fetched, once.
+pub fn lazy_recipe(bytes: &[u8]) {
+    transfer::lazy::update::exercise(bytes);
+}
+
 /// The image of an index that others made, over the devices that it names: what is accepted is what our writer writes.
 pub fn lazy_image(bytes: &[u8]) {
+    let _either = is_lazy_image(bytes);
+}
+
+/// Whether an image is accepted.
+#[must_use]
+pub fn is_lazy_image(bytes: &[u8]) -> bool {
     use image::digest::Digest;
     use image::lazy::Head;
-    let Ok(image) = Image::open(bytes) else { return };
+    let Ok(image) = Image::open(bytes) else { return false };
     let head = |slot: &erofs::read::DeviceSlot| {
         let (device, device_bytes) = (slot.device_id()?, slot.bytes()?);
         Some(Head {
@@ -119,9 +135,11 @@ pub fn lazy_image(bytes: &[u8]) {
         })
     };
     let heads: Vec<_> = image.devices().iter().filter_map(head).collect();
-    if transfer::lazy::check_image(bytes, &heads).is_ok() {
+    let is_accepted = transfer::lazy::check_image(bytes, &heads).is_ok();
+    if is_accepted {
         examine(bytes, 1 << 20).expect("an image of ours is good");
     }
+    is_accepted
 }
 
 /// A gzip blob: inflated as another decoder does it, and each of its spans alone gives the same bytes.

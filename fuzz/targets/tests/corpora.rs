@@ -40,8 +40,27 @@ fn lazy_index() {
 }
 
 #[test]
+fn lazy_artifact() {
+    run_corpus("lazy_artifact", targets::lazy_artifact);
+}
+
+#[test]
 fn lazy_image() {
     run_corpus("lazy_image", targets::lazy_image);
+}
+
+/// Otherwise a fuzzer never gets behind the check.
+#[test]
+fn a_lazy_image_of_the_corpus_is_accepted() {
+    let files = fs::read_dir(fuzz().join("corpus/lazy_image")).unwrap();
+    let images = files.map(|it| fs::read(it.unwrap().path()).unwrap());
+    let accepted = images.filter(|it| targets::is_lazy_image(it));
+    assert!(accepted.count() > 0);
+}
+
+#[test]
+fn lazy_recipe() {
+    run_corpus("lazy_recipe", targets::lazy_recipe);
 }
 
 #[test]
@@ -95,8 +114,10 @@ fn every_target_has_a_corpus_and_a_test() {
         "dump",
         "erofs",
         "gzip_span",
+        "lazy_artifact",
         "lazy_image",
         "lazy_index",
+        "lazy_recipe",
         "manifest",
         "store_ops",
         "tar_layer",

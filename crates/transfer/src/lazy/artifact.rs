@@ -428,5 +428,43 @@ fn media_type(manifest: &[u8]) -> String {
     typed.map_or_else(|_untyped| ARTIFACT_MANIFEST.to_owned(), |it| it.media_type)
 }
 
+/// Parses `bytes` as a manifest and as a config of an artifact, for fuzzers: what is accepted is accepted again as it is
+/// written, and each layer has at most one device.
+///
+/// # Panics
+/// If that is not so.
+#[doc(hidden)]
+pub fn exercise(bytes: &[u8]) {
+    if let Ok(manifest) = RawManifest::decode(bytes) {
+        let written = json("manifest", &manifest).expect("it came from JSON");
+        let again = RawManifest::decode(&written).expect("it is accepted again");
+        assert_eq!(json("manifest", &again).ok(), Some(written));
+        if let Ok(parts) = manifest.parts() {
+            let RawParts { heads, recipes, traces, .. } = parts;
+            let named = 1 + 2 * heads.len() + recipes.len() + usize::from(traces.is_some());
+            assert!(named <= manifest.layers.len());
+        }
+    }
+    let Ok(config) = RawConfig::decode(bytes) else { return };
+    let descriptor = |it: &RawLayer| Descriptor {
+        digest: it.digest,
+        size: it.size,
+        media_type: String::new(),
+        annotations: std::collections::BTreeMap::new(),
+        platform: None,
+    };
+    // An image of just these layers.
+    let descriptors: Vec<_> = config.layers.iter().map(descriptor).collect();
+    let both = descriptors.iter().zip(&config.layers);
+    let layers: Vec<_> = both.map(|(layer, raw)| Layer { layer, diff_id: &raw.diff_id }).collect();
+    let Ok(devices) = devices(&layers, &config) else { return };
+    let mut seen = std::collections::BTreeSet::new();
+    for Filled { device, layers, .. } in &devices {
+        assert!(seen.insert(*device), "device {device} comes twice");
+        assert!(!layers.is_empty(), "device {device} has no layer");
+    }
+    assert!(devices.iter().map(|it| it.layers.len()).sum::<usize>() <= layers.len());
+}
+
 #[cfg(test)]
 mod tests;

@@ -330,6 +330,13 @@ mod tests {
         check(&bytes, &[], Ok(()));
     }
 
+    /// Fuzzers begin with it.
+    #[test]
+    fn the_accepted_seed_is_an_image_of_ours() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/lazy_image/accepted");
+        assert!(std::fs::read(path).unwrap() == good());
+    }
+
     #[test]
     fn devices_are_those_of_the_heads() {
         let [one, two] = heads();
@@ -348,6 +355,25 @@ mod tests {
         // The same one twice.
         let twice = image(&tree(|_| {}), &stored, |how| how.devices.push(how.devices[0]));
         check(&twice, &both, Err("needs device number 3"));
+    }
+
+    #[test]
+    fn a_file_of_a_device_that_no_head_describes_is_refused() {
+        let third = |object: &ObjectId| match stored(object)? {
+            Placed::Whole(it) if it.device == 1 => Some(Placed::Whole(Stored { device: 2, ..it })),
+            other => Some(other),
+        };
+        let more = |how: &mut Written| how.devices.push(DeviceFile { id: device(3), bytes: 4096 });
+        let bytes = image(&tree(|_| {}), &third, more);
+        check(&bytes, &heads(), Err("needs device number 3, of which the index has no head"));
+        let [one, two] = heads();
+        check(&bytes, &[one.clone(), two, head(3, 4096, 3584)], Err("not as Quire writes it"));
+        // As if the third were the second: the table has two, and the file is on number 3.
+        let bytes = image(&tree(|_| {}), &third, |how| {
+            how.devices[1].id = device(3);
+            how.devices.push(DeviceFile { id: device(2), bytes: 4096 });
+        });
+        check(&bytes, &[one, head(3, 4096, 3584)], Err("needs device number 3"));
     }
 
     #[test]

@@ -55,3 +55,9 @@ pub enum UpdateError {
     #[error("the windows of the index have another length than its head says")]
     Windows,
 }
+
+/// Plans by `bytes` as a recipe that is decompressed, for fuzzers.
+#[doc(hidden)]
+pub fn exercise(bytes: &[u8]) {
+    plan::exercise(bytes);
+}

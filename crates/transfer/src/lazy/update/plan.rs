@@ -5,11 +5,11 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use image::digest::Digest;
-use image::gzip::{Checkpoint, Window};
-use image::lazy::{HEAD_MAX, Head};
+use image::gzip::{Checkpoint, Start, Window};
+use image::lazy::{HEAD_MAX, Head, SpanPlace};
 use image::tar::Segment;
 use image::tar::recipe::{Operation, Reader};
-use image::verity::ObjectId;
+use image::verity::{Algorithm, DeviceId, ObjectId};
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::{LookupError, Store};
@@ -94,7 +94,10 @@ pub fn plan<'a>(
         return Err(UpdateError::Layer);
     }
     let recipe = whole(source, recipe)?;
-    let Some(missing) = missing(store, &head, &recipe)? else { return Ok(None) };
+    let recipe_of = decompressed(&recipe).map_err(UpdateError::Decompress)?;
+    let has = |object: &ObjectId, segment| has(store, object, segment);
+    let missing = missing(store.algorithm(), has, &head, recipe_of)?;
+    let Some(missing) = missing else { return Ok(None) };
     let parts = parts(&head, &missing);
     let fetch = parts.iter().map(|it| it.blob.end - it.blob.start).sum::<u64>();
     let skip = layer.size.saturating_sub(fetch).saturating_sub(first);
@@ -130,13 +133,13 @@ pub(super) fn decompressed(recipe: &[u8]) -> io::Result<impl Read + Send + '_> {
 /// The parts of the tar whose objects the store lacks: at most one for each span. `None` if the recipe names objects in
 /// another way than the store does.
 fn missing(
-    store: &Store,
+    algorithm: Algorithm,
+    has: impl Fn(&ObjectId, Segment) -> bool,
     head: &Head,
-    recipe: &[u8],
+    recipe: impl Read,
 ) -> Result<Option<Vec<Range<u64>>>, UpdateError> {
-    let recipe = decompressed(recipe).map_err(UpdateError::Decompress)?;
     let mut recipe = Reader::new(recipe)?;
-    if recipe.algorithm() != store.algorithm() {
+    if recipe.algorithm() != algorithm {
         return Ok(None);
     }
     let expected = head.tar_bytes;
@@ -145,7 +148,7 @@ fn missing(
         let start = recipe.length();
         let Some(operation) = recipe.next_operation()? else { break };
         let Operation::Range { object, segment } = operation else { continue };
-        let is_here = has(store, object, segment);
+        let is_here = has(object, segment);
         let end = start.saturating_add(segment.length);
         let (Some(first), Some(_)) = (head.span_of(start), head.span_of(end - 1)) else {
             return Err(UpdateError::Length { expected, actual: end });
@@ -278,6 +281,49 @@ fn frames(
 /// The group that has a span's window, by its number.
 pub(super) fn group_of(head: &Head, span: usize) -> usize {
     head.groups.partition_point(|it| it.first as usize <= span).saturating_sub(1)
+}
+
+/// Plans by `bytes` as a recipe, for fuzzers: what is fetched is what is missing, and nothing twice.
+pub(super) fn exercise(bytes: &[u8]) {
+    /// Bytes of the tar from one span to the next.
+    const SPAN: u64 = 100;
+    /// More would only be slow.
+    const SPANS: u64 = 1000;
+    let Some((first, recipe)) = bytes.split_first() else { return };
+    // As long as the recipe says, for fuzzers do not guess it.
+    let length = |recipe: &[u8]| -> Option<u64> {
+        let mut reader = Reader::new(recipe).ok()?;
+        while reader.next_operation().ok()?.is_some() {}
+        Some(reader.length())
+    };
+    let tar_bytes = length(recipe).filter(|it| *it <= SPAN * SPANS).unwrap_or(SPAN * SPANS);
+    let starts = (0..tar_bytes.div_ceil(SPAN)).map(|it| it * SPAN);
+    let places: Vec<_> = starts
+        .map(|it| SpanPlace { start: Start::Member, packed: it * 1000, unpacked: it })
+        .collect();
+    let head = Head {
+        device: DeviceId::from_bytes(&[1; 32]).expect("32 bytes are an id"),
+        device_bytes: tar_bytes,
+        blob: Digest::sha256(b""),
+        blob_bytes: places.len() as u64 * SPAN * 1000,
+        diff_id: Digest::sha256(b""),
+        tar_bytes,
+        tail: Vec::new(),
+        units: Vec::new(),
+        spans: places,
+        groups: Vec::new(),
+    };
+    let has = |object: &ObjectId, _: Segment| object.as_bytes()[0] < *first;
+    let Ok(Some(missing)) = missing(Algorithm::Sha256, has, &head, recipe) else { return };
+    let is_apart = missing.windows(2).all(|it| it[0].end <= it[1].start);
+    assert!(is_apart && missing.iter().all(|it| it.start < it.end), "{missing:?}");
+    let parts = parts(&head, &missing);
+    let apart = parts.windows(2).all(|it| it[0].spans.end <= it[1].spans.start);
+    assert!(apart, "{parts:?}");
+    for spans in spans(&head, &missing) {
+        let has = |span: usize| parts.iter().any(|it| it.spans.contains(&span));
+        assert!(spans.clone().all(has), "{spans:?} of {parts:?}");
+    }
 }
 
 impl UpdatePlan<'_> {
