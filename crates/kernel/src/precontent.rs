@@ -151,6 +151,18 @@ impl Group {
         Ok(text.lines().any(|line| line.starts_with("fanotify ino:")))
     }
 
+    /// Whether it marks this file.
+    ///
+    /// # Errors
+    /// As [`has_marks`](Self::has_marks).
+    pub fn has_mark(&self, file: BorrowedFd<'_>) -> std::io::Result<bool> {
+        let inode = rustix::fs::fstat(file)?.st_ino;
+        // Two file systems may have a number in common. Then this says yes once too often.
+        let start = format!("fanotify ino:{inode:x} ");
+        let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
+        Ok(std::fs::read_to_string(path)?.lines().any(|line| line.starts_with(&start)))
+    }
+
     /// A group without any files. Its queue has no bound.
     ///
     /// # Errors

@@ -91,6 +91,22 @@ pub fn lazy_index(bytes: &[u8]) {
     }
 }
 
+/// A request of the kernel's FUSE: what is accepted is walked to its end, and what is refused has its number if it has one.
+pub fn fuse_request(bytes: &[u8]) {
+    use kernel::fuse::{FuseOperation, FuseRequest};
+    match FuseRequest::decode(bytes) {
+        Ok(FuseRequest { operation: FuseOperation::ForgetSeveral(forgotten), .. }) => {
+            // Each has 16 bytes.
+            assert!(forgotten.count() <= bytes.len() / 16);
+        }
+        Ok(FuseRequest { operation: FuseOperation::Lookup(name), .. }) => {
+            assert_eq!(name.to_bytes_with_nul(), &bytes[40..]);
+        }
+        Ok(_) => assert!(bytes.len() >= 40),
+        Err(error) => assert_eq!(error.unique().is_some(), bytes.len() >= 40),
+    }
+}
+
 /// The traces of an image: what is accepted is read again as the same.
 pub fn traces(bytes: &[u8]) {
     if let Ok(traces) = store::Traces::decode(bytes) {

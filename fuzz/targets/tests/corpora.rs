@@ -30,6 +30,11 @@ fn chunked() {
 }
 
 #[test]
+fn fuse_request() {
+    run_corpus("fuse_request", targets::fuse_request);
+}
+
+#[test]
 fn gzip_span() {
     run_corpus("gzip_span", targets::gzip_span);
 }

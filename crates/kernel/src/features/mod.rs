@@ -79,6 +79,8 @@ pub struct Features {
     pub immutable_flag: Feature,
     /// fanotify pre-content events, for lazy loading.
     pub pre_content_events: Feature,
+    /// Files that a process of ours has, without a place in any tree: the other way for lazy loading.
+    pub files_on_fuse: Feature,
     /// User namespaces.
     pub user_namespaces: Feature,
 }
@@ -86,7 +88,7 @@ pub struct Features {
 impl Features {
     /// The answers with their names, in the order a person would want them.
     #[must_use]
-    pub fn rows(&self) -> [(&'static str, &Feature); 10] {
+    pub fn rows(&self) -> [(&'static str, &Feature); 11] {
         [
             ("erofs-from-file", &self.erofs_from_file),
             ("erofs-page-sharing", &self.page_sharing),
@@ -97,6 +99,7 @@ impl Features {
             ("fs-verity", &self.fs_verity),
             ("immutable-flag", &self.immutable_flag),
             ("pre-content-events", &self.pre_content_events),
+            ("files-on-fuse", &self.files_on_fuse),
             ("user-namespaces", &self.user_namespaces),
         ]
     }
@@ -118,6 +121,7 @@ pub fn probe(directory: BorrowedFd<'_>, who: Who) -> Features {
         fs_verity: probe::fs_verity(directory),
         immutable_flag: probe::immutable_flag(directory),
         pre_content_events: probe::pre_content_events(directory),
+        files_on_fuse: probe::files_on_fuse(who),
         user_namespaces: probe::user_namespaces(who),
     }
 }

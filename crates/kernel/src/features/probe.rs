@@ -4,10 +4,12 @@
 use std::fmt::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::{Can, Cgroups, Feature, empty_image};
 use crate::files;
+use crate::fuse::{FuseConnection, FuseError, Resent};
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use crate::mount::{
     self, Backing, Credentials, ErofsOptions, Io, MountError, OverlayOptions, Sharing,
@@ -255,6 +257,30 @@ pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
             ))
         }
         errno => Feature::no(format!("needs Linux 6.14: {errno}")),
+    }
+}
+
+pub(super) fn files_on_fuse(who: Who) -> Feature {
+    let connection = match FuseConnection::open() {
+        Ok(connection) => connection,
+        Err(FuseError::Open(errno @ (Errno::ACCESS | Errno::PERM))) => {
+            return Feature::unknown(format!("cannot open /dev/fuse: {errno}"));
+        }
+        Err(FuseError::Open(errno)) => return Feature::no(format!("no /dev/fuse: {errno}")),
+        Err(error) => return Feature::no(error.to_string()),
+    };
+    let mounted = crate::mount::fuse(
+        connection.as_fd(),
+        FileType::RegularFile,
+        (who.user, who.group),
+        "quire",
+    );
+    match (mounted, connection.resend()) {
+        (Ok(_), Ok(Resent::Yes)) => Feature::yes("mounted one"),
+        (Ok(_), _) => Feature::yes(
+            "mounted one; before Linux 6.9, reads that a service had taken fail if it is killed",
+        ),
+        (Err(error), _) => Feature::refused(&error, error.errno()),
     }
 }
 

@@ -7,6 +7,7 @@ mod context;
 mod erofs;
 mod error;
 mod ext4;
+mod fuse;
 mod overlay;
 mod tmpfs;
 
@@ -23,6 +24,7 @@ pub(crate) use erofs::try_sharing;
 pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, ext4};
+pub use fuse::{fuse, is_on_fuse};
 pub use overlay::{
     Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
 };

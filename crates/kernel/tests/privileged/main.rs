@@ -8,6 +8,7 @@ extern crate quire_kernel as kernel;
 
 mod death;
 mod features;
+mod fuse;
 mod layers;
 mod lease;
 mod loopdev;
