@@ -99,6 +99,20 @@ impl Supply for StoreSupply<'_> {
         Ok(self.store.downloads.traces(image)?.get(name).cloned())
     }
 
+    fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
+        let has_device =
+            |image: &ImageId| self.store.sparse_devices(image).is_ok_and(|it| it.contains(device));
+        let named = self.store.refs.all().unwrap_or_default();
+        let Some((_, found)) = named.iter().find(|it| has_device(&it.1.image)) else {
+            return Vec::new();
+        };
+        self.store.file_places(&found.image, device).unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(%device, error, "where its files are is not known");
+            Vec::new()
+        })
+    }
+
     fn sealed(
         &self,
         device: &DeviceId,

@@ -29,6 +29,9 @@ struct AheadPart<'a> {
     cause: Cause,
 }
 
+/// The part in whose place a worker finds out where the files of the device are.
+const NO_SPANS: Range<usize> = 0..0;
+
 /// Adds as many parts as may wait. Those who read the others fetch them.
 fn add<T>(waiting: &mut VecDeque<T>, parts: impl IntoIterator<Item = T>) {
     let room = WAITING_MAX.saturating_sub(waiting.len());
@@ -85,11 +88,14 @@ impl<'a> Ahead<'a> {
     }
 
     /// What a reader will want soon.
-    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Range<usize>) {
-        if spans.is_empty() {
+    pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Vec<Range<usize>>) {
+        let unknown = filler.files().begin().then_some(NO_SPANS);
+        let pieces =
+            spans.into_iter().flat_map(|it| plan::in_pieces(it, |it| filler.packed_bytes(it)));
+        let made: Vec<_> = unknown.into_iter().chain(pieces).collect();
+        if made.is_empty() {
             return;
         }
-        let made = plan::in_pieces(spans, |it| filler.packed_bytes(it));
         let piece =
             |spans| AheadPart { filler: Arc::downgrade(filler), spans, cause: Cause::Stream };
         add(&mut self.lock().streams, made.into_iter().map(piece));
@@ -166,8 +172,12 @@ impl<'a> Ahead<'a> {
             let is_behind = part.cause != Cause::Stream;
             state.behind += usize::from(is_behind);
             drop(state);
-            let done =
-                part.filler.upgrade().map(|it| it.bring_ahead(part.spans.clone(), part.cause));
+            let done = part.filler.upgrade().map(|it| {
+                if part.spans == NO_SPANS {
+                    it.files().find();
+                }
+                it.bring_ahead(part.spans.clone(), part.cause)
+            });
             state = self.lock();
             state.behind -= usize::from(is_behind);
             match done {

@@ -13,8 +13,8 @@ pub const WAITS: [u64; 12] = [
     30_000_000,
 ];
 
-/// Units that a filler may always bring in vain, however little was read so far: 2 MiB of a device.
-const FIRST: u64 = 32;
+/// Units that a filler may always bring in vain, however little was read so far: 8 MiB of a device.
+const FIRST: u64 = 128;
 
 /// What was done for a device since its service began.
 #[derive(Debug, Default)]
@@ -30,6 +30,8 @@ pub struct Counts {
     touched_units: AtomicU64,
     /// Of the units ahead, those that were guessed and that nobody has read.
     vain_guesses: AtomicU64,
+    /// Bytes of the device that were guessed, and that no request has been made for yet.
+    planned: AtomicU64,
     recalled_units: AtomicU64,
     completed_units: AtomicU64,
 }
@@ -115,6 +117,17 @@ impl Counts {
         }
     }
 
+    /// So many bytes are going to be guessed.
+    pub(super) fn planned(&self, bytes: u64) {
+        add(&self.planned, bytes);
+    }
+
+    /// So many of them are asked for.
+    pub(super) fn begun(&self, bytes: u64) {
+        let less = |it: u64| Some(it.saturating_sub(bytes));
+        let _before = self.planned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     pub(super) fn recalled(&self) {
         add(&self.recalled_units, 1);
     }
@@ -122,7 +135,8 @@ impl Counts {
     /// How many units more may be guessed: those that nobody wants are not to be more than those that somebody wanted.
     pub(super) fn may_waste(&self) -> u64 {
         let read = of(&self.wanted_units) + of(&self.touched_units);
-        (FIRST + read).saturating_sub(of(&self.vain_guesses))
+        let guessed = of(&self.vain_guesses) + of(&self.planned).div_ceil(image::lazy::UNIT);
+        (FIRST + read).saturating_sub(guessed)
     }
 
     /// How they are now.
@@ -204,6 +218,12 @@ mod tests {
         counts.touched(Why::Guessed);
         assert_eq!(counts.may_waste(), 3);
         assert_eq!(counts.now().wasted(), (FIRST - 1) * 65_536);
+        // What is on its way counts, too.
+        counts.planned(2 * 65_536 + 1);
+        assert_eq!(counts.may_waste(), 0);
+        counts.begun(65_537);
+        assert_eq!(counts.may_waste(), 2);
+        counts.begun(u64::MAX);
         // What costs nothing more, or was asked for, is no guess.
         counts.filled(Why::WithOthers);
         counts.filled(Why::Traced);

@@ -2,7 +2,7 @@
 
 mod spans;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -18,6 +18,7 @@ use transfer::lazy::LayerIndex;
 
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
+use super::files::DeviceFiles;
 use super::plan::{Pace, Streams, block};
 use super::seams::{Seams, Side};
 
@@ -80,6 +81,9 @@ static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
 /// How often a reader whose bytes another thread brings looks whether it has waited long enough.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// A file is brought as a whole if that takes no longer than so many requests.
+const FILE_REQUESTS: f64 = 4.0;
+
 /// Fills one device from its layer's blob.
 pub struct LayerFiller<'a> {
     index: LayerIndex,
@@ -104,6 +108,7 @@ pub struct LayerFiller<'a> {
     seams: Mutex<Seams>,
     /// Where readers read on.
     streams: Mutex<Streams>,
+    files: DeviceFiles<'a>,
     /// How long the source takes.
     pace: Mutex<Pace>,
     failures: Failures<'a>,
@@ -230,6 +235,7 @@ impl<'a> LayerFiller<'a> {
             untouched,
             seams: Mutex::default(),
             streams: Mutex::default(),
+            files: DeviceFiles::default(),
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
             counts: Counts::default(),
@@ -240,6 +246,17 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn with_patience(self, patience: &'a SourcePatience) -> Self {
         Self { failures: Failures::new(patience), ..self }
+    }
+
+    /// With a way to find out where the device's files are, in bytes and in their order.
+    #[must_use]
+    pub fn with_files(self, find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'a) -> Self {
+        Self { files: DeviceFiles::new(find), ..self }
+    }
+
+    /// Where its files are.
+    pub(super) const fn files(&self) -> &DeviceFiles<'a> {
+        &self.files
     }
 
     /// For how long no source has given anything, if a reader that came then is not to wait any longer.
@@ -277,7 +294,7 @@ impl<'a> LayerFiller<'a> {
         &self.index
     }
 
-    /// Returns once all bytes of `range` that the device has are there, and had their digests. `begin` gets units that may be
+    /// Returns once all bytes of `range` that the device has are there, and had their digests. `begin` gets spans that may be
     /// wanted soon, as the blob is asked for others, and what it gives lives meanwhile.
     ///
     /// # Errors
@@ -285,7 +302,7 @@ impl<'a> LayerFiller<'a> {
     pub fn ensure<T>(
         &self,
         range: Range<u64>,
-        begin: impl Fn(Range<usize>) -> T,
+        begin: impl Fn(Vec<Range<usize>>) -> T,
     ) -> Result<(), FillError> {
         let begun = Instant::now();
         let done = loop {
@@ -322,12 +339,12 @@ impl<'a> LayerFiller<'a> {
     /// [`FillError`]; another attempt may succeed.
     pub fn bring_ahead(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
         let mut rest = spans.start..spans.end.min(self.index.head.spans.len());
+        if cause == Cause::Stream {
+            self.counts.begun(self.unpacked_bytes(&rest));
+        }
         loop {
             let coming = lock(&self.coming);
-            let is_open = |span: &usize| {
-                let mut units = self.touched_units(&(*span..span + 1));
-                units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
-            };
+            let is_open = |span: &usize| self.is_open(*span, &coming);
             let Some(first) = rest.clone().find(is_open) else { return Ok(()) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
             let units = self.touched_units(&(first..next));
@@ -343,14 +360,14 @@ impl<'a> LayerFiller<'a> {
         &self,
         range: &Range<u64>,
         around: &Range<usize>,
-        begin: impl Fn(Range<usize>) -> T,
+        begin: impl Fn(Vec<Range<usize>>) -> T,
     ) -> Result<(), FillError> {
         self.recall(around)?;
         let Some(wanted) = self.missing(range) else { return Ok(()) };
         let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
         let all = all.unwrap_or_else(|| wanted.clone());
         tracing::debug!(device = %self.device.id(), ?wanted, ?all, "a reader waits for units");
-        let _first = begin(self.soon(&wanted, &all));
+        let _first = begin(self.soon(range, &wanted, &all));
         if all != wanted {
             match self.bring(&all, &wanted, Cause::Reader) {
                 Ok(()) => return Ok(()),
@@ -396,14 +413,46 @@ impl<'a> LayerFiller<'a> {
         units.start - before.min(most - behind)..units.end + behind
     }
 
-    /// The spans that a reader of the units `wanted` will want next, if it has read what is before them: behind those that
-    /// bring `all` of its request.
-    fn soon(&self, wanted: &Range<usize>, all: &Range<usize>) -> Range<usize> {
+    /// Whether something of a span is neither here nor brought by another thread.
+    fn is_open(&self, span: usize, coming: &BTreeMap<usize, usize>) -> bool {
+        let mut units = self.touched_units(&(span..span + 1));
+        units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
+    }
+
+    /// Spans that may be wanted soon by a reader of `range`, which waits for the units `wanted`, apart from those that bring
+    /// `all` of its request: what is behind them if it has read what is before them, and the file.
+    fn soon(
+        &self,
+        range: &Range<u64>,
+        wanted: &Range<usize>,
+        all: &Range<usize>,
+    ) -> Vec<Range<usize>> {
         let window = lock(&self.streams).read(wanted, all.end);
-        let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
-        let end = (wanted.end + window.min(most)).min(self.filled.len());
-        let first = self.spans_of(all).end;
-        first..self.spans_of(&(all.start..end.max(all.end))).end.max(first)
+        let own = self.spans_of(all);
+        let end = (wanted.end + window).min(self.filled.len()).max(all.end);
+        let behind = own.end..self.spans_of(&(all.start..end)).end;
+        let file = self.files.around(range).map(|it| self.spans_between(it.start, it.end));
+        // What takes longer than some requests would keep readers from the line.
+        let free = lock(&self.pace).free_bytes() * FILE_REQUESTS;
+        let packed = |it: &Range<usize>| u32::try_from(self.packed_bytes(it)).unwrap_or(u32::MAX);
+        let file = file.filter(|it| !it.is_empty() && f64::from(packed(it)) <= free);
+        let coming = lock(&self.coming);
+        let mut left = self.counts.may_waste().saturating_mul(UNIT);
+        let (mut seen, mut chosen, mut planned) = (BTreeSet::new(), Vec::new(), 0);
+        for span in behind.chain(file.unwrap_or_default()) {
+            if own.contains(&span) || !self.is_open(span, &coming) || !seen.insert(span) {
+                continue;
+            }
+            let bytes = self.unpacked_bytes(&(span..span + 1));
+            let Some(rest) = left.checked_sub(bytes) else { break };
+            (left, planned) = (rest, planned + bytes);
+            match chosen.last_mut() {
+                Some(Range { end, .. }) if *end == span => *end += 1,
+                _ => chosen.push(span..span + 1),
+            }
+        }
+        self.counts.planned(planned);
+        chosen
     }
 
     /// Takes the units that the device has already, from an earlier filler or an earlier boot.

@@ -12,6 +12,7 @@ mod complete;
 mod count;
 mod door;
 mod failures;
+mod files;
 mod fill;
 mod folder;
 mod journal;

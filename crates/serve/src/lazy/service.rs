@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
@@ -65,6 +66,13 @@ pub trait Supply: Sync {
     /// # Errors
     /// When it cannot be used.
     fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError>;
+
+    /// Where the files of a device are, in bytes and in their order: what is near a read may be wanted soon. None if that is
+    /// not known.
+    fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
+        let _unknown = device;
+        Vec::new()
+    }
 
     /// All bytes of a device are here and synced, and match its id. Makes those images complete that have all of theirs now.
     /// It ends soon once `cancel` is set. If it fails, it is called again later.
@@ -571,7 +579,9 @@ impl<'a> Service<'_, 'a> {
             return Err(LendError::Length { device: *id, index: expected, actual });
         }
         let blobs = supply.blobs(&index);
-        Ok(LayerFiller::new(index, blobs, fill).with_patience(self.surroundings.patience))
+        let (id, patience) = (*id, self.surroundings.patience);
+        let filler = LayerFiller::new(index, blobs, fill).with_patience(patience);
+        Ok(filler.with_files(move || supply.files(&id)))
     }
 }
 

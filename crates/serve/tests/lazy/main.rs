@@ -12,8 +12,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,9 @@ impl BlobSource for OneBlob {
     }
 }
 
+/// The length of a file in it.
+const MODULE: usize = 1_500_000;
+
 /// A tree, its layer, its image in a store that has all of it, and the index.
 struct Stage {
     folder: tempfile::TempDir,
@@ -116,7 +119,9 @@ impl Stage {
         // Several spans, and most of them with a window.
         let words = testing::noise(2 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
-        fs::write(tree.join("words"), text).unwrap();
+        fs::write(tree.join("words"), &text).unwrap();
+        // A file that comes as a whole.
+        fs::write(tree.join("module"), &text[text.len() - MODULE..]).unwrap();
         let tar = folder.path().join("layer.tar");
         assert!(testing::trees::run(
             "tar",
@@ -213,8 +218,18 @@ fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
 }
 
 fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl FnOnce(&Path)) -> Option<()> {
+    with_files(stage, patience, Vec::new, |root, _| look(root))
+}
+
+/// The same, where the places of files of the device are known.
+fn with_files(
+    stage: &Stage,
+    patience: &SourcePatience,
+    find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'static,
+    look: impl FnOnce(&Path, &Door<'_>),
+) -> Option<()> {
     let lazy = store(&stage.folder.path().join("lazy"));
-    let filler = stage.filler(&lazy).with_patience(patience);
+    let filler = stage.filler(&lazy).with_patience(patience).with_files(find);
     let open = || lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
     let door = Door::new().unwrap();
     match door.arm(filler) {
@@ -237,8 +252,9 @@ fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl FnOnce(&Pa
         let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
         let mounted = erofs(image.image.fd(), &options).unwrap();
         let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
-        let looked =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| look(Path::new(&root))));
+        let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            look(Path::new(&root), &door);
+        }));
         // The mount goes before the door.
         drop(mounted);
         stop.store(true, Ordering::Relaxed);
@@ -495,6 +511,40 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     lazy.fill_sparse(&stage.device()).unwrap().unwrap().seal().unwrap();
 }
 
+#[test]
+fn a_file_that_is_begun_comes_as_a_whole() {
+    let Some(stage) = Stage::new() else { return };
+    let places = stage.full.file_places(&stage.image, &stage.device()).unwrap();
+    let has_length = |it: &&Range<u64>| it.end - it.start == MODULE as u64;
+    let module = places.iter().find(has_length).unwrap().clone();
+    // It is where the tar has it.
+    let device = stage.full.open_image(&stage.image).unwrap().devices.remove(0).file;
+    let mut bytes = vec![0; MODULE];
+    device.read_exact_at(&mut bytes, module.start).unwrap();
+    assert!(bytes == fs::read(stage.tree.join("module")).unwrap());
+    let page = |root: &Path, name: &str, at: u64| {
+        File::open(root.join(name)).unwrap().read_exact_at(&mut [0; 100], at).unwrap();
+    };
+    let (patience, is_known) = (SourcePatience::default(), Arc::new(AtomicBool::new(false)));
+    let (known, places, all) = (Arc::clone(&is_known), places, module.clone());
+    let find = move || {
+        known.store(true, Ordering::Relaxed);
+        places.clone()
+    };
+    with_files(&stage, &patience, find, |root, door| {
+        // Whoever reads first has the places of files looked up.
+        page(root, "words", 0);
+        wait_for("the places", || is_known.load(Ordering::Relaxed));
+        thread::sleep(Duration::from_millis(100));
+        let filler = door.fillers().remove(0);
+        assert!(!filler.has(&all));
+        page(root, "module", MODULE as u64 / 2);
+        wait_for("the rest of the file", || filler.has(&all));
+        let counts = filler.counts().now();
+        assert!(counts.fetched_ahead > 0 && !filler.is_full(), "{counts:?}");
+    });
+}
+
 /// Spans begin in the middle of units. Whichever of two neighbours comes first, none of them is fetched for the other's sake.
 #[test]
 fn a_device_that_is_completed_fetches_its_blob_once() {
@@ -535,7 +585,9 @@ fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
     for start in (0..length).step_by(usize::try_from(step).unwrap()) {
         let range = start..(start + step).min(length);
         // What is wanted soon comes beside it.
-        let soon = |spans| filler.bring_ahead(spans, Cause::Stream).unwrap();
+        let soon = |all: Vec<Range<usize>>| {
+            all.into_iter().for_each(|it| filler.bring_ahead(it, Cause::Stream).unwrap());
+        };
         filler.ensure(range, soon).unwrap();
     }
     assert!(filler.is_full());

@@ -1,9 +1,11 @@
 //! Whether the devices of an image are here.
 
+use std::ops::Range;
+
 use image::verity::{DeviceId, ImageId};
 
 use super::{OpenImageError, Presence};
-use crate::shelf::images;
+use crate::shelf::images::{self, Use};
 use crate::store::Store;
 
 impl Store {
@@ -32,5 +34,32 @@ impl Store {
         let is_sparse =
             |id: &DeviceId| self.devices.file(id).is_none() && self.sparse.file(id).is_some();
         Ok(used.filter(is_sparse).collect())
+    }
+
+    /// Where the files of an image are on one of its devices: in bytes, in ascending order.
+    ///
+    /// # Errors
+    /// [`OpenImageError`] when the image is absent, or cannot be read.
+    pub fn file_places(
+        &self,
+        image: &ImageId,
+        device: &DeviceId,
+    ) -> Result<Vec<Range<u64>>, OpenImageError> {
+        let file = {
+            let _lock = self.lock_shared()?;
+            self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?
+        };
+        let mut places = Vec::new();
+        let read = images::uses(&file, &mut |_, used| {
+            if let Use::Range(part) = used
+                && part.device == *device
+            {
+                places.push(part.offset..part.offset.saturating_add(part.len));
+            }
+        });
+        read.map_err(|source| OpenImageError::Devices { image: *image, source })?;
+        places.sort_unstable_by_key(|it| (it.start, it.end));
+        places.dedup();
+        Ok(places)
     }
 }

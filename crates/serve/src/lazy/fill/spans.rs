@@ -47,6 +47,13 @@ impl LayerFiller<'_> {
         packed.end.saturating_sub(packed.start)
     }
 
+    /// Bytes of the tar that these spans have.
+    pub(super) fn unpacked_bytes(&self, spans: &Range<usize>) -> u64 {
+        let head = &self.index.head;
+        let place = |span: usize| head.spans.get(span).map_or(head.tar_bytes, |it| it.unpacked);
+        place(spans.end).saturating_sub(place(spans.start))
+    }
+
     /// The spans that have these bytes of the device; none for bytes that the tail has.
     pub(super) fn spans_between(&self, start: u64, end: u64) -> Range<usize> {
         let head = &self.index.head;
