@@ -168,7 +168,16 @@ impl Group {
     /// # Errors
     /// [`PrecontentError`].
     pub fn new() -> Result<Self, PrecontentError> {
-        Self::make(libc::O_RDWR)
+        Self::make(libc::O_RDWR, libc::FAN_UNLIMITED_QUEUE)
+    }
+
+    /// A group whose queue has a bound, which lets readers pass: only for the test that says so of this kernel.
+    ///
+    /// # Errors
+    /// [`PrecontentError`].
+    #[doc(hidden)]
+    pub fn bounded() -> Result<Self, PrecontentError> {
+        Self::make(libc::O_RDWR, 0)
     }
 
     /// As [`new`](Self::new), for files that nobody writes: those of the events are open to read only.
@@ -176,14 +185,11 @@ impl Group {
     /// # Errors
     /// [`PrecontentError`].
     pub fn to_watch() -> Result<Self, PrecontentError> {
-        Self::make(libc::O_RDONLY)
+        Self::make(libc::O_RDONLY, libc::FAN_UNLIMITED_QUEUE)
     }
 
-    fn make(access: i32) -> Result<Self, PrecontentError> {
-        let flags = libc::FAN_CLASS_PRE_CONTENT
-            | libc::FAN_UNLIMITED_QUEUE
-            | libc::FAN_CLOEXEC
-            | libc::FAN_NONBLOCK;
+    fn make(access: i32, queue: u32) -> Result<Self, PrecontentError> {
+        let flags = libc::FAN_CLASS_PRE_CONTENT | queue | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
         let events = access | libc::O_LARGEFILE | libc::O_CLOEXEC;
         // SAFETY: two numbers, and no memory.
         let fd = unsafe { libc::fanotify_init(flags, events.cast_unsigned()) };

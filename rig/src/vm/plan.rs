@@ -44,6 +44,9 @@ const FILESTORES: Option<((u32, u32), &str)> = Some((
     "on Linux 6.1 some filestores that replace others on one loop device read what those wrote; not understood yet",
 ));
 
+const PRECONTENT: Option<((u32, u32), &str)> =
+    Some(((6, 14), "earlier kernels have no pre-content events, so that no reader can wait"));
+
 pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "kernel",
@@ -79,6 +82,36 @@ pub(crate) const TESTS: &[Test] = &[
                 &["forms::every_form", "forms::a_device_that", "forms::what_came"],
             )),
             run("quire-cli", "verbs", &["forms::"]),
+        ],
+    },
+    Test {
+        name: "lazy",
+        about: "readers of devices that are filled while they are read",
+        runs: &[
+            // One that kills the service, and one without a service at all.
+            Run {
+                since: PRECONTENT,
+                ..short(run(
+                    "quire-serve",
+                    "lazy",
+                    &["a_lie_is_an_error", "a_service_that_is_killed"],
+                ))
+            },
+            Run {
+                since: PRECONTENT,
+                limit: Duration::from_secs(3600),
+                ..run("quire-serve", "lazy", &[])
+            },
+            Run {
+                since: PRECONTENT,
+                ..short(run("quire-cli", "verbs", &["served::a_complete_device_is_sealed"]))
+            },
+            Run {
+                since: PRECONTENT,
+                limit: Duration::from_secs(3600),
+                ..run("quire-cli", "verbs", &["served::"])
+            },
+            run("quire-cli", "verbs", &["lazy::"]),
         ],
     },
     Test {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use kernel::precontent::{Group, PrecontentError};
+use kernel::verity::{Algorithm, Measured};
 use oci::blobs::BlobSource;
 use rustix::process::{Pid, Signal, kill_process};
 use store::{OpenOptions, Origin, Seconds, Store, Trace, TraceRun, Traces, Who};
@@ -248,6 +249,38 @@ fn a_lost_source_is_an_error_that_heals() {
     assert!(read == Some(lazy.words()));
     place.out("umount root");
     lazy.end(service);
+}
+
+/// By fs-verity, though the kernel has it open by the mount.
+#[test]
+fn a_complete_device_is_sealed_while_it_is_mounted() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let probe = place.path("probe");
+    fs::write(&probe, "x").unwrap();
+    if kernel::verity::enable(fs::File::open(&probe).unwrap().as_fd(), Algorithm::Sha256).is_err() {
+        testing::skipped("no fs-verity on the file system of temporary files");
+        return;
+    }
+    fs::create_dir(place.path("root")).unwrap();
+    let service = lazy.serve();
+    place.out("mount --lazy --complete lazy root");
+    let long = fs::read(place.path("root/etc/long")).unwrap();
+    wait_for("all of the image", || place.out("ps --lazy --json").trim() == "[]");
+    let files = fs::read_dir(place.path("store/data")).unwrap().map(|it| it.unwrap().path());
+    let devices: Vec<_> = files.filter(|it| it.extension().is_none()).collect();
+    let [device] = &devices[..] else { panic!("{devices:?}") };
+    let measured = kernel::verity::measure(fs::File::open(device).unwrap().as_fd()).unwrap();
+    let Some(Measured::Sha256(digest)) = measured else { panic!("{measured:?}") };
+    let hex: String = digest.iter().map(|it| format!("{it:02x}")).collect();
+    assert_eq!(device.file_name().unwrap().to_str(), Some(&hex[..]));
+    // What it had in memory is gone, and comes back.
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    assert!(fs::read(place.path("root/etc/long")).unwrap() == long);
+    place.out("umount root");
+    lazy.end(service);
+    assert!(place.out("fsck --deep").starts_with("sound"));
 }
 
 fn signal(process: u32, signal: Signal) {

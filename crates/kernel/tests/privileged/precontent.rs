@@ -15,10 +15,17 @@ const SIZE: usize = 1 << 20;
 
 /// A file of holes, open to be filled since before it was marked, and the group that marks it.
 fn marked(folder: &Path) -> Option<(Group, File)> {
+    marked_by(folder, Group::new)
+}
+
+fn marked_by(
+    folder: &Path,
+    make: impl FnOnce() -> Result<Group, PrecontentError>,
+) -> Option<(Group, File)> {
     let path = folder.join("device");
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
     file.set_len(SIZE as u64).unwrap();
-    let group = match Group::new() {
+    let group = match make() {
         Err(PrecontentError::Forbidden) => {
             skipped("this is not root of the host");
             return None;
@@ -153,6 +160,45 @@ fn no_reader_passes_a_group_that_does_not_answer() {
         }
         for reader in readers {
             assert_eq!(reader.join().unwrap().unwrap(), [5; 4096]);
+        }
+    });
+}
+
+/// A canary: this is why queues must have no bound. Should a kernel have these readers wait, decision 18 can be looked at again.
+#[test]
+fn a_bounded_queue_lets_readers_pass() {
+    const BOUND: &str = "/proc/sys/fs/fanotify/max_queued_events";
+    const READERS: u64 = 12;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let few = || {
+        // A group has the bound of the moment when it is made.
+        let before = std::fs::read(BOUND).unwrap();
+        std::fs::write(BOUND, "4").unwrap();
+        let group = Group::bounded();
+        std::fs::write(BOUND, before).unwrap();
+        group
+    };
+    if !rustix::process::geteuid().is_root() {
+        skipped("this is not root of the host");
+        return;
+    }
+    let Some((group, _file)) = marked_by(folder.path(), few) else { return };
+    let path = folder.path().join("device");
+    thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS)
+            .map(|number| {
+                scope.spawn({
+                    let path = &path;
+                    move || read(path, number * 4096)
+                })
+            })
+            .collect();
+        // Nothing is answered, and yet some have read what is not there.
+        testing::fake::wait_for("readers that pass", || readers.iter().any(|it| it.is_finished()));
+        // Lets go of those that wait.
+        drop(group);
+        for reader in readers {
+            assert_eq!(reader.join().unwrap().unwrap(), [0; 4096]);
         }
     });
 }
