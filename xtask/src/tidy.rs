@@ -4,6 +4,7 @@ mod circles;
 mod dumps;
 mod names;
 mod sources;
+mod threats;
 mod who;
 mod words;
 
