@@ -260,6 +260,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: &|| tuning.completion(),
+        door: &|| tuning.door(),
         patience: tuning.patience(),
         stop: &stop,
     };
@@ -311,6 +312,9 @@ fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Re
     }
     if args.registry.plain_http {
         arguments.push("--plain-http".into());
+    }
+    if let Some(door) = args.door {
+        arguments.extend(["--door".into(), door.name().into()]);
     }
     if let Some(seconds) = args.lazy_timeout {
         arguments.extend(["--lazy-timeout".into(), seconds.to_string().into()]);

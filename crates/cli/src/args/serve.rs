@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use ::serve::lazy::{DoorKind, DoorWish};
+use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
 use super::{LazyWish, PullOptions, RegistryOptions};
@@ -47,6 +48,36 @@ pub(crate) struct Trace {
     pub(crate) run: super::Run,
 }
 
+/// How programs wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Door {
+    /// The first that works
+    Auto,
+    /// Events
+    Fanotify,
+    /// Files on FUSE
+    Fuse,
+}
+
+impl Door {
+    /// As options and settings spell it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Fanotify => "fanotify",
+            Self::Fuse => "fuse",
+        }
+    }
+
+    pub(crate) const fn wish(self) -> DoorWish {
+        match self {
+            Self::Auto => DoorWish::Auto,
+            Self::Fanotify => DoorWish::Only(DoorKind::Fanotify),
+            Self::Fuse => DoorWish::Only(DoorKind::Fuse),
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
@@ -59,6 +90,11 @@ pub(crate) struct Serve {
     /// Fetch all of each image that is mounted, behind what programs read: then it is lazy no longer
     #[arg(long)]
     pub(crate) complete: bool,
+    /// How programs wait for bytes that are not here. `fanotify`: their reads are events (Linux 6.14, a store on ext4, XFS or
+    /// btrfs). `fuse`: files on FUSE stand for devices (Linux 6.4): slower, but never zeros, whoever is killed. `auto`: the
+    /// first that works [default: auto]
+    #[arg(long, value_name = "DOOR")]
+    pub(crate) door: Option<Door>,
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,

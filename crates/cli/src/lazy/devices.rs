@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use serve::lazy::{DeviceStatus, LazyService, WAITS, folder_of};
+use serve::lazy::{DeviceStatus, DoorKind, LazyService, WAITS, folder_of};
 use store::Store;
 
 use crate::Answer;
@@ -31,6 +31,8 @@ pub(crate) struct LazyDeviceReport {
     wasted: Bytes,
     /// Bytes of the device that an earlier service had brought.
     reused: Bytes,
+    /// How programs wait for it: `fanotify`, `fuse`, both, or neither while nothing has it mounted.
+    doors: Vec<&'static str>,
     /// Whether all of it is to come, though nobody reads it.
     completing: bool,
     /// Bytes of the device that were brought for that.
@@ -65,6 +67,7 @@ impl LazyDeviceReport {
             fetched_ahead: Bytes(counts.fetched_ahead),
             wasted: Bytes(counts.wasted()),
             reused: of_units(counts.recalled_units),
+            doors: status.doors.iter().map(|it| name_of(*it)).collect(),
             completing: status.is_completing,
             completed: of_units(counts.completed_units),
             requests: counts.requests,
@@ -75,10 +78,15 @@ impl LazyDeviceReport {
         }
     }
 
+    fn door(&self) -> String {
+        if self.doors.is_empty() { "-".to_owned() } else { self.doors.join("+") }
+    }
+
     fn row(&self) -> Vec<String> {
         let millis = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it} ms"));
         vec![
             report::short(&self.device),
+            self.door(),
             report::size(self.bytes.0),
             report::size(self.filled.0),
             report::size(self.fetched.0),
@@ -88,6 +96,14 @@ impl LazyDeviceReport {
             millis(self.wait_p99),
             self.failures.to_string(),
         ]
+    }
+}
+
+/// As options spell it.
+const fn name_of(door: DoorKind) -> &'static str {
+    match door {
+        DoorKind::Fanotify => "fanotify",
+        DoorKind::Fuse => "fuse",
     }
 }
 
@@ -107,8 +123,10 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     }
     let all: Vec<_> = found.iter().map(LazyDeviceReport::of).collect();
     report::print(context.json, &all, |all, out| {
-        let titles =
-            ["DEVICE", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN", "P99", "FAILURES"];
+        let titles = [
+            "DEVICE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN", "P99",
+            "FAILURES",
+        ];
         let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
         report::table(out, &titles, &rows, &[])
     })?;
@@ -214,6 +232,7 @@ mod tests {
             filled: 2,
             units: 2,
             is_completing: false,
+            doors: vec![DoorKind::Fuse],
             counts: serve::lazy::LazyCounts::default(),
         };
         device.counts.waits = 3;

@@ -8,7 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use serve::lazy::{Completion, READERS_WAIT, SourcePatience};
+use clap::ValueEnum as _;
+use serve::lazy::{Completion, DoorWish, READERS_WAIT, SourcePatience};
 use store::check_trace_name;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
@@ -23,7 +24,7 @@ const DEFAULT_TRACE: &str = "default";
 /// In the place of a trace: none is fetched.
 pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
-const KEYS: &str = "lazy-timeout, prefetch and complete";
+const KEYS: &str = "lazy-timeout, prefetch, complete and door";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) struct ServeSettings {
     pub(crate) prefetch: Option<String>,
     /// Whether all of each image is fetched.
     pub(crate) complete: Option<bool>,
+    /// How programs wait.
+    pub(crate) door: Option<args::Door>,
 }
 
 /// Where settings are read, also again.
@@ -74,11 +77,12 @@ impl ServeFile {
             Ok(None) => return format!("as usual ({path} is not there)"),
             Err(error) => return format!("`quire serve --lazy` does not start: {error:#}"),
         };
-        let ServeSettings { lazy_timeout, prefetch, complete } = settings;
+        let ServeSettings { lazy_timeout, prefetch, complete, door } = settings;
         let timeout = lazy_timeout.map(|it| format!("lazy-timeout {it}"));
         let prefetch = prefetch.map(|it| format!("prefetch {it}"));
         let complete = complete.map(|it| format!("complete {it}"));
-        let set: Vec<_> = timeout.into_iter().chain(prefetch).chain(complete).collect();
+        let door = door.map(|it| format!("door {}", it.name()));
+        let set: Vec<_> = [timeout, prefetch, complete, door].into_iter().flatten().collect();
         let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
         format!("{path}: {set}")
     }
@@ -94,6 +98,9 @@ pub(crate) struct Tuning {
     complete: AtomicBool,
     patience: SourcePatience,
     prefetch: Mutex<Option<String>>,
+    /// As an option says.
+    only_door: Option<args::Door>,
+    door: Mutex<Option<args::Door>>,
     is_ready: AtomicBool,
 }
 
@@ -107,6 +114,8 @@ impl Tuning {
             complete: AtomicBool::default(),
             patience: SourcePatience::default(),
             prefetch: Mutex::default(),
+            only_door: args.door,
+            door: Mutex::default(),
             is_ready: AtomicBool::new(false),
         };
         match tuning.file.load() {
@@ -123,7 +132,8 @@ impl Tuning {
     }
 
     fn set(&self, settings: ServeSettings) {
-        let ServeSettings { lazy_timeout, prefetch, complete } = settings;
+        let ServeSettings { lazy_timeout, prefetch, complete, door } = settings;
+        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
         let complete = self.always_complete || complete.unwrap_or_default();
         self.complete.store(complete, Ordering::Relaxed);
         let seconds = self.lazy_timeout.or(lazy_timeout);
@@ -139,6 +149,12 @@ impl Tuning {
     /// Which devices are brought as a whole.
     pub(crate) fn completion(&self) -> Completion {
         if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
+    }
+
+    /// How readers wait of devices that are lent from now on.
+    pub(crate) fn door(&self) -> DoorWish {
+        let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        set.map_or_else(DoorWish::default, args::Door::wish)
     }
 
     /// The trace for mounts that name none.
@@ -220,6 +236,13 @@ fn set(
             let complete = value.as_bool();
             settings.complete = Some(complete.context("complete is neither true nor false")?);
         }
+        "door" => {
+            let named = value.as_str().map(|it| args::Door::from_str(it, false));
+            let Some(Ok(door)) = named else {
+                bail!("door is none of \"auto\", \"fanotify\" and \"fuse\"");
+            };
+            settings.door = Some(door);
+        }
         "mirrors" | "mirror" | "registry" | "registries" | "host" => {
             bail!(
                 "\"{}\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
@@ -242,6 +265,7 @@ mod tests {
                 lazy_timeout,
                 prefetch: prefetch.map(ToOwned::to_owned),
                 complete: None,
+                door: None,
             });
         assert_eq!(parsed, expect, "{text}");
     }
@@ -260,6 +284,11 @@ mod tests {
         let complete = |text| parse(text, "f").map(|it| it.complete);
         assert_eq!(complete("complete = true").unwrap(), Some(true));
         check("complete = 1", Err("f, line 1: complete is neither true nor false"));
+        let door = |text| parse(text, "f").map(|it| it.door);
+        assert_eq!(door("door = \"fuse\"").unwrap(), Some(args::Door::Fuse));
+        for wrong in ["door = true", "door = \"FUSE\""] {
+            check(wrong, Err("f, line 1: door is none of \"auto\", \"fanotify\" and \"fuse\""));
+        }
         check(
             "prefetch = false",
             Err("f, line 1: prefetch is not text: write prefetch = \"default\", or \"none\""),
@@ -273,12 +302,14 @@ mod tests {
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
             Err(
-                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch and complete",
+                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete and door",
             ),
         );
         check(
             "[lazy]\ntimeout = 1",
-            Err("f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch and complete"),
+            Err(
+                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete and door",
+            ),
         );
         check(
             "mirrors = []",

@@ -54,10 +54,10 @@ pub(crate) fn can_wait() -> bool {
 }
 
 /// A store with an image whose device is empty. Its layer's blob is kept.
-struct Lazy {
-    place: Place,
+pub(crate) struct Lazy {
+    pub(crate) place: Place,
     /// What is in the image.
-    tree: PathBuf,
+    pub(crate) tree: PathBuf,
     /// The blob in the store.
     blob: PathBuf,
 }
@@ -65,7 +65,12 @@ struct Lazy {
 impl Lazy {
     /// `None`, after saying so, where nothing can wait for reads.
     fn new() -> Option<Self> {
-        if !can_wait() || !testing::programs(&["tar", "gzip"]) {
+        can_wait().then(Self::behind_any_door).flatten()
+    }
+
+    /// The same, whether or not there are events of reads.
+    pub(crate) fn behind_any_door() -> Option<Self> {
+        if !is_root() || !testing::programs(&["tar", "gzip"]) {
             return None;
         }
         let place = Place::new();
@@ -128,7 +133,7 @@ impl Lazy {
         end(&self.place, &mut service);
     }
 
-    fn words(&self) -> Vec<u8> {
+    pub(crate) fn words(&self) -> Vec<u8> {
         fs::read(self.tree.join("words")).unwrap()
     }
 }
@@ -186,7 +191,7 @@ fn open(path: &Path) -> Store {
     Store::open(path, Who::this_process(), OpenOptions::create()).unwrap()
 }
 
-fn serve_folder(place: &Place) -> PathBuf {
+pub(crate) fn serve_folder(place: &Place) -> PathBuf {
     use std::os::unix::fs::MetadataExt as _;
     let found = fs::metadata(place.path("store")).unwrap();
     PathBuf::from(format!("/run/quire/lazy-{:x}-{}", found.dev(), found.ino()))
@@ -503,7 +508,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
 }
 
 /// The keeper of a service.
-fn keeper_of(folder: &Path) -> Pid {
+pub(crate) fn keeper_of(folder: &Path) -> Pid {
     let mut processes = fs::read_dir("/proc").unwrap();
     let found = processes.find_map(|it| {
         let path = it.unwrap().path();

@@ -285,8 +285,12 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         // be written to the disk before it can be read. And pages of which nobody knows whether they are right are not shared.
         Data::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
-            backing: Backing::FileOnly,
-            io: Io::Buffered,
+            backing: layers.backing,
+            io: match layers.backing {
+                Backing::FileOnly => Io::Buffered,
+                // Nothing of a file on FUSE is in a page cache. Past it, a loop device lets several readers wait at a time.
+                Backing::File | Backing::Loop => Io::Direct,
+            },
             acl,
             ..ErofsOptions::default()
         },

@@ -85,7 +85,7 @@ pub fn make(
         },
         acl,
         domain: domain.as_deref(),
-        backing: trust.backing,
+        backing: backing(image, trust.backing),
         presence: image.presence,
     };
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
@@ -103,6 +103,16 @@ pub fn make(
             Ok(assemble(&layers, None, Checked::AtImport, shape)?)
         }
         root => Ok(root?),
+    }
+}
+
+/// How an image is read. Reads of a loop device are no events of the file below, and would give zeros. So an image some of
+/// whose bytes are missing may have one only where files on FUSE stand for all such devices.
+fn backing(image: &OpenImage, wish: Backing) -> Backing {
+    let mut lent = image.devices.iter().filter(|it| it.is_lent);
+    match lent.all(|it| kernel::mount::is_on_fuse(it.file.as_fd()).unwrap_or(false)) {
+        true => wish,
+        false => Backing::FileOnly,
     }
 }
 

@@ -113,11 +113,11 @@ impl<'s, 'a> Completer<'s, 'a> {
     }
 
     fn sealed(&self, filler: LayerFiller<'a>, end: &AtomicBool) -> Result<(), AnyError> {
-        let (device, place) = (*filler.device().id(), place(filler.device().file())?);
+        let device = *filler.device().id();
         let sealed = filler.into_device().seal_unless(end).map_err(AnyError::from);
-        let sealed = sealed.and_then(|()| Ok(self.door.pass(self.open(&device)?)?));
+        let sealed = sealed.and_then(|()| Ok(self.door.pass(device, self.open(&device)?)?));
         if sealed.is_err() {
-            self.door.refuse(place, device);
+            self.door.refuse(&device)?;
         }
         sealed
     }
@@ -147,7 +147,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         if place(&ended)? != place(file)? {
             return Ok(false);
         }
-        self.door.pass(ended)?;
+        self.door.pass(*device, ended)?;
         self.is_sealed(*device);
         Ok(true)
     }

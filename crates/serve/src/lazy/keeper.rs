@@ -13,11 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kernel::fuse::{FuseConnection, FuseError, RequestBuffer, TakenRequest};
 use kernel::precontent::{Group, PrecontentError};
 use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::door::ConnectionId;
 use super::journal::{Journal, NUMBERS, TakenEvent};
 use super::watch;
 use super::wire::{self, PROTOCOL, ToKeeper, Told};
@@ -86,8 +89,19 @@ pub(super) struct Succession {
     pub(super) journal: Journal,
     /// What stands in the journal from the service before.
     pub(super) inherited: Vec<TakenEvent>,
-    /// By their ids.
-    pub(super) devices: Vec<(String, File)>,
+    pub(super) devices: Vec<KeptDevice>,
+    /// With the ids of their devices.
+    pub(super) connections: Vec<(ConnectionId, String, FuseConnection)>,
+}
+
+/// A device that a keeper holds.
+#[derive(Debug)]
+pub(super) struct KeptDevice {
+    /// Its id.
+    pub(super) device: String,
+    pub(super) file: File,
+    /// Whether all of it is here and verified.
+    pub(super) is_complete: bool,
 }
 
 /// A keeper, as its service sees it.
@@ -102,7 +116,6 @@ impl Keeper {
         program: &Program,
         (group, instance): (&Group, &str),
         journal: &Journal,
-        devices: &[(String, BorrowedFd<'_>)],
     ) -> io::Result<Self> {
         let (socket, theirs) = wire::pair()?;
         program.start(Some(theirs)).map_err(io::Error::other)?;
@@ -117,16 +130,14 @@ impl Keeper {
             (Told::Done, None) => {}
             _ => return Err(unknown()),
         }
-        for (device, file) in devices {
-            keeper.tell(&ToKeeper::Keep { device: device.clone() }, Some(*file))?;
-        }
         Ok(keeper)
     }
 
     /// Takes over what a keeper has; `None` if there is no keeper.
     pub(super) fn succeed(folder: &Path) -> io::Result<Option<Succession>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
-        let (mut group, mut instance, mut devices) = (None, String::new(), Vec::new());
+        let (mut group, mut instance) = (None, String::new());
+        let (mut devices, mut connections) = (Vec::new(), Vec::new());
         let mut keepers = 0;
         loop {
             match wire::expect(wire::receive(socket.as_fd()))? {
@@ -134,7 +145,12 @@ impl Keeper {
                     (group, instance) = (Some(Group::adopt(descriptor)), known);
                     keepers = protocol;
                 }
-                (Told::Device { device }, Some(file)) => devices.push((device, File::from(file))),
+                (Told::Device { device, is_complete }, Some(file)) => {
+                    devices.push(KeptDevice { device, file: File::from(file), is_complete });
+                }
+                (Told::Connection { connection, device }, Some(descriptor)) => {
+                    connections.push((connection, device, FuseConnection::adopt(descriptor)));
+                }
                 (Told::Done, None) => break,
                 _ => return Err(unknown()),
             }
@@ -158,7 +174,7 @@ impl Keeper {
             }
         };
         keeper.tell(&begin(numbers, &instance, keepers > 0), None)?;
-        Ok(Some(Succession { keeper, group, instance, journal, inherited, devices }))
+        Ok(Some(Succession { keeper, group, instance, journal, inherited, devices, connections }))
     }
 
     /// The journal of the service before, if there is one that is known here.
@@ -215,7 +231,10 @@ struct Kept {
     journal: Option<Journal>,
     /// The events of a service have numbers below this.
     numbers: RawFd,
-    devices: BTreeMap<String, File>,
+    /// By their ids.
+    devices: BTreeMap<String, KeptDevice>,
+    /// Each with the id of its device.
+    connections: BTreeMap<ConnectionId, (String, FuseConnection)>,
     /// Its socket.
     path: PathBuf,
 }
@@ -230,6 +249,8 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         tracing::debug!(%error, "the keeper can be killed when memory is short");
     }
+    // A connection for each device of each mount.
+    let _most = self::numbers();
     let path = folder.join(SOCKET);
     let (first, group) =
         wire::expect(wire::receive(socket.as_fd())).map_err(KeeperError::Service)?;
@@ -238,9 +259,15 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     };
     let group = Group::adopt(group);
     let _life = watch::live(folder, &instance).map_err(KeeperError::Service)?;
-    let devices = BTreeMap::new();
-    let journal = None;
-    let mut kept = Kept { group, instance, journal, numbers, devices, path: path.clone() };
+    let mut kept = Kept {
+        group,
+        instance,
+        journal: None,
+        numbers,
+        devices: BTreeMap::new(),
+        connections: BTreeMap::new(),
+        path: path.clone(),
+    };
     let listener =
         wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
     let keeps = if protocol == 0 { Told::Done } else { Told::Keeps { protocol: PROTOCOL } };
@@ -322,13 +349,22 @@ impl Kept {
                         .inspect_err(|error| tracing::warn!(%error, "the journal is not used"))
                         .ok();
                 }
-                (ToKeeper::Keep { device }, Some(file)) => {
-                    let _before = self.devices.insert(device, File::from(file));
+                (ToKeeper::Keep { device, is_complete }, Some(file)) => {
+                    let file = File::from(file);
+                    let kept = KeptDevice { device: device.clone(), file, is_complete };
+                    drop(self.devices.insert(device, kept));
+                }
+                (ToKeeper::Connect { connection, device }, Some(descriptor)) => {
+                    let kept = (device, FuseConnection::adopt(descriptor));
+                    drop(self.connections.insert(connection, kept));
+                }
+                (ToKeeper::Disconnect { connection }, None) => {
+                    drop(self.connections.remove(&connection));
                 }
                 (ToKeeper::Forget { device }, None) => drop(self.devices.remove(&device)),
                 (ToKeeper::Leave, None) => ended = Ended::Left,
                 // Who says so is wrong if there are devices: then they are held on.
-                (ToKeeper::End, None) if self.devices.is_empty() => {
+                (ToKeeper::End, None) if self.devices.is_empty() && self.connections.is_empty() => {
                     // Before the service goes on: another one may make all this again then.
                     let _gone = std::fs::remove_file(&self.path);
                     ended = Ended::Over;
@@ -402,18 +438,22 @@ impl Kept {
             }
             // As long as somebody may come soon, readers wait in the queue.
             let is_patient = now.duration_since(begun) < PATIENCE;
-            let listening = PollFd::from_borrowed_fd(listener, PollFlags::IN);
-            let events = PollFd::new(&self.group, PollFlags::IN);
             let second = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-            let mut both = [listening, events];
-            let watched = if is_patient { &mut both[..1] } else { &mut both[..] };
-            let _ready = poll(watched, Some(&second));
+            let mut watched = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
+            if !is_patient {
+                let connections = self.connections.values().map(|it| it.1.as_fd());
+                let readers = std::iter::once(self.group.as_fd()).chain(connections);
+                watched.extend(readers.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+            }
+            let _ready = poll(&mut watched, Some(&second));
             if watched[0].revents().contains(PollFlags::IN)
                 && let Some(next) = self.hand_over(listener)
             {
                 return Ok(Some(next));
             }
+            drop(watched);
             if !is_patient {
+                self.refuse_reads();
                 // Their numbers may be those of events that are taken here.
                 self.drop_journal();
                 watch::deny_all(&self.group)?;
@@ -430,9 +470,13 @@ impl Kept {
             let socket = wire::accept(listener)?;
             let told = Told::Group { instance: self.instance.clone(), protocol: PROTOCOL };
             wire::send(socket.as_fd(), &told, Some(self.group.as_fd()))?;
-            for (device, file) in &self.devices {
-                let told = Told::Device { device: device.clone() };
+            for KeptDevice { device, file, is_complete } in self.devices.values() {
+                let told = Told::Device { device: device.clone(), is_complete: *is_complete };
                 wire::send(socket.as_fd(), &told, Some(file.as_fd()))?;
+            }
+            for (connection, (device, descriptor)) in &self.connections {
+                let told = Told::Connection { connection: *connection, device: device.clone() };
+                wire::send(socket.as_fd(), &told, Some(descriptor.as_fd()))?;
             }
             wire::send(socket.as_fd(), &Told::Done, None)?;
             io::Result::Ok(socket)
@@ -442,8 +486,40 @@ impl Kept {
 
     /// When in doubt, yes.
     fn is_in_use(&self) -> bool {
-        let mut files = self.devices.values();
-        files.any(|file| kernel::lease::in_use(file.as_fd()).unwrap_or(true))
+        let mut files = self.devices.values().map(|it| it.file.as_fd());
+        let mut connections = self.connections.values();
+        files.any(|file| kernel::lease::in_use(file).unwrap_or(true))
+            || connections.any(|it| it.1.is_mounted().unwrap_or(true))
+    }
+
+    /// Gives an I/O error to the readers of files on FUSE whose requests are there. The connections that have ended go.
+    fn refuse_reads(&mut self) {
+        self.connections.retain(|_, (device, connection)| match refused(connection) {
+            Ok(is_over) => !is_over,
+            Err(error) => {
+                tracing::error!(%error, device, "readers of a device may wait");
+                true
+            }
+        });
+    }
+}
+
+/// Refuses the requests that are there, and those that a service had taken. Returns whether no more will come.
+fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
+    // What a dead one had taken has failed already where it is not asked again.
+    let _resent = connection.resend()?;
+    let mut buffer = RequestBuffer::default();
+    loop {
+        let request = match connection.take(&mut buffer)? {
+            TakenRequest::Request(request) => request,
+            TakenRequest::Nothing => return Ok(false),
+            TakenRequest::Over => return Ok(true),
+        };
+        if request.operation.has_reply()
+            && let Err(error) = connection.refuse(request.unique, Errno::IO)
+        {
+            tracing::debug!(%error, "its reader is gone");
+        }
     }
 }
 

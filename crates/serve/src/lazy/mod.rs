@@ -26,7 +26,7 @@ mod wire;
 
 pub use client::{ClientError, LazyService};
 pub use count::{Counts, LazyCounts, WAITS};
-pub use door::{Door, DoorError, Unread};
+pub use door::{ConnectionId, Door, DoorError, DoorKind, DoorWish, FuseDoorError, Unread};
 pub use failures::{READERS_WAIT, SourcePatience};
 pub use fill::{Cause, FillError, LayerFiller};
 pub use folder::{Replace, folder_of};

@@ -1,5 +1,7 @@
 //! The service: lends lazy devices to those who mount them, and fills them while they are read.
 
+mod lend;
+
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
@@ -18,11 +20,11 @@ use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use store::{SparseError, SparseFill, Store, Trace};
+use store::{Store, Trace};
 use transfer::lazy::LayerIndex;
 
 use super::complete::Completer;
-use super::door::{Door, DoorError, Unread};
+use super::door::{Door, DoorError, DoorWish, Unread};
 use super::failures::SourcePatience;
 use super::fill::LayerFiller;
 use super::folder::{self, Replace};
@@ -103,6 +105,8 @@ pub struct Surroundings<'a> {
     pub keeper: &'a Program,
     /// Which devices are brought as a whole: asked for each.
     pub complete: &'a (dyn Fn() -> Completion + Sync),
+    /// How readers wait: asked for each device that is lent.
+    pub door: &'a (dyn Fn() -> DoorWish + Sync),
     /// How patient it is with sources.
     pub patience: &'a SourcePatience,
     /// Set to end the service.
@@ -149,34 +153,6 @@ pub enum ServiceError {
     Door(#[from] DoorError),
 }
 
-/// Why a device is not lent. Its text goes to the client.
-#[derive(Debug, thiserror::Error)]
-enum LendError {
-    #[error("\"{}\" is not a device id", .0.escape_debug())]
-    Id(String),
-    #[error("the store has no sparse device {0}, or another process fills it")]
-    Absent(DeviceId),
-    #[error("device {0} has no index: `quire pull --lazy` or `quire index` makes one")]
-    NoIndex(DeviceId),
-    #[error("cannot use the index of device {device}")]
-    Index { device: DeviceId, source: AnyError },
-    #[error("the index of device {device} is of one with {index} bytes, and it has {actual}")]
-    Length { device: DeviceId, index: u64, actual: u64 },
-    /// It may have read zeros, and may hold them in its cache.
-    #[error(
-        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
-    )]
-    Poisoned(DeviceId),
-    #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
-    Complete { device: DeviceId, source: AnyError },
-    #[error(transparent)]
-    Sparse(#[from] SparseError),
-    #[error("the keeper does not hold device {device}")]
-    Keeper { device: DeviceId, source: io::Error },
-    #[error(transparent)]
-    Door(#[from] DoorError),
-}
-
 /// Serves the lazy devices of a store until `stop` is set, and returns how many are in use then. Their readers wait some
 /// seconds for another service, and get I/O errors after that. `ready` is called as soon as clients can ask.
 ///
@@ -190,28 +166,16 @@ pub fn serve(
 ) -> Result<usize, ServiceError> {
     let folder = surroundings.folder;
     let (_lock, watch) = folder::lock(folder, store.who().user, replace)?;
-    let Succession { keeper, group, instance, journal, inherited, devices } = begin(surroundings)?;
+    let Succession { keeper, group, instance, journal, inherited, devices, connections } =
+        begin(surroundings)?;
     // The keeper died just as the service before left: its readers get I/O errors.
     let orphans = watch.filter(|it| it.is_of_another(&instance));
-    let door = Door::succeed(group, journal, inherited).with_cancel(surroundings.stop);
+    let door = Door::succeed(group, journal, inherited)?.with_cancel(surroundings.stop);
     let completer = Completer::new(store, surroundings.supply, &door);
     let (readers, completer) = (&door, &completer);
     let service =
         Service { store, surroundings, door: readers, completer, instance: &instance, orphans };
-    for (device, file) in devices {
-        match service.adopt(&device, file) {
-            Ok(Adopted::Filled) => {}
-            Ok(Adopted::Complete) => {
-                keeper.tell(&ToKeeper::Forget { device }, None).map_err(ServiceError::Keeper)?;
-            }
-            // Without a filler its readers get I/O errors, and it stays with the keeper.
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::error!(device, error, "readers of a device get I/O errors");
-                door.has_unknown();
-            }
-        }
-    }
+    service.take_over(&keeper, devices, connections);
     let path = folder.join(SOCKET);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
     let listener = wire::listen(&path).map_err(failed)?;
@@ -246,7 +210,7 @@ pub fn serve(
         served?;
         let keeper = talked?;
         for (device, _) in forgotten.try_iter() {
-            self::forget(&keeper, device);
+            service.is_complete(&keeper, &device);
         }
         let left = service.release(&keeper, Unread::Go)?;
         service.leave(keeper, left);
@@ -274,10 +238,10 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
     let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &journal, &[]);
+    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &journal);
     let keeper = keeper.map_err(ServiceError::Keeper)?;
-    let (inherited, devices) = (Vec::new(), Vec::new());
-    Ok(Succession { keeper, group, instance, journal, inherited, devices })
+    let (inherited, devices, connections) = (Vec::new(), Vec::new(), Vec::new());
+    Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
 }
 
 struct Service<'s, 'a> {
@@ -289,15 +253,6 @@ struct Service<'s, 'a> {
     instance: &'s str,
     /// The readers of a group that nobody else has.
     orphans: Option<LazyWatch>,
-}
-
-/// What became of a device of an earlier service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Adopted {
-    /// It is filled on.
-    Filled,
-    /// All of it is here: the keeper need not hold it.
-    Complete,
 }
 
 /// Devices that the keeper need not hold any more, and who is told when that is done.
@@ -339,7 +294,7 @@ impl<'a> Service<'_, 'a> {
                 self.client(listener, &keeper, end);
             }
             for (device, done) in forgotten.try_iter() {
-                forget(&keeper, device);
+                self.is_complete(&keeper, &device);
                 let _told = done.send(());
             }
             if looked.elapsed() > LOOK {
@@ -354,11 +309,19 @@ impl<'a> Service<'_, 'a> {
     /// Starts another keeper after one died.
     fn keep_again(&self) -> Result<Keeper, ServiceError> {
         tracing::error!("the keeper died: another one is started");
-        let fillers = self.door.fillers();
-        let devices: Vec<_> = fillers.iter().map(|it| kept(it)).collect();
         let group = (self.door.group(), self.instance);
-        Keeper::start(self.surroundings.keeper, group, self.door.journal(), &devices)
-            .map_err(ServiceError::Keeper)
+        let keeper = Keeper::start(self.surroundings.keeper, group, self.door.journal());
+        let keeper = keeper.map_err(ServiceError::Keeper)?;
+        let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
+            keeper.tell(message, Some(file)).map_err(ServiceError::Keeper)
+        };
+        self.door.files(|device, file, is_complete| {
+            tell(&ToKeeper::Keep { device: device.to_string(), is_complete }, file.as_fd())
+        })?;
+        self.door.connections(|connection, device, descriptor| {
+            tell(&ToKeeper::Connect { connection, device: device.to_string() }, descriptor)
+        })?;
+        Ok(keeper)
     }
 
     /// Leaves the devices that are in use to the keeper, and returns when it has them. Until then this process must not end.
@@ -389,6 +352,11 @@ impl<'a> Service<'_, 'a> {
 
     /// Lets go of what nothing has open, and returns how many devices are left.
     fn release(&self, keeper: &Keeper, unread: Unread) -> Result<usize, ServiceError> {
+        for connection in self.door.ended_connections() {
+            if let Err(error) = keeper.tell(&ToKeeper::Disconnect { connection }, None) {
+                tracing::warn!(%error, "the keeper holds a connection that has ended");
+            }
+        }
         let is_free = |file: &File| !kernel::lease::in_use(file.as_fd()).unwrap_or(true);
         let gone = |device: &DeviceId| {
             tracing::info!(%device, "nothing has the device open any more");
@@ -467,7 +435,9 @@ impl<'a> Service<'_, 'a> {
             }
             Ask::Status => {
                 for filler in self.door.fillers() {
-                    wire::send(client, &Answer::Device(status(&filler)), None)?;
+                    let mut status = status(&filler);
+                    status.doors = self.door.kinds(filler.device().id());
+                    wire::send(client, &Answer::Device(status), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
             }
@@ -506,83 +476,6 @@ impl<'a> Service<'_, 'a> {
         }
         Ok(())
     }
-
-    /// Opens a device for a client, which waits for its bytes.
-    fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
-        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
-        let is_armed = self.door.fillers().iter().any(|it| *it.device().id() == id);
-        if !is_armed {
-            // Before it is sealed: one that is sealed meanwhile may be under its other name then.
-            if let Some((file, _)) = self.store.sparse.open(&id)?
-                && self.door.is_complete(&file)?
-            {
-                return Ok(file);
-            }
-            if let Some(file) = self.completer.ended(&id)? {
-                self.completer.is_sealed(id);
-                return Ok(file);
-            }
-            let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
-            // Somebody may have had a look at it this moment.
-            let in_use = || kernel::lease::in_use(fill.file().as_fd()).unwrap_or(true);
-            let mut tries = (0..20).map(|_| in_use());
-            if tries.all(|it| {
-                it && {
-                    thread::sleep(Duration::from_millis(5));
-                    true
-                }
-            }) {
-                return Err(LendError::Poisoned(id));
-            }
-            if let Some(orphans) = &self.orphans {
-                orphans.release(fill.file().as_fd()).map_err(DoorError::Kernel)?;
-            }
-            let filler = self.filler(&id, fill)?;
-            // First the keeper: from the mark on, somebody must outlive this process.
-            let (name, file) = kept(&filler);
-            keeper
-                .tell(&ToKeeper::Keep { device: name }, Some(file))
-                .map_err(|source| LendError::Keeper { device: id, source })?;
-            self.door.arm(filler)?;
-        }
-        if (self.surroundings.complete)() == Completion::Always {
-            let fillers = self.door.fillers();
-            let lent = fillers.iter().filter(|it| *it.device().id() == id);
-            lent.for_each(|it| self.door.complete(it));
-        }
-        // From here on it waits.
-        let (file, _) = self.store.sparse.open(&id)?.ok_or(LendError::Absent(id))?;
-        Ok(file)
-    }
-
-    /// Goes on with a device of an earlier service. Its mark is there.
-    fn adopt(&self, device: &str, file: File) -> Result<Adopted, LendError> {
-        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
-        let passed = self.completer.pass(&id, &file);
-        if passed.map_err(|source| LendError::Complete { device: id, source })? {
-            return Ok(Adopted::Complete);
-        }
-        let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
-        self.door.arm(self.filler(&id, fill)?)?;
-        if (self.surroundings.complete)() == Completion::Always {
-            self.door.fillers().iter().for_each(|it| self.door.complete(it));
-        }
-        Ok(Adopted::Filled)
-    }
-
-    fn filler(&self, id: &DeviceId, fill: SparseFill<'a>) -> Result<LayerFiller<'a>, LendError> {
-        let supply = self.surroundings.supply;
-        let index = supply.index(id).map_err(|source| LendError::Index { device: *id, source })?;
-        let index = index.ok_or(LendError::NoIndex(*id))?;
-        let (expected, actual) = (index.head.device_bytes, fill.bytes());
-        if expected != actual || index.head.device != *id {
-            return Err(LendError::Length { device: *id, index: expected, actual });
-        }
-        let blobs = supply.blobs(&index);
-        let (id, patience) = (*id, self.surroundings.patience);
-        let filler = LayerFiller::new(index, blobs, fill).with_patience(patience);
-        Ok(filler.with_files(move || supply.files(&id)))
-    }
 }
 
 /// Has the keeper let a device go.
@@ -606,6 +499,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         filled: filler.filled() as u64,
         units: head.units.len() as u64,
         is_completing: filler.is_completing(),
+        doors: Vec::new(),
         counts: filler.counts().now(),
     }
 }

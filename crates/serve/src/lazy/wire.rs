@@ -13,6 +13,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::count::LazyCounts;
+use super::door::{ConnectionId, DoorKind};
 
 /// What this version of service and keeper can say to each other. A message says which version its sender has; without
 /// that, it is 0, which knows no journal.
@@ -41,9 +42,18 @@ pub(super) enum ToKeeper {
     /// Hold the journal that comes along, instead of any other. Who stands in that one gets an I/O error.
     Journal,
     /// Hold the file of a device that comes along.
-    Keep { device: String },
+    Keep {
+        device: String,
+        /// Whether all of it is here and verified: it has connections, and needs no filler.
+        #[serde(default)]
+        is_complete: bool,
+    },
     /// Let a device go.
     Forget { device: String },
+    /// Hold the connection that comes along, of a file on FUSE that stands for a device.
+    Connect { connection: ConnectionId, device: String },
+    /// Let a connection go.
+    Disconnect { connection: ConnectionId },
     /// The service ends as it was told to, and devices are still in use.
     Leave,
     /// The service ends, and no device is in use.
@@ -63,7 +73,13 @@ pub(super) enum Told {
     /// The keeper holds the group.
     Keeps { protocol: u32 },
     /// The file of a device comes along.
-    Device { device: String },
+    Device {
+        device: String,
+        #[serde(default)]
+        is_complete: bool,
+    },
+    /// A connection comes along.
+    Connection { connection: ConnectionId, device: String },
     /// That is all, or what was asked for is done.
     Done,
     /// It is not done: perhaps it is of a later version. The connection stays.
@@ -126,6 +142,9 @@ pub struct DeviceStatus {
     /// Whether all of it is to come, though nobody reads it.
     #[serde(default)]
     pub is_completing: bool,
+    /// How its readers wait. None if nothing has it open.
+    #[serde(default)]
+    pub doors: Vec<DoorKind>,
     /// What was done for it since the service began.
     #[serde(default)]
     pub counts: LazyCounts,
@@ -223,8 +242,13 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     if got.bytes == 0 && descriptor.is_none() {
         return Ok(None);
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::other("the message is longer than any that is known"));
+    }
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        // The connection is as good as before.
+        let error = "there is no room for the descriptor that came along";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, error));
     }
     let message = serde_json::from_slice(&bytes[..got.bytes]);
     let message = message.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
@@ -251,11 +275,11 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "bytes").unwrap();
         let file = File::open(&path).unwrap();
-        let keep = ToKeeper::Keep { device: "a".to_owned() };
+        let keep = ToKeeper::Keep { device: "a".to_owned(), is_complete: false };
         send(one.as_fd(), &keep, Some(file.as_fd())).unwrap();
         send(one.as_fd(), &ToKeeper::Leave, None).unwrap();
         let (message, descriptor) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
-        assert!(matches!(message, ToKeeper::Keep { device } if device == "a"));
+        assert!(matches!(message, ToKeeper::Keep { device, .. } if device == "a"));
         let mut text = String::new();
         File::from(descriptor.unwrap()).read_to_string(&mut text).unwrap();
         assert_eq!(text, "bytes");
@@ -268,7 +292,7 @@ mod tests {
         // Fields that are not known are passed over.
         rustix::io::write(&one, br#"{"keep":{"device":"b","later":1}}"#).unwrap();
         let (message, _) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
-        assert!(matches!(message, ToKeeper::Keep { device } if device == "b"));
+        assert!(matches!(message, ToKeeper::Keep { device, .. } if device == "b"));
         drop(one);
         assert!(receive::<ToKeeper>(other.as_fd()).unwrap().is_none());
         assert!(connect(&path.with_extension("none")).unwrap().is_none());

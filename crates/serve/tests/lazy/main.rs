@@ -1,6 +1,9 @@
 //! An image whose device is filled while it is read: from a layer as tar and gzip made it, to files through the kernel.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod descriptors;
+mod fuse;
+mod sealed;
 mod service;
 mod succession;
 
@@ -11,7 +14,6 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -21,12 +23,13 @@ use image::digest::Digest;
 use image::lazy::UNIT;
 use image::verity::DeviceId;
 use kernel::mount::{ErofsOptions, erofs};
-use kernel::precontent::PrecontentError;
+use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
-use quire_serve::lazy::{Cause, Door, DoorError, FillError, LayerFiller, Recorder, SourcePatience};
+use quire_serve::lazy::{
+    Cause, Door, DoorError, DoorKind, FillError, LayerFiller, Recorder, SourcePatience,
+};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit};
 use store::{Form, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
 use testing::{programs, skipped};
@@ -210,15 +213,34 @@ fn compare(expect: &Path, actual: &Path) {
     }
 }
 
-/// Mounts the image over an empty device, and has `look` look at it while the door is served. `None` where it cannot be.
-fn through_the_kernel(stage: &Stage, look: impl FnOnce(&Path)) -> Option<()> {
-    // Each reader's attempt counts.
-    let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
-    with_patience(stage, &patience, look)
+/// Whether readers of files in this folder can wait for events. If not, it says so.
+fn has_events(folder: &Path) -> bool {
+    let probe = File::create(folder.join("probe")).unwrap();
+    match Group::new().and_then(|it| it.mark(probe.as_fd())) {
+        Err(PrecontentError::Unsupported) => {
+            skipped("pre-content events: this kernel is older than Linux 6.14");
+            false
+        }
+        Err(PrecontentError::FileSystem { .. }) => {
+            skipped("the file system of the build has no pre-content events");
+            false
+        }
+        marked => {
+            marked.unwrap();
+            true
+        }
+    }
 }
 
-fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl FnOnce(&Path)) -> Option<()> {
-    with_files(stage, patience, Vec::new, |root, _| look(root))
+/// Mounts the image over an empty device, through each door, and has `look` look at it while the door is served.
+fn through_the_kernel(stage: &Stage, look: impl Fn(&Path)) {
+    // Each reader's attempt counts.
+    let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
+    with_patience(stage, &patience, look);
+}
+
+fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl Fn(&Path)) {
+    with_files(stage, patience, Vec::new, |root, _| look(root));
 }
 
 /// The same, where the places of files of the device are known.
@@ -226,51 +248,71 @@ fn with_files(
     stage: &Stage,
     patience: &SourcePatience,
     find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'static,
-    look: impl FnOnce(&Path, &Door<'_>),
-) -> Option<()> {
-    let lazy = store(&stage.folder.path().join("lazy"));
-    let filler = stage.filler(&lazy).with_patience(patience).with_files(find);
-    let open = || lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
-    let door = Door::new().unwrap();
-    match door.arm(filler) {
-        Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
-            skipped("pre-content events: this kernel is older than Linux 6.14");
-            return None;
-        }
-        Err(DoorError::Kernel(PrecontentError::FileSystem { .. })) => {
-            skipped("the file system of the build has no pre-content events");
-            return None;
-        }
-        armed => armed.unwrap(),
+    look: impl Fn(&Path, &Door<'_>),
+) {
+    let find: FindFiles = Arc::new(find);
+    for kind in [DoorKind::Fanotify, DoorKind::Fuse] {
+        through(stage, kind, patience, &find, &look);
     }
-    let marked: File = open();
+}
+
+/// Finds the places of files.
+type FindFiles = Arc<dyn Fn() -> Vec<Range<u64>> + Send + Sync>;
+
+/// The store that a test fills through a door. It may have put something there.
+fn lazy_store(stage: &Stage, kind: DoorKind) -> Store {
+    store(&stage.folder.path().join(format!("lazy-{kind:?}")))
+}
+
+fn through(
+    stage: &Stage,
+    kind: DoorKind,
+    patience: &SourcePatience,
+    find: &FindFiles,
+    look: &dyn Fn(&Path, &Door<'_>),
+) {
+    if kind == DoorKind::Fanotify && !has_events(stage.folder.path()) {
+        return;
+    }
+    let lazy = lazy_store(stage, kind);
+    let find = Arc::clone(find);
+    let filler = stage.filler(&lazy).with_patience(patience).with_files(move || find());
+    let door = Door::new().unwrap();
+    door.fill(filler).unwrap();
     let image = stage.full.open_image(&stage.image).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let served = scope.spawn(|| door.serve(&stop));
-        let devices = [marked.as_fd()];
-        let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
-        let mounted = erofs(image.image.fd(), &options).unwrap();
-        let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
-        let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let lent = || match kind {
+            DoorKind::Fanotify => {
+                door.mark(&stage.device()).unwrap();
+                lazy.sparse.open(&stage.device()).unwrap().unwrap().0
+            }
+            DoorKind::Fuse => door.connect(&stage.device()).unwrap().1,
+        };
+        let look = || {
+            let lent = lent();
+            let devices = [lent.as_fd()];
+            let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
+            let mounted = erofs(image.image.fd(), &options).unwrap();
+            let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
+            // The mount goes before the door.
             look(Path::new(&root), &door);
-        }));
-        // The mount goes before the door.
-        drop(mounted);
+        };
+        let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
         stop.store(true, Ordering::Relaxed);
         served.join().unwrap().unwrap();
         if let Err(panic) = looked {
             std::panic::resume_unwind(panic);
         }
     });
-    Some(())
 }
 
 #[test]
 fn files_are_fetched_when_they_are_read() {
     let Some(stage) = Stage::new() else { return };
-    let before = stage.blob.asked.load(Ordering::Relaxed);
     through_the_kernel(&stage, |root| {
+        let before = stage.blob.asked.load(Ordering::Relaxed);
         let asked = || stage.blob.asked.load(Ordering::Relaxed) - before;
         // Names and metadata are in the image.
         assert!(root.join("words").metadata().unwrap().is_file());
@@ -464,28 +506,28 @@ fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     let Some(stage) = Stage::new() else { return };
     let full = stage.folder.path().join("full/data").join(stage.device().to_string());
     let full = fs::read(full).unwrap();
-    let lazy = store(&stage.folder.path().join("lazy"));
-    let device = lazy.create_sparse(&stage.device(), full.len() as u64).unwrap();
-    let mut right = 0;
-    for (number, unit) in (0_u64..).zip(full.chunks(usize::try_from(UNIT).unwrap())) {
-        let mut bytes = unit.to_vec();
-        match number % 4 {
-            0 => right += 1,
-            1 => bytes[unit.len() / 3] ^= 4,
-            2 => bytes.truncate(unit.len() / 2),
-            _ => continue,
+    for kind in [DoorKind::Fanotify, DoorKind::Fuse] {
+        let lazy = lazy_store(&stage, kind);
+        let device = lazy.create_sparse(&stage.device(), full.len() as u64).unwrap();
+        let mut right = 0;
+        for (number, unit) in (0_u64..).zip(full.chunks(usize::try_from(UNIT).unwrap())) {
+            let mut bytes = unit.to_vec();
+            match number % 4 {
+                0 => right += 1,
+                1 => bytes[unit.len() / 3] ^= 4,
+                2 => bytes.truncate(unit.len() / 2),
+                _ => continue,
+            }
+            device.write_at(&bytes, number * UNIT).unwrap();
         }
-        device.write_at(&bytes, number * UNIT).unwrap();
+        assert!(right > 5);
     }
-    drop(device);
-    drop(lazy);
-    assert!(right > 5);
     let before = stage.blob.asked.load(Ordering::Relaxed);
     through_the_kernel(&stage, |root| compare(&stage.tree, root));
     assert!(stage.blob.asked.load(Ordering::Relaxed) > before);
 
     // What is here needs no source.
-    let lazy = store(&stage.folder.path().join("lazy"));
+    let lazy = lazy_store(&stage, DoorKind::Fuse);
     let filler = stage.filler(&lazy);
     *stage.blob.lie.lock().unwrap() = Lie::Silent;
     filler.ensure(0..1, |_| ()).unwrap();
@@ -532,6 +574,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
         places.clone()
     };
     with_files(&stage, &patience, find, |root, door| {
+        is_known.store(false, Ordering::Relaxed);
         // Whoever reads first has the places of files looked up.
         page(root, "words", 0);
         wait_for("the places", || is_known.load(Ordering::Relaxed));
@@ -594,58 +637,6 @@ fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
     let asked = stage.blob.asked.load(Ordering::Relaxed) - before;
     let all = stage.blob.bytes.len() as u64;
     assert!(asked * 100 <= all * 102, "{asked} bytes of {all}");
-}
-
-/// Without descriptors for events, readers get the right bytes or an error, and the door goes on.
-#[test]
-fn few_descriptors_cost_errors_and_no_wrong_byte() {
-    // The limit is one of the whole process, so it gets one of its own.
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "in_a_process_with_few_descriptors", "--ignored", "--nocapture"]);
-    assert!(child.status().unwrap().success());
-}
-
-#[test]
-#[ignore = "what another test starts"]
-fn in_a_process_with_few_descriptors() {
-    let Some(stage) = Stage::new() else { return };
-    let expect = fs::read(stage.tree.join("words")).unwrap();
-    let pages: Vec<u64> = (0..expect.len() as u64 / UNIT).map(|it| it * UNIT).collect();
-    assert!(pages.len() > 60, "{} readers exhaust nothing", pages.len());
-    let part = |page: u64| {
-        let start = usize::try_from(page).unwrap();
-        &expect[start..start + 100]
-    };
-    through_the_kernel(&stage, |root| {
-        let file = File::open(root.join("words")).unwrap();
-        let read = |page: u64| {
-            let mut bytes = [0; 100];
-            file.read_exact_at(&mut bytes, page).map(|()| bytes)
-        };
-        let limit = rustix::process::getrlimit(Resource::Nofile);
-        let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
-        let few = Rlimit { current: Some(open + 4), ..limit };
-        rustix::process::setrlimit(Resource::Nofile, few).unwrap();
-        let mut failed = 0;
-        thread::scope(|scope| {
-            let readers: Vec<_> =
-                pages.iter().map(|page| (*page, scope.spawn(|| read(*page)))).collect();
-            for (page, reader) in readers {
-                match reader.join().unwrap() {
-                    Ok(bytes) => assert!(bytes == part(page), "{page}"),
-                    Err(error) => {
-                        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
-                        failed += 1;
-                    }
-                }
-            }
-        });
-        assert!(failed > 0, "there were descriptors for all of {} readers", pages.len());
-        rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
-        for page in pages {
-            assert!(read(page).unwrap() == part(page), "{page}");
-        }
-    });
 }
 
 #[test]

@@ -15,21 +15,22 @@ use image::digest::Digest;
 use image::lazy::{Head, UNIT};
 use image::verity::{DeviceId, ImageId};
 use kernel::mount::{Detached, ErofsOptions, erofs};
-use kernel::precontent::{Group, PrecontentError};
+use kernel::version::KernelVersion;
 use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{
-    ClientError, Completion, LazyService, Program, Replace, SourcePatience, Supply, Surroundings,
-    keep, serve,
+    ClientError, Completion, DoorKind, DoorWish, LazyService, Program, Replace, SourcePatience,
+    Supply, Surroundings, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use store::{SparseState, Store, Trace, TraceRun};
 use testing::fake::wait_for;
-use testing::skipped;
 use transfer::lazy::LayerIndex;
 
 use super::{OneBlob, Stage, store};
 
+/// The first Linux version that asks again what a dead server had taken.
+const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 /// Where the processes of a test find what they need.
 const FOLDER: &str = "QUIRE_TEST_FOLDER";
 
@@ -152,6 +153,12 @@ fn a_service() {
             true => Completion::Always,
             false => Completion::Asked,
         },
+        door: &|| {
+            DoorWish::Only(match files.folder.join("fuse").exists() {
+                true => DoorKind::Fuse,
+                false => DoorKind::Fanotify,
+            })
+        },
         patience: &SourcePatience::default(),
         stop: &STOP,
     };
@@ -168,32 +175,28 @@ fn note(folder: &Path, name: &str) {
 
 /// A store with an empty device, and a service for it.
 pub(super) struct Served {
+    /// Whether the kernel asks again what a service on FUSE had taken.
+    resends: bool,
     pub(super) stage: Stage,
     store: Store,
-    expect: Vec<u8>,
+    pub(super) expect: Vec<u8>,
 }
 
 impl Served {
-    pub(super) fn new() -> Option<Self> {
+    pub(super) fn new(door: DoorKind) -> Option<Self> {
         let stage = Stage::new()?;
         let folder = stage.folder.path();
-        let probe = File::create(folder.join("probe")).unwrap();
-        match Group::new().and_then(|it| it.mark(probe.as_fd())) {
-            Err(PrecontentError::Unsupported) => {
-                skipped("pre-content events: this kernel is older than Linux 6.14");
-                return None;
-            }
-            Err(PrecontentError::FileSystem { .. }) => {
-                skipped("the file system of the build has no pre-content events");
-                return None;
-            }
-            marked => marked.unwrap(),
+        match door {
+            DoorKind::Fanotify if !super::has_events(folder) => return None,
+            DoorKind::Fanotify => {}
+            DoorKind::Fuse => fs::write(folder.join("fuse"), "").unwrap(),
         }
         Files::write(folder, &stage);
         let store = store(&folder.join("lazy"));
         drop(store.create_sparse(&stage.device(), stage.index.head.device_bytes).unwrap());
         let expect = fs::read(stage.tree.join("words")).unwrap();
-        Some(Self { stage, store, expect })
+        let resends = KernelVersion::running().unwrap() >= RESENDS;
+        Some(Self { resends, stage, store, expect })
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -316,18 +319,18 @@ impl Served {
         self.service().leave().unwrap();
     }
 
-    fn state(&self) -> Option<SparseState> {
+    pub(super) fn state(&self) -> Option<SparseState> {
         Some(self.store.sparse.stat(&self.stage.index.head.device).unwrap()?.state)
     }
 
     /// Waits until all of the device is here, and images could be made complete with it.
-    fn wait_for_all(&self) {
+    pub(super) fn wait_for_all(&self) {
         wait_for("all of the device", || self.path("sealed").exists());
         assert_eq!(self.state(), Some(SparseState::Sealed));
     }
 
     /// Sees that a service that was asked to leave ends, and its keeper, too.
-    fn is_gone(&self, mut service: Child) {
+    pub(super) fn is_gone(&self, mut service: Child) {
         assert!(service.wait().unwrap().success());
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
     }
@@ -351,13 +354,75 @@ impl Drop for Served {
     }
 }
 
-fn words(mount: &Detached) -> PathBuf {
+/// Tests of what is the same for both ways to wait.
+macro_rules! for_both_doors {
+    ($($name:ident)*) => {$(
+        mod $name {
+            use super::DoorKind;
+
+            #[test]
+            fn fanotify() {
+                super::$name(DoorKind::Fanotify);
+            }
+
+            #[test]
+            fn fuse() {
+                super::$name(DoorKind::Fuse);
+            }
+        }
+    )*};
+}
+
+for_both_doors! {
+    a_service_that_is_killed_is_succeeded
+    a_keeper_that_is_killed_is_replaced
+    readers_wait_for_the_next_service
+    a_service_that_stands_still_keeps_thousands_of_readers_waiting
+    what_a_trace_has_is_there_before_it_is_read
+    a_reader_that_reads_on_finds_its_bytes
+    a_device_with_other_bytes_than_its_name_is_condemned
+    what_could_not_be_made_complete_is_tried_again
+    a_device_is_completed_though_its_source_fails_for_a_while
+}
+
+pub(super) fn words(mount: &Detached) -> PathBuf {
     format!("/proc/self/fd/{}/words", mount.as_fd().as_raw_fd()).into()
 }
 
-#[test]
-fn a_keeper_that_is_killed_is_replaced() {
-    let Some(served) = Served::new() else { return };
+fn a_service_that_is_killed_is_succeeded(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
+    let mut service = served.start();
+    let mount = served.mount();
+    let units = usize::try_from(served.stage.index.head.device_bytes.div_ceil(UNIT)).unwrap();
+    // The source is silent, so all readers wait when the service dies.
+    for round in 0..3 {
+        fs::write(served.path("wait"), "").unwrap();
+        thread::scope(|scope| {
+            let readers = scope.spawn(|| served.read(&mount, 64));
+            thread::sleep(std::time::Duration::from_millis(50));
+            served.signal("service.pid", Signal::KILL);
+            fs::remove_file(served.path("wait")).unwrap();
+            served.wait_for_service();
+            let failed = readers.join().unwrap();
+            match door {
+                // What the service had taken fails with it.
+                DoorKind::Fuse if !served.resends => assert!(failed < 64, "in round {round}"),
+                DoorKind::Fanotify | DoorKind::Fuse => assert_eq!(failed, 0, "in round {round}"),
+            }
+        });
+        // The keeper has started another one.
+        assert_eq!(served.read(&mount, 64), 0);
+    }
+    service.wait().unwrap();
+    let status = served.service().status().unwrap();
+    assert_eq!((status.len(), status[0].units), (1, units as u64));
+    drop(mount);
+    served.leave();
+    served.is_over();
+}
+
+fn a_keeper_that_is_killed_is_replaced(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     let mut service = served.start();
     let mount = served.mount();
     for _ in 0..3 {
@@ -377,9 +442,8 @@ fn a_keeper_that_is_killed_is_replaced() {
     served.is_over();
 }
 
-#[test]
-fn readers_wait_for_the_next_service() {
-    let Some(served) = Served::new() else { return };
+fn readers_wait_for_the_next_service(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     let mut first = served.start();
     let mount = served.mount();
     assert_eq!(served.read(&mount, 3), 0);
@@ -405,9 +469,8 @@ fn readers_wait_for_the_next_service() {
     served.end(third);
 }
 
-#[test]
-fn a_service_that_stands_still_keeps_thousands_of_readers_waiting() {
-    let Some(served) = Served::new() else { return };
+fn a_service_that_stands_still_keeps_thousands_of_readers_waiting(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     let service = served.start();
     let mount = served.mount();
     let pid = served.pid("service.pid");
@@ -426,7 +489,7 @@ fn a_service_that_stands_still_keeps_thousands_of_readers_waiting() {
 
 #[test]
 fn what_was_mounted_without_anybody_is_not_lent() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let mount = served.mount();
     // Both at once: neither can replace the other.
@@ -449,7 +512,7 @@ fn what_was_mounted_without_anybody_is_not_lent() {
 
 #[test]
 fn with_a_watcher_nobody_sees_bytes_that_are_not_there() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let watch = served.service().watch(&served.path("run")).unwrap();
     let mount = served.mount();
@@ -494,9 +557,8 @@ fn with_a_watcher_nobody_sees_bytes_that_are_not_there() {
     served.end(service);
 }
 
-#[test]
-fn what_a_trace_has_is_there_before_it_is_read() {
-    let Some(served) = Served::new() else { return };
+fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     let service = served.start();
     let mount = served.mount();
     assert!(!served.service().bring(&served.stage.image, Some("other")).unwrap());
@@ -530,9 +592,8 @@ fn what_a_trace_has_is_there_before_it_is_read() {
     served.end(service);
 }
 
-#[test]
-fn a_reader_that_reads_on_finds_its_bytes() {
-    let Some(served) = Served::new() else { return };
+fn a_reader_that_reads_on_finds_its_bytes(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     let service = served.start();
     let mount = served.mount();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
@@ -547,79 +608,8 @@ fn a_reader_that_reads_on_finds_its_bytes() {
     served.end(service);
 }
 
-#[test]
-fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
-    let Some(served) = Served::new() else { return };
-    fs::write(served.path("complete"), "").unwrap();
-    let mut service = served.start();
-    let mount = served.mount();
-    served.wait_for_all();
-    assert_eq!(
-        fs::read_to_string(served.path("sealed")).unwrap(),
-        served.stage.device().to_string()
-    );
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
-    let full = served.path("full/data").join(served.stage.device().to_string());
-    assert!(fs::read(path).unwrap() == fs::read(full).unwrap());
-    assert!(served.service().status().unwrap().is_empty());
-    assert_eq!(served.read(&mount, 64), 0);
-    // It is lent to whoever does not know yet.
-    let lent = served.service().lend(&served.stage.device()).unwrap();
-    drop(lent);
-    // With nobody there, a lazy device would give zeros. Nothing was read before of most of this.
-    let keeper = served.pid("keeper.pid");
-    kill_process(keeper, Signal::STOP).unwrap();
-    served.signal("service.pid", Signal::KILL);
-    served.signal("keeper.pid", Signal::KILL);
-    service.wait().unwrap();
-    assert!(fs::read(words(&mount)).unwrap() == served.expect);
-    // The next service lends it at once, though it is mounted.
-    let service = served.start();
-    let again = served.mount();
-    assert_eq!(served.read(&again, 64), 0);
-    drop((again, mount));
-    served.leave();
-    served.is_gone(service);
-}
-
-#[test]
-fn a_mount_that_lives_needs_no_keeper_once_all_is_here() {
-    let Some(served) = Served::new() else { return };
-    fs::write(served.path("complete"), "").unwrap();
-    let service = served.start();
-    let mount = served.mount();
-    served.wait_for_all();
-    served.leave();
-    served.is_gone(service);
-    assert!(fs::read(words(&mount)).unwrap() == served.expect);
-}
-
-#[test]
-fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
-    let Some(served) = Served::new() else { return };
-    let mut service = served.start();
-    let mount = served.mount();
-    let keeper = served.pid("keeper.pid");
-    // It is not told any more.
-    kill_process(keeper, Signal::STOP).unwrap();
-    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
-    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
-    assert!(!served.path("sealed").exists());
-    served.signal("service.pid", Signal::KILL);
-    kill_process(keeper, Signal::CONT).unwrap();
-    served.wait_for_service();
-    service.wait().unwrap();
-    assert!(fs::read(words(&mount)).unwrap() == served.expect);
-    served.wait_for_all();
-    // That one has nothing to do for the mount.
-    served.leave();
-    wait_for("the keeper's end", || !served.path("run/keeper").exists());
-    assert_eq!(served.read(&mount, 64), 0);
-}
-
-#[test]
-fn a_device_with_other_bytes_than_its_name_is_condemned() {
-    let Some(mut served) = Served::new() else { return };
+fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
+    let Some(mut served) = Served::new(door) else { return };
     // The index is of the right bytes, but says that they are another device.
     let id = DeviceId::from_bytes(&[9; 32]).unwrap();
     served.stage.index.head.device = id;
@@ -642,9 +632,8 @@ fn a_device_with_other_bytes_than_its_name_is_condemned() {
     served.is_gone(service);
 }
 
-#[test]
-fn what_could_not_be_made_complete_is_tried_again() {
-    let Some(served) = Served::new() else { return };
+fn what_could_not_be_made_complete_is_tried_again(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     fs::write(served.path("refuse"), "").unwrap();
     fs::write(served.path("complete"), "").unwrap();
     let service = served.start();
@@ -658,9 +647,8 @@ fn what_could_not_be_made_complete_is_tried_again() {
     served.is_gone(service);
 }
 
-#[test]
-fn a_device_is_completed_though_its_source_fails_for_a_while() {
-    let Some(served) = Served::new() else { return };
+fn a_device_is_completed_though_its_source_fails_for_a_while(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
     fs::write(served.path("gone"), "").unwrap();
     fs::write(served.path("complete"), "").unwrap();
     let service = served.start();

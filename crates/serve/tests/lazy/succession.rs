@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use image::lazy::UNIT;
 use kernel::precontent::{EventBuffer, Group};
-use quire_serve::lazy::Program;
+use quire_serve::lazy::{DoorKind, Program};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -25,7 +25,7 @@ use super::service::{Served, program};
 
 #[test]
 fn a_service_that_is_killed_costs_no_reader_anything() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let (device, mount) = (served.lend(), served.mount());
     let units = usize::try_from(served.stage.index.head.device_bytes.div_ceil(UNIT)).unwrap();
@@ -55,7 +55,7 @@ fn a_service_that_is_killed_costs_no_reader_anything() {
 
 #[test]
 fn a_service_that_is_killed_twice_in_a_row_costs_no_reader_anything() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let device = served.lend();
     fs::write(served.path("wait"), "").unwrap();
@@ -81,7 +81,7 @@ fn a_service_that_is_killed_twice_in_a_row_costs_no_reader_anything() {
 
 #[test]
 fn a_service_is_replaced_though_its_source_is_silent() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut first = served.start();
     let device = served.lend();
     fs::write(served.path("wait"), "").unwrap();
@@ -101,7 +101,7 @@ fn a_service_is_replaced_though_its_source_is_silent() {
 
 #[test]
 fn a_keeper_that_is_killed_as_the_service_is_replaced_costs_no_wrong_byte() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let mut mount = served.mount();
     for round in 0..6 {
@@ -232,7 +232,7 @@ impl Acted {
 
 #[test]
 fn a_keeper_understands_a_service_of_an_earlier_version() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let acted = Acted::new(&served, &recorded("group", ""));
     // To the letter: it knows no other answers.
     assert_eq!(receive(&acted.socket).0, recorded("done", ""));
@@ -252,7 +252,7 @@ fn a_keeper_understands_a_service_of_an_earlier_version() {
 
 #[test]
 fn a_keeper_refuses_what_it_does_not_know_and_goes_on() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let first = r#"{"group":{"numbers":1024,"instance":"a","protocol":99,"later":{"a":[1]}}}"#;
     let acted = Acted::new(&served, first);
     assert_eq!(receive(&acted.socket).0, r#"{"keeps":{"protocol":1}}"#);
@@ -299,7 +299,7 @@ fn a_journal_that_is_none_costs_errors_and_no_wrong_byte() {
         ("can be shortened", memory(whole, SealFlags::GROW)),
     ];
     for (name, journal) in journals {
-        let Some(served) = Served::new() else { return };
+        let Some(served) = Served::new(DoorKind::Fanotify) else { return };
         let first = r#"{"group":{"numbers":65536,"instance":"a","protocol":1}}"#;
         let acted = Acted::new(&served, first);
         assert_eq!(receive(&acted.socket).0, r#"{"keeps":{"protocol":1}}"#);
@@ -316,7 +316,7 @@ fn a_journal_that_is_none_costs_errors_and_no_wrong_byte() {
 
 #[test]
 fn a_service_succeeds_a_keeper_of_an_earlier_version() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     make_folder(&served);
     let listener = socket();
     let path = served.path("run/keeper");
@@ -364,7 +364,7 @@ fn a_service_succeeds_a_keeper_of_an_earlier_version() {
 
 #[test]
 fn a_service_refuses_what_it_does_not_know_and_goes_on() {
-    let Some(served) = Served::new() else { return };
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let service = served.start();
     let client = socket();
     rustix::net::connect(&client, &SocketAddrUnix::new(served.path("run/service")).unwrap())

@@ -1,5 +1,9 @@
-//! Where readers of a device wait until their bytes are there: fanotify's pre-content events.
+//! Where readers of a device wait until their bytes are there (decision 19).
+//!
+//! There are two ways in: reads of a file that is marked are events (`precontent`), and reads of a file on FUSE are requests
+//! (`fuse`). Who waits, for what, and what becomes of devices is the same for both.
 
+mod fuse;
 mod precontent;
 mod waiting;
 
@@ -10,14 +14,17 @@ use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use image::verity::DeviceId;
 use kernel::precontent::{Group, PrecontentError};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
+use self::fuse::Connections;
+pub use self::fuse::{ConnectionId, FuseDoorError};
 use self::waiting::WaitingReader;
 use super::ahead::{Ahead, WORKERS};
 use super::fill::LayerFiller;
@@ -25,6 +32,8 @@ use super::journal::{Journal, TakenEvent};
 
 /// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
 const FETCHERS: usize = 32;
+/// How long it may take until the end is seen, in milliseconds.
+const PATIENCE: i64 = 50;
 /// How often it is looked whether a reader has waited long enough.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a door that ends waits for what is under way. The next one brings the rest.
@@ -40,9 +49,15 @@ pub enum DoorError {
     /// There is no memory for its journal.
     #[error("cannot have a journal of events")]
     Journal(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A file on FUSE cannot be made, or served.
+    #[error(transparent)]
+    Fuse(#[from] FuseDoorError),
     /// A device cannot be looked at.
     #[error("cannot look at a sparse device")]
     Device(#[source] io::Error),
+    /// The device is not served here.
+    #[error("device {0} is not served here")]
+    Unknown(DeviceId),
     /// Waiting for events failed.
     #[error("cannot wait for readers")]
     Wait(#[source] Errno),
@@ -50,11 +65,12 @@ pub enum DoorError {
 
 /// Lets readers of devices wait until the bytes that they want are filled.
 ///
-/// As long as a mount of a device lives, its door has to be served, or be gone with all of its descriptors: then readers get
-/// what is in the file, which may be zeros.
+/// As long as a mount of a marked device lives, its door has to be served, or be gone with all of its descriptors: then
+/// readers get what is in the file, which may be zeros. Readers of files on FUSE get errors then.
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
+    connections: Connections,
     journal: Journal,
     /// Events that an earlier door took and did not answer.
     inherited: Mutex<Vec<TakenEvent>>,
@@ -68,17 +84,92 @@ pub struct Door<'a> {
     left: Mutex<Vec<TakenEvent>>,
 }
 
+/// How readers of a device wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DoorKind {
+    /// The device is marked.
+    Fanotify,
+    /// A file on FUSE stands for the device.
+    Fuse,
+}
+
+/// Which of them a service uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DoorWish {
+    /// Marks; FUSE where the kernel or the file system of the store has no events.
+    #[default]
+    Auto,
+    /// This one.
+    Only(DoorKind),
+}
+
 /// The numbers of a file system and an inode.
 pub(super) type InodePlace = (u64, u64);
 
 /// A device whose readers may wait here.
 #[derive(Debug)]
-enum Armed<'a> {
+struct Armed<'a> {
+    device: DeviceId,
+    is_marked: bool,
+    state: ArmedState<'a>,
+}
+
+/// How far it is.
+#[derive(Debug)]
+enum ArmedState<'a> {
     Filling(Arc<LayerFiller<'a>>),
-    /// All bytes are there. The file is open as long as an event may be on its way.
-    Complete(File),
+    /// All bytes are there. The file is open as long as a request may be on its way.
+    Complete(Arc<File>),
     /// Its bytes are those of another device, or the disk did not keep them, or all ends before that is known.
-    Broken(DeviceId, File),
+    Broken(File),
+}
+
+impl ArmedState<'_> {
+    fn file(&self) -> &File {
+        match self {
+            Self::Filling(filler) => filler.device().file(),
+            Self::Complete(file) => file,
+            Self::Broken(file) => file,
+        }
+    }
+}
+
+/// Where a device's bytes are.
+enum DeviceBytes<'a> {
+    /// Some may be missing.
+    Filling(Arc<LayerFiller<'a>>),
+    /// In the file.
+    Complete(Arc<File>),
+}
+
+impl DeviceBytes<'_> {
+    fn file(&self) -> &File {
+        match self {
+            Self::Filling(filler) => filler.device().file(),
+            Self::Complete(file) => file,
+        }
+    }
+
+    fn has(&self, range: &Range<u64>) -> bool {
+        match self {
+            Self::Filling(filler) => filler.has(range),
+            Self::Complete(_) => true,
+        }
+    }
+
+    fn touch(&self, range: &Range<u64>) {
+        if let Self::Filling(filler) = self {
+            filler.touch(range);
+        }
+    }
+
+    fn is_denied(&self, range: &Range<u64>) -> bool {
+        match self {
+            Self::Filling(filler) => filler.is_denied(range),
+            Self::Complete(_) => false,
+        }
+    }
 }
 
 /// Ends those who bring what nobody waits for.
@@ -94,16 +185,24 @@ impl<'a> Door<'a> {
     /// A door without devices, with a group of its own.
     ///
     /// # Errors
-    /// [`DoorError::Kernel`].
+    /// [`DoorError`].
     pub fn new() -> Result<Self, DoorError> {
         let journal = Journal::new().map_err(|it| DoorError::Journal(it.into()))?;
-        Ok(Self::succeed(Group::new()?, journal, Vec::new()))
+        Self::succeed(Group::new()?, journal, Vec::new())
     }
 
     /// A door without devices, of a group that may have marks already, and of readers that wait already.
-    pub(super) fn succeed(group: Group, journal: Journal, inherited: Vec<TakenEvent>) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`DoorError::Fuse`].
+    pub(super) fn succeed(
+        group: Group,
+        journal: Journal,
+        inherited: Vec<TakenEvent>,
+    ) -> Result<Self, DoorError> {
+        Ok(Self {
             group,
+            connections: Connections::new()?,
             journal,
             inherited: Mutex::new(inherited),
             devices: RwLock::default(),
@@ -111,7 +210,7 @@ impl<'a> Door<'a> {
             ahead: Ahead::default(),
             cancel: None,
             left: Mutex::default(),
-        }
+        })
     }
 
     /// The same, which leaves readers to the door after it. `cancel` has all sources fail.
@@ -134,18 +233,59 @@ impl<'a> Door<'a> {
         &self.group
     }
 
-    /// Marks a filler's device. Readers through descriptors that are opened afterwards wait for bytes that are not there. The
-    /// mount has to open it afterwards: the filler's own descriptor never waits. A second mark changes nothing.
+    fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn devices_mut(&self) -> RwLockWriteGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+        self.devices.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in a filler. Nothing waits for it yet.
+    ///
+    /// # Errors
+    /// [`DoorError::Device`].
+    pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
+        let place = place(filler.device().file())?;
+        let device = *filler.device().id();
+        let state = ArmedState::Filling(Arc::new(filler));
+        self.devices_mut().insert(place, Armed { device, is_marked: false, state });
+        Ok(())
+    }
+
+    /// Marks a device that was [filled](Self::fill) here. Readers through descriptors that are opened afterwards wait for bytes
+    /// that are not there. The mount has to open it afterwards: the filler's own descriptor never waits. A second mark changes
+    /// nothing.
     ///
     /// # Errors
     /// [`DoorError`]; then nothing waits.
-    pub fn arm(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
-        let place = place(filler.device().file())?;
-        // The filler has to be there when the first event comes.
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        self.group.mark(filler.device().file().as_fd())?;
-        devices.insert(place, Armed::Filling(Arc::new(filler)));
+    pub fn mark(&self, device: &DeviceId) -> Result<(), DoorError> {
+        let mut devices = self.devices_mut();
+        let armed = devices.values_mut().find(|it| it.device == *device);
+        let armed = armed.ok_or(DoorError::Unknown(*device))?;
+        self.group.mark(armed.state.file().as_fd())?;
+        armed.is_marked = true;
         Ok(())
+    }
+
+    /// Takes in a filler, and marks its device.
+    ///
+    /// # Errors
+    /// As [`mark`](Self::mark).
+    pub fn arm(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
+        let device = *filler.device().id();
+        self.fill(filler)?;
+        self.mark(&device).inspect_err(|_| self.devices_mut().retain(|_, it| it.device != device))
+    }
+
+    /// How readers of a device wait here.
+    #[must_use]
+    pub fn kinds(&self, device: &DeviceId) -> Vec<DoorKind> {
+        let devices = self.devices();
+        let found = devices.iter().find(|it| it.1.device == *device);
+        let marked = found.filter(|it| it.1.is_marked).map(|_| DoorKind::Fanotify);
+        let served = found.filter(|it| self.connections.has(*it.0)).map(|_| DoorKind::Fuse);
+        marked.into_iter().chain(served).collect()
     }
 
     /// Takes the marks from devices of which `is_free` says that nothing has them open, and returns how many are left that
@@ -159,43 +299,66 @@ impl<'a> Door<'a> {
         mut gone: impl FnMut(&DeviceId),
         unread: Unread,
     ) -> Result<usize, DoorError> {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        let may_go = |it: &Arc<LayerFiller<'a>>| {
-            // A thread may be filling it still, for a reader that was killed.
-            Arc::strong_count(it) == 1 && (unread == Unread::Go || !it.is_completing())
-        };
-        let is_free = |armed: &Armed<'a>| match armed {
-            Armed::Filling(filler) => may_go(filler) && is_free(filler.device().file()),
-            Armed::Complete(file) | Armed::Broken(_, file) => is_free(file),
-        };
-        let free = devices.iter().filter(|(_, armed)| is_free(armed));
-        let free: Vec<_> = free.map(|(place, _)| *place).collect();
-        for place in free {
-            match devices.get(&place) {
-                Some(Armed::Filling(filler)) => {
-                    self.group.unmark(filler.device().file().as_fd())?;
+        let mut devices = self.devices_mut();
+        let is_served = |place: InodePlace| self.connections.has(place);
+        let is_free = |(place, armed): &(&InodePlace, &Armed<'a>)| {
+            let may_go = match &armed.state {
+                // A thread may be filling it still, for a reader that was killed.
+                ArmedState::Filling(it) => {
+                    Arc::strong_count(it) == 1 && (unread == Unread::Go || !it.is_completing())
                 }
-                Some(Armed::Broken(_, file)) => self.group.unmark(file.as_fd())?,
-                Some(Armed::Complete(_)) | None => {}
+                ArmedState::Complete(_) | ArmedState::Broken(_) => true,
+            };
+            may_go && !is_served(**place) && is_free(armed.state.file())
+        };
+        let free: Vec<_> = devices.iter().filter(is_free).map(|(place, _)| *place).collect();
+        for place in free {
+            if let Some(armed) = devices.get(&place)
+                && armed.is_marked
+            {
+                self.group.unmark(armed.state.file().as_fd())?;
             }
-            match devices.remove(&place) {
-                Some(Armed::Filling(filler)) => gone(filler.device().id()),
-                Some(Armed::Broken(device, _)) => gone(&device),
-                Some(Armed::Complete(_)) | None => {}
-            }
+            devices.remove(&place).inspect(|it| gone(&it.device));
         }
-        Ok(devices.values().filter(|it| !matches!(it, Armed::Complete(_))).count())
+        let is_left = |(place, armed): &(&InodePlace, &Armed<'a>)| {
+            !matches!(armed.state, ArmedState::Complete(_)) || is_served(**place)
+        };
+        Ok(devices.iter().filter(is_left).count())
     }
 
-    /// The fillers of all devices that are armed, and not complete.
+    /// Where the bytes of a device are; `None` if its readers get errors.
+    fn find(&self, place: InodePlace) -> Option<DeviceBytes<'a>> {
+        match &self.devices().get(&place)?.state {
+            ArmedState::Filling(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
+            ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
+            ArmedState::Broken(_) => None,
+        }
+    }
+
+    /// The fillers of all devices that are not complete.
     #[must_use]
     pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        let filling = |armed: &Armed<'a>| match armed {
-            Armed::Filling(filler) => Some(Arc::clone(filler)),
-            Armed::Complete(_) | Armed::Broken(..) => None,
+        let filling = |armed: &Armed<'a>| match &armed.state {
+            ArmedState::Filling(filler) => Some(Arc::clone(filler)),
+            ArmedState::Complete(_) | ArmedState::Broken(_) => None,
         };
-        devices.values().filter_map(filling).collect()
+        self.devices().values().filter_map(filling).collect()
+    }
+
+    /// The files of all devices that a keeper has to hold, and whether all of them is here.
+    pub(super) fn files<E>(
+        &self,
+        mut give: impl FnMut(&DeviceId, &File, bool) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let devices = self.devices();
+        devices.iter().try_for_each(|(place, it)| match &it.state {
+            ArmedState::Filling(filler) => give(&it.device, filler.device().file(), false),
+            ArmedState::Complete(file) if self.connections.has(*place) => {
+                give(&it.device, file, true)
+            }
+            ArmedState::Complete(_) => Ok(()),
+            ArmedState::Broken(file) => give(&it.device, file, false),
+        })
     }
 
     /// Brings all of a device, behind all else.
@@ -217,24 +380,31 @@ impl<'a> Door<'a> {
     /// # Errors
     /// [`DoorError::Device`].
     pub fn take_full(&self) -> Result<Option<LayerFiller<'a>>, DoorError> {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        let is_full = |(_, armed): &(&InodePlace, &Armed<'a>)| matches!(armed, Armed::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
-        let Some((&found, armed)) = devices.iter().find(is_full) else { return Ok(None) };
-        let Armed::Filling(filler) = armed else { return Ok(None) };
+        let mut devices = self.devices_mut();
+        let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
+        let Some(armed) = devices.values_mut().find(is_full) else { return Ok(None) };
         // The same open file, which the keeper has, too: so a lease still tells of others.
-        let file = filler.device().file().try_clone().map_err(DoorError::Device)?;
-        match devices.insert(found, Armed::Complete(file)) {
-            Some(Armed::Filling(filler)) => Ok(Arc::into_inner(filler)),
-            _ => Ok(None),
+        let file = armed.state.file().try_clone().map_err(DoorError::Device)?;
+        let complete = ArmedState::Complete(Arc::new(file));
+        match std::mem::replace(&mut armed.state, complete) {
+            ArmedState::Filling(filler) => Ok(Arc::into_inner(filler)),
+            ArmedState::Complete(_) | ArmedState::Broken(_) => Ok(None),
         }
     }
 
     /// Says that a device that was [taken out](Self::take_full) is not sealed: its readers get I/O errors from now on.
-    pub fn refuse(&self, found: InodePlace, device: DeviceId) {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(Armed::Complete(file)) = devices.remove(&found) {
-            devices.insert(found, Armed::Broken(device, file));
+    ///
+    /// # Errors
+    /// [`DoorError::Device`].
+    pub fn refuse(&self, device: &DeviceId) -> Result<(), DoorError> {
+        let mut devices = self.devices_mut();
+        let Some(armed) = devices.values_mut().find(|it| it.device == *device) else {
+            return Ok(());
+        };
+        if let ArmedState::Complete(file) = &armed.state {
+            armed.state = ArmedState::Broken(file.try_clone().map_err(DoorError::Device)?);
         }
+        Ok(())
     }
 
     /// Whether the device whose file this is was [taken out](Self::take_full), and is not known to be wrong.
@@ -243,23 +413,26 @@ impl<'a> Door<'a> {
     /// [`DoorError::Device`].
     pub fn is_complete(&self, file: &File) -> Result<bool, DoorError> {
         let place = place(file)?;
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
-        Ok(matches!(devices.get(&place), Some(Armed::Complete(_))))
+        let devices = self.devices();
+        Ok(devices.get(&place).is_some_and(|it| matches!(it.state, ArmedState::Complete(_))))
     }
 
     /// Takes the mark from a sealed device, whose file this is, open to read.
     ///
     /// # Errors
     /// [`DoorError`].
-    pub fn pass(&self, file: File) -> Result<(), DoorError> {
+    pub fn pass(&self, device: DeviceId, file: File) -> Result<(), DoorError> {
         let place = place(&file)?;
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.devices_mut();
         match self.group.unmark(file.as_fd()) {
-            // An earlier service did, and died before it could say so.
+            // It has none, or an earlier service took it away, and died before it could say so.
             Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
+            // Nor can it have one.
+            Err(PrecontentError::Unsupported | PrecontentError::FileSystem { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        devices.insert(place, Armed::Complete(file));
+        let state = ArmedState::Complete(Arc::new(file));
+        devices.insert(place, Armed { device, is_marked: false, state });
         Ok(())
     }
 
@@ -290,9 +463,21 @@ impl<'a> Door<'a> {
                 scope.spawn(|| self.ahead.work());
             }
             let end = End(&self.ahead);
-            let mut waiting = Vec::new();
-            self.take_over(&sender, &mut waiting);
-            self.take_in(&sender, &mut waiting, stop)?;
+            // If one of the two fails, the other one ends, too.
+            let failed = AtomicBool::new(false);
+            let is_over = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+            let (events, requests) = thread::scope(|both| {
+                let requests = both.spawn(|| {
+                    let served = self.take_requests(&sender, &is_over);
+                    failed.fetch_or(served.is_err(), Ordering::Relaxed);
+                    served
+                });
+                let events = self.take_events(&sender, &is_over);
+                failed.fetch_or(events.is_err(), Ordering::Relaxed);
+                let requests = requests.join();
+                (events, requests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            });
+            let mut waiting = [events?, requests?].concat();
             // Which ends the threads, as soon as they have done what is under way.
             drop((sender, end));
             let ending = Instant::now();

@@ -1,6 +1,6 @@
 //! Reads of marked files, as fanotify's pre-content events.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,19 +9,17 @@ use kernel::precontent::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::waiting::WaitingReader;
-use super::{Armed, Door, DoorError, LOOK};
+use super::waiting::{Asked, WaitingReader};
+use super::{ArmedState, Door, DoorError, LOOK, PATIENCE};
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
 
-/// How long it may take until the end is seen, in milliseconds.
-const PATIENCE: i64 = 50;
 /// How long new readers may wait for those of an earlier door that have to be answered first.
 const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
     /// Sees to readers of an earlier door, and returns when others may come.
-    pub(super) fn take_over(
+    fn take_over(
         &self,
         fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
         waiting: &mut Vec<Weak<WaitingReader<'a>>>,
@@ -51,7 +49,7 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn admit(
+    pub(super) fn admit(
         &self,
         reader: Arc<WaitingReader<'a>>,
         fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
@@ -63,17 +61,18 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Takes events until `stop` is set, and gives readers that have to wait to `fetchers`.
-    pub(super) fn take_in(
+    /// Takes events until all is over, and gives readers that have to wait to `fetchers`. Returns those that wait still.
+    pub(super) fn take_events(
         &self,
         fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
-        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
-        stop: &AtomicBool,
-    ) -> Result<(), DoorError> {
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
+        let mut waiting = Vec::new();
+        self.take_over(fetchers, &mut waiting);
         let mut looked = Instant::now();
-        while !stop.load(Ordering::Relaxed) {
+        while !is_over() {
             if looked.elapsed() > LOOK {
-                self.see_to(waiting);
+                self.see_to(&mut waiting);
                 looked = Instant::now();
             }
             let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
@@ -84,15 +83,15 @@ impl<'a> Door<'a> {
             }
             for event in self.events()? {
                 let Some(reader) = self.greet(event) else { continue };
-                self.admit(reader, fetchers, waiting);
+                self.admit(reader, fetchers, &mut waiting);
             }
         }
-        Ok(())
+        Ok(waiting)
     }
 
     /// Answers a reader that need not wait, or returns it.
     fn greet(&self, event: TakenEvent) -> Option<Arc<WaitingReader<'a>>> {
-        let fillers = match self.find(&event) {
+        let fillers = match self.found(&event) {
             Found::Filling(fillers) => fillers,
             Found::Complete => {
                 self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
@@ -110,7 +109,8 @@ impl<'a> Door<'a> {
         }
         let (range, since) = (event.range.clone(), Instant::now());
         let is_denied = !self.is_cancelled() && fillers.iter().any(|it| it.is_denied(&range));
-        let reader = WaitingReader { event: Mutex::new(Some(event)), range, fillers, since };
+        let asked = Mutex::new(Some(Asked::Event(event)));
+        let reader = WaitingReader { asked, range, fillers, since, waits_for_disk: false };
         if is_denied {
             // Also while no thread is free.
             self.answer(&reader, PrecontentAnswer::Deny);
@@ -133,22 +133,22 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn find(&self, event: &TakenEvent) -> Found<'a> {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+    fn found(&self, event: &TakenEvent) -> Found<'a> {
+        let devices = self.devices();
         if let Some(place) = event.place {
-            return match devices.get(&place) {
-                Some(Armed::Filling(filler)) => Found::Filling(vec![Arc::clone(filler)]),
-                Some(Armed::Complete(_)) => Found::Complete,
-                Some(Armed::Broken(..)) | None => Found::Nothing,
+            return match devices.get(&place).map(|it| &it.state) {
+                Some(ArmedState::Filling(filler)) => Found::Filling(vec![Arc::clone(filler)]),
+                Some(ArmedState::Complete(_)) => Found::Complete,
+                Some(ArmedState::Broken(_)) | None => Found::Nothing,
             };
         }
         // It is one of them: so its bytes are there if those of all are.
         let mut fillers = Vec::new();
         for armed in devices.values() {
-            match armed {
-                Armed::Filling(filler) => fillers.push(Arc::clone(filler)),
-                Armed::Complete(_) => {}
-                Armed::Broken(..) => return Found::Nothing,
+            match &armed.state {
+                ArmedState::Filling(filler) if armed.is_marked => fillers.push(Arc::clone(filler)),
+                ArmedState::Filling(_) | ArmedState::Complete(_) => {}
+                ArmedState::Broken(_) => return Found::Nothing,
             }
         }
         match devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {

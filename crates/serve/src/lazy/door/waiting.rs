@@ -1,34 +1,58 @@
 //! Readers that wait, and who lets them go.
 
+use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use kernel::fuse::{READ_MAX, Unique};
 use kernel::precontent::PrecontentAnswer;
+use rustix::io::Errno;
 
 use super::Door;
+use super::fuse::Connection;
 use crate::lazy::fill::{FillError, LayerFiller};
 use crate::lazy::journal::TakenEvent;
 
 /// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough. Or it is left
 /// to the next door.
 pub(super) struct WaitingReader<'a> {
-    pub(super) event: Mutex<Option<TakenEvent>>,
+    pub(super) asked: Mutex<Option<Asked>>,
     pub(super) range: Range<u64>,
-    /// As many as may have its bytes: all of them are waited for.
+    /// As many as may have its bytes: all of them are waited for. None if the device is complete.
     pub(super) fillers: Vec<Arc<LayerFiller<'a>>>,
     pub(super) since: Instant,
+    /// Whether its bytes are here, and only have to be read.
+    pub(super) waits_for_disk: bool,
+}
+
+/// How a reader asks, and gets its answer.
+pub(super) enum Asked {
+    /// It reads the file itself once it is allowed to.
+    Event(TakenEvent),
+    /// It gets the bytes of this file.
+    Read(ReadRequest),
+}
+
+/// A read of a file on FUSE.
+pub(super) struct ReadRequest {
+    pub(super) connection: Arc<Connection>,
+    pub(super) unique: Unique,
+    /// The device's, if all of it is here; otherwise the filler has it.
+    pub(super) complete: Option<Arc<File>>,
 }
 
 impl WaitingReader<'_> {
     /// `None` if it was answered.
-    fn event(&self) -> MutexGuard<'_, Option<TakenEvent>> {
-        self.event.lock().unwrap_or_else(PoisonError::into_inner)
+    fn asked(&self) -> MutexGuard<'_, Option<Asked>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_answered(&self) -> bool {
-        self.event().is_none()
+        self.asked().is_none()
     }
 
     fn overdue(&self) -> Option<Duration> {
@@ -107,18 +131,47 @@ impl<'a> Door<'a> {
 
     pub(super) fn answer(&self, reader: &WaitingReader<'a>, answer: PrecontentAnswer) {
         // Whoever sees that it is answered may rely on it.
-        let mut waiting = reader.event();
-        let Some(event) = waiting.take() else { return };
-        for filler in &reader.fillers {
-            let is_there = answer == PrecontentAnswer::Allow;
+        let mut waiting = reader.asked();
+        let Some(asked) = waiting.take() else { return };
+        let is_there = answer == PrecontentAnswer::Allow;
+        for filler in reader.fillers.iter().filter(|_| !reader.waits_for_disk) {
             filler.counts().waited(reader.since.elapsed(), is_there);
         }
-        self.journal.answer(&self.group, event, answer);
+        match asked {
+            Asked::Event(event) => self.journal.answer(&self.group, event, answer),
+            Asked::Read(request) if is_there => give(reader, &request),
+            Asked::Read(request) => request.connection.refuse(request.unique, Errno::IO),
+        }
     }
 
-    /// Leaves a reader to the next door, which finds it in the journal.
+    /// Leaves a reader to the next door. That finds it in the journal, or is asked again. Before Linux 6.9, reads of files on
+    /// FUSE fail as this process ends.
     fn leave(&self, reader: &WaitingReader<'a>) {
-        let left = reader.event().take();
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).extend(left);
+        if let Some(Asked::Event(left)) = reader.asked().take() {
+            self.left.lock().unwrap_or_else(PoisonError::into_inner).push(left);
+        }
     }
+}
+
+/// Gives a reader its bytes, all of which are there.
+fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
+    let ReadRequest { connection, unique, complete } = request;
+    let filled = reader.fillers.first().map(|it| it.device().file());
+    let file = complete.as_deref().or(filled).ok_or_else(|| io::ErrorKind::NotFound.into());
+    match file.and_then(|it| bytes(it, &reader.range)) {
+        Ok(bytes) => connection.give(*unique, &bytes),
+        Err(error) => {
+            tracing::error!(%error, "a reader gets an I/O error: cannot read what the device has");
+            connection.refuse(*unique, Errno::IO);
+        }
+    }
+}
+
+/// All of these bytes of a file. Fewer would say that it ends there.
+fn bytes(file: &File, range: &Range<u64>) -> io::Result<Vec<u8>> {
+    let length = usize::try_from(range.end.saturating_sub(range.start));
+    let length = length.ok().filter(|it| *it <= READ_MAX);
+    let mut bytes = vec![0; length.ok_or(io::ErrorKind::InvalidInput)?];
+    file.read_exact_at(&mut bytes, range.start)?;
+    Ok(bytes)
 }

@@ -1,0 +1,236 @@
+//! How a service lends devices, and goes on with those that an earlier one has lent.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::str::FromStr as _;
+use std::thread;
+use std::time::Duration;
+
+use image::verity::DeviceId;
+use kernel::fuse::FuseConnection;
+use kernel::precontent::PrecontentError;
+use store::{SparseError, SparseFill};
+
+use super::{AnyError, Completion, Service, forget, kept};
+use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish};
+use crate::lazy::fill::LayerFiller;
+use crate::lazy::keeper::{Keeper, KeptDevice};
+use crate::lazy::wire::ToKeeper;
+
+/// Why a device is not lent. Its text goes to the client.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LendError {
+    #[error("\"{}\" is not a device id", .0.escape_debug())]
+    Id(String),
+    #[error("the store has no sparse device {0}, or another process fills it")]
+    Absent(DeviceId),
+    #[error("device {0} has no index: `quire pull --lazy` or `quire index` makes one")]
+    NoIndex(DeviceId),
+    #[error("cannot use the index of device {device}")]
+    Index { device: DeviceId, source: AnyError },
+    #[error("the index of device {device} is of one with {index} bytes, and it has {actual}")]
+    Length { device: DeviceId, index: u64, actual: u64 },
+    /// It may have read zeros, and may hold them in its cache.
+    #[error(
+        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
+    )]
+    Poisoned(DeviceId),
+    #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
+    Complete { device: DeviceId, source: AnyError },
+    #[error(transparent)]
+    Sparse(#[from] SparseError),
+    #[error("the keeper does not hold device {device}")]
+    Keeper { device: DeviceId, source: io::Error },
+    #[error(transparent)]
+    Door(#[from] DoorError),
+}
+
+/// What became of a device of an earlier service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Adopted {
+    /// It is filled on.
+    Filled,
+    /// All of it is here: the keeper need not hold it.
+    Complete,
+}
+
+impl<'a> Service<'_, 'a> {
+    /// Opens a device for a client, which waits for its bytes.
+    pub(super) fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
+        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        let is_admitted = self.door.fillers().iter().any(|it| *it.device().id() == id);
+        if !is_admitted {
+            // Before it is sealed: one that is sealed meanwhile may be under its other name then.
+            if let Some((file, _)) = self.store.sparse.open(&id)?
+                && self.door.is_complete(&file)?
+            {
+                return Ok(file);
+            }
+            if let Some(file) = self.completer.ended(&id)? {
+                self.completer.is_sealed(id);
+                return Ok(file);
+            }
+            let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
+            // Behind a mark of others, the filler would wait for itself.
+            if is_open_elsewhere(fill.file()) {
+                return Err(LendError::Poisoned(id));
+            }
+            if let Some(orphans) = &self.orphans {
+                orphans.release(fill.file().as_fd()).map_err(DoorError::Kernel)?;
+            }
+            let filler = self.filler(&id, fill)?;
+            // First the keeper: from now on, somebody must outlive this process.
+            let (device, file) = kept(&filler);
+            keeper
+                .tell(&ToKeeper::Keep { device, is_complete: false }, Some(file))
+                .map_err(|source| LendError::Keeper { device: id, source })?;
+            self.door.fill(filler)?;
+        }
+        let file = match (self.surroundings.door)() {
+            DoorWish::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
+            DoorWish::Only(DoorKind::Fuse) => self.lend_on_fuse(id, keeper)?,
+            DoorWish::Auto => match self.lend_marked(id) {
+                Err(LendError::Door(DoorError::Kernel(
+                    PrecontentError::Unsupported | PrecontentError::FileSystem { .. },
+                ))) => self.lend_on_fuse(id, keeper)?,
+                lent => lent?,
+            },
+        };
+        if (self.surroundings.complete)() == Completion::Always {
+            let fillers = self.door.fillers();
+            let lent = fillers.iter().filter(|it| *it.device().id() == id);
+            lent.for_each(|it| self.door.complete(it));
+        }
+        Ok(file)
+    }
+
+    /// Marks a device unless it is, and opens it.
+    fn lend_marked(&self, id: DeviceId) -> Result<File, LendError> {
+        if !self.door.kinds(&id).contains(&DoorKind::Fanotify) {
+            let fillers = self.door.fillers();
+            let filler = fillers.iter().find(|it| *it.device().id() == id);
+            if filler.is_none_or(|it| is_open_elsewhere(it.device().file())) {
+                return Err(LendError::Poisoned(id));
+            }
+            self.door.mark(&id)?;
+        }
+        // From here on it waits.
+        let (file, _) = self.store.sparse.open(&id)?.ok_or(LendError::Absent(id))?;
+        Ok(file)
+    }
+
+    /// Makes a file on FUSE that stands for a device.
+    fn lend_on_fuse(&self, id: DeviceId, keeper: &Keeper) -> Result<File, LendError> {
+        let (connection, file) = self.door.connect(&id)?;
+        self.door
+            .connections(|found, device, descriptor| {
+                let message = ToKeeper::Connect { connection, device: device.to_string() };
+                if found == connection { keeper.tell(&message, Some(descriptor)) } else { Ok(()) }
+            })
+            .map_err(|source| LendError::Keeper { device: id, source })?;
+        self.door.is_kept(connection);
+        Ok(file)
+    }
+
+    /// Goes on with all that an earlier service had.
+    pub(super) fn take_over(
+        &self,
+        keeper: &Keeper,
+        devices: Vec<KeptDevice>,
+        connections: Vec<(ConnectionId, String, FuseConnection)>,
+    ) {
+        let mut complete = Vec::new();
+        for KeptDevice { device, file, is_complete } in devices {
+            match self.adopt(&device, file, is_complete) {
+                Ok(Adopted::Filled) => {}
+                Ok(Adopted::Complete) => complete.push(device),
+                // Without a filler its readers get I/O errors, and it stays with the keeper.
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(device, error, "readers of a device get I/O errors");
+                    self.door.has_unknown();
+                }
+            }
+        }
+        for (id, device, connection) in connections {
+            // Without a device its readers get I/O errors.
+            let known = DeviceId::from_str(&device).map_err(|_error| LendError::Id(device.clone()));
+            let adopted = known.and_then(|it| {
+                Ok(self.door.adopt_connection(id, it, connection).map_err(DoorError::from)?)
+            });
+            if let Err(error) = adopted {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(device, error, "readers of a device wait for another service");
+            }
+        }
+        for device in complete {
+            self.is_complete(keeper, &device);
+        }
+    }
+
+    /// All of a device is here, and its mark is gone. The keeper holds it on only if it has connections.
+    pub(super) fn is_complete(&self, keeper: &Keeper, device: &str) {
+        let id = DeviceId::from_str(device).ok();
+        let Some(id) = id.filter(|it| self.door.is_connected(it)) else {
+            return forget(keeper, device.to_owned());
+        };
+        let kept = self.door.files(|found, file, is_complete| {
+            let message = ToKeeper::Keep { device: device.to_owned(), is_complete };
+            if *found == id { keeper.tell(&message, Some(file.as_fd())) } else { Ok(()) }
+        });
+        if let Err(error) = kept {
+            tracing::warn!(%error, "the keeper holds a device that it need not hold");
+        }
+    }
+
+    /// Goes on with a device of an earlier service. Its mark, if it has one, is there.
+    fn adopt(&self, device: &str, file: File, is_complete: bool) -> Result<Adopted, LendError> {
+        let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        if is_complete {
+            // It may be under another name by now, or have none.
+            self.door.pass(id, file)?;
+            return Ok(Adopted::Complete);
+        }
+        let passed = self.completer.pass(&id, &file);
+        if passed.map_err(|source| LendError::Complete { device: id, source })? {
+            return Ok(Adopted::Complete);
+        }
+        let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
+        // When in doubt, it has one: another one changes nothing.
+        let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
+        self.door.fill(self.filler(&id, fill)?)?;
+        if is_marked {
+            self.door.mark(&id)?;
+        }
+        if (self.surroundings.complete)() == Completion::Always {
+            self.door.fillers().iter().for_each(|it| self.door.complete(it));
+        }
+        Ok(Adopted::Filled)
+    }
+
+    fn filler(&self, id: &DeviceId, fill: SparseFill<'a>) -> Result<LayerFiller<'a>, LendError> {
+        let supply = self.surroundings.supply;
+        let index = supply.index(id).map_err(|source| LendError::Index { device: *id, source })?;
+        let index = index.ok_or(LendError::NoIndex(*id))?;
+        let (expected, actual) = (index.head.device_bytes, fill.bytes());
+        if expected != actual || index.head.device != *id {
+            return Err(LendError::Length { device: *id, index: expected, actual });
+        }
+        let blobs = supply.blobs(&index);
+        let (id, patience) = (*id, self.surroundings.patience);
+        let filler = LayerFiller::new(index, blobs, fill).with_patience(patience);
+        Ok(filler.with_files(move || supply.files(&id)))
+    }
+}
+
+/// Whether anything else has a device open, and not only to have a look at it this moment.
+fn is_open_elsewhere(file: &File) -> bool {
+    let mut tries = (0..20).map(|_| kernel::lease::in_use(file.as_fd()).unwrap_or(true));
+    tries.all(|it| {
+        if it {
+            thread::sleep(Duration::from_millis(5));
+        }
+        it
+    })
+}

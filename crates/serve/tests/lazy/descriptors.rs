@@ -1,0 +1,74 @@
+//! A service without descriptors.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use image::lazy::UNIT;
+use quire_serve::lazy::{DoorKind, SourcePatience};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit};
+
+use super::{FindFiles, Stage, through};
+
+/// Without descriptors for events, readers get the right bytes or an error, and the door goes on.
+#[test]
+fn few_descriptors_cost_errors_and_no_wrong_byte() {
+    // The limit is one of the whole process, so it gets one of its own.
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([
+        "--exact",
+        "descriptors::in_a_process_with_few_descriptors",
+        "--ignored",
+        "--nocapture",
+    ]);
+    assert!(child.status().unwrap().success());
+}
+
+#[test]
+#[ignore = "what another test starts"]
+fn in_a_process_with_few_descriptors() {
+    let Some(stage) = Stage::new() else { return };
+    let expect = fs::read(stage.tree.join("words")).unwrap();
+    let pages: Vec<u64> = (0..expect.len() as u64 / UNIT).map(|it| it * UNIT).collect();
+    assert!(pages.len() > 60, "{} readers exhaust nothing", pages.len());
+    let part = |page: u64| {
+        let start = usize::try_from(page).unwrap();
+        &expect[start..start + 100]
+    };
+    let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
+    let none: FindFiles = Arc::new(Vec::new);
+    through(&stage, DoorKind::Fanotify, &patience, &none, &|root, _| {
+        let file = File::open(root.join("words")).unwrap();
+        let read = |page: u64| {
+            let mut bytes = [0; 100];
+            file.read_exact_at(&mut bytes, page).map(|()| bytes)
+        };
+        let limit = rustix::process::getrlimit(Resource::Nofile);
+        let open = fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let few = Rlimit { current: Some(open + 4), ..limit };
+        rustix::process::setrlimit(Resource::Nofile, few).unwrap();
+        let mut failed = 0;
+        thread::scope(|scope| {
+            let readers: Vec<_> =
+                pages.iter().map(|page| (*page, scope.spawn(|| read(*page)))).collect();
+            for (page, reader) in readers {
+                match reader.join().unwrap() {
+                    Ok(bytes) => assert!(bytes == part(page), "{page}"),
+                    Err(error) => {
+                        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+                        failed += 1;
+                    }
+                }
+            }
+        });
+        assert!(failed > 0, "there were descriptors for all of {} readers", pages.len());
+        rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+        for &page in &pages {
+            assert!(read(page).unwrap() == part(page), "{page}");
+        }
+    });
+}
