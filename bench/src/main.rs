@@ -12,6 +12,7 @@ mod events;
 mod fio;
 mod forms;
 mod import;
+mod index;
 mod lazy;
 mod measure;
 mod metadata;
@@ -120,6 +121,10 @@ enum Name {
     Lazy,
     /// What readers of lazy mounts get while something is broken: right bytes, an error, or wrong ones
     Outages,
+    /// What the service of lazy mounts costs: for each request and mount, when it dies, and when it is replaced
+    Served,
+    /// An import with the index of its layers beside one without, and the bytes of indexes
+    Index,
     /// Another build of Quire beside this one: needs --before
     Compare,
 }
@@ -209,7 +214,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 18] = [
+    let benches: [(Name, Bench); 20] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -227,6 +232,8 @@ fn run(args: &Args) -> Result<()> {
         (Name::Events, events::bench),
         (Name::Lazy, lazy::bench),
         (Name::Outages, lazy::outages),
+        (Name::Served, lazy::served),
+        (Name::Index, index::bench),
         (Name::Compare, compare::bench),
     ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());

@@ -31,6 +31,8 @@ pub(super) enum Unit {
     MegabytesPerSecond,
     /// Nanoseconds, shown as ms.
     Milliseconds,
+    /// Nanoseconds, shown as µs.
+    Microseconds,
     /// How often something was.
     Times,
     /// Parts of a hundred.
@@ -44,6 +46,7 @@ impl Unit {
             Self::Kilobytes => "kB",
             Self::MegabytesPerSecond => "MB/s",
             Self::Milliseconds => "ms",
+            Self::Microseconds => "µs",
             Self::Times => "",
             Self::Percent => "%",
         }
@@ -55,6 +58,9 @@ impl Unit {
             Self::MegabytesPerSecond => format!("{:.0}", megabytes(value)),
             Self::Kilobytes => format!("{:.1}", megabytes(value.saturating_mul(1000))),
             Self::Milliseconds => milliseconds(Duration::from_nanos(value)),
+            Self::Microseconds => {
+                format!("{:.1}", Duration::from_nanos(value).as_secs_f64() * 1e6)
+            }
             Self::Times | Self::Percent => value.to_string(),
         }
     }
@@ -173,7 +179,7 @@ impl Sizes {
         let values = match self.unit {
             Unit::Megabytes | Unit::Kilobytes => "bytes",
             Unit::MegabytesPerSecond => "bytes_per_second",
-            Unit::Milliseconds => "nanoseconds",
+            Unit::Milliseconds | Unit::Microseconds => "nanoseconds",
             Unit::Times => "times",
             Unit::Percent => "percent",
         };

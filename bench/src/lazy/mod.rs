@@ -2,14 +2,17 @@
 
 mod broken;
 mod containers;
+mod mounted;
 mod nydus;
 mod outages;
 mod quire;
 mod samples;
+mod served;
+mod service;
 mod stargz;
 mod trees;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -46,8 +49,19 @@ const MOST_ASIDE: u64 = 12_000_000_000;
 trait Way {
     fn name(&self) -> &'static str;
 
-    /// Not timed: nothing of an earlier run is there, and services that outlive a container run.
-    fn before(&self, start: &Start<'_>) -> Result<()>;
+    /// Not timed: nothing of an earlier run is there, and services that outlive a container run. `prepare` is given the
+    /// folder that data is kept in, before anything is in there.
+    fn before_with(&self, start: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()>;
+
+    fn before(&self, start: &Start<'_>) -> Result<()> {
+        self.before_with(start, &|_| Ok(()))
+    }
+
+    /// The folder that data is kept in.
+    fn data(&self) -> PathBuf;
+
+    /// Behind [`Way::after`]: mounts the image once more, with what was kept.
+    fn again(&self, start: &Start<'_>) -> Result<()>;
 
     /// Whether it knows what a program is going to read.
     fn is_prepared(&self) -> bool;
@@ -110,6 +124,8 @@ struct Found {
     findings: Vec<String>,
     /// Those of each table, by its title.
     traffic: Vec<(String, Vec<Traffic>)>,
+    /// How long readers waited, by what happened.
+    waits: Vec<(String, Vec<Duration>)>,
 }
 
 /// What a way's last run fetched.
@@ -119,18 +135,64 @@ struct Traffic {
     requests: u64,
 }
 
+/// An image in a registry, for each way.
+struct Published<'a> {
+    layout: PathBuf,
+    daemon: Daemon,
+    /// Bytes of the index and its traces that were sent.
+    sent: u64,
+    containers: Containers<'a>,
+    nydus: Option<nydus::Converted>,
+    stargz: Option<stargz::Converted>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(context: &'a Context<'a>, found: &mut Found) -> Result<Self> {
+        let runtime = find("runc").or_else(|| find("crun"));
+        let runtime =
+            runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
+        let nydus = found.rival("Nydus v3", tools::nydus(context.cache))?;
+        let stargz = found.rival("stargz-snapshotter", tools::stargz(context.cache))?;
+        Ok(Self { context, runtime, nydus, stargz })
+    }
+
+    /// Brings an image to a registry, with its index and what rivals make of it; optimized for these programs, too.
+    fn publish(&'a self, sample: &Sample, programs: &[Program]) -> Result<Published<'a>> {
+        let context = self.context;
+        let layout = sample.layout(context.cache)?;
+        let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+        let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+        let image = format!("{}/{}:1", daemon.host, sample.name);
+        registry::copy(&layout, &image)?;
+        let maker = context.work.join("maker");
+        let sent = quire::publish(self, sample, &image, &maker)?;
+        let containers = Containers::learn(self, &maker, &image, sample.programs)?;
+        context.set_aside("maker")?;
+        let near = Start { sample, host: &daemon.host };
+        let nydus = self.nydus.clone();
+        let nydus =
+            nydus.map(|it| nydus::publish(self, &containers, &near, &layout, (it, programs)));
+        let stargz = self.stargz.clone();
+        let stargz =
+            stargz.map(|it| stargz::publish(self, &containers, &near, &layout, (it, programs)));
+        let (nydus, stargz) = (nydus.transpose()?, stargz.transpose()?);
+        Ok(Published { layout, daemon, sent, containers, nydus, stargz })
+    }
+}
+
 /// What readers get while something is broken.
 pub(super) fn outages(context: &Context<'_>) -> Result<Report> {
     outages::outages(context)
 }
 
+/// What services cost.
+pub(super) fn served(context: &Context<'_>) -> Result<Report> {
+    served::served(context)
+}
+
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    let runtime = find("runc").or_else(|| find("crun"));
-    let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
     let mut found = Found::default();
-    let nydus = found.rival("Nydus v3", tools::nydus(context.cache))?;
-    let stargz = found.rival("stargz-snapshotter", tools::stargz(context.cache))?;
-    let stage = Stage { context, runtime, nydus, stargz };
+    let stage = Stage::new(context, &mut found)?;
     for sample in &SAMPLES {
         let titles = sample
             .programs
@@ -181,43 +243,26 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 /// All programs of one image, at all distances.
 fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     let context = stage.context;
-    let layout = sample.layout(context.cache)?;
-    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
-    let image = format!("{}/{}:1", daemon.host, sample.name);
-    registry::copy(&layout, &image)?;
-    let maker = context.work.join("maker");
-    let sent = quire::publish(stage, sample, &image, &maker)?;
-    let containers = Containers::learn(stage, &maker, &image, sample.programs)?;
-    context.set_aside("maker")?;
-    let near = Start { sample, host: &daemon.host };
+    let published = stage.publish(sample, sample.programs)?;
+    let Published { daemon, sent, containers, nydus: converted, stargz: estargz, .. } = &published;
     found.findings.push(format!(
         "{}: the index, its image, the recipes and the traces have {sent} bytes in the registry",
         sample.name
     ));
-    let converted = match &stage.nydus {
-        Some(nydus) => Some(nydus::publish(stage, &containers, &near, &layout, nydus.clone())?),
-        None => None,
-    };
-    let estargz = match &stage.stargz {
-        Some(stargz) => Some(stargz::publish(stage, &containers, &near, &layout, stargz.clone())?),
-        None => None,
-    };
     let mut ways: Vec<Box<dyn Way + '_>> = Vec::new();
     for kind in KINDS {
         ways.push(Box::new(Quire::new(stage, kind)));
     }
-    if let Some(converted) = &converted {
+    if let Some(converted) = converted {
         for (name, is_optimized) in
             [("Nydus v3, fanotify", false), ("Nydus v3, fanotify, optimized", true)]
         {
-            let containers = &containers;
             ways.push(Box::new(Nydus { name, containers, converted, is_optimized }));
         }
     }
-    if let Some(converted) = &estargz {
+    if let Some(converted) = estargz {
         for (name, is_optimized) in [("stargz", false), ("stargz, optimized", true)] {
-            ways.push(Box::new(Stargz::new(name, &containers, converted, is_optimized)));
+            ways.push(Box::new(Stargz::new(name, containers, converted, is_optimized)));
         }
     }
     for (number, (place, distance)) in PROFILES.into_iter().enumerate() {

@@ -14,7 +14,7 @@ use rig::process::quiet;
 
 /// What an image became: `nydus build` of each layer and `nydus merge`, as `nydusify convert` does it.
 pub(super) struct Converted {
-    program: PathBuf,
+    pub(super) program: PathBuf,
     /// Digest of the bootstrap, compressed.
     plain: String,
     /// The same after `nydus optimize`, by the names of traces.
@@ -45,11 +45,20 @@ impl Way for Nydus<'_> {
         self.name
     }
 
-    fn before(&self, start: &Start<'_>) -> Result<()> {
+    fn before_with(&self, start: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.containers.before(&["lower", "cache", "log"])?;
+        prepare(&self.data())?;
         let place = self.containers.place();
         let text = config(start.host, start.sample, &place.join("cache"), self.is_optimized);
         Ok(fs::write(place.join("config.yml"), text)?)
+    }
+
+    fn data(&self) -> PathBuf {
+        self.containers.place().join("cache")
+    }
+
+    fn again(&self, start: &Start<'_>) -> Result<()> {
+        self.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
     }
 
     fn is_prepared(&self) -> bool {
@@ -110,7 +119,7 @@ pub(super) fn publish(
     containers: &Containers<'_>,
     start: &Start<'_>,
     layout: &Path,
-    program: PathBuf,
+    (program, programs): (PathBuf, &[Program]),
 ) -> Result<Converted> {
     let work = stage.context.work.join("nydus");
     let blobs = work.join("blobs");
@@ -138,7 +147,7 @@ pub(super) fn publish(
     }
     let plain = pack(&bootstrap, &repository)?;
     let mut optimized = Vec::new();
-    for it in start.sample.programs {
+    for it in programs {
         let better = optimize(containers, start, &program, &bootstrap, it)?;
         let before = names(&blobs)?;
         let place = containers.place();

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -12,16 +13,14 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::broken::{Break, BrokenProxy};
-use super::containers::{Containers, layers, script, unmount_all};
-use super::nydus::Nydus;
+use super::containers::{layers, script};
+use super::mounted::{Mounted, mounts};
 use super::samples::{SAMPLES, Sample};
-use super::stargz::Stargz;
-use super::{Found, Stage, Start, Way, nydus, quire, stargz};
+use super::{Found, Published, Stage, Start};
+use crate::Context;
+use crate::measure::drop_caches;
 use crate::report::{Report, Sizes, Unit};
-use crate::{Context, registry};
-use rig::process::{find, quiet};
-use rig::{Skipped, tools};
-use testing::daemon::{Daemon, PROGRAM};
+use rig::process::quiet;
 
 /// So many files are read, evenly chosen among those with more than [`SMALL`] bytes.
 const FILES: usize = 96;
@@ -43,9 +42,17 @@ enum Outage {
     All,
     /// The service stands still for some seconds.
     Pause,
+    /// The disk that data is kept on has no room.
+    Full,
+    /// The service may not open any further file.
+    Descriptors,
+    /// Data that an ended service left has wrong bits.
+    Damaged,
+    /// What an ended service left is what its disk had in the midst of its work.
+    PowerCut,
 }
 
-const OUTAGES: [(&str, Outage); 10] = [
+const OUTAGES: [(&str, Outage); 14] = [
     ("nothing", Outage::Way(Break::Nothing)),
     ("the registry is gone", Outage::Way(Break::Gone)),
     ("the registry is silent", Outage::Way(Break::Silent)),
@@ -56,6 +63,10 @@ const OUTAGES: [(&str, Outage); 10] = [
     ("the service stands still for 3 s", Outage::Pause),
     ("the service is killed", Outage::Service),
     ("all its processes are killed", Outage::All),
+    ("the disk is full", Outage::Full),
+    ("16 open files at the most", Outage::Descriptors),
+    ("its data has wrong bits after an end", Outage::Damaged),
+    ("the power is cut", Outage::PowerCut),
 ];
 
 const COLUMNS: [&str; 8] = [
@@ -78,67 +89,14 @@ struct Reads {
     waiting: u64,
 }
 
-/// A lazy mount of an image.
-struct Mounted<'a> {
-    name: &'static str,
-    /// What its service is executed as.
-    program: PathBuf,
-    way: Box<dyn Way + 'a>,
-    /// How many of the way's commands mount the image.
-    commands: usize,
-}
-
 pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
-    let runtime = find("runc").or_else(|| find("crun"));
-    let runtime = runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
     let mut found = Found::default();
-    let nydus = found.rival("Nydus v3", tools::nydus(context.cache))?;
-    let stargz = found.rival("stargz-snapshotter", tools::stargz(context.cache))?;
-    let stage = Stage { context, runtime, nydus, stargz };
+    let stage = Stage::new(context, &mut found)?;
     let sample = SAMPLES.last().context("there are samples")?;
-    let layout = sample.layout(context.cache)?;
-    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
-    let image = format!("{}/{}:1", daemon.host, sample.name);
-    registry::copy(&layout, &image)?;
-    let maker = context.work.join("maker");
-    quire::publish(&stage, sample, &image, &maker)?;
-    let containers = Containers::learn(&stage, &maker, &image, sample.programs)?;
-    context.set_aside("maker")?;
-    let near = Start { sample, host: &daemon.host };
-    let nydus = stage.nydus.clone();
-    let nydus = nydus.map(|it| {
-        Ok::<_, anyhow::Error>((
-            it.clone(),
-            nydus::publish(&stage, &containers, &near, &layout, it)?,
-        ))
-    });
-    let nydus = nydus.transpose()?;
-    let stargz = stage.stargz.clone();
-    let stargz = stargz.map(|it| {
-        Ok::<_, anyhow::Error>((
-            it.clone(),
-            stargz::publish(&stage, &containers, &near, &layout, it)?,
-        ))
-    });
-    let stargz = stargz.transpose()?;
-    let truth = Truth::unpack(context.work, &layout)?;
-    let mut all = vec![Mounted {
-        name: "quire",
-        program: context.quire.to_owned(),
-        way: Box::new(quire::LazyMount::new(&stage, &containers)),
-        commands: 2,
-    }];
-    if let Some((program, converted)) = &nydus {
-        let (name, containers) = ("Nydus v3, fanotify", &containers);
-        let way = Box::new(Nydus { name, containers, converted, is_optimized: false });
-        all.push(Mounted { name, program: program.clone(), way, commands: 2 });
-    }
-    if let Some((program, converted)) = &stargz {
-        let name = "stargz";
-        let way = Box::new(Stargz::new(name, &containers, converted, false));
-        all.push(Mounted { name, program: program.clone(), way, commands: 2 });
-    }
+    let published = stage.publish(sample, &[])?;
+    let Published { layout, daemon, containers, .. } = &published;
+    let truth = Truth::unpack(context.work, layout)?;
+    let all = mounts(&stage, &published);
     let root = containers.place().join("root");
     let mut sizes = Vec::new();
     for mounted in &all {
@@ -164,7 +122,12 @@ pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
              something is broken, and compared with the same files as GNU tar unpacks them. A file counts as *still waiting* \
              if it is not read within {PATIENCE} s; its reader is killed then. Then all is mended, caches are dropped, and all \
              files are read again, several times if need be, for up to {} s: the last count is shown. No service is \
-             started again by hand. The processes that are killed die while the files are read.",
+             started again by hand. The processes that are killed die while the files are read.\n\n\
+             The disk that is full is an ext4 of its own, on which all data is kept; what fills it is removed then. Wrong bits: \
+             the files are read once, the service ends, a bit of each 16 KiB of its data is flipped, and another service \
+             begins. The power is cut: while the files are read, the ext4's own disk is copied, and another service begins \
+             with the copy. Later writes may be on it without earlier ones. What an index that lies costs is a test: \
+             `an_index_that_lies_costs_errors…` of `serve`.",
             truth.files.len(),
             sample.name,
             MENDED.as_secs(),
@@ -187,21 +150,43 @@ impl Mounted<'_> {
     ) -> Result<(Reads, Reads)> {
         let proxy = BrokenProxy::to(server)?;
         let start = Start { sample, host: &proxy.host };
-        self.way.before(&start)?;
-        let program = &sample.programs[0];
-        for command in self.way.run(&start, program)?.iter_mut().take(self.commands) {
-            quiet(command)?;
-        }
-        let processes = processes(&self.program, stage.context.work)?;
-        let service = *processes.first().context("its service does not run")?;
-        if let Outage::Way(how) = outage {
-            proxy.set(how);
+        let disk = match outage {
+            Outage::Full | Outage::PowerCut => Some(Disk::make(stage.context.work)?),
+            _ => None,
+        };
+        self.mount_with(&start, &|data| disk.as_ref().map_or(Ok(()), |it| it.mount(data)))?;
+        let mut processes = self.processes()?;
+        let mut service = processes[0];
+        let place = root.parent().context("it has a parent")?;
+        match outage {
+            Outage::Way(how) => proxy.set(how),
+            Outage::Full => fill(&self.way.data())?,
+            Outage::Descriptors => limit(service, "16:16")?,
+            Outage::Damaged | Outage::PowerCut => {
+                let reading = truth.begin(root)?;
+                match &disk {
+                    None => drop(truth.end(reading)?),
+                    Some(disk) => {
+                        thread::sleep(Duration::from_millis(500));
+                        disk.cut()?;
+                        truth.end(reading)?;
+                    }
+                }
+                self.end(place, false)?;
+                match &disk {
+                    None => flip(&self.way.data())?,
+                    Some(disk) => disk.mount(&self.way.data())?,
+                }
+                self.way.again(&start)?;
+                processes = self.processes()?;
+                service = processes[0];
+            }
+            _ => {}
         }
         drop_caches()?;
         let reading = truth.begin(root)?;
         thread::sleep(Duration::from_millis(100));
         match outage {
-            Outage::Way(_) => {}
             Outage::Service => kill_process(service, Signal::KILL)?,
             Outage::All => {
                 // None may start another one meanwhile.
@@ -214,9 +199,15 @@ impl Mounted<'_> {
                 thread::sleep(Duration::from_secs(3));
                 kill_process(service, Signal::CONT)?;
             }
+            _ => {}
         }
         let during = truth.end(reading)?;
         proxy.set(Break::Nothing);
+        match outage {
+            Outage::Full => rig::cache::remove(&self.way.data().join(FILLER))?,
+            Outage::Descriptors => limit(service, "4096:65536")?,
+            _ => {}
+        }
         let mended = Instant::now();
         let after = loop {
             drop_caches()?;
@@ -226,43 +217,95 @@ impl Mounted<'_> {
             }
             thread::sleep(Duration::from_secs(1));
         };
-        // Of a service that is dead, mounts are left.
-        let left = self.way.after();
-        for pid in self::processes(&self.program, stage.context.work)? {
-            let _gone = kill_process(pid, Signal::KILL);
-        }
-        unmount_all(root.parent().context("it has a parent")?)?;
-        if !matches!(outage, Outage::Service | Outage::All) {
-            left?;
-        }
+        self.end(place, matches!(outage, Outage::Service | Outage::All))?;
         Ok((during, after))
     }
 }
 
-/// The processes of a program that were started for a folder, the service first.
-fn processes(program: &Path, work: &Path) -> Result<Vec<Pid>> {
-    let program = program.canonicalize()?;
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|it| it.to_str());
-        let Some(pid) = name.and_then(|it| it.parse().ok()).and_then(Pid::from_raw) else {
-            continue;
-        };
-        let is_it = fs::read_link(path.join("exe")).is_ok_and(|it| it == program);
-        let words = fs::read(path.join("cmdline")).unwrap_or_default();
-        let has = |part: &[u8]| words.windows(part.len()).any(|it| it == part);
-        if is_it && has(work.as_os_str().as_bytes()) {
-            found.push((has(b"--keeper"), pid));
+/// What makes a disk full.
+const FILLER: &str = "filler";
+
+fn fill(data: &Path) -> Result<()> {
+    rustix::fs::sync();
+    let filler = File::create(data.join(FILLER))?;
+    let mut step = 64 << 20;
+    let mut length = 0;
+    while step >= 4096 {
+        match rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), length, step) {
+            Ok(()) => length += step,
+            Err(_full) => step /= 2,
         }
     }
-    found.sort_by_key(|it| (it.0, it.1.as_raw_nonzero()));
-    Ok(found.into_iter().map(|it| it.1).collect())
+    Ok(())
 }
 
-fn drop_caches() -> Result<()> {
+/// The soft and the hard limit of open files.
+fn limit(process: Pid, limits: &str) -> Result<()> {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.arg(format!("--pid={}", process.as_raw_nonzero())).arg(format!("--nofile={limits}"));
+    quiet(&mut prlimit).map(drop)
+}
+
+/// Flips a bit of each 16 KiB of data. Files that say what is there have a dot in their names.
+fn flip(folder: &Path) -> Result<()> {
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                folders.push(entry.path());
+            }
+            let is_data = kind.is_file() && !entry.file_name().as_bytes().contains(&b'.');
+            if !is_data
+                || !IS_DATA
+                    .iter()
+                    .any(|it| entry.path().components().any(|part| part.as_os_str() == *it))
+            {
+                continue;
+            }
+            let file = File::options().read(true).write(true).open(entry.path())?;
+            let mut byte = [0];
+            for at in (100..file.metadata()?.len()).step_by(16 << 10) {
+                file.read_exact_at(&mut byte, at)?;
+                byte[0] ^= 0x10;
+                file.write_all_at(&byte, at)?;
+            }
+        }
+    }
     rustix::fs::sync();
-    Ok(fs::write("/proc/sys/vm/drop_caches", "3")?)
+    Ok(())
+}
+
+/// Folders that have data: of Quire, of Nydus, of stargz.
+const IS_DATA: [&str; 3] = ["sparse", "cache", "service"];
+
+/// A small file system of its own, in a file.
+struct Disk {
+    file: PathBuf,
+    copy: PathBuf,
+}
+
+impl Disk {
+    fn make(work: &Path) -> Result<Self> {
+        let [file, copy] = ["disk", "disk-cut"].map(|it| work.join(it));
+        rig::cache::remove(&copy)?;
+        File::create(&file)?.set_len(512 << 20)?;
+        quiet(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(&file))?;
+        Ok(Self { file, copy })
+    }
+
+    /// Mounts it, or what [`Disk::cut`] has kept of it.
+    fn mount(&self, target: &Path) -> Result<()> {
+        fs::create_dir_all(target)?;
+        let file = if self.copy.exists() { &self.copy } else { &self.file };
+        quiet(Command::new("mount").args(["-o", "loop"]).arg(file).arg(target)).map(drop)
+    }
+
+    /// Keeps what is on the disk now.
+    fn cut(&self) -> Result<()> {
+        quiet(Command::new("cp").arg("--sparse=always").args([&self.file, &self.copy])).map(drop)
+    }
 }
 
 /// What the files have.

@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Result, bail};
 
 use super::containers::{Containers, is_mounted};
 use super::samples::{Program, Sample};
+use super::service::Service;
 use super::{Stage, Start, Way};
 use crate::registry;
 use rig::process::quiet;
@@ -72,12 +72,25 @@ impl Way for Quire<'_> {
         self.kind.name()
     }
 
-    fn before(&self, _: &Start<'_>) -> Result<()> {
+    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.stage.context.set_aside("store")?;
+        prepare(&self.data())?;
         if self.kind.is_lazy() {
-            self.service.replace(Some(Service::start(self.stage)?));
+            self.service.replace(Some(serve(self.stage, &[])?));
         }
         Ok(())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.stage.context.work.join("store")
+    }
+
+    fn again(&self, start: &Start<'_>) -> Result<()> {
+        if self.kind.is_lazy() {
+            self.service.replace(Some(serve(self.stage, &[])?));
+        }
+        // It is pulled already.
+        self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
     }
 
     fn is_prepared(&self) -> bool {
@@ -164,11 +177,22 @@ impl Way for LazyMount<'_> {
         "quire mount --lazy"
     }
 
-    fn before(&self, _: &Start<'_>) -> Result<()> {
+    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.stage.context.set_aside("store")?;
         self.containers.before(&[])?;
-        self.service.replace(Some(Service::start(self.stage)?));
+        prepare(&self.data())?;
+        self.service.replace(Some(serve(self.stage, &[])?));
         Ok(())
+    }
+
+    fn data(&self) -> PathBuf {
+        self.stage.context.work.join("store")
+    }
+
+    fn again(&self, start: &Start<'_>) -> Result<()> {
+        self.service.replace(Some(serve(self.stage, &[])?));
+        // It is pulled already.
+        self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
     }
 
     fn is_prepared(&self) -> bool {
@@ -199,42 +223,21 @@ impl Way for LazyMount<'_> {
     }
 }
 
-fn quire(stage: &Stage<'_>, store: &str) -> Command {
+pub(super) fn quire(stage: &Stage<'_>, store: &str) -> Command {
     let mut quire = Command::new(stage.context.quire);
     quire.arg("--store").arg(stage.context.work.join(store)).arg("--quiet");
     quire
 }
 
-/// `quire serve --lazy`, which is there before the clock starts, as a container engine is.
-struct Service(Child);
-
-impl Service {
-    fn start(stage: &Stage<'_>) -> Result<Self> {
-        let work = stage.context.work;
-        let said = work.join("service");
-        let mut command = Command::new(stage.context.quire);
-        command.arg("--store").arg(work.join("store")).args(["serve", "--lazy"]);
-        command.stdin(Stdio::null()).stdout(File::create(&said)?);
-        let service = Self(command.spawn().context("cannot start the service")?);
-        let begun = Instant::now();
-        // It says a line as soon as it can be asked.
-        while fs::metadata(&said)?.len() == 0 {
-            if begun.elapsed() > Duration::from_secs(20) {
-                bail!("quire serve --lazy does not begin");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(service)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
-            let _gone = kill_process(pid, Signal::TERM);
-        }
-        let _ended = self.0.wait();
-    }
+/// `quire serve --lazy`.
+pub(super) fn serve(stage: &Stage<'_>, options: &[&str]) -> Result<Service> {
+    let work = stage.context.work;
+    let said = work.join("service");
+    let mut command = Command::new(stage.context.quire);
+    command.arg("--store").arg(work.join("store")).args(["serve", "--lazy"]).args(options);
+    command.stdout(File::create(&said)?);
+    // It says a line as soon as it can be asked.
+    Service::start(command, "quire serve --lazy", || Ok(fs::metadata(&said)?.len() > 0))
 }
 
 /// Brings the index of an image and its traces to the registry that has the image; returns how many bytes that sent.

@@ -3,15 +3,14 @@
 use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use super::containers::{Containers, digest, layers, script, send, unmount_all};
 use super::samples::{Program, Sample};
+use super::service::Service;
 use super::{Stage, Start, Way};
 use rig::process::quiet;
 
@@ -24,7 +23,7 @@ struct Layer {
 
 /// What an image became.
 pub(super) struct Converted {
-    program: PathBuf,
+    pub(super) program: PathBuf,
     /// The lowest first.
     plain: Vec<Layer>,
     /// With the files first that a program opens, by the names of traces.
@@ -50,6 +49,15 @@ impl<'a> Stargz<'a> {
     }
 }
 
+impl Stargz<'_> {
+    fn serve(&self) -> Result<()> {
+        let mode = if self.is_optimized { "prefetch" } else { "none" };
+        let service = serve(self.containers, &self.converted.program, mode)?;
+        self.service.replace(Some(service));
+        Ok(())
+    }
+}
+
 /// Asks the service, as containerd does for each layer.
 const MOUNT: &str =
     r#"curl -sSf --unix-socket "$1/service/socket" --data-binary @"$1/request" http://service/"#;
@@ -59,11 +67,21 @@ impl Way for Stargz<'_> {
         self.name
     }
 
-    fn before(&self, _: &Start<'_>) -> Result<()> {
-        let mode = if self.is_optimized { "prefetch" } else { "none" };
-        let service = Service::start(self.containers, &self.converted.program, mode)?;
-        self.service.replace(Some(service));
-        Ok(())
+    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+        self.containers.before(&["service"])?;
+        prepare(&self.data())?;
+        self.serve()
+    }
+
+    fn data(&self) -> PathBuf {
+        self.containers.place().join("service")
+    }
+
+    fn again(&self, start: &Start<'_>) -> Result<()> {
+        // The socket of the one before it.
+        rig::cache::remove(&self.data().join("socket"))?;
+        self.serve()?;
+        self.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
     }
 
     fn is_prepared(&self) -> bool {
@@ -123,35 +141,13 @@ fn mount(
     Ok((script(MOUNT, &[place.as_ref()]), folders))
 }
 
-/// What stands for the snapshotter, there before the clock starts.
-struct Service(Child);
-
-impl Service {
-    fn start(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Self> {
-        containers.before(&["service"])?;
-        let root = containers.place().join("service");
-        let said = File::create(containers.place().join("said"))?;
-        let mut command = Command::new(program);
-        command.arg("serve").arg(&root).arg(mode).stdin(Stdio::null()).stdout(Stdio::null());
-        let service = Self(command.stderr(said).spawn().context("cannot start stargz")?);
-        let begun = Instant::now();
-        while !root.join("socket").exists() {
-            if begun.elapsed() > Duration::from_secs(20) {
-                bail!("stargz does not begin");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(service)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
-            let _gone = kill_process(pid, Signal::TERM);
-        }
-        let _ended = self.0.wait();
-    }
+/// What stands for the snapshotter.
+fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Service> {
+    let root = containers.place().join("service");
+    let said = File::create(containers.place().join("said"))?;
+    let mut command = Command::new(program);
+    command.arg("serve").arg(&root).arg(mode).stdout(Stdio::null()).stderr(said);
+    Service::start(command, "stargz", || Ok(root.join("socket").exists()))
 }
 
 /// Converts an image, once for all and once for each program, and sends the layers to the registry.
@@ -160,7 +156,7 @@ pub(super) fn publish(
     containers: &Containers<'_>,
     start: &Start<'_>,
     layout: &Path,
-    program: PathBuf,
+    (program, programs): (PathBuf, &[Program]),
 ) -> Result<Converted> {
     let work = stage.context.work.join("stargz");
     fs::create_dir_all(&work)?;
@@ -172,8 +168,9 @@ pub(super) fn publish(
     };
     let plain = convert("")?;
     let mut optimized = Vec::new();
-    for it in start.sample.programs {
-        let service = Service::start(containers, &program, "record")?;
+    for it in programs {
+        containers.before(&["service"])?;
+        let service = serve(containers, &program, "record")?;
         let (mut mount, folders) = mount(containers, start, &plain)?;
         quiet(&mut mount)?;
         for mut command in containers.run(&folders, it)? {

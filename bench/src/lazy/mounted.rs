@@ -1,0 +1,99 @@
+//! Lazy mounts of an image, each by a service: Quire's, and those of rivals.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::containers::unmount_all;
+use super::nydus::Nydus;
+use super::service::processes;
+use super::stargz::Stargz;
+use super::{Published, Stage, Start, Way, quire};
+use rig::process::quiet;
+
+/// A lazy mount of an image.
+pub(super) struct Mounted<'a> {
+    pub(super) name: &'static str,
+    /// What its service is executed as.
+    pub(super) program: PathBuf,
+    pub(super) way: Box<dyn Way + 'a>,
+    /// How many of the way's commands mount the image.
+    commands: usize,
+    /// Where all of its files lie.
+    work: PathBuf,
+}
+
+/// All that can be had here, Quire's first.
+pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
+    let Published { containers, nydus, stargz, .. } = published;
+    let work = || stage.context.work.to_owned();
+    let mut all = vec![Mounted {
+        name: "quire",
+        program: stage.context.quire.to_owned(),
+        way: Box::new(quire::LazyMount::new(stage, containers)),
+        commands: 2,
+        work: work(),
+    }];
+    if let Some(converted) = nydus {
+        let name = "Nydus v3, fanotify";
+        let way = Box::new(Nydus { name, containers, converted, is_optimized: false });
+        let program = converted.program.clone();
+        all.push(Mounted { name, program, way, commands: 2, work: work() });
+    }
+    if let Some(converted) = stargz {
+        let name = "stargz";
+        let way = Box::new(Stargz::new(name, containers, converted, false));
+        let program = converted.program.clone();
+        all.push(Mounted { name, program, way, commands: 2, work: work() });
+    }
+    all
+}
+
+impl Mounted<'_> {
+    /// Mounts the image where the ways have the root of containers.
+    pub(super) fn mount(&self, start: &Start<'_>) -> Result<()> {
+        self.mount_with(start, &|_| Ok(()))
+    }
+
+    /// The same; `prepare` is given the folder that data is kept in, before anything is in there.
+    pub(super) fn mount_with(
+        &self,
+        start: &Start<'_>,
+        prepare: &dyn Fn(&Path) -> Result<()>,
+    ) -> Result<()> {
+        self.way.before_with(start, prepare)?;
+        let program = &start.sample.programs[0];
+        let mut commands = self.way.run(start, program)?;
+        commands.iter_mut().take(self.commands).try_for_each(|it: &mut Command| quiet(it).map(drop))
+    }
+
+    /// Its processes, the service first.
+    pub(super) fn processes(&self) -> Result<Vec<Pid>> {
+        let found = processes(&self.program, &self.work)?;
+        if found.is_empty() {
+            bail!("the service of {} does not run", self.name);
+        }
+        Ok(found)
+    }
+
+    /// Takes all down. A service that was killed may have left mounts.
+    pub(super) fn end(&self, place: &Path, may_be_dead: bool) -> Result<()> {
+        let left = self.way.after();
+        for pid in processes(&self.program, &self.work)? {
+            let _gone = kill_process(pid, Signal::KILL);
+        }
+        unmount_all(place)?;
+        // A disk that it was on is let go by the last process.
+        let begun = Instant::now();
+        while let Err(error) = unmount_all(&self.way.data()) {
+            if begun.elapsed() > Duration::from_secs(10) {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if may_be_dead { Ok(()) } else { left }
+    }
+}

@@ -1,0 +1,115 @@
+//! Programs that run beside what is timed, and what the kernel counts of them.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a service may take to begin.
+const BEGIN: Duration = Duration::from_secs(20);
+
+/// A service, which is there before the clock starts, as a container engine is. Dropped, it is ended and waited for.
+pub(super) struct Service(Child);
+
+impl Service {
+    /// Starts a program, and waits until it can be asked.
+    pub(super) fn start(
+        mut command: Command,
+        name: &str,
+        can_be_asked: impl Fn() -> Result<bool>,
+    ) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).spawn();
+        let service = Self(child.with_context(|| format!("cannot start {name}"))?);
+        let begun = Instant::now();
+        while !can_be_asked()? {
+            if begun.elapsed() > BEGIN {
+                bail!("{name} does not begin");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(service)
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            let _gone = kill_process(pid, Signal::TERM);
+        }
+        let _ended = self.0.wait();
+    }
+}
+
+/// The processes of a program that were started for a folder, the service first.
+pub(super) fn processes(program: &Path, work: &Path) -> Result<Vec<Pid>> {
+    let program = program.canonicalize()?;
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|it| it.to_str());
+        let Some(pid) = name.and_then(|it| it.parse().ok()).and_then(Pid::from_raw) else {
+            continue;
+        };
+        let is_it = fs::read_link(path.join("exe")).is_ok_and(|it| it == program);
+        let words = fs::read(path.join("cmdline")).unwrap_or_default();
+        let has = |part: &[u8]| words.windows(part.len()).any(|it| it == part);
+        if is_it && has(work.as_os_str().as_bytes()) {
+            found.push((has(b"--keeper"), pid));
+        }
+    }
+    found.sort_by_key(|it| (it.0, it.1.as_raw_nonzero()));
+    Ok(found.into_iter().map(|it| it.1).collect())
+}
+
+/// What the kernel has counted of processes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counted {
+    /// Processor time of all threads that are alive.
+    pub(super) cpu: Duration,
+    /// Calls that write. A service that has nothing to fetch writes answers alone, each by one call.
+    pub(super) writes: u64,
+    /// Bytes of memory, those shared with others in part.
+    pub(super) memory: u64,
+    pub(super) descriptors: u64,
+}
+
+impl Counted {
+    pub(super) fn of(processes: &[Pid]) -> Result<Self> {
+        let mut sum = Self::default();
+        for pid in processes {
+            let folder = Path::new("/proc").join(pid.as_raw_nonzero().to_string());
+            for task in fs::read_dir(folder.join("task"))? {
+                // One may end this moment.
+                let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+                let nanoseconds = text.split(' ').next().and_then(|it| it.parse().ok());
+                sum.cpu += Duration::from_nanos(nanoseconds.unwrap_or(0));
+            }
+            sum.writes += field(&folder.join("io"), "syscw:")?;
+            sum.memory += field(&folder.join("smaps_rollup"), "Pss:")? * 1024;
+            sum.descriptors += fs::read_dir(folder.join("fd"))?.count() as u64;
+        }
+        Ok(sum)
+    }
+
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            cpu: self.cpu.saturating_sub(before.cpu),
+            writes: self.writes.saturating_sub(before.writes),
+            memory: self.memory.saturating_sub(before.memory),
+            descriptors: self.descriptors.saturating_sub(before.descriptors),
+        }
+    }
+}
+
+/// The number behind a name.
+fn field(file: &Path, name: &str) -> Result<u64> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let line = text.lines().find_map(|it| it.strip_prefix(name));
+    let number = line.and_then(|it| it.split_whitespace().next()?.parse().ok());
+    number.with_context(|| format!("{} has no {name}", file.display()))
+}
