@@ -161,7 +161,7 @@ impl Mounted<'_> {
         match outage {
             Outage::Way(how) => proxy.set(how),
             Outage::Full => fill(&self.way.data())?,
-            Outage::Descriptors => limit(service, "16:16")?,
+            Outage::Descriptors => limit(service, "16:")?,
             Outage::Damaged | Outage::PowerCut => {
                 let reading = truth.begin(root)?;
                 match &disk {
@@ -205,7 +205,8 @@ impl Mounted<'_> {
         proxy.set(Break::Nothing);
         match outage {
             Outage::Full => rig::cache::remove(&self.way.data().join(FILLER))?,
-            Outage::Descriptors => limit(service, "4096:65536")?,
+            // One that has ended has a successor without this limit.
+            Outage::Descriptors => drop(limit(service, "1024:")),
             _ => {}
         }
         let mended = Instant::now();
@@ -239,7 +240,7 @@ fn fill(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The soft and the hard limit of open files.
+/// The soft limit of open files: not all who are root can raise a hard one again.
 fn limit(process: Pid, limits: &str) -> Result<()> {
     let mut prlimit = Command::new("prlimit");
     prlimit.arg(format!("--pid={}", process.as_raw_nonzero())).arg(format!("--nofile={limits}"));
@@ -299,7 +300,9 @@ impl Disk {
     fn mount(&self, target: &Path) -> Result<()> {
         fs::create_dir_all(target)?;
         let file = if self.copy.exists() { &self.copy } else { &self.file };
-        quiet(Command::new("mount").args(["-o", "loop"]).arg(file).arg(target)).map(drop)
+        quiet(Command::new("mount").args(["-o", "loop"]).arg(file).arg(target))?;
+        // A store is made in an empty folder.
+        rig::cache::remove(&target.join("lost+found"))
     }
 
     /// Keeps what is on the disk now.
