@@ -3,6 +3,7 @@
 //! `sparse/ID` and `sparse/ID.state`, and what fills them, laid out as `docs/format/object-store.md`, "Sparse devices", says.
 
 pub(crate) mod index;
+pub(crate) mod publish;
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -426,6 +426,82 @@ fn a_lazy_image_before_its_index_is_found_out() {
     judge(&wrong, &lazy).unwrap_err();
 }
 
+/// Records an import of this many devices, and an image that is on none of them.
+fn record_devices(count: usize) -> Recorded {
+    let publish = |store: &Store| {
+        let import = store.begin().unwrap();
+        for number in 0..count {
+            let windows = number.to_string().into_bytes();
+            let head = some_head(&format!("device {number}"), &windows);
+            assert!(import.lazy_device(head, windows).unwrap());
+        }
+        import.commit().unwrap();
+    };
+    record(|_| {}, publish)
+}
+
+#[test]
+fn devices_of_one_import_are_synced_together() {
+    let syncs = |recorded: &Recorded| {
+        let is_sync = |it: &&Change| {
+            matches!(it, Change::SyncFile(_) | Change::SyncDirectory(_) | Change::SyncEverything)
+        };
+        recorded.changes.iter().filter(is_sync).count()
+    };
+    let three = record_devices(3);
+    assert!(three.changes.iter().any(|it| matches!(it, Change::SyncEverything)));
+    assert_eq!(syncs(&three), syncs(&record_devices(7)));
+}
+
+#[test]
+fn several_devices_survive_a_crash_at_any_moment() {
+    let judge = |recorded: &Recorded| {
+        recorded.replay(&|directory, at| {
+            let who = crate::Who::this_process();
+            let store = Store::open(directory, who, OpenOptions::write())?;
+            let mut found = 0;
+            for number in 0..3 {
+                let device = device(&format!("device {number}"));
+                let index = store.sparse.index(&device)?;
+                if let Some((_, windows)) = &index
+                    && *windows != number.to_string().into_bytes()
+                {
+                    return Err("windows of another head".into());
+                }
+                if store.sparse.stat(&device)?.is_some() {
+                    found += 1;
+                    if index.is_none() {
+                        return Err("a device that nothing fills".into());
+                    }
+                }
+            }
+            if at == recorded.changes.len() && found != 3 {
+                return Err("published, and not there".into());
+            }
+            super::check_clean(&store)?;
+            Ok(())
+        })
+    };
+    let right = record_devices(3);
+    let seen = judge(&right).unwrap();
+    assert!(seen > 10, "{seen} states");
+    let is_sync =
+        |it: &Change| matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse"));
+    // Windows before heads, heads before devices, and all of it before the end.
+    let places: Vec<_> =
+        (0..right.changes.len()).filter(|it| is_sync(&right.changes[*it])).collect();
+    assert_eq!(places.len(), 3);
+    for place in places {
+        let mut wrong = record_devices(3);
+        wrong.changes.remove(place);
+        judge(&wrong).unwrap_err();
+    }
+    let mut wrong = record_devices(3);
+    let everything = wrong.changes.iter().position(|it| matches!(it, Change::SyncEverything));
+    wrong.changes.remove(everything.unwrap());
+    judge(&wrong).unwrap_err();
+}
+
 /// The head never has the windows of another: a crash leaves the old index, the new one, or none.
 #[test]
 fn replacing_an_index_survives_a_crash_at_any_moment() {

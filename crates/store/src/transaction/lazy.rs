@@ -11,6 +11,7 @@ use super::draft::DraftError;
 use super::{State, Transaction, TransactionError};
 use crate::disk::DiskError;
 use crate::shelf::sparse::index::{self, Existing};
+use crate::shelf::sparse::publish::NewDevice;
 use crate::shelf::sparse::{SPARSE, SparseError, SparseState};
 use crate::store::{Store, mode_of};
 
@@ -119,29 +120,30 @@ impl Transaction<'_> {
         Ok(tail)
     }
 
-    /// Makes the sparse devices that are not there, durably, each after its index. The store's lock is held.
+    /// Makes the sparse devices that are not there, durably, after their indexes. The store's lock is held.
     pub(super) fn publish_lazy(&self, state: &State) -> Result<(), TransactionError> {
         let store = self.store;
         if state.lazy.is_empty() {
             return Ok(());
         }
         store.make_sparse()?;
+        let mut new = Vec::new();
         for (id, LazyDevice { head, windows, made }) in &state.lazy {
+            let device = |existing, is_made| NewDevice { head, windows, existing, is_made };
             if *made == Made::Here {
                 // The device came before, with its index of objects.
-                store.sparse.put_index(head, windows, Existing::Replaced)?;
+                new.push(device(Existing::Replaced, false));
                 continue;
             }
             if store.devices.index_of(id)?.is_some() {
                 // Another import may have brought all of it, and not synced its name.
                 store.devices.directory.there()?.sync()?;
                 if !store.sparse.has_index(id)? {
-                    store.sparse.put_index(head, windows, Existing::Kept)?;
+                    new.push(device(Existing::Kept, false));
                 }
                 continue;
             }
-            let there = store.sparse.stat(id)?;
-            if let Some(info) = there {
+            if let Some(info) = store.sparse.stat(id)? {
                 let (expected, actual) = (head.device_bytes, info.bytes);
                 if actual != expected {
                     return Err(SparseError::Indexed { device: *id, expected, actual }.into());
@@ -150,15 +152,9 @@ impl Transaction<'_> {
                     return Err(SparseError::Condemned(*id).into());
                 }
             }
-            store.sparse.put_index(head, windows, Existing::Kept)?;
-            if there.is_none() {
-                match store.sparse.publish(id, head.device_bytes) {
-                    Ok(()) | Err(SparseError::Exists(_)) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            new.push(device(Existing::Kept, true));
         }
-        Ok(())
+        Ok(store.sparse.publish_all(&new)?)
     }
 }
 

@@ -5,6 +5,7 @@
 use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
+use super::publish::NewDevice;
 use super::{SparseError, SparseFile, SparseShelf};
 use crate::disk::{Directory, DiskError, length};
 use crate::fault::{self, FsckError};
@@ -115,37 +116,8 @@ impl SparseShelf {
         windows: &[u8],
         existing: Existing,
     ) -> Result<(), SparseError> {
-        let device = head.device;
-        let encoded = encoded(head, windows)?;
-        let sparse = self.directory.there()?;
-        // A descriptor of its own, since flock belongs to the open file.
-        let alone = sparse.open(".")?;
-        alone.lock()?;
-        match self.index(&device) {
-            Ok(Some((there, its_windows))) => {
-                let is_kept = existing == Existing::Kept;
-                if is_kept && !same_bytes(&there, head) {
-                    return Err(SparseError::OtherIndex(device));
-                }
-                if is_kept || there == *head && its_windows == windows {
-                    // Another may not have synced it yet.
-                    return Ok(sparse.sync()?);
-                }
-            }
-            Ok(None) => {}
-            Err(error @ SparseError::Index { .. }) => {
-                tracing::warn!(%device, %error, "replacing a damaged index");
-            }
-            Err(error) => return Err(error),
-        }
-        let [head_name, windows_name] =
-            [SparseFile::Index(device), SparseFile::Windows(device)].map(|it| it.file_name());
-        // No head has the windows of another, even after a crash.
-        if sparse.unlink_sealed(&head_name)? {
-            sparse.sync()?;
-        }
-        self.tmp.replace(sparse, windows_name, windows)?;
-        Ok(self.tmp.replace(sparse, head_name, &encoded)?)
+        let _checked = encoded(head, windows)?;
+        self.publish_all(&[NewDevice { head, windows, existing, is_made: false }])
     }
 
     /// What is wrong with the index of a device, if anything.
@@ -183,7 +155,7 @@ fn windows_bytes(head: &Head) -> u64 {
 }
 
 /// Whether two indexes say the same of a device's bytes. They may be of different blobs.
-fn same_bytes(one: &Head, other: &Head) -> bool {
+pub(super) fn same_bytes(one: &Head, other: &Head) -> bool {
     (one.device_bytes, one.tar_bytes, &one.diff_id, &one.tail, &one.units)
         == (other.device_bytes, other.tar_bytes, &other.diff_id, &other.tail, &other.units)
 }
