@@ -243,6 +243,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         return keep(context, args, folder);
     }
     let tuning = Tuning::new(args)?;
+    // Dozens of threads fetch and inflate, and then wait for days.
+    kernel::process::keep_little_heap();
     // A machine starts it before the first pull.
     let store = context.open(OpenOptions::create())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;

@@ -268,6 +268,8 @@ impl<'a> Service<'_, 'a> {
         end: &AtomicBool,
     ) -> Result<Keeper, ServiceError> {
         let mut looked = Instant::now();
+        // What has been fetched, and whether memory for that may have been freed since.
+        let (mut fetched, mut may_trim) = (0, false);
         let is_to_end =
             || end.load(Ordering::Relaxed) || self.surroundings.stop.load(Ordering::Relaxed);
         while !is_to_end() {
@@ -301,9 +303,21 @@ impl<'a> Service<'_, 'a> {
                 looked = Instant::now();
                 let _left = self.release(&keeper, Unread::Stay)?;
                 self.door.complete_again();
+                let before = std::mem::replace(&mut fetched, self.fetched());
+                if fetched != before {
+                    may_trim = true;
+                } else if std::mem::take(&mut may_trim) {
+                    // What the threads that fetch have freed between what is in use.
+                    kernel::process::trim_heap();
+                }
             }
         }
         Ok(keeper)
+    }
+
+    /// Bytes of all blobs that were fetched for devices that are still filled.
+    fn fetched(&self) -> u64 {
+        self.door.fillers().iter().map(|it| it.counts().now().fetched).sum()
     }
 
     /// Starts another keeper after one died.
