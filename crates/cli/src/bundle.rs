@@ -34,7 +34,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let found = crate::resolve::resolve(&store, &args.image)?;
     let opened = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
-    let opened = crate::lazy::open(&store, opened, &args.wanted.lazy)?;
+    let opened = crate::lazy::open(context, &store, opened, &args.wanted.lazy)?;
     #[cfg(not(feature = "serve"))]
     let opened = opened.open(&store)?;
     let image = image_config(&store, opened.found())?;

@@ -3,6 +3,7 @@
 pub(crate) mod devices;
 mod notify;
 pub(crate) mod settings;
+mod start;
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use std::fs::File;
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -248,6 +249,9 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     // A machine starts it before the first pull.
     let store = context.open(OpenOptions::create())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
+    if args.detached {
+        start::leave_group();
+    }
     let stop = Arc::new(AtomicBool::new(false));
     let blobs = StoreBlobs {
         kept: KeptBlobs(&store),
@@ -264,6 +268,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         complete: &|| tuning.completion(),
         door: &|| tuning.door(),
         patience: tuning.patience(),
+        idle: args.idle.map(|it| Duration::from_secs(it.into())),
         stop: &stop,
     };
     let replace = if args.replace { Replace::Yes } else { Replace::No };
@@ -305,42 +310,58 @@ fn keep(context: &Context, args: &args::Serve, folder: &Path) -> anyhow::Result<
 
 /// This program, as a service of the same store.
 fn again(context: &Context, args: &args::Serve, more: &[OsString]) -> anyhow::Result<Program> {
-    let path = std::env::current_exe().context("cannot tell which program this is")?;
-    let store = context.store_directory()?;
-    let mut arguments: Vec<OsString> = vec!["--store".into(), store.into(), "serve".into()];
-    arguments.push("--lazy".into());
+    let mut arguments = Vec::new();
     if args.complete {
         arguments.push("--complete".into());
-    }
-    if args.registry.plain_http {
-        arguments.push("--plain-http".into());
     }
     if let Some(door) = args.door {
         arguments.extend(["--door".into(), door.name().into()]);
     }
-    if let Some(seconds) = args.lazy_timeout {
-        arguments.extend(["--lazy-timeout".into(), seconds.to_string().into()]);
-    }
-    // It starts in another directory.
-    let options = [
-        ("--authfile", &args.registry.authfile),
-        ("--certs-dir", &args.registry.certs_dir),
-        ("--config", &args.config),
-    ];
-    for (option, path) in options {
-        if let Some(path) = path {
-            let path = std::path::absolute(path)
-                .with_context(|| format!("{option}: \"{}\" is not a path", path.display()))?;
-            arguments.extend([option.into(), path.into()]);
+    for (option, seconds) in [("--lazy-timeout", args.lazy_timeout), ("--idle", args.idle)] {
+        if let Some(seconds) = seconds {
+            arguments.extend([option.into(), seconds.to_string().into()]);
         }
     }
+    if let Some(path) = &args.config {
+        arguments.extend(["--config".into(), absolute("--config", path)?.into()]);
+    }
     arguments.extend_from_slice(more);
+    program(context, &args.registry, arguments)
+}
+
+/// This program, as a service of the store in use. It starts in another directory.
+fn program(
+    context: &Context,
+    registry: &args::RegistryOptions,
+    more: Vec<OsString>,
+) -> anyhow::Result<Program> {
+    let path = std::env::current_exe().context("cannot tell which program this is")?;
+    let store = context.store_directory()?;
+    let mut arguments: Vec<OsString> = vec!["--store".into(), store.into(), "serve".into()];
+    arguments.push("--lazy".into());
+    if registry.plain_http {
+        arguments.push("--plain-http".into());
+    }
+    for (option, path) in [("--authfile", &registry.authfile), ("--certs-dir", &registry.certs_dir)]
+    {
+        if let Some(path) = path {
+            arguments.extend([option.into(), absolute(option, path)?.into()]);
+        }
+    }
+    arguments.extend(more);
     Ok(Program { path, arguments })
+}
+
+fn absolute(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
+    std::path::absolute(path)
+        .with_context(|| format!("{option}: \"{}\" is not a path", path.display()))
 }
 
 /// Asks the service as soon as a device is lazy.
 struct Lender<'a> {
+    context: &'a Context,
     store: &'a Store,
+    wanted: &'a args::LazyOptions,
     service: OnceCell<LazyService>,
 }
 
@@ -350,9 +371,8 @@ impl LendDevices for Lender<'_> {
             Some(service) => service,
             None => {
                 let folder = folder_of(self.store.path())?;
-                let found = LazyService::connect(&folder)?.ok_or(
-                    "no service fills the lazy devices of this store: start `quire serve --lazy`",
-                )?;
+                let registry = &self.wanted.pull.registry;
+                let found = start::service(self.context, &folder, registry)?;
                 self.service.get_or_init(|| found)
             }
         };
@@ -375,16 +395,18 @@ pub(crate) fn release(store: &Store) {
 
 /// Opens an image; lazily, if that is wanted: not every byte has to be here.
 pub(crate) fn open(
+    context: &Context,
     store: &Store,
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
     // Nobody is there who could watch.
-    Ok(open_watched(store, image, wanted)?.0)
+    Ok(open_watched(context, store, image, wanted)?.0)
 }
 
 /// The same for a container, whose monitor keeps readers from zeros.
 pub(crate) fn open_watched(
+    context: &Context,
     store: &Store,
     image: Permitted,
     wanted: &args::LazyOptions,
@@ -392,7 +414,7 @@ pub(crate) fn open_watched(
     if wanted.lazy.is_none() {
         return Ok((image.open(store)?, None));
     }
-    let lender = Lender { store, service: OnceCell::new() };
+    let lender = Lender { context, store, wanted, service: OnceCell::new() };
     let opened = image.open_lazy(store, &lender)?;
     let service = lender.service.get().filter(|_| opened.image().presence == Presence::Partial);
     let Some(service) = service else { return Ok((opened, None)) };

@@ -24,7 +24,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let found = crate::resolve::resolve(&store, &args.name)?;
     let permitted = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
-    let permitted = crate::lazy::open(&store, permitted, &args.lazy)?;
+    let permitted = crate::lazy::open(context, &store, permitted, &args.lazy)?;
     #[cfg(not(feature = "serve"))]
     let permitted = permitted.open(&store)?;
     let map = match &args.userns {

@@ -81,7 +81,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let found = crate::resolve::resolve(&store, &args.image)?;
     let image = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
-    let (image, watch) = crate::lazy::open_watched(&store, image, &args.wanted.lazy)?;
+    let (image, watch) = crate::lazy::open_watched(context, &store, image, &args.wanted.lazy)?;
     #[cfg(feature = "serve")]
     let watch = watch.map(|it| Box::new(it) as Box<dyn Watch>);
     #[cfg(not(feature = "serve"))]

@@ -9,7 +9,8 @@ use transfer::lazy::TrustIndex;
 use super::{LazyWish, PullOptions, RegistryOptions};
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
-                               --lazy` has fetched and verified it. An image that the store does not have is pulled \
+                               --lazy` has fetched and verified it. It is started if it does not run, and ends five \
+                               minutes after the last use. An image that the store does not have is pulled \
                                without its layers, or with them if it has no index. `--lazy=require` refuses it then";
 
 /// How an image is mounted of which parts are missing.
@@ -104,6 +105,12 @@ pub(crate) struct Serve {
     /// Be the service that a keeper starts again: it starts whatever the settings are
     #[arg(long, hide = true, conflicts_with = "keeper")]
     pub(crate) again: bool,
+    /// End by itself once no lazy image has been in use for this long. Without this option it does not
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle: Option<u32>,
+    /// Be the service that a mount starts, whose caller may be ended with all that it started
+    #[arg(long, hide = true)]
+    pub(crate) detached: bool,
     /// How long a read waits while no source gives anything: then it is an I/O error. 0 for no end [default: 60]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) lazy_timeout: Option<u32>,

@@ -214,9 +214,6 @@ fn an_image_is_read_before_it_is_here() {
     fs::create_dir(place.path("root")).unwrap();
     let ran = place.run("mount lazy root");
     assert!(ran.code == Some(2) && ran.err.contains("mount it with --lazy"), "{}", ran.err);
-    let ran = place.run("mount --lazy lazy root");
-    assert!(ran.code == Some(2) && ran.err.contains("`quire serve --lazy`"), "{}", ran.err);
-
     let service = lazy.serve();
     let ran = place.run("serve --lazy");
     assert!(ran.code == Some(2) && ran.err.contains("--replace"), "{}", ran.err);
@@ -231,6 +228,67 @@ fn an_image_is_read_before_it_is_here() {
     lazy.end(service);
     place.out("gc");
     assert!(walk(&place.path("store/sparse")).next().is_none(), "the device is gone");
+}
+
+#[test]
+fn mounts_start_the_service_that_they_need() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    let roots = ["one", "two", "three"];
+    roots.iter().for_each(|it| fs::create_dir(place.path(it)).unwrap());
+    // At once: they start one service.
+    let told: usize = std::thread::scope(|scope| {
+        let mounts = roots.map(|root| {
+            scope.spawn(move || {
+                let ran = place.run(&format!("mount --lazy lazy {root}"));
+                assert_eq!(ran.code, Some(0), "{}", ran.err);
+                ran.err.matches("started `quire serve --lazy`").count()
+            })
+        });
+        mounts.into_iter().map(|it| it.join().unwrap()).sum()
+    });
+    assert_eq!(told, 1);
+    for root in roots {
+        assert!(fs::read(place.path(root).join("words")).unwrap() == lazy.words());
+    }
+    // It goes on after the mounts that started it.
+    let log = serve_folder(place).with_extension("log");
+    assert!(log.exists());
+    roots.iter().for_each(|it| drop(place.out(&format!("umount {it}"))));
+    let service = serve_with(place, &["--replace"], |command| command);
+    lazy.end(service);
+    fs::remove_file(log).unwrap();
+}
+
+#[test]
+fn a_mount_says_why_no_service_starts() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    fs::create_dir(place.path("root")).unwrap();
+    let folder = serve_folder(place);
+    fs::create_dir_all(&folder).unwrap();
+    let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(&folder, anybody).unwrap();
+    let ran = place.run("mount --lazy lazy root");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("none starts") && ran.err.contains("others can write"), "{}", ran.err);
+    fs::remove_dir(&folder).unwrap();
+    fs::remove_file(folder.with_extension("log")).unwrap();
+}
+
+#[test]
+fn a_service_ends_when_nothing_was_in_use_for_long_enough() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    fs::create_dir(place.path("root")).unwrap();
+    let mut service = serve_with(place, &["--idle", "3"], |command| command);
+    place.out("mount --lazy lazy root");
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(service.try_wait().unwrap().is_none());
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    place.out("umount root");
+    assert!(service.wait().unwrap().success());
+    wait_for("the keeper's end", || !serve_folder(place).exists());
 }
 
 #[test]

@@ -35,11 +35,12 @@ pub(super) struct Completer<'s, 'a> {
     pub(super) supply: &'a dyn Supply,
     pub(super) door: &'s Door<'a>,
     pending: Mutex<Vec<Pending>>,
+    is_at_work: AtomicBool,
 }
 
 impl<'s, 'a> Completer<'s, 'a> {
     pub(super) fn new(store: &'a Store, supply: &'a dyn Supply, door: &'s Door<'a>) -> Self {
-        Self { store, supply, door, pending: Mutex::default() }
+        Self { store, supply, door, pending: Mutex::default(), is_at_work: AtomicBool::new(false) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Pending>> {
@@ -71,6 +72,7 @@ impl<'s, 'a> Completer<'s, 'a> {
             Err(error) => tracing::warn!(%error, "cannot look for devices that are sealed"),
         }
         while !is_over() {
+            self.is_at_work.store(true, Ordering::Release);
             match self.door.take_full() {
                 Ok(Some(filler)) => {
                     self.seal(filler, end, forget);
@@ -84,7 +86,11 @@ impl<'s, 'a> Completer<'s, 'a> {
             }
             match self.due() {
                 Some(due) => self.finish(&due, end),
-                None => thread::sleep(LOOK),
+                None => {
+                    self.is_at_work.store(false, Ordering::Release);
+                    // At the end it is woken.
+                    thread::park_timeout(LOOK);
+                }
             }
         }
     }
@@ -120,6 +126,13 @@ impl<'s, 'a> Completer<'s, 'a> {
             self.door.refuse(&device)?;
         }
         sealed
+    }
+
+    /// Whether nothing is sealed or made complete, or is to be. What failed before need not be waited for: the next service
+    /// finds it, too.
+    pub(super) fn is_idle(&self) -> bool {
+        let is_at_work = self.is_at_work.load(Ordering::Acquire);
+        !is_at_work && self.lock().iter().all(|it| it.pause > PAUSE)
     }
 
     fn due(&self) -> Option<Pending> {

@@ -109,6 +109,8 @@ pub struct Surroundings<'a> {
     pub door: &'a (dyn Fn() -> DoorWish + Sync),
     /// How patient it is with sources.
     pub patience: &'a SourcePatience,
+    /// How long nothing is in use before it ends by itself; `None` if it does not.
+    pub idle: Option<Duration>,
     /// Set to end the service.
     pub stop: &'a AtomicBool,
 }
@@ -205,6 +207,7 @@ pub fn serve(
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
         end.store(true, Ordering::Relaxed);
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
         served?;
@@ -267,7 +270,7 @@ impl<'a> Service<'_, 'a> {
         forgotten: &Forgotten,
         end: &AtomicBool,
     ) -> Result<Keeper, ServiceError> {
-        let mut looked = Instant::now();
+        let (mut looked, mut used) = (Instant::now(), Instant::now());
         // What has been fetched, and whether memory for that may have been freed since.
         let (mut fetched, mut may_trim) = (0, false);
         let is_to_end =
@@ -294,6 +297,7 @@ impl<'a> Service<'_, 'a> {
             }
             if client {
                 self.client(listener, &keeper, end);
+                used = Instant::now();
             }
             for (device, done) in forgotten.try_iter() {
                 self.is_complete(&keeper, &device);
@@ -301,7 +305,7 @@ impl<'a> Service<'_, 'a> {
             }
             if looked.elapsed() > LOOK {
                 looked = Instant::now();
-                let _left = self.release(&keeper, Unread::Stay)?;
+                let left = self.release(&keeper, Unread::Stay)?;
                 self.door.complete_again();
                 let before = std::mem::replace(&mut fetched, self.fetched());
                 if fetched != before {
@@ -309,6 +313,13 @@ impl<'a> Service<'_, 'a> {
                 } else if std::mem::take(&mut may_trim) {
                     // What the threads that fetch have freed between what is in use.
                     kernel::process::trim_heap();
+                }
+                if left > 0 || !self.completer.is_idle() {
+                    used = Instant::now();
+                }
+                if self.surroundings.idle.is_some_and(|idle| used.elapsed() >= idle) {
+                    tracing::info!("nothing is in use: the service ends");
+                    break;
                 }
             }
         }

@@ -160,6 +160,7 @@ fn a_service() {
             })
         },
         patience: &SourcePatience::default(),
+        idle: files.folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),
         stop: &STOP,
     };
     serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
