@@ -13,6 +13,7 @@ mod counts;
 mod deaths;
 mod direct;
 mod disk;
+#[cfg(feature = "serve")]
 mod doors;
 mod ends;
 mod escapes;
