@@ -437,6 +437,10 @@ impl<'a> Server<'_, 'a> {
             Greeted::Done
         };
         let Some(source) = self.door.find(connection.place) else { return refused() };
+        // Whose length could not be found out: a reply without bytes would read as zeros.
+        if connection.bytes == 0 {
+            return refused();
+        }
         let is_there = source.has(&range);
         if !is_there && !self.door.is_cancelled() && source.is_denied(&range) {
             return refused();
