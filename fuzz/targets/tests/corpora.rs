@@ -118,6 +118,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "data_index",
         "dump",
         "erofs",
+        "fuse_request",
         "gzip_span",
         "lazy_artifact",
         "lazy_image",
