@@ -102,15 +102,6 @@ pub(crate) const TESTS: &[Test] = &[
                 limit: Duration::from_secs(3600),
                 ..run("quire-serve", "lazy", &[])
             },
-            Run {
-                since: PRECONTENT,
-                ..short(run("quire-cli", "verbs", &["served::a_complete_device_is_sealed"]))
-            },
-            Run {
-                since: PRECONTENT,
-                limit: Duration::from_secs(3600),
-                ..run("quire-cli", "verbs", &["served::"])
-            },
             run("quire-cli", "verbs", &["lazy::"]),
         ],
     },

@@ -13,9 +13,12 @@ use zerocopy::IntoBytes as _;
 use super::layout::{NOTIFY_RESEND, OutHeader};
 use super::reply::ReplyBody;
 use super::request::{FuseRequest, FuseRequestError, Unique};
+use crate::version::KernelVersion;
 
 /// `FUSE_DEV_IOC_CLONE`, which is said to write, and reads.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
+/// The first version that has `FUSE_NOTIFY_RESEND`.
+const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 /// The kernel wants room for 8192 bytes, and for the largest write with its header.
 const BUFFER: usize = 16 << 10;
 
@@ -167,7 +170,11 @@ impl FuseConnection {
         match self.write(Unique(0), NOTIFY_RESEND, &[]) {
             // The file system is gone, and so is all that was asked.
             Ok(()) | Err(FuseError::Call { source: Errno::NODEV, .. }) => Ok(Resent::Yes),
-            Err(FuseError::Call { source: Errno::INVAL, .. }) => Ok(Resent::Unsupported),
+            // Linux 7.2 says so, too, of a file system that is not asked for anything yet, or is gone.
+            Err(FuseError::Call { source: Errno::INVAL, .. }) => match KernelVersion::running() {
+                Some(running) if running >= RESENDS => Ok(Resent::Yes),
+                _ => Ok(Resent::Unsupported),
+            },
             Err(error) => Err(error),
         }
     }
