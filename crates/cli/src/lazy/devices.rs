@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use serde::Serialize;
-use serve::lazy::{DeviceStatus, DoorKind, LazyService, WAITS, folder_of};
+use serve::lazy::{DeviceStatus, DoorKind, LazyFailures, LazyService, WAITS, folder_of};
 use store::Store;
 
 use crate::Answer;
@@ -39,7 +39,11 @@ pub(crate) struct LazyDeviceReport {
     completed: Bytes,
     /// Requests for parts of the layer.
     requests: u64,
-    /// Reads that had to wait.
+    /// Reads that came to the service, since the kernel did not have the bytes in memory.
+    reads: u64,
+    /// Reads that wait now.
+    waiting: u64,
+    /// Reads that had to wait, and wait no longer.
     waits: u64,
     /// Milliseconds within which half of them could go on. Null if none has waited, or it took longer than 30 seconds.
     wait_median: Option<f64>,
@@ -47,6 +51,32 @@ pub(crate) struct LazyDeviceReport {
     wait_p99: Option<f64>,
     /// Reads that got an I/O error.
     failures: u64,
+    /// The same, by their cause.
+    failures_by_cause: FailuresReport,
+}
+
+/// Reads that got an I/O error.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FailuresReport {
+    /// No source gave the bytes.
+    source: u64,
+    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    bytes: u64,
+    /// The disk of the store failed.
+    disk: u64,
+    /// They failed a moment before, and were not asked for again.
+    denied: u64,
+    /// No source gave anything for too long.
+    silent: u64,
+}
+
+impl From<LazyFailures> for FailuresReport {
+    fn from(failures: LazyFailures) -> Self {
+        let LazyFailures { source, bytes, disk, denied, silent } = failures;
+        Self { source, bytes, disk, denied, silent }
+    }
 }
 
 impl LazyDeviceReport {
@@ -74,7 +104,10 @@ impl LazyDeviceReport {
             waits: counts.waits,
             wait_median: millis(500),
             wait_p99: millis(990),
+            reads: counts.reads,
+            waiting: counts.waiting,
             failures: counts.failures,
+            failures_by_cause: counts.failures_by_cause.into(),
         }
     }
 
@@ -143,7 +176,7 @@ fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
     text += &format!("quire_lazy_up {}\n", u8::from(is_served));
     type Value = fn(&DeviceStatus) -> u64;
     const UNIT: u64 = image::lazy::UNIT;
-    let values: [(&str, &str, &str, Value); 11] = [
+    let values: [(&str, &str, &str, Value); 12] = [
         ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
         ("filled_bytes", "gauge", "Bytes of a device that are here and verified.", |it| {
             it.filled.saturating_mul(UNIT).min(it.bytes)
@@ -185,13 +218,31 @@ fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
             |it| it.counts.completed_units.saturating_mul(UNIT),
         ),
         ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
-        ("failures_total", "counter", "Reads that got an I/O error.", |it| it.counts.failures),
+        ("reads_total", "counter", "Reads that came to the service.", |it| it.counts.reads),
+        ("waiting_reads", "gauge", "Reads that wait now.", |it| it.counts.waiting),
     ];
     for (name, kind, help, value) in values {
         text += &head(name, kind, help);
         for device in devices {
             let (id, value) = (&device.device, value(device));
             text += &format!("quire_lazy_{name}{{device=\"{id}\"}} {value}\n");
+        }
+    }
+    text += &head("failures_total", "counter", "Reads that got an I/O error, by cause.");
+    for DeviceStatus { device, counts, .. } in devices {
+        let LazyFailures { source, bytes, disk, denied, silent } = counts.failures_by_cause;
+        let causes = [
+            ("source", source),
+            ("bytes", bytes),
+            ("disk", disk),
+            ("denied", denied),
+            ("silent", silent),
+        ];
+        for (cause, value) in causes {
+            let _in_memory = writeln!(
+                text,
+                "quire_lazy_failures_total{{device=\"{device}\",cause=\"{cause}\"}} {value}"
+            );
         }
     }
     text += &head("wait_seconds", "histogram", "How long reads waited.");
@@ -235,6 +286,7 @@ mod tests {
             doors: vec![DoorKind::Fuse],
             counts: serve::lazy::LazyCounts::default(),
         };
+        device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };
         device.counts.waits = 3;
         device.counts.wait_micros = 1_500_000;
         device.counts.wait_histogram = vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
@@ -243,6 +295,9 @@ mod tests {
             "quire_lazy_up 1",
             "# TYPE quire_lazy_filled_bytes gauge",
             "quire_lazy_filled_bytes{device=\"ab\"} 100000",
+            "quire_lazy_failures_total{device=\"ab\",cause=\"denied\"} 7",
+            "quire_lazy_failures_total{device=\"ab\",cause=\"silent\"} 0",
+            "quire_lazy_waiting_reads{device=\"ab\"} 0",
             "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.000100\"} 1",
             "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.001000\"} 2",
             "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"30.000000\"} 2",

@@ -113,7 +113,7 @@ impl LazyService {
         let mut next = self.ask(&Ask::Status)?;
         loop {
             match next {
-                (Answer::Device(status), None) => devices.push(status),
+                (Answer::Device(status), None) => devices.push(*status),
                 (Answer::Done, None) => return Ok(devices),
                 _ => return Err(unknown()),
             }

@@ -21,7 +21,10 @@ const FIRST: u64 = 128;
 pub struct Counts {
     waits: [AtomicU64; WAITS.len() + 1],
     wait_micros: AtomicU64,
-    failures: AtomicU64,
+    reads: AtomicU64,
+    waiting: AtomicU64,
+    /// By [`FailureCause`].
+    failures: [AtomicU64; FailureCause::ALL.len()],
     requests: AtomicU64,
     fetched: AtomicU64,
     fetched_ahead: AtomicU64,
@@ -36,6 +39,41 @@ pub struct Counts {
     completed_units: AtomicU64,
 }
 
+/// Why a read got an I/O error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FailureCause {
+    /// No source gave the bytes.
+    Source,
+    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    Bytes,
+    /// The disk of the store.
+    Disk,
+    /// It failed a moment ago, and was not asked for again.
+    Denied,
+    /// No source gave anything for too long.
+    Silent,
+}
+
+impl FailureCause {
+    const ALL: [Self; 5] = [Self::Source, Self::Bytes, Self::Disk, Self::Denied, Self::Silent];
+}
+
+/// Reads that got an I/O error, by [`FailureCause`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LazyFailures {
+    /// No source gave the bytes.
+    pub source: u64,
+    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    pub bytes: u64,
+    /// The disk of the store failed.
+    pub disk: u64,
+    /// They failed a moment before, and were not asked for again.
+    pub denied: u64,
+    /// No source gave anything for too long.
+    pub silent: u64,
+}
+
 /// [`Counts`] at some time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -47,8 +85,14 @@ pub struct LazyCounts {
     pub wait_histogram: Vec<u64>,
     /// How long they waited, all together, in microseconds.
     pub wait_micros: u64,
+    /// Reads of the device that came to the service: those that EROFS did not have in memory.
+    pub reads: u64,
+    /// Those of them that wait now.
+    pub waiting: u64,
     /// Reads that got an I/O error.
     pub failures: u64,
+    /// The same by their cause.
+    pub failures_by_cause: LazyFailures,
     /// Requests for parts of the blob.
     pub requests: u64,
     /// Bytes of the blob that were fetched.
@@ -76,13 +120,35 @@ fn of(counter: &AtomicU64) -> u64 {
 }
 
 impl Counts {
-    pub(super) fn waited(&self, time: Duration, is_done: bool) {
+    /// A read came.
+    pub(super) fn asked(&self) {
+        add(&self.reads, 1);
+    }
+
+    /// A read has to wait.
+    pub(super) fn waits(&self) {
+        add(&self.waiting, 1);
+    }
+
+    /// A read waits here no longer, and has no answer.
+    pub(super) fn left(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// A read gets an I/O error.
+    pub(super) fn failed(&self, cause: FailureCause) {
+        let counter = FailureCause::ALL.iter().position(|it| *it == cause);
+        if let Some(counter) = counter.and_then(|it| self.failures.get(it)) {
+            add(counter, 1);
+        }
+    }
+
+    /// A read that had to wait has its answer.
+    pub(super) fn waited(&self, time: Duration) {
+        self.left();
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         add(&self.waits[WAITS.partition_point(|it| *it < micros)], 1);
         add(&self.wait_micros, micros);
-        if !is_done {
-            add(&self.failures, 1);
-        }
     }
 
     pub(super) fn fetched(&self, bytes: u64, cause: Cause) {
@@ -143,11 +209,15 @@ impl Counts {
     #[must_use]
     pub fn now(&self) -> LazyCounts {
         let wait_histogram: Vec<u64> = self.waits.iter().map(of).collect();
+        let [source, bytes, disk, denied, silent] = self.failures.each_ref().map(of);
         LazyCounts {
             waits: wait_histogram.iter().sum(),
             wait_histogram,
             wait_micros: of(&self.wait_micros),
-            failures: of(&self.failures),
+            reads: of(&self.reads),
+            waiting: of(&self.waiting),
+            failures: source + bytes + disk + denied + silent,
+            failures_by_cause: LazyFailures { source, bytes, disk, denied, silent },
             requests: of(&self.requests),
             fetched: of(&self.fetched),
             fetched_ahead: of(&self.fetched_ahead),
@@ -192,16 +262,30 @@ mod tests {
         let counts = Counts::default();
         assert_eq!(counts.now().wait_of(500), None);
         for micros in [1, 100, 101, 20_000] {
-            counts.waited(Duration::from_micros(micros), true);
+            counts.waits();
+            counts.waited(Duration::from_micros(micros));
         }
-        counts.waited(Duration::from_secs(40), false);
+        counts.waits();
+        counts.waits();
+        counts.waited(Duration::from_secs(40));
         let now = counts.now();
-        assert_eq!((now.waits, now.failures), (5, 1));
+        assert_eq!((now.waits, now.waiting, now.failures), (5, 1, 0));
         assert_eq!(now.wait_histogram, [2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(now.wait_of(400), Some(100));
         assert_eq!(now.wait_of(500), Some(300));
         assert_eq!(now.wait_of(800), Some(30_000));
         assert_eq!(now.wait_of(1000), None);
+    }
+
+    #[test]
+    fn errors_are_known_by_their_cause() {
+        let counts = Counts::default();
+        for (times, cause) in (1..).zip(FailureCause::ALL) {
+            (0..times).for_each(|_| counts.failed(cause));
+        }
+        let expect = LazyFailures { source: 1, bytes: 2, disk: 3, denied: 4, silent: 5 };
+        let now = counts.now();
+        assert_eq!((now.failures_by_cause, now.failures), (expect, 15));
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod watch;
 mod wire;
 
 pub use client::{ClientError, LazyService};
-pub use count::{Counts, LazyCounts, WAITS};
+pub use count::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
 pub use door::{ConnectionId, Door, DoorError, DoorKind, DoorWish, FuseDoorError, Unread};
 pub use failures::{READERS_WAIT, SourcePatience};
 pub use fill::{Cause, FillError, LayerFiller};

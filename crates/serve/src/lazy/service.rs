@@ -462,7 +462,7 @@ impl<'a> Service<'_, 'a> {
                 for filler in self.door.fillers() {
                     let mut status = status(&filler);
                     status.doors = self.door.kinds(filler.device().id());
-                    wire::send(client, &Answer::Device(status), None)?;
+                    wire::send(client, &Answer::Device(Box::new(status)), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
             }

@@ -120,7 +120,7 @@ pub(super) enum Answer {
     /// There is no such thing.
     Absent,
     /// One device.
-    Device(DeviceStatus),
+    Device(Box<DeviceStatus>),
     /// That is all, or it will be done.
     Done,
 }

@@ -441,8 +441,9 @@ impl<'a> Server<'_, 'a> {
         if connection.bytes == 0 {
             return refused();
         }
+        source.asked();
         let is_there = source.has(&range);
-        if !is_there && !self.door.is_cancelled() && source.is_denied(&range) {
+        if !is_there && !self.door.is_cancelled() && source.denies(&range) {
             return refused();
         }
         if is_there {
@@ -462,12 +463,10 @@ impl<'a> Server<'_, 'a> {
             DeviceBytes::Complete(file) => (Vec::new(), Some(file)),
         };
         let request = ReadRequest { connection: Arc::clone(connection), unique, complete };
-        Greeted::Waits(Arc::new(WaitingReader {
-            asked: Mutex::new(Some(Asked::Read(request))),
-            range,
-            fillers,
-            since: Instant::now(),
-            waits_for_disk: is_there,
+        let asked = Asked::Read(request);
+        Greeted::Waits(Arc::new(match is_there {
+            true => WaitingReader::of_disk(asked, range, fillers),
+            false => WaitingReader::new(asked, range, fillers),
         }))
     }
 }

@@ -27,6 +27,7 @@ use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
 use self::waiting::WaitingReader;
 use super::ahead::{Ahead, WORKERS};
+use super::count::FailureCause;
 use super::fill::LayerFiller;
 use super::journal::{Journal, TakenEvent};
 
@@ -164,10 +165,19 @@ impl DeviceBytes<'_> {
         }
     }
 
-    fn is_denied(&self, range: &Range<u64>) -> bool {
-        match self {
-            Self::Filling(filler) => filler.is_denied(range),
-            Self::Complete(_) => false,
+    /// Whether a read of these bytes fails without another attempt, which is counted then.
+    fn denies(&self, range: &Range<u64>) -> bool {
+        let Self::Filling(filler) = self else { return false };
+        let is_denied = filler.is_denied(range);
+        if is_denied {
+            filler.counts().failed(FailureCause::Denied);
+        }
+        is_denied
+    }
+
+    fn asked(&self) {
+        if let Self::Filling(filler) = self {
+            filler.counts().asked();
         }
     }
 }

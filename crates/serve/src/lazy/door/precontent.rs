@@ -1,7 +1,7 @@
 //! Reads of marked files, as fanotify's pre-content events.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
+use std::sync::{Arc, PoisonError, Weak, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::waiting::{Asked, WaitingReader};
 use super::{ArmedState, Door, DoorError, LOOK, PATIENCE};
+use crate::lazy::count::FailureCause;
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
 
@@ -102,16 +103,18 @@ impl<'a> Door<'a> {
                 return None;
             }
         };
+        fillers.iter().for_each(|it| it.counts().asked());
         if fillers.iter().all(|it| it.has(&event.range)) {
             fillers.iter().for_each(|it| it.touch(&event.range));
             self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
             return None;
         }
-        let (range, since) = (event.range.clone(), Instant::now());
-        let is_denied = !self.is_cancelled() && fillers.iter().any(|it| it.is_denied(&range));
-        let asked = Mutex::new(Some(Asked::Event(event)));
-        let reader = WaitingReader { asked, range, fillers, since, waits_for_disk: false };
-        if is_denied {
+        let range = event.range.clone();
+        let denied = fillers.iter().find(|it| !self.is_cancelled() && it.is_denied(&range));
+        let denied = denied.cloned();
+        let reader = WaitingReader::new(Asked::Event(event), range, fillers);
+        if let Some(filler) = denied {
+            filler.counts().failed(FailureCause::Denied);
             // Also while no thread is free.
             self.answer(&reader, PrecontentAnswer::Deny);
             return None;

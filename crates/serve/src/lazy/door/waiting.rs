@@ -14,19 +14,20 @@ use rustix::io::Errno;
 
 use super::Door;
 use super::fuse::Connection;
+use crate::lazy::count::FailureCause;
 use crate::lazy::fill::{FillError, LayerFiller};
 use crate::lazy::journal::TakenEvent;
 
 /// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough. Or it is left
 /// to the next door.
 pub(super) struct WaitingReader<'a> {
-    pub(super) asked: Mutex<Option<Asked>>,
-    pub(super) range: Range<u64>,
+    asked: Mutex<Option<Asked>>,
+    range: Range<u64>,
     /// As many as may have its bytes: all of them are waited for. None if the device is complete.
-    pub(super) fillers: Vec<Arc<LayerFiller<'a>>>,
-    pub(super) since: Instant,
+    fillers: Vec<Arc<LayerFiller<'a>>>,
+    since: Instant,
     /// Whether its bytes are here, and only have to be read.
-    pub(super) waits_for_disk: bool,
+    waits_for_disk: bool,
 }
 
 /// How a reader asks, and gets its answer.
@@ -45,7 +46,24 @@ pub(super) struct ReadRequest {
     pub(super) complete: Option<Arc<File>>,
 }
 
-impl WaitingReader<'_> {
+impl<'a> WaitingReader<'a> {
+    /// A reader that waits from now on, for bytes of these devices.
+    pub(super) fn new(asked: Asked, range: Range<u64>, fillers: Vec<Arc<LayerFiller<'a>>>) -> Self {
+        fillers.iter().for_each(|it| it.counts().waits());
+        let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
+        Self { asked, range, fillers, since, waits_for_disk: false }
+    }
+
+    /// One whose bytes are here, and only have to be read.
+    pub(super) fn of_disk(
+        asked: Asked,
+        range: Range<u64>,
+        fillers: Vec<Arc<LayerFiller<'a>>>,
+    ) -> Self {
+        let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
+        Self { asked, range, fillers, since, waits_for_disk: true }
+    }
+
     /// `None` if it was answered.
     fn asked(&self) -> MutexGuard<'_, Option<Asked>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
@@ -78,6 +96,7 @@ impl<'a> Door<'a> {
                 silence,
                 "a reader gets an I/O error: no source gives anything"
             );
+            fillers.iter().for_each(|it| it.counts().failed(FailureCause::Silent));
             self.answer(&reader, PrecontentAnswer::Deny);
             false
         });
@@ -126,6 +145,12 @@ impl<'a> Door<'a> {
                 tracing::error!(error, ?filler, "a reader gets an I/O error");
             }
         }
+        if let Err(error) = &done
+            && !reader.is_answered()
+            && !self.is_cancelled()
+        {
+            filler.counts().failed(error.cause());
+        }
         done.is_ok()
     }
 
@@ -135,7 +160,7 @@ impl<'a> Door<'a> {
         let Some(asked) = waiting.take() else { return };
         let is_there = answer == PrecontentAnswer::Allow;
         for filler in reader.fillers.iter().filter(|_| !reader.waits_for_disk) {
-            filler.counts().waited(reader.since.elapsed(), is_there);
+            filler.counts().waited(reader.since.elapsed());
         }
         match asked {
             Asked::Event(event) => self.journal.answer(&self.group, event, answer),
@@ -147,7 +172,11 @@ impl<'a> Door<'a> {
     /// Leaves a reader to the next door. That finds it in the journal, or is asked again. Before Linux 6.9, reads of files on
     /// FUSE fail as this process ends.
     fn leave(&self, reader: &WaitingReader<'a>) {
-        if let Some(Asked::Event(left)) = reader.asked().take() {
+        let left = reader.asked().take();
+        if left.is_some() && !reader.waits_for_disk {
+            reader.fillers.iter().for_each(|it| it.counts().left());
+        }
+        if let Some(Asked::Event(left)) = left {
             self.left.lock().unwrap_or_else(PoisonError::into_inner).push(left);
         }
     }
