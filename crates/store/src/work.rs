@@ -115,12 +115,13 @@ impl Workspace {
         to: &Directory,
         name: &str,
     ) -> Result<Option<Directory>, DiskError> {
+        // The same open file, so that the lock stays. It can fail for want of descriptors, so it comes first.
+        let kept = self.directory.try_clone()?;
         match self.tmp.rename_new(&self.name, to, name)? {
             crate::disk::Renamed::Taken => Ok(None),
             crate::disk::Renamed::Now => {
                 self.gone = true;
-                // The same open file, so that the lock stays.
-                Ok(Some(self.directory.try_clone()?.renamed(to, name)))
+                Ok(Some(kept.renamed(to, name)))
             }
         }
     }
@@ -198,15 +199,14 @@ pub(crate) fn hide(
     tmp: &Directory,
 ) -> Result<(Directory, String), DiskError> {
     let process = std::process::id();
+    // The same open file, so that the lock stays. It can fail for want of descriptors, so it comes first.
+    let kept = directory.try_clone()?;
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let hidden = format!("{PREFIX}{HIDDEN}{process}-{number}");
         match parent.rename_new(name, tmp, &hidden)? {
             crate::disk::Renamed::Taken => {}
-            // The same open file, so that the lock stays.
-            crate::disk::Renamed::Now => {
-                return Ok((directory.try_clone()?.renamed(tmp, &hidden), hidden));
-            }
+            crate::disk::Renamed::Now => return Ok((kept.renamed(tmp, &hidden), hidden)),
         }
     }
 }

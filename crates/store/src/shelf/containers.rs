@@ -146,8 +146,10 @@ impl ContainerDir {
         if self.name != self.id {
             return Ok(self);
         }
+        // It can fail for want of descriptors, so it comes before the folder has another name.
+        let parent = self.tmp.try_clone()?;
         let (directory, name) = hide(&self.parent, &self.name, &self.directory, &self.tmp)?;
-        Ok(Self { parent: self.tmp.try_clone()?, directory, name, ..self })
+        Ok(Self { parent, directory, name, ..self })
     }
 
     /// Hides the folder and removes everything in it, then the lock. Fails if something is mounted in it: unmount that
