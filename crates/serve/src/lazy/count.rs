@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::fill::{Cause, Why};
+use super::fill::{Cause, FillError, Why};
 
 /// The upper ends of the ranges of waiting times that are counted, in microseconds. The last range has no end.
 pub const WAITS: [u64; 12] = [
@@ -56,6 +56,18 @@ pub enum FailureCause {
 
 impl FailureCause {
     const ALL: [Self; 5] = [Self::Source, Self::Bytes, Self::Disk, Self::Denied, Self::Silent];
+}
+
+impl From<&FillError> for FailureCause {
+    fn from(error: &FillError) -> Self {
+        match error {
+            FillError::Blob { .. } => Self::Source,
+            FillError::Windows(_) | FillError::Span { .. } | FillError::Digest(_) => Self::Bytes,
+            FillError::Write(_) | FillError::Read(_) => Self::Disk,
+            FillError::Denied { .. } => Self::Denied,
+            FillError::Silent(_) => Self::Silent,
+        }
+    }
 }
 
 /// Reads that got an I/O error, by [`FailureCause`].

@@ -16,7 +16,7 @@ use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 use transfer::lazy::LayerIndex;
 
-use super::count::{Counts, FailureCause};
+use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
 use super::plan::{Pace, Streams, block};
@@ -70,17 +70,6 @@ pub enum FillError {
 }
 
 impl FillError {
-    /// Why a read fails with it.
-    pub(super) const fn cause(&self) -> FailureCause {
-        match self {
-            Self::Blob { .. } => FailureCause::Source,
-            Self::Windows(_) | Self::Span { .. } | Self::Digest(_) => FailureCause::Bytes,
-            Self::Write(_) | Self::Read(_) => FailureCause::Disk,
-            Self::Denied { .. } => FailureCause::Denied,
-            Self::Silent(_) => FailureCause::Silent,
-        }
-    }
-
     /// Whether other bytes of the blob could help.
     const fn is_of_the_blob(&self) -> bool {
         matches!(self, Self::Span { .. } | Self::Digest(_))

@@ -149,7 +149,7 @@ impl<'a> Door<'a> {
             && !reader.is_answered()
             && !self.is_cancelled()
         {
-            filler.counts().failed(error.cause());
+            filler.counts().failed(error.into());
         }
         done.is_ok()
     }
