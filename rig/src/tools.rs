@@ -96,22 +96,7 @@ pub fn install(packages: &[(&str, &str)]) -> Result<()> {
         let names = wanted.join(" ");
         bail!(Skipped(format!("not installed; please install these Debian packages: {names}")));
     }
-    println!("installing {}", wanted.join(" "));
-    let apt = |words: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.args(["-q", "-y", "-o", "DPkg::Lock::Timeout=120"]).args(words);
-        quiet(command.env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    let install = |names: &[&str]| apt(&[&["install", "--no-install-recommends"], names].concat());
-    let mut result = apt(&["update"]).and_then(|_| install(&wanted));
-    if result.is_err() && wanted.len() > 1 {
-        // One that this release does not have, or that breaks, keeps no other away.
-        for name in &wanted {
-            if let Err(error) = install(&[name]) {
-                result = Err(error);
-            }
-        }
-    }
+    let result = apt_install(&wanted);
     let missing = missing(packages).join(" ");
     match result {
         _ if missing.is_empty() => Ok(()),
@@ -122,6 +107,27 @@ pub fn install(packages: &[(&str, &str)]) -> Result<()> {
             )))
         }
     }
+}
+
+/// Installs Debian packages, as root.
+fn apt_install(names: &[&str]) -> Result<()> {
+    println!("installing {}", names.join(" "));
+    let apt = |words: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.args(["-q", "-y", "-o", "DPkg::Lock::Timeout=120"]).args(words);
+        quiet(command.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
+    };
+    let install = |names: &[&str]| apt(&[&["install", "--no-install-recommends"], names].concat());
+    let mut result = apt(&["update"]).and_then(|()| install(names));
+    if result.is_err() && names.len() > 1 {
+        // One that this release does not have, or that breaks, keeps no other away.
+        for name in names {
+            if let Err(error) = install(&[name]) {
+                result = Err(error);
+            }
+        }
+    }
+    result
 }
 
 /// The version that deny.toml was written for.
@@ -165,10 +171,26 @@ const NYDUS: (&str, &str) =
 /// A rival of lazy images, optimised since it is timed: a few minutes. Its services for FUSE and for fanotify are in it.
 pub fn nydus(cache: &Cache) -> Result<PathBuf> {
     let (repository, commit) = NYDUS;
-    let options = ["--git", repository, "--rev", commit, "--features", "cli,fanotify"];
     let name = format!("nydus-{}", &commit[..8]);
+    let is_built = cache.dir().join(&name).join("bin/nydus").is_file();
+    if !is_built {
+        fuse_headers()?;
+    }
+    let options = ["--git", repository, "--rev", commit, "--features", "cli,fanotify"];
     let dir = cargo_program(cache, &name, &[&options[..], &["--bin", "nydus", "nydus"]].concat())?;
     Ok(dir.join("bin/nydus"))
+}
+
+/// The headers of libfuse, with which Nydus is linked. No program tells [`install`] that they are there.
+fn fuse_headers() -> Result<()> {
+    install(&[("pkg-config", "pkg-config")])?;
+    if quiet(Command::new("pkg-config").args(["--exists", "fuse3"])).is_ok() {
+        return Ok(());
+    }
+    if !is_root() || find("apt-get").is_none() {
+        bail!(Skipped("not installed; please install this Debian package: libfuse3-dev".into()));
+    }
+    apt_install(&["libfuse3-dev"])
 }
 
 /// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
