@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use reqwest::Method;
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use tokio::sync::mpsc;
 
 use super::engine::{Engine, first};
 use super::hosts::Capability;
 use super::patience::Patience;
+use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 use crate::blobs::{BlobSource, within};
@@ -209,6 +209,7 @@ impl Transfer {
             match attempt {
                 Ok(()) => break,
                 Err(cause) => {
+                    self.core.places.forget(index, &self.digest);
                     // A few bytes in all the time that an attempt has are no progress.
                     if self.at > before && !cause.is_slow() {
                         turns.progressed();
@@ -227,14 +228,16 @@ impl Transfer {
 
     async fn attempt(&mut self, index: usize) -> Result<(), Cause> {
         let core = Arc::clone(&self.core);
-        let mut ask = core
-            .ask(index, Method::GET, &format!("blobs/{}", self.digest))?
-            .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        if self.at > 0 || self.until.is_some() {
-            let last = self.until.map(|end| end.saturating_sub(1));
-            ask = ask.header(RANGE, ranges_header(&[(self.at, last)])?);
-        }
-        let answer = core.call(index, &ask).await?;
+        let (at, until) = (self.at, self.until);
+        let prepare = |ask: Ask| {
+            let ask = ask.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            if at == 0 && until.is_none() {
+                return Ok(ask);
+            }
+            let last = until.map(|end| end.saturating_sub(1));
+            Ok(ask.header(RANGE, ranges_header(&[(at, last)])?))
+        };
+        let answer = core.ask_blob(index, &self.digest, prepare).await?;
         let status = answer.response.status().as_u16();
         let headers = answer.response.headers();
         let mut skip = match status {

@@ -14,6 +14,7 @@ mod lists;
 mod login;
 mod manifests;
 mod patience;
+mod places;
 mod ranges;
 mod referrers;
 mod retry;
@@ -43,6 +44,7 @@ use crate::reference::Reference;
 use auth::Authenticator;
 use engine::Engine;
 use hosts::{Capability, Endpoint};
+use places::Places;
 use retry::Turns;
 use transport::{Answer, Ask, Transport};
 
@@ -77,6 +79,7 @@ struct Core {
     /// Which hosts gave wrong bytes for it.
     distrusted: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
     unwell: Mutex<BTreeMap<usize, Instant>>,
+    places: Places,
     /// Hosts that take one range at a time.
     single_range: Mutex<BTreeSet<usize>>,
 }
@@ -102,6 +105,7 @@ impl Registry {
             served: Mutex::default(),
             distrusted: Mutex::default(),
             unwell: Mutex::default(),
+            places: Places::default(),
             single_range: Mutex::default(),
         };
         Ok(Self { core: Arc::new(core), engine: Arc::new(engine) })
@@ -123,6 +127,7 @@ impl Registry {
     /// any other host.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
+        self.core.places.forget_all(digest);
         let served = lock(&self.core.served).remove(digest).unwrap_or_default();
         let mut distrusted = lock(&self.core.distrusted);
         let hosts = distrusted.entry(*digest).or_default();

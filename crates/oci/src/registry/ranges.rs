@@ -3,14 +3,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use reqwest::Method;
 use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use tokio::task::JoinSet;
 
 use super::blob::{ContentRange, ranges_header, wrong_range};
 use super::hosts::Capability;
 use super::patience::Patience;
-use super::transport::Answer;
+use super::transport::{Answer, Ask};
 use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
 
@@ -104,7 +103,10 @@ impl Core {
                 .await
             {
                 Ok(bytes) => return Ok(bytes),
-                Err(cause) => turns.failed(cause),
+                Err(cause) => {
+                    self.places.forget(index, &digest);
+                    turns.failed(cause);
+                }
             }
         }
     }
@@ -117,11 +119,11 @@ impl Core {
     ) -> Result<Answer, Cause> {
         let bounds: Vec<_> =
             ranges.iter().map(|range| (range.start, Some(range.end - 1))).collect();
-        let ask = self
-            .ask(index, Method::GET, &format!("blobs/{digest}"))?
-            .header(ACCEPT_ENCODING, HeaderValue::from_static("identity"))
-            .header(RANGE, ranges_header(&bounds)?);
-        let answer = self.call(index, &ask).await?;
+        let prepare = |ask: Ask| {
+            let ask = ask.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            Ok(ask.header(RANGE, ranges_header(&bounds)?))
+        };
+        let answer = self.ask_blob(index, digest, prepare).await?;
         match answer.response.status().as_u16() {
             200 | 206 => {
                 self.served(index, digest);
@@ -197,7 +199,10 @@ impl Core {
                     lock(&self.single_range).insert(index);
                 }
                 // One at a time has all the patience.
-                Err(cause) => tracing::debug!(cause = %cause, "several ranges at once failed"),
+                Err(cause) => {
+                    self.places.forget(index, digest);
+                    tracing::debug!(cause = %cause, "several ranges at once failed");
+                }
             }
         }
         let mut parts: Vec<Vec<u8>> = vec![Vec::new(); ranges.len()];

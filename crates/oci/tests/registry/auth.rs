@@ -205,6 +205,10 @@ fn nobody_else_is_told_who_we_are() {
             .all(|request| { request.header("x-team") == Some("us") })
     );
     assert_eq!(storage.lines(), ["GET /signed?secret=1", "GET /signed?secret=1"]);
+    // Then the storage is asked without the registry.
+    registry.range(&digest(&bytes), 0..10).unwrap();
+    assert_eq!(storage.lines().len(), 3);
+    assert_eq!(server.seen().iter().filter(|request| request.path.starts_with("/v2")).count(), 3);
     for request in storage.seen() {
         assert_eq!((request.header("authorization"), request.header("x-team")), (None, None));
     }

@@ -92,3 +92,71 @@ fn every_source_of_blobs_gives_the_same_bytes() {
         assert!(!source.distrust(&digest(&bytes)), "there is no other place");
     }
 }
+
+/// A registry that leads to `storage`, whose addresses have a number that says how many it has given.
+fn leading_to(storage: &Server) -> Server {
+    let host = storage.host();
+    Server::start(move |_, number| {
+        reply(307).header("location", &format!("http://{host}/signed?number={number}"))
+    })
+}
+
+#[test]
+fn the_registry_is_asked_once_where_a_blob_is() {
+    let bytes = noise(100_000);
+    let blob = bytes.clone();
+    let storage = Server::start(move |request, _| content(request, &blob));
+    let server = leading_to(&storage);
+    let there = registry(&server.host(), &settings());
+    for at in [0_u64, 5000, 70_000] {
+        let part = there.range(&digest(&bytes), at..at + 1000).unwrap();
+        let at = usize::try_from(at).unwrap();
+        assert_same(&part, &bytes[at..at + 1000]);
+    }
+    assert_same(&read(there.blob(&digest(&bytes), Some(100_000), 0)).unwrap(), &bytes);
+    assert_eq!(server.lines().len(), 1, "{:?}", server.lines());
+    assert_eq!(storage.lines(), vec!["GET /signed?number=0"; 4]);
+    // Another blob is elsewhere.
+    assert!(there.range(&digest(b"other"), 0..10).is_ok());
+    assert_eq!(storage.lines().last().unwrap(), "GET /signed?number=1");
+}
+
+/// The signature has ended, the storage is gone for a moment, or what it gave was wrong.
+#[test]
+fn a_place_that_fails_is_asked_no_more() {
+    let bytes = noise(100_000);
+    let part = |there: &Registry| there.range(&digest(&bytes), 10..1010);
+    let row = |what: &str, second: fn() -> testing::fake::Reply| {
+        let blob = bytes.clone();
+        let storage = Server::start(move |request, number| match number {
+            1 => second(),
+            _ => content(request, &blob),
+        });
+        let server = leading_to(&storage);
+        let there = registry(&server.host(), &Settings { retries: 1, ..settings() });
+        for _ in 0..2 {
+            assert_same(&part(&there).unwrap(), &bytes[10..1010]);
+        }
+        assert_eq!(
+            storage.lines(),
+            ["GET /signed?number=0", "GET /signed?number=0", "GET /signed?number=1"],
+            "{what}"
+        );
+        assert_eq!(server.lines().len(), 2, "{what}");
+    };
+    row("expired", || reply(403).body("<Error><Code>AccessDenied</Code></Error>"));
+    row("gone", || reply(404));
+    row("reset", || reply(200).reset(None));
+    row("short", || {
+        reply(206).header("content-range", "bytes 10-1009/100000").body([1; 1000]).cut(10)
+    });
+
+    let blob = bytes.clone();
+    let storage = Server::start(move |request, _| content(request, &blob));
+    let server = leading_to(&storage);
+    let there = registry(&server.host(), &settings());
+    part(&there).unwrap();
+    let _is_elsewhere = there.distrust(&digest(&bytes));
+    part(&there).unwrap();
+    assert_eq!(storage.lines(), ["GET /signed?number=0", "GET /signed?number=1"]);
+}
