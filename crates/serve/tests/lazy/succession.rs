@@ -12,7 +12,7 @@ use std::time::Duration;
 use kernel::precontent::{EventBuffer, Group};
 use quire_serve::lazy::{DoorKind, Program};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -356,6 +356,37 @@ fn a_service_succeeds_a_keeper_of_an_earlier_version() {
         let said = keeper.join().unwrap();
         assert_eq!(said, [recorded("forget", &id), recorded("end", "")]);
     });
+}
+
+#[test]
+fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keeper() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    make_folder(&served);
+    let group = Group::new().unwrap();
+    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    group.mark(File::open(path).unwrap().as_fd()).unwrap();
+    // A service whose keeper died as it was asked to leave.
+    let lock = File::create(served.path("run/lock")).unwrap();
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let listener = socket();
+    let path = served.path("run/service");
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let before = thread::spawn(move || {
+        let client = rustix::net::accept(&listener).unwrap();
+        assert_eq!(receive(&client).0, recorded("watch", ""));
+        send(&client, r#"{"watched":{"instance":"before"}}"#, Some(group.as_fd()));
+        assert_eq!(receive(&client).0, recorded("ask-leave", ""));
+        send(&client, &recorded("done", ""), None);
+        drop((lock, group));
+    });
+    let service = served.start();
+    before.join().unwrap();
+    // The filler has read what the device has, and written to it, before any reader is let go.
+    let mount = served.mount();
+    assert_eq!(served.read(&mount, 64), 0);
+    drop(mount);
+    served.end(service);
 }
 
 #[test]

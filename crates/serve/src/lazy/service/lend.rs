@@ -71,13 +71,10 @@ impl<'a> Service<'_, 'a> {
                 self.completer.is_sealed(id);
                 return Ok(file);
             }
+            self.release_orphan(&id)?;
             let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
-            // Behind a mark of others, the filler would wait for itself.
             if is_open_elsewhere(fill.file()) {
                 return Err(LendError::Poisoned(id));
-            }
-            if let Some(orphans) = &self.orphans {
-                orphans.release(fill.file().as_fd()).map_err(DoorError::Kernel)?;
             }
             let filler = self.filler(&id, fill)?;
             // First the keeper: from now on, somebody must outlive this process.
@@ -103,6 +100,17 @@ impl<'a> Service<'_, 'a> {
             lent.for_each(|it| self.door.complete(it));
         }
         Ok(file)
+    }
+
+    /// Takes the mark of a group that has no service any more from a device that nothing has open. A file that is opened behind
+    /// any mark waits for all marks, also for one that comes later: a filler that did so would wait for itself.
+    fn release_orphan(&self, id: &DeviceId) -> Result<(), LendError> {
+        let Some(orphans) = &self.orphans else { return Ok(()) };
+        let Some((file, _)) = self.store.sparse.open(id)? else { return Ok(()) };
+        if is_open_elsewhere(&file) {
+            return Err(LendError::Poisoned(*id));
+        }
+        Ok(orphans.release(file.as_fd()).map_err(DoorError::Kernel)?)
     }
 
     /// Marks a device unless it is, and opens it.
