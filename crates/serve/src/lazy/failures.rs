@@ -15,6 +15,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The most units that are remembered. Beyond that, those go that may be asked for soonest.
 const UNITS_MAX: usize = 4096;
 
+/// In so long a time, no more than [`LINES_MAX`] lines about failures of one device are logged.
+const LINES_TIME: Duration = Duration::from_secs(10);
+const LINES_MAX: u32 = 10;
+
 /// How patient a service is with sources. It can be changed while the service runs.
 #[derive(Debug)]
 pub struct SourcePatience {
@@ -70,6 +74,16 @@ struct State {
     /// When a source last gave what it was asked for.
     gave: Option<Instant>,
     units: BTreeMap<usize, FailedUnit>,
+    lines: Lines,
+}
+
+/// Lines that were logged.
+#[derive(Debug, Default)]
+struct Lines {
+    since: Option<Instant>,
+    logged: u32,
+    /// Those that were not, since the last that was.
+    unlogged: u64,
 }
 
 /// A unit that did not come when it was last asked for.
@@ -132,6 +146,20 @@ impl<'a> Failures<'a> {
         }
     }
 
+    /// Whether a line about a failure is to be logged, and how many were not since the last one.
+    pub(super) fn may_log(&self, now: Instant) -> Option<u64> {
+        let Lines { since, logged, unlogged } = &mut self.lock().lines;
+        if since.is_none_or(|it| now.saturating_duration_since(it) >= LINES_TIME) {
+            (*since, *logged) = (Some(now), 0);
+        }
+        if *logged >= LINES_MAX {
+            *unlogged += 1;
+            return None;
+        }
+        *logged += 1;
+        Some(std::mem::take(unlogged))
+    }
+
     /// The first of these units that is not asked for now.
     pub(super) fn denied(&self, units: &Range<usize>, now: Instant) -> Option<DeniedUnit> {
         let state = self.lock();
@@ -191,6 +219,22 @@ mod tests {
         assert_eq!(failures.overdue(begin, at(1_000_000)), None);
         patience.set_wait(Some(Duration::ZERO));
         assert!(failures.overdue(begin, at(19)).is_some(), "no wait is not the longest one");
+    }
+
+    #[test]
+    fn a_source_that_fails_does_not_fill_the_log() {
+        let patience = SourcePatience::default();
+        let failures = Failures::new(&patience);
+        let now = Instant::now();
+        let logged = |times: usize, at| {
+            let lines = (0..times).filter_map(|_| failures.may_log(at));
+            lines.fold((0, 0), |(lines, others), it| (lines + 1, others + it))
+        };
+        assert_eq!(logged(1000, now), (10, 0));
+        assert_eq!(logged(5, now + LINES_TIME - SECOND), (0, 0));
+        // All are counted in the end.
+        assert_eq!(logged(20, now + LINES_TIME), (10, 995));
+        assert_eq!(logged(1, now + LINES_TIME * 2), (1, 10));
     }
 
     #[test]

@@ -271,6 +271,12 @@ impl<'a> LayerFiller<'a> {
         self.missing(range).is_some_and(|it| self.denied(&it).is_some())
     }
 
+    /// Whether a line about a failure is to be logged, and how many were not since the last one.
+    #[must_use]
+    pub(super) fn may_log(&self) -> Option<u64> {
+        self.failures.may_log(Instant::now())
+    }
+
     fn denied(&self, units: &Range<usize>) -> Option<FillError> {
         let DeniedUnit { unit, left } = self.failures.denied(units, Instant::now())?;
         Some(FillError::Denied { unit, left })
@@ -565,7 +571,9 @@ impl<'a> LayerFiller<'a> {
         match work() {
             Err(error) if error.is_of_the_blob() => {
                 let blob = &self.index.head.blob;
-                tracing::warn!(%blob, %error, "it is fetched once more");
+                if let Some(unlogged) = self.may_log() {
+                    tracing::warn!(%blob, %error, unlogged, "it is fetched once more");
+                }
                 let _is_another_there = self.blobs.distrust(blob);
                 work()
             }

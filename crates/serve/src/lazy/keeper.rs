@@ -23,7 +23,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::door::ConnectionId;
 use super::journal::{Journal, NUMBERS, TakenEvent};
 use super::watch;
-use super::wire::{self, PROTOCOL, ToKeeper, Told};
+use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 
 /// The socket at which a service takes over.
 pub(super) const SOCKET: &str = "keeper";
@@ -100,8 +100,7 @@ pub(super) struct KeptDevice {
     /// Its id.
     pub(super) device: String,
     pub(super) file: File,
-    /// Whether all of it is here and verified.
-    pub(super) is_complete: bool,
+    pub(super) state: KeptState,
 }
 
 /// A keeper, as its service sees it.
@@ -145,8 +144,8 @@ impl Keeper {
                     (group, instance) = (Some(Group::adopt(descriptor)), known);
                     keepers = protocol;
                 }
-                (Told::Device { device, is_complete }, Some(file)) => {
-                    devices.push(KeptDevice { device, file: File::from(file), is_complete });
+                (Told::Device { device, state }, Some(file)) => {
+                    devices.push(KeptDevice { device, file: File::from(file), state });
                 }
                 (Told::Connection { connection, device }, Some(descriptor)) => {
                     connections.push((connection, device, FuseConnection::adopt(descriptor)));
@@ -349,9 +348,9 @@ impl Kept {
                         .inspect_err(|error| tracing::warn!(%error, "the journal is not used"))
                         .ok();
                 }
-                (ToKeeper::Keep { device, is_complete }, Some(file)) => {
+                (ToKeeper::Keep { device, state }, Some(file)) => {
                     let file = File::from(file);
-                    let kept = KeptDevice { device: device.clone(), file, is_complete };
+                    let kept = KeptDevice { device: device.clone(), file, state };
                     drop(self.devices.insert(device, kept));
                 }
                 (ToKeeper::Connect { connection, device }, Some(descriptor)) => {
@@ -470,8 +469,8 @@ impl Kept {
             let socket = wire::accept(listener)?;
             let told = Told::Group { instance: self.instance.clone(), protocol: PROTOCOL };
             wire::send(socket.as_fd(), &told, Some(self.group.as_fd()))?;
-            for KeptDevice { device, file, is_complete } in self.devices.values() {
-                let told = Told::Device { device: device.clone(), is_complete: *is_complete };
+            for KeptDevice { device, file, state } in self.devices.values() {
+                let told = Told::Device { device: device.clone(), state: *state };
                 wire::send(socket.as_fd(), &told, Some(file.as_fd()))?;
             }
             for (connection, (device, descriptor)) in &self.connections {

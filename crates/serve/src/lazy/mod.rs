@@ -21,6 +21,7 @@ mod plan;
 mod record;
 mod seams;
 mod service;
+mod unmarked;
 mod watch;
 mod wire;
 

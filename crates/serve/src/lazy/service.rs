@@ -32,7 +32,7 @@ use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
 use super::plan;
 use super::watch::{self, LazyWatch};
-use super::wire::{self, Answer, Ask, DeviceStatus, ToKeeper};
+use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
 
 /// The socket at which clients ask.
 pub(super) const SOCKET: &str = "service";
@@ -206,6 +206,7 @@ pub fn serve(
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
         end.store(true, Ordering::Relaxed);
+        readers.wake();
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -340,8 +341,8 @@ impl<'a> Service<'_, 'a> {
         let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
             keeper.tell(message, Some(file)).map_err(ServiceError::Keeper)
         };
-        self.door.files(|device, file, is_complete| {
-            tell(&ToKeeper::Keep { device: device.to_string(), is_complete }, file.as_fd())
+        self.door.files(|device, file, state| {
+            tell(&ToKeeper::Keep { device: device.to_string(), state }, file.as_fd())
         })?;
         self.door.connections(|connection, device, descriptor| {
             tell(&ToKeeper::Connect { connection, device: device.to_string() }, descriptor)
@@ -441,7 +442,7 @@ impl<'a> Service<'_, 'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
-            Ask::Complete { image } => match self.complete(image) {
+            Ask::Complete { image } => match self.complete(image, keeper) {
                 Ok(()) => wire::send(client, &Answer::Done, None),
                 Err(error) => {
                     let reason = text(&*error);
@@ -492,14 +493,25 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Begins to bring all of the devices of an image that are lent.
-    fn complete(&self, image: &str) -> Result<(), AnyError> {
+    fn complete(&self, image: &str, keeper: &Keeper) -> Result<(), AnyError> {
         let devices = self.store.sparse_devices(&ImageId::from_str(image)?)?;
         for filler in self.door.fillers() {
             if devices.contains(filler.device().id()) {
-                self.door.complete(&filler);
+                self.complete_device(&filler, keeper);
             }
         }
         Ok(())
+    }
+
+    /// Begins to bring all of a device.
+    fn complete_device(&self, filler: &Arc<LayerFiller<'a>>, keeper: &Keeper) {
+        self.door.complete(filler);
+        // The next service goes on with it.
+        let (device, file) = kept(filler);
+        let state = KeptState { is_completing: true, ..KeptState::default() };
+        if let Err(error) = keeper.tell(&ToKeeper::Keep { device, state }, Some(file)) {
+            tracing::warn!(%error, "if this process dies, a device is not completed");
+        }
     }
 }
 

@@ -44,9 +44,8 @@ pub(super) enum ToKeeper {
     /// Hold the file of a device that comes along.
     Keep {
         device: String,
-        /// Whether all of it is here and verified: it has connections, and needs no filler.
-        #[serde(default)]
-        is_complete: bool,
+        #[serde(flatten)]
+        state: KeptState,
     },
     /// Let a device go.
     Forget { device: String },
@@ -58,6 +57,16 @@ pub(super) enum ToKeeper {
     Leave,
     /// The service ends, and no device is in use.
     End,
+}
+
+/// What the next service has to know of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct KeptState {
+    /// Whether all of it is here and verified: it has connections, and needs no filler.
+    pub(super) is_complete: bool,
+    /// Whether all of it is to come, though nobody reads it.
+    pub(super) is_completing: bool,
 }
 
 /// What a keeper tells a service that comes to serve its group.
@@ -75,8 +84,8 @@ pub(super) enum Told {
     /// The file of a device comes along.
     Device {
         device: String,
-        #[serde(default)]
-        is_complete: bool,
+        #[serde(flatten)]
+        state: KeptState,
     },
     /// A connection comes along.
     Connection { connection: ConnectionId, device: String },
@@ -275,7 +284,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "bytes").unwrap();
         let file = File::open(&path).unwrap();
-        let keep = ToKeeper::Keep { device: "a".to_owned(), is_complete: false };
+        let keep = ToKeeper::Keep { device: "a".to_owned(), state: KeptState::default() };
         send(one.as_fd(), &keep, Some(file.as_fd())).unwrap();
         send(one.as_fd(), &ToKeeper::Leave, None).unwrap();
         let (message, descriptor) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();

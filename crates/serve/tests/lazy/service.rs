@@ -388,6 +388,7 @@ for_both_doors! {
     a_device_with_other_bytes_than_its_name_is_condemned
     what_could_not_be_made_complete_is_tried_again
     a_device_is_completed_though_its_source_fails_for_a_while
+    the_next_service_completes_what_the_one_before_was_asked_for
 }
 
 pub(super) fn words(mount: &Detached) -> PathBuf {
@@ -668,4 +669,22 @@ fn a_device_is_completed_though_its_source_fails_for_a_while(door: DoorKind) {
     served.wait_for_all();
     served.leave();
     served.is_gone(service);
+}
+
+fn the_next_service_completes_what_the_one_before_was_asked_for(door: DoorKind) {
+    let Some(served) = Served::new(door) else { return };
+    fs::write(served.path("gone"), "").unwrap();
+    fs::write(served.path("complete"), "").unwrap();
+    let mut service = served.start();
+    let mount = served.mount();
+    // The next one is not set to complete all devices.
+    fs::remove_file(served.path("complete")).unwrap();
+    served.signal("service.pid", Signal::KILL);
+    service.wait().unwrap();
+    served.wait_for_service();
+    fs::remove_file(served.path("gone")).unwrap();
+    drop(mount);
+    served.wait_for_all();
+    served.leave();
+    served.is_over();
 }

@@ -390,6 +390,22 @@ fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keep
 }
 
 #[test]
+fn a_device_that_others_mark_is_not_lent() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let service = served.start();
+    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let others = Group::new().unwrap();
+    others.mark(File::open(path).unwrap().as_fd()).unwrap();
+    let refused = served.service().lend(&served.stage.device()).unwrap_err().to_string();
+    assert!(refused.contains("another program watches reads of device"), "{refused}");
+    drop(others);
+    let mount = served.mount();
+    assert_eq!(served.read(&mount, 64), 0);
+    drop(mount);
+    served.end(service);
+}
+
+#[test]
 fn a_service_refuses_what_it_does_not_know_and_goes_on() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let service = served.start();

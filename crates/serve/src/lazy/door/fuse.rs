@@ -9,7 +9,7 @@ use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use image::verity::DeviceId;
@@ -24,6 +24,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
 
+use super::fetchers::Fetchers;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
 use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE};
 
@@ -109,6 +110,9 @@ fn said(replied: Result<(), FuseError>) {
     }
 }
 
+/// No connection has this number: they are counted from 0.
+const WAKE: ConnectionId = ConnectionId(u64::MAX);
+
 /// All files that stand for devices.
 #[derive(Debug)]
 pub(super) struct Connections {
@@ -127,8 +131,11 @@ struct Table {
 }
 
 impl Connections {
-    pub(super) fn new() -> Result<Self, FuseDoorError> {
+    /// What waits for requests is woken when `wake` is readable, too.
+    pub(super) fn new(wake: rustix::fd::BorrowedFd<'_>) -> Result<Self, FuseDoorError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FuseDoorError::Wait)?;
+        epoll::add(&epoll, wake, epoll::EventData::new_u64(WAKE.0), epoll::EventFlags::IN)
+            .map_err(FuseDoorError::Wait)?;
         Ok(Self { epoll, table: Mutex::default() })
     }
 
@@ -312,7 +319,7 @@ impl<'a> Door<'a> {
     /// Takes requests until all is over, and gives readers that have to wait to `fetchers`. Returns those that wait still.
     pub(super) fn take_requests(
         &self,
-        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        fetchers: &Fetchers<'a>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
         let mut waiting = Vec::new();
@@ -344,7 +351,7 @@ impl Connection {
 /// Takes requests.
 struct Server<'d, 'a> {
     door: &'d Door<'a>,
-    fetchers: &'d mpsc::Sender<Arc<WaitingReader<'a>>>,
+    fetchers: &'d Fetchers<'a>,
     buffer: RequestBuffer,
     /// For those that are answered at once.
     bytes: Box<[u8]>,

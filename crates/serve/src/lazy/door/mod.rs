@@ -3,6 +3,7 @@
 //! There are two ways in: reads of a file that is marked are events (`precontent`), and reads of a file on FUSE are requests
 //! (`fuse`). Who waits, for what, and what becomes of devices is the same for both.
 
+mod fetchers;
 mod fuse;
 mod precontent;
 mod waiting;
@@ -11,28 +12,28 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use image::verity::DeviceId;
 use kernel::precontent::{Group, PrecontentError};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use self::fetchers::Fetchers;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
-use self::waiting::WaitingReader;
 use super::ahead::{Ahead, WORKERS};
 use super::count::FailureCause;
 use super::fill::LayerFiller;
 use super::journal::{Journal, TakenEvent};
+use super::wire::KeptState;
 
-/// Threads that wait for the bytes of readers, or fetch them. Each unit of a device is fetched by one of them.
-const FETCHERS: usize = 32;
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
 /// How often it is looked whether a reader has waited long enough.
@@ -71,6 +72,8 @@ pub enum DoorError {
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
+    /// Readable at the end.
+    wake: OwnedFd,
     connections: Connections,
     journal: Journal,
     /// Events that an earlier door took and did not answer.
@@ -182,12 +185,16 @@ impl DeviceBytes<'_> {
     }
 }
 
-/// Ends those who bring what nobody waits for.
-struct End<'q, 'a>(&'q Ahead<'a>);
+/// Ends the threads that bring bytes.
+struct End<'q, 'a> {
+    ahead: &'q Ahead<'a>,
+    fetchers: &'q Fetchers<'a>,
+}
 
 impl Drop for End<'_, '_> {
     fn drop(&mut self) {
-        self.0.end();
+        self.ahead.end();
+        self.fetchers.end();
     }
 }
 
@@ -210,9 +217,13 @@ impl<'a> Door<'a> {
         journal: Journal,
         inherited: Vec<TakenEvent>,
     ) -> Result<Self, DoorError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = eventfd(0, flags).map_err(DoorError::Wait)?;
+        let connections = Connections::new(wake.as_fd())?;
         Ok(Self {
             group,
-            connections: Connections::new()?,
+            wake,
+            connections,
             journal,
             inherited: Mutex::new(inherited),
             devices: RwLock::default(),
@@ -355,19 +366,23 @@ impl<'a> Door<'a> {
         self.devices().values().filter_map(filling).collect()
     }
 
-    /// The files of all devices that a keeper has to hold, and whether all of them is here.
+    /// The files of all devices that a keeper has to hold, and what the next service has to know of them.
     pub(super) fn files<E>(
         &self,
-        mut give: impl FnMut(&DeviceId, &File, bool) -> Result<(), E>,
+        mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
     ) -> Result<(), E> {
         let devices = self.devices();
         devices.iter().try_for_each(|(place, it)| match &it.state {
-            ArmedState::Filling(filler) => give(&it.device, filler.device().file(), false),
+            ArmedState::Filling(filler) => {
+                let is_completing = filler.is_completing();
+                let state = KeptState { is_completing, ..KeptState::default() };
+                give(&it.device, filler.device().file(), state)
+            }
             ArmedState::Complete(file) if self.connections.has(*place) => {
-                give(&it.device, file, true)
+                give(&it.device, file, KeptState { is_complete: true, ..KeptState::default() })
             }
             ArmedState::Complete(_) => Ok(()),
-            ArmedState::Broken(file) => give(&it.device, file, false),
+            ArmedState::Broken(file) => give(&it.device, file, KeptState::default()),
         })
     }
 
@@ -451,45 +466,42 @@ impl<'a> Door<'a> {
         self.ahead.trace(runs);
     }
 
+    /// Has [`serve`](Self::serve) see at once that it is to end. Without it, it takes a moment.
+    pub(super) fn wake(&self) {
+        // It can be full only if it was woken already.
+        let _written = rustix::io::write(&self.wake, &[1; 8]);
+    }
+
     /// Serves readers until `stop` is set. Then it takes no more events, which wait for who serves the group next. Those that it
     /// took are answered, or are in the journal if that is to be another door.
     ///
     /// # Errors
     /// [`DoorError`]. Readers that wait for a door that is not served wait on.
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
-        let (sender, receiver) = mpsc::channel::<Arc<WaitingReader<'a>>>();
-        let receiver = Mutex::new(receiver);
+        let fetchers = Fetchers::default();
         thread::scope(|scope| {
-            for _ in 0..FETCHERS {
-                scope.spawn(|| {
-                    loop {
-                        let reader = receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                        let Ok(reader) = reader else { return };
-                        self.bring(&reader);
-                    }
-                });
-            }
+            fetchers.start(scope, |reader| self.bring(reader));
             for _ in 0..WORKERS {
                 scope.spawn(|| self.ahead.work());
             }
-            let end = End(&self.ahead);
+            let end = End { ahead: &self.ahead, fetchers: &fetchers };
             // If one of the two fails, the other one ends, too.
             let failed = AtomicBool::new(false);
             let is_over = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
             let (events, requests) = thread::scope(|both| {
                 let requests = both.spawn(|| {
-                    let served = self.take_requests(&sender, &is_over);
+                    let served = self.take_requests(&fetchers, &is_over);
                     failed.fetch_or(served.is_err(), Ordering::Relaxed);
                     served
                 });
-                let events = self.take_events(&sender, &is_over);
+                let events = self.take_events(&fetchers, &is_over);
                 failed.fetch_or(events.is_err(), Ordering::Relaxed);
                 let requests = requests.join();
                 (events, requests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             });
             let mut waiting = [events?, requests?].concat();
             // Which ends the threads, as soon as they have done what is under way.
-            drop((sender, end));
+            drop(end);
             let ending = Instant::now();
             while !self.see_to(&mut waiting) {
                 if let Some(cancel) = self.cancel

@@ -1,7 +1,8 @@
 //! Reads of marked files, as fanotify's pre-content events.
 
+use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak, mpsc};
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use kernel::precontent::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::fetchers::Fetchers;
 use super::waiting::{Asked, WaitingReader};
 use super::{ArmedState, Door, DoorError, LOOK, PATIENCE};
 use crate::lazy::count::FailureCause;
@@ -20,11 +22,7 @@ const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
     /// Sees to readers of an earlier door, and returns when others may come.
-    fn take_over(
-        &self,
-        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
-        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
-    ) {
+    fn take_over(&self, fetchers: &Fetchers<'a>, waiting: &mut Vec<Weak<WaitingReader<'a>>>) {
         let inherited =
             std::mem::take(&mut *self.inherited.lock().unwrap_or_else(PoisonError::into_inner));
         let readers = inherited.len();
@@ -53,19 +51,17 @@ impl<'a> Door<'a> {
     pub(super) fn admit(
         &self,
         reader: Arc<WaitingReader<'a>>,
-        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        fetchers: &Fetchers<'a>,
         waiting: &mut Vec<Weak<WaitingReader<'a>>>,
     ) {
         waiting.push(Arc::downgrade(&reader));
-        if let Err(mpsc::SendError(reader)) = fetchers.send(reader) {
-            self.answer(&reader, PrecontentAnswer::Deny);
-        }
+        fetchers.push(reader);
     }
 
     /// Takes events until all is over, and gives readers that have to wait to `fetchers`. Returns those that wait still.
     pub(super) fn take_events(
         &self,
-        fetchers: &mpsc::Sender<Arc<WaitingReader<'a>>>,
+        fetchers: &Fetchers<'a>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
         let mut waiting = Vec::new();
@@ -77,7 +73,9 @@ impl<'a> Door<'a> {
                 looked = Instant::now();
             }
             let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
-            match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&patience)) {
+            let both = [self.group.as_fd(), self.wake.as_fd()];
+            let mut both = both.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
+            match poll(&mut both, Some(&patience)) {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
                 Err(error) => return Err(DoorError::Wait(error)),

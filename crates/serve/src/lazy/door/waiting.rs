@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use image::verity::DeviceId;
 use kernel::fuse::{READ_MAX, Unique};
 use kernel::precontent::PrecontentAnswer;
 use rustix::io::Errno;
@@ -69,6 +70,12 @@ impl<'a> WaitingReader<'a> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The device whose source has to be asked; `None` if its bytes are here.
+    pub(super) fn source(&self) -> Option<DeviceId> {
+        let filler = self.fillers.first().filter(|_| !self.waits_for_disk)?;
+        Some(*filler.device().id())
+    }
+
     pub(super) fn is_answered(&self) -> bool {
         self.asked().is_none()
     }
@@ -91,11 +98,14 @@ impl<'a> Door<'a> {
             }
             let Some(silence) = reader.overdue() else { return true };
             let (fillers, silence) = (&reader.fillers, silence.as_secs());
-            tracing::error!(
-                ?fillers,
-                silence,
-                "a reader gets an I/O error: no source gives anything"
-            );
+            if let Some(unlogged) = fillers.first().and_then(|it| it.may_log()) {
+                tracing::error!(
+                    ?fillers,
+                    silence,
+                    unlogged,
+                    "a reader gets an I/O error: no source gives anything"
+                );
+            }
             fillers.iter().for_each(|it| it.counts().failed(FailureCause::Silent));
             self.answer(&reader, PrecontentAnswer::Deny);
             false
@@ -142,7 +152,9 @@ impl<'a> Door<'a> {
             }
             Err(error) => {
                 let error: &dyn std::error::Error = error;
-                tracing::error!(error, ?filler, "a reader gets an I/O error");
+                if let Some(unlogged) = filler.may_log() {
+                    tracing::error!(error, ?filler, unlogged, "a reader gets an I/O error");
+                }
             }
         }
         if let Err(error) = &done
@@ -190,7 +202,10 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     match file.and_then(|it| bytes(it, &reader.range)) {
         Ok(bytes) => connection.give(*unique, &bytes),
         Err(error) => {
-            tracing::error!(%error, "a reader gets an I/O error: cannot read what the device has");
+            let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
+            if let Some(unlogged) = unlogged {
+                tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read what the device has");
+            }
             connection.refuse(*unique, Errno::IO);
         }
     }

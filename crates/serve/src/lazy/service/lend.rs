@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +17,8 @@ use super::{AnyError, Completion, Service, forget, kept};
 use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish};
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::keeper::{Keeper, KeptDevice};
-use crate::lazy::wire::ToKeeper;
+use crate::lazy::unmarked::{OpenedBehind, opened_behind};
+use crate::lazy::wire::{KeptState, ToKeeper};
 
 /// Why a device is not lent. Its text goes to the client.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +38,11 @@ pub(super) enum LendError {
         "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
     )]
     Poisoned(DeviceId),
+    /// A filler would wait for them, and they may wait for the filler.
+    #[error(
+        "another program watches reads of device {0}, by pre-content events: `quire trace` or one of another maker; end it first"
+    )]
+    Watched(DeviceId),
     #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
     Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
@@ -45,6 +52,11 @@ pub(super) enum LendError {
     #[error(transparent)]
     Door(#[from] DoorError),
 }
+
+/// How often a device is opened until no mark is left.
+const UNMARKED: usize = 200;
+/// What is waited for in between.
+const MOMENT: Duration = Duration::from_millis(5);
 
 /// What became of a device of an earlier service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +71,7 @@ impl<'a> Service<'_, 'a> {
     /// Opens a device for a client, which waits for its bytes.
     pub(super) fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
-        let is_admitted = self.door.fillers().iter().any(|it| *it.device().id() == id);
-        if !is_admitted {
+        if self.filler_of(&id).is_none() {
             // Before it is sealed: one that is sealed meanwhile may be under its other name then.
             if let Some((file, _)) = self.store.sparse.open(&id)?
                 && self.door.is_complete(&file)?
@@ -72,15 +83,12 @@ impl<'a> Service<'_, 'a> {
                 return Ok(file);
             }
             self.release_orphan(&id)?;
-            let fill = self.store.fill_sparse(&id)?.ok_or(LendError::Absent(id))?;
-            if is_open_elsewhere(fill.file()) {
-                return Err(LendError::Poisoned(id));
-            }
+            let fill = self.open_unmarked(&id)?;
             let filler = self.filler(&id, fill)?;
             // First the keeper: from now on, somebody must outlive this process.
             let (device, file) = kept(&filler);
             keeper
-                .tell(&ToKeeper::Keep { device, is_complete: false }, Some(file))
+                .tell(&ToKeeper::Keep { device, state: KeptState::default() }, Some(file))
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.fill(filler)?;
         }
@@ -95,11 +103,14 @@ impl<'a> Service<'_, 'a> {
             },
         };
         if (self.surroundings.complete)() == Completion::Always {
-            let fillers = self.door.fillers();
-            let lent = fillers.iter().filter(|it| *it.device().id() == id);
-            lent.for_each(|it| self.door.complete(it));
+            let filler = self.filler_of(&id);
+            filler.inspect(|it| self.complete_device(it, keeper));
         }
         Ok(file)
+    }
+
+    fn filler_of(&self, id: &DeviceId) -> Option<Arc<LayerFiller<'a>>> {
+        self.door.fillers().into_iter().find(|it| it.device().id() == id)
     }
 
     /// Takes the mark of a group that has no service any more from a device that nothing has open. A file that is opened behind
@@ -113,11 +124,27 @@ impl<'a> Service<'_, 'a> {
         Ok(orphans.release(file.as_fd()).map_err(DoorError::Kernel)?)
     }
 
+    /// Opens a device to fill it, so that the filler's own reads and writes never wait.
+    fn open_unmarked(&self, id: &DeviceId) -> Result<SparseFill<'a>, LendError> {
+        for _ in 0..UNMARKED {
+            let fill = self.store.fill_sparse(id)?.ok_or(LendError::Absent(*id))?;
+            if is_open_elsewhere(fill.file()) {
+                return Err(LendError::Poisoned(*id));
+            }
+            match opened_behind(fill.file()).map_err(DoorError::Kernel)? {
+                OpenedBehind::Nothing => return Ok(fill),
+                // It goes with its group, a moment later.
+                OpenedBehind::AMark => thread::sleep(MOMENT),
+                OpenedBehind::OthersMark => break,
+            }
+        }
+        Err(LendError::Watched(*id))
+    }
+
     /// Marks a device unless it is, and opens it.
     fn lend_marked(&self, id: DeviceId) -> Result<File, LendError> {
         if !self.door.kinds(&id).contains(&DoorKind::Fanotify) {
-            let fillers = self.door.fillers();
-            let filler = fillers.iter().find(|it| *it.device().id() == id);
+            let filler = self.filler_of(&id);
             if filler.is_none_or(|it| is_open_elsewhere(it.device().file())) {
                 return Err(LendError::Poisoned(id));
             }
@@ -149,8 +176,8 @@ impl<'a> Service<'_, 'a> {
         connections: Vec<(ConnectionId, String, FuseConnection)>,
     ) {
         let mut complete = Vec::new();
-        for KeptDevice { device, file, is_complete } in devices {
-            match self.adopt(&device, file, is_complete) {
+        for KeptDevice { device, file, state } in devices {
+            match self.adopt(&device, file, state) {
                 Ok(Adopted::Filled) => {}
                 Ok(Adopted::Complete) => complete.push(device),
                 // Without a filler its readers get I/O errors, and it stays with the keeper.
@@ -183,8 +210,8 @@ impl<'a> Service<'_, 'a> {
         let Some(id) = id.filter(|it| self.door.is_connected(it)) else {
             return forget(keeper, device.to_owned());
         };
-        let kept = self.door.files(|found, file, is_complete| {
-            let message = ToKeeper::Keep { device: device.to_owned(), is_complete };
+        let kept = self.door.files(|found, file, state| {
+            let message = ToKeeper::Keep { device: device.to_owned(), state };
             if *found == id { keeper.tell(&message, Some(file.as_fd())) } else { Ok(()) }
         });
         if let Err(error) = kept {
@@ -193,9 +220,9 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Goes on with a device of an earlier service. Its mark, if it has one, is there.
-    fn adopt(&self, device: &str, file: File, is_complete: bool) -> Result<Adopted, LendError> {
+    fn adopt(&self, device: &str, file: File, state: KeptState) -> Result<Adopted, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
-        if is_complete {
+        if state.is_complete {
             // It may be under another name by now, or have none.
             self.door.pass(id, file)?;
             return Ok(Adopted::Complete);
@@ -211,8 +238,8 @@ impl<'a> Service<'_, 'a> {
         if is_marked {
             self.door.mark(&id)?;
         }
-        if (self.surroundings.complete)() == Completion::Always {
-            self.door.fillers().iter().for_each(|it| self.door.complete(it));
+        if state.is_completing || (self.surroundings.complete)() == Completion::Always {
+            self.filler_of(&id).inspect(|it| self.door.complete(it));
         }
         Ok(Adopted::Filled)
     }
@@ -237,7 +264,7 @@ fn is_open_elsewhere(file: &File) -> bool {
     let mut tries = (0..20).map(|_| kernel::lease::in_use(file.as_fd()).unwrap_or(true));
     tries.all(|it| {
         if it {
-            thread::sleep(Duration::from_millis(5));
+            thread::sleep(MOMENT);
         }
         it
     })
