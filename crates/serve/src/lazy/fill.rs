@@ -1,5 +1,6 @@
 //! Fills parts of a device with verified bytes.
 
+mod fetch;
 mod spans;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,11 +17,12 @@ use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 use transfer::lazy::LayerIndex;
 
+use self::fetch::Fetch;
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
 use super::plan::{Pace, Streams, block};
-use super::seams::{Seams, Side};
+use super::seams::Seams;
 
 /// An error while a part of a device is filled.
 #[derive(Debug, thiserror::Error)]
@@ -199,19 +201,6 @@ impl std::fmt::Debug for LayerFiller<'_> {
             .field("device", &self.index.head.device)
             .finish_non_exhaustive()
     }
-}
-
-/// What some units of a device are made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Fetch {
-    /// By number; none for units that the tail has.
-    spans: Range<usize>,
-    /// The beginning of the first unit, if it came with the spans before.
-    before: Vec<u8>,
-    /// The end of the last unit, if it came with the spans behind.
-    behind: Vec<u8>,
-    /// Where in the device all of it begins, in bytes.
-    from: u64,
 }
 
 impl<'a> LayerFiller<'a> {
@@ -579,126 +568,5 @@ impl<'a> LayerFiller<'a> {
             }
             done => done,
         }
-    }
-
-    /// Fetches what it says, and fills all units with it that are whole, of which `units` have to be right.
-    fn take_in(
-        &self,
-        fetch: Fetch,
-        units: &Range<usize>,
-        wanted: &Range<usize>,
-        cause: Cause,
-    ) -> Result<(), FillError> {
-        let head = &self.index.head;
-        let Fetch { spans, before, behind, from } = fetch;
-        let mut bytes = before;
-        if !spans.is_empty() {
-            let packed = self.packed(&spans);
-            let blob = self.fetch(packed.clone())?;
-            self.counts.fetched(packed.end - packed.start, cause);
-            for number in spans.clone() {
-                bytes.extend(self.inflate(number, &blob, packed.start)?);
-            }
-        }
-        if behind.is_empty() && from + bytes.len() as u64 == head.tar_bytes {
-            bytes.extend(&head.tail);
-        }
-        bytes.extend(behind);
-        let end = from + bytes.len() as u64;
-        let with_them = self.whole_units(self.spans_of(wanted));
-        let why = |unit: usize| match cause {
-            Cause::Reader if wanted.contains(&unit) => Why::Wanted,
-            Cause::Reader if with_them.contains(&unit) => Why::WithOthers,
-            Cause::Trace => Why::Traced,
-            Cause::Completion => Why::Completed,
-            Cause::Reader | Cause::Stream => Why::Guessed,
-        };
-        // Neighbours that came with them are taken, too.
-        for unit in self.units_of(&(from..end)) {
-            let place = unit as u64 * UNIT;
-            let until = (place + UNIT).min(head.device_bytes);
-            let [start, stop] = [place.max(from), until.min(end)]
-                .map(|it| usize::try_from(it - from).unwrap_or(usize::MAX));
-            let Some(part) = bytes.get(start..stop).filter(|_| !self.is_there(unit)) else {
-                continue;
-            };
-            let side = match (place < from, until > end) {
-                (false, false) => {
-                    if !self.fill(unit, part, why(unit))? && units.contains(&unit) {
-                        return Err(FillError::Digest(unit));
-                    }
-                    continue;
-                }
-                (true, false) => Side::End,
-                (false, true) => Side::Beginning,
-                // A span that lies in one unit.
-                (true, true) => continue,
-            };
-            let length = usize::try_from(until - place).unwrap_or(usize::MAX);
-            let whole = lock(&self.seams).keep(unit, side, part, length);
-            if let Some(whole) = whole {
-                // Who wants it asks for all of it if one of its parts was wrong.
-                let _is_right = self.fill(unit, &whole, why(unit))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes a unit, unless it has another digest than the index says.
-    fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
-        if !self.index.head.is_unit(unit, bytes) {
-            return Ok(false);
-        }
-        self.device.write_at(bytes, unit as u64 * UNIT).map_err(FillError::Write)?;
-        self.counts.filled(why);
-        self.untouched[unit].store(why.number(), Ordering::Relaxed);
-        self.failures.came(&(unit..unit + 1));
-        lock(&self.seams).forget(unit);
-        self.set_filled(unit);
-        Ok(true)
-    }
-
-    /// What these units are made of: parts of the first and the last one that are here, and spans.
-    fn plan(&self, units: &Range<usize>) -> Fetch {
-        let head = &self.index.head;
-        let place = |span: usize| head.spans.get(span).map_or(head.tar_bytes, |it| it.unpacked);
-        let start = units.start as u64 * UNIT;
-        let end = (units.end as u64 * UNIT).min(head.device_bytes);
-        let mut seams = lock(&self.seams);
-        let before = seams.take(units.start, Side::Beginning);
-        let behind = seams.take(units.end.saturating_sub(1), Side::End);
-        drop(seams);
-        let [from, until] = [start + before.len() as u64, end - behind.len() as u64];
-        let spans = self.spans_between(from, until);
-        // They end where a span does.
-        if !spans.is_empty()
-            && (before.is_empty() || place(spans.start) == from)
-            && (behind.is_empty() || place(spans.end) == until)
-        {
-            let from = if before.is_empty() { place(spans.start) } else { start };
-            return Fetch { spans, before, behind, from };
-        }
-        let spans = self.spans_of(units);
-        let from = if spans.is_empty() { head.tar_bytes } else { place(spans.start) };
-        Fetch { spans, before: Vec::new(), behind: Vec::new(), from }
-    }
-
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, FillError> {
-        let head = &self.index.head;
-        let begun = Instant::now();
-        let parts = self.blobs.ranges(&head.blob, head.blob_bytes, std::slice::from_ref(&range));
-        let wanted = range.end - range.start;
-        if parts.is_ok() {
-            lock(&self.pace).took(wanted, begun.elapsed());
-        }
-        let parts = parts.and_then(|parts| match parts.concat() {
-            bytes if bytes.len() as u64 == wanted => Ok(bytes),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        });
-        if parts.is_ok() {
-            self.failures.gave(Instant::now());
-        }
-        let blob = || Box::new(head.blob);
-        parts.map_err(|source| FillError::Blob { blob: blob(), range, source })
     }
 }
