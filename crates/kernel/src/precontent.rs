@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::last_errno;
 use crate::object::name_of;
 use crate::shared::SharedMemory;
+use crate::version::KernelVersion;
 
 const FAN_PRE_ACCESS: u64 = 0x0010_0000;
 const FAN_Q_OVERFLOW: u64 = 0x4000;
@@ -21,6 +22,9 @@ const METADATA_VERSION: u8 = 3;
 const ALLOW: u32 = 1;
 /// `FAN_DENY_ERRNO`: 2, and the errno in the highest 8 bits.
 const DENY_EIO: u32 = 2 | (5 << 24);
+
+/// The first Linux version with these events.
+const EVENTS: KernelVersion = KernelVersion { major: 6, minor: 14 };
 
 /// Bytes to read events into: some thousands of them.
 const BUFFER: usize = 256 << 10;
@@ -241,6 +245,12 @@ impl Group {
             match self.answer(number, PrecontentAnswer::Deny) {
                 Ok(()) => denied += 1,
                 Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
+                // Before Linux 6.14 the answer is not known, whatever the number is. Nobody can wait there.
+                Err(PrecontentError::Call { source: Errno::INVAL, .. })
+                    if KernelVersion::running().is_some_and(|it| it < EVENTS) =>
+                {
+                    return Ok(denied);
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -47,6 +47,9 @@ const FILESTORES: Option<((u32, u32), &str)> = Some((
 const PRECONTENT: Option<((u32, u32), &str)> =
     Some(((6, 14), "earlier kernels have no pre-content events, so that no reader can wait"));
 
+const FUSE_DEVICES: Option<((u32, u32), &str)> =
+    Some(((6, 4), "earlier kernels mount no images over devices"));
+
 pub(crate) const TESTS: &[Test] = &[
     Test {
         name: "kernel",
@@ -102,7 +105,22 @@ pub(crate) const TESTS: &[Test] = &[
                 limit: Duration::from_secs(3600),
                 ..run("quire-serve", "lazy", &[])
             },
-            run("quire-cli", "verbs", &["lazy::"]),
+            run("quire-cli", "verbs", &["lazy::", "doors::", "served::"]),
+        ],
+    },
+    Test {
+        name: "lazy-fuse",
+        about: "the same behind files on FUSE, for kernels whose readers cannot wait behind marks",
+        runs: &[
+            Run {
+                since: FUSE_DEVICES,
+                ..short(run(
+                    "quire-serve",
+                    "lazy",
+                    &["fuse::nobody_sees", "a_service_that_is_killed_is_succeeded::fuse"],
+                ))
+            },
+            Run { since: FUSE_DEVICES, ..run("quire-serve", "lazy", &["fuse"]) },
         ],
     },
     Test {
