@@ -269,6 +269,10 @@ impl Store {
             }
         }
         let mut items = garbage(&found, &needed);
+        if importing {
+            // An import may take an image back that goes now. Its mark has to be there then.
+            items.retain(|it| !is_mark(it));
+        }
         let is_needed = |it: &DeviceId| needed.data.devices.contains_key(it);
         let is_here = |it: &DeviceId| found.devices.binary_search(it).is_ok();
         let is_complete = |it: &DeviceId| {
@@ -329,6 +333,7 @@ impl Store {
                 Self::needed_of_native(&file, &mut needed.data, &mut wanted).map_err(failed)?;
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
+                needed.blobs.insert(BlobFile::Unproven(image));
             }
         }
         files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));
@@ -369,18 +374,28 @@ impl Store {
         let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) = items.iter().partition(is_data);
         let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
             items.into_iter().partition(|item| matches!(item, StoreItem::Object(_)));
-        let mut sparse = Vec::new();
+        let (mut sparse, mut marks) = (Vec::new(), Vec::new());
         for item in &users {
             match item {
                 // No import relies on these.
                 StoreItem::Sparse(file) => sparse.push(*file),
+                item if is_mark(item) => marks.push(*item),
                 item => remove(&self.place(item)?, item)?,
             }
         }
         // Also what a gc has removed that was killed then.
-        if !objects.is_empty() || !data.is_empty() || !sparse.is_empty() || trims {
+        if !objects.is_empty()
+            || !data.is_empty()
+            || !sparse.is_empty()
+            || !marks.is_empty()
+            || trims
+        {
             self.images.directory.sync()?;
             self.layers.directory.sync()?;
+        }
+        // An image never outlives its mark.
+        for item in marks {
+            remove(&self.downloads.directory, item)?;
         }
         self.sparse.remove(&sparse)?;
         if let Some(directory) = self.devices.directory.get()? {
@@ -468,6 +483,11 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
     items.extend(unneeded(&found.devices, is_needed, StoreItem::Device));
     items.extend(unneeded(&found.objects, is_object, StoreItem::Object));
     items
+}
+
+/// Whether this says of an image that it was not compared with its layers.
+const fn is_mark(item: &StoreItem) -> bool {
+    matches!(item, StoreItem::Blob(BlobFile::Unproven(_)))
 }
 
 /// Things of one kind that nobody needs.

@@ -71,6 +71,12 @@ pub enum OpenImageError {
         "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
     )]
     Partial(ImageId),
+    /// It came with an index, and was not compared with its layers.
+    #[error(
+        "image {0} came with an index, and has not been compared with its layers yet: \
+         `quire mount`, `quire run` or another `quire pull` of its name does that"
+    )]
+    Unproven(ImageId),
     /// A device is filled on demand, and who fills it does not lend it.
     #[error("cannot use device {device}, which is not here as a whole")]
     Lend {
@@ -121,6 +127,9 @@ pub enum Presence {
     Complete,
     /// The store has some devices only as sparse ones, which are filled on demand.
     Partial,
+    /// Every byte is in the store. The image came with an index, and was not compared with its layers: it cannot be
+    /// opened to use it.
+    Unproven,
 }
 
 /// Who fills sparse devices while they are read.
@@ -224,7 +233,7 @@ impl Store {
     /// # Errors
     /// [`OpenImageError`] when it is absent, not a regular file, or the kernel measures another digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
-        self.open_with(id, None)
+        self.open_proven(id, None)
     }
 
     /// Opens an image to mount it. Devices that the store has only as sparse ones are lent by who fills them.
@@ -236,13 +245,13 @@ impl Store {
         id: &ImageId,
         lender: &dyn LendDevices,
     ) -> Result<OpenImage, OpenImageError> {
-        self.open_with(id, Some(lender))
+        self.open_proven(id, Some(lender))
     }
 
     /// Opens an image to read the names in it. Devices that the store has only as sparse ones are as good as others.
     ///
     /// # Errors
-    /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`].
+    /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
     pub fn open_names(&self, id: &ImageId) -> Result<NamedImage, OpenImageError> {
         // Nobody gets to read the files that it lends.
         let opened = self.open_with(id, Some(&Unread(self)))?;
@@ -254,6 +263,20 @@ impl Store {
             kernel_verity: opened.kernel_verity,
             presence: opened.presence,
         })
+    }
+
+    /// Unit digests prove what readers wait for. An image of which nothing is missing can be compared as a whole, so it has
+    /// to be.
+    fn open_proven(
+        &self,
+        id: &ImageId,
+        lender: Option<&dyn LendDevices>,
+    ) -> Result<OpenImage, OpenImageError> {
+        let opened = self.open_with(id, lender)?;
+        match opened.presence {
+            Presence::Unproven => Err(OpenImageError::Unproven(*id)),
+            Presence::Complete | Presence::Partial => Ok(opened),
+        }
     }
 
     fn open_with(
@@ -269,6 +292,10 @@ impl Store {
         let lock = self.lock_shared()?;
         let image = self.images.open(id)?.ok_or(OpenImageError::Absent(*id))?;
         let (form, devices) = self.open_devices(id, &image, lender)?;
+        let presence = match devices.iter().any(|it| it.is_lent) {
+            true => Presence::Partial,
+            false => self.presence_of_complete(id)?,
+        };
         drop(lock);
         let kernel_verity = match measure(image.fd()) {
             Ok(Some(measured)) => {
@@ -293,10 +320,7 @@ impl Store {
             form,
             objects,
             kernel_verity: kernel_verity && devices.iter().all(|it| it.kernel_verity),
-            presence: match devices.iter().any(|it| it.is_lent) {
-                true => Presence::Partial,
-                false => Presence::Complete,
-            },
+            presence,
             devices,
         })
     }

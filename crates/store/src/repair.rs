@@ -7,6 +7,7 @@ use image::verity::{DeviceId, ObjectId};
 use crate::disk::{Directory, DiskError};
 use crate::fault::{self, FsckError};
 use crate::fsck::{Damage, FsckReport};
+use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::shelf::refs::{RefError, RefName};
 use crate::shelf::sparse::SparseFile;
@@ -17,7 +18,7 @@ impl Store {
     /// and returns their number. An import of the same content then restores it: an import would reuse a damaged object
     /// that is still there. Until then, images that need it fail to open, instead of reading wrong bytes. A ref that
     /// cannot be read is removed, because `gc` cannot work with it. A readable ref whose image is missing stays, because
-    /// an import restores the image.
+    /// an import restores the image. The mark of an unproven image is made again.
     ///
     /// If one cannot be removed, the others still are.
     ///
@@ -53,7 +54,12 @@ impl Store {
                     continue;
                 }
             }
-            match self.place(&item).and_then(|place| remove(&place, &item.file_name())) {
+            let mended = match &item {
+                // Without a mark the image would be taken for one that was compared with its layers.
+                StoreItem::Blob(BlobFile::Unproven(image)) => self.mend_mark(image).map(|()| true),
+                item => self.place(item).and_then(|place| remove(&place, &item.file_name())),
+            };
+            match mended {
                 Ok(was_there) => removed += u64::from(was_there),
                 Err(error) => failed = failed.or(Some(error.into())),
             }

@@ -37,6 +37,7 @@ pub(crate) mod layer;
 mod lazy;
 pub(crate) mod named;
 pub(crate) mod sparse;
+mod unproven;
 
 /// Why an import could not begin or be committed. Nothing of it is then visible.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +132,10 @@ struct State {
     /// What needs objects: images, layers and manifests.
     users: BTreeMap<StoreItem, Found>,
     origins: BTreeMap<ImageId, Vec<Origin>>,
+    /// Images that came with an index, and the manifests whose layers they may not be made of.
+    unproven: BTreeMap<ImageId, BTreeSet<Digest>>,
+    /// Images that the layers of these manifests make.
+    proven: BTreeMap<ImageId, BTreeSet<Digest>>,
     refs: BTreeMap<RefName, Reference>,
     /// What refs have to name until they are replaced.
     expected: BTreeMap<RefName, ImageId>,

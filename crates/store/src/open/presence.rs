@@ -5,6 +5,7 @@ use std::ops::Range;
 use image::verity::{DeviceId, ImageId};
 
 use super::{OpenImageError, Presence};
+use crate::disk::DiskError;
 use crate::shelf::images::{self, Use};
 use crate::store::Store;
 
@@ -15,9 +16,17 @@ impl Store {
     /// # Errors
     /// As [`sparse_devices`](Self::sparse_devices).
     pub fn presence(&self, image: &ImageId) -> Result<Presence, OpenImageError> {
-        Ok(match self.sparse_devices(image)?.is_empty() {
-            true => Presence::Complete,
-            false => Presence::Partial,
+        match self.sparse_devices(image)?.is_empty() {
+            true => Ok(self.presence_of_complete(image)?),
+            false => Ok(Presence::Partial),
+        }
+    }
+
+    /// That of an image that has all of its devices.
+    pub(super) fn presence_of_complete(&self, image: &ImageId) -> Result<Presence, DiskError> {
+        Ok(match self.downloads.is_unproven(image)? {
+            true => Presence::Unproven,
+            false => Presence::Complete,
         })
     }
 

@@ -3,13 +3,15 @@
 //! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
 //! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
 //! `DIFFID.chunks` is written by `chunks.rs`.
-//! `IMAGE.origins` is written by `origins.rs`, and `IMAGE.traces` by `traces.rs`.
+//! `IMAGE.origins` is written by `origins.rs`, `IMAGE.traces` by `traces.rs`, and `IMAGE.unproven` by
+//! `transaction/unproven.rs`.
 //! `DIGEST.signatures` records where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod origins;
 pub(crate) mod traces;
+pub(crate) mod unproven;
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -38,6 +40,7 @@ const CHUNKS: &str = ".chunks";
 const SIGNATURES: &str = ".signatures";
 const ORIGINS: &str = ".origins";
 const TRACES: &str = ".traces";
+const UNPROVEN: &str = ".unproven";
 /// Limit in bytes of the signatures and their data that are kept with one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
@@ -61,6 +64,8 @@ pub enum BlobFile {
     Origins(ImageId),
     /// Traces of this image.
     Traces(ImageId),
+    /// This image came with an index, and was not compared with its layers.
+    Unproven(ImageId),
 }
 
 impl BlobFile {
@@ -83,6 +88,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(TRACES) {
             return id_of(name.as_bytes()).map(Self::Traces);
         }
+        if let Some(name) = name.strip_suffix(UNPROVEN) {
+            return id_of(name.as_bytes()).map(Self::Unproven);
+        }
         Digest::from_file_name(name).map(Self::Whole)
     }
 
@@ -96,6 +104,7 @@ impl BlobFile {
             Self::Signatures(_) => "signatures",
             Self::Origins(_) => "record of origins",
             Self::Traces(_) => "record of traces",
+            Self::Unproven(_) => "mark of an unproven image",
         }
     }
 
@@ -107,7 +116,7 @@ impl BlobFile {
             | Self::Pin(digest)
             | Self::Chunks(digest)
             | Self::Signatures(digest) => digest.to_string(),
-            Self::Origins(image) | Self::Traces(image) => image.to_string(),
+            Self::Origins(image) | Self::Traces(image) | Self::Unproven(image) => image.to_string(),
         }
     }
 
@@ -120,6 +129,7 @@ impl BlobFile {
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
+            Self::Unproven(image) => image.to_string() + UNPROVEN,
         }
     }
 }
@@ -305,6 +315,7 @@ impl DownloadShelf {
             BlobFile::Chunks(diff_id) => self.chunks_damage(diff_id),
             BlobFile::Origins(image) => self.origins_damage(image),
             BlobFile::Traces(image) => self.traces_damage(image),
+            BlobFile::Unproven(image) => self.unproven_damage(image),
             BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => Ok(None),
         }
     }

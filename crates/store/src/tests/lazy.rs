@@ -20,11 +20,11 @@ use crate::{
 };
 
 /// A native image with everything that a store without its device needs.
-struct Lazy {
-    image: ImageId,
+pub(super) struct Lazy {
+    pub(super) image: ImageId,
     bytes: Vec<u8>,
     documents: Vec<(Digest, Vec<u8>)>,
-    reference: Reference,
+    pub(super) reference: Reference,
     head: Head,
     windows: Vec<u8>,
     device: Vec<u8>,
@@ -58,7 +58,7 @@ fn some_head(id: &str, windows: &[u8]) -> Head {
 }
 
 impl Lazy {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
@@ -82,7 +82,17 @@ impl Lazy {
         }
     }
 
-    fn publish(&self, store: &Store) -> Result<bool, TransactionError> {
+    pub(super) fn publish(&self, store: &Store) -> Result<bool, TransactionError> {
+        self.publish_as(store, "one", self.manifest())
+    }
+
+    /// Under a name, as the image of a manifest.
+    pub(super) fn publish_as(
+        &self,
+        store: &Store,
+        text: &str,
+        manifest: Digest,
+    ) -> Result<bool, TransactionError> {
         let import = store.begin()?;
         let is_lazy = import.lazy_device(self.head.clone(), self.windows.clone()).unwrap();
         let mut image = import.image().unwrap();
@@ -91,8 +101,14 @@ impl Lazy {
         for (digest, bytes) in &self.documents {
             import.manifest(digest, bytes).unwrap();
         }
-        import.set_ref(name("one"), self.reference.clone());
+        import.unproven(self.image, manifest);
+        let reference = Reference { manifest: Some(manifest), ..self.reference.clone() };
+        import.set_ref(name(text), reference);
         import.commit().map(|_| is_lazy)
+    }
+
+    pub(super) fn manifest(&self) -> Digest {
+        self.reference.manifest.unwrap()
     }
 
     fn id(&self) -> &DeviceId {
@@ -292,7 +308,7 @@ fn a_complete_device_takes_precedence() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     lazy.publish(&store).unwrap();
-    import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+    super::unproven::import_proven(&store, "one");
     assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Complete);
     store.open_image(&lazy.image).unwrap();
     super::eventually(|| {
@@ -302,7 +318,7 @@ fn a_complete_device_takes_precedence() {
     assert!(store.sparse.index(lazy.id()).unwrap().is_some());
     assert!(!lazy.publish(&store).unwrap());
     assert!(store.sparse.stat(lazy.id()).unwrap().is_none());
-    store.open_image(&lazy.image).unwrap();
+    store.open_names(&lazy.image).unwrap();
     check(&store).unwrap();
 }
 
@@ -327,6 +343,7 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     import.commit().unwrap();
     check(&store).unwrap();
     assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Partial);
+    assert!(store.downloads.is_unproven(&lazy.image).unwrap(), "its mark went before it came back");
 }
 
 #[test]

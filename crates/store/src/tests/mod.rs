@@ -18,6 +18,7 @@ mod records;
 mod sealing;
 mod sparse;
 mod trim;
+mod unproven;
 
 use std::collections::BTreeMap;
 use std::path::Path;

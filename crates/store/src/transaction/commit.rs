@@ -51,16 +51,25 @@ impl Transaction<'_> {
         self.publish_data(&state)?;
         self.publish_lazy(&state)?;
         self.sync_objects(&state)?;
+        if !state.unproven.is_empty() {
+            // Whoever finds one of these images by its id finds the mark.
+            let _alone = self.alone_at_refs()?;
+            self.set_marks(&state)?;
+        }
         self.publish_users(&state)?;
-        if !refs.is_empty() || !state.origins.is_empty() {
-            // Between the look at a ref, or at origins, and the rename nobody else replaces one. A descriptor of its own,
-            // since flock belongs to the open file.
-            let alone = self.store.root.open("refs")?;
-            alone.lock()?;
+        let has_marks = !state.unproven.is_empty() || !state.proven.is_empty();
+        if !refs.is_empty() || !state.origins.is_empty() || has_marks {
+            let alone = self.alone_at_refs()?;
             self.publish_origins(&state)?;
             self.check_expected(&state)?;
+            // Another import may have proven an image for all of its names, before it had this one.
+            self.set_marks(&state)?;
             for (name, file) in &refs {
                 self.work.directory.rename_over(file, &self.store.refs.directory, name)?;
+            }
+            if let Err(error) = self.clear_marks(&state) {
+                // The refs have changed. Somebody compares the image again.
+                tracing::warn!(%error, "an image that was compared with its layers keeps its mark");
             }
             drop(alone);
             self.store.refs.directory.sync()?;
@@ -71,6 +80,14 @@ impl Transaction<'_> {
             tracing::debug!(%error, "cannot remove the work directory: the next command does");
         }
         Ok(counts)
+    }
+
+    /// Between the look at a ref, at origins or at a mark, and the rename, nobody else replaces one.
+    fn alone_at_refs(&self) -> Result<Directory, DiskError> {
+        // A descriptor of its own, since flock belongs to the open file.
+        let alone = self.store.root.open("refs")?;
+        alone.lock()?;
+        Ok(alone)
     }
 
     /// Everything that the import found in the store is there still, or was set aside by `gc` while

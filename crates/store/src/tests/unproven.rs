@@ -1,0 +1,264 @@
+//! Images that came with an index, until an import of their layers has made them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use tempfile::TempDir;
+
+use super::crash::{Recorded, record};
+use super::lazy::Lazy;
+use super::{Failure, NOW, add_as, check, check_clean, import_as, name, open, sample};
+use crate::trace::Change;
+use crate::{
+    BlobFile, Damage, Form, FsckOptions, OpenImageError, OpenOptions, Presence, Store, StoreItem,
+};
+
+/// Imports the layers of the image of [`Lazy`], as a pull does.
+pub(super) fn import_proven(store: &Store, text: &str) {
+    let import = store.begin().unwrap();
+    let reference = add_as(&import, &sample("one", 12), Form::Packed).unwrap();
+    import.proven(reference.image, reference.manifest.unwrap());
+    import.set_ref(name(text), reference);
+    import.commit().unwrap();
+}
+
+/// Brings the only device of the image of [`Lazy`], and says nothing of that image.
+fn bring_device(store: &Store) {
+    import_as(store, "other", &sample("one", 12), Form::Packed).unwrap();
+}
+
+fn marked(store: &Store, image: &ImageId) -> Option<BTreeSet<Digest>> {
+    store.downloads.unproven(image).unwrap()
+}
+
+#[test]
+fn an_image_whose_last_device_another_import_brings_is_not_opened() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest()].into()));
+    bring_device(&store);
+    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Unproven);
+    let refused = store.open_image(&lazy.image).unwrap_err();
+    assert!(matches!(refused, OpenImageError::Unproven(id) if id == lazy.image), "{refused}");
+    assert!(refused.to_string().contains("quire pull"), "{refused}");
+    // Its names may be read, as those of any image that is filled.
+    assert_eq!(store.open_names(&lazy.image).unwrap().presence, Presence::Unproven);
+    assert!(store.du().unwrap().blobs > 0);
+
+    import_proven(&store, "one");
+    assert_eq!(marked(&store, &lazy.image), None);
+    assert_eq!(store.open_image(&lazy.image).unwrap().presence, Presence::Complete);
+    check(&store).unwrap();
+}
+
+/// That the layers of one manifest make an image says nothing of another manifest.
+#[test]
+fn each_manifest_of_a_name_is_to_be_compared() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    let other = Digest::sha256(b"another manifest");
+    let add = store.begin().unwrap();
+    add.manifest(&other, b"another manifest").unwrap();
+    add.commit().unwrap();
+    lazy.publish(&store).unwrap();
+    lazy.publish_as(&store, "two", other).unwrap();
+    assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest(), other].into()));
+    import_proven(&store, "one");
+    assert_eq!(marked(&store, &lazy.image), Some([other].into()));
+    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Unproven);
+    // Nobody has the image by that manifest any more.
+    store.remove_ref(&name("two")).unwrap();
+    import_proven(&store, "one");
+    assert_eq!(marked(&store, &lazy.image), None);
+}
+
+#[test]
+fn a_mark_goes_with_its_image() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    store.gc(NOW).unwrap();
+    assert!(marked(&store, &lazy.image).is_some());
+    store.remove_ref(&name("one")).unwrap();
+    // An import that runs may have found the image, and takes it back.
+    let import = store.begin().unwrap();
+    assert!(import.reuse_image(&lazy.image).unwrap());
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        !store.images.has(&lazy.image).unwrap()
+    });
+    assert!(marked(&store, &lazy.image).is_some());
+    import.commit().unwrap();
+    assert!(store.images.has(&lazy.image).unwrap() && marked(&store, &lazy.image).is_some());
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        marked(&store, &lazy.image).is_none()
+    });
+    assert!(!store.images.has(&lazy.image).unwrap());
+    check_clean(&store).unwrap();
+}
+
+fn spoil(directory: &TempDir, image: &ImageId, bytes: &[u8]) {
+    let path = directory.path().join("blobs").join(BlobFile::Unproven(*image).file_name());
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_mark_is_told_and_made_again() {
+    let lazy = Lazy::new();
+    for (bytes, expected) in [
+        (&b""[..], "it is empty"),
+        (b"{}\nsha256:0\n", "checksum"),
+        (&crate::record::encode(&"another record"), "its contents are invalid"),
+    ] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        lazy.publish(&store).unwrap();
+        bring_device(&store);
+        spoil(&directory, &lazy.image, bytes);
+        // It says enough.
+        assert!(matches!(store.open_image(&lazy.image), Err(OpenImageError::Unproven(_))));
+        let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+        let item = StoreItem::Blob(BlobFile::Unproven(lazy.image));
+        let [(Damage::Bad(told, why), _)] = &report.damage[..] else { panic!("{report:?}") };
+        assert!(*told == item && why.contains(expected), "{why}");
+        assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+        // A name says which manifest it was.
+        assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest()].into()));
+        assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Unproven);
+        check(&store).unwrap();
+        // Imports get along without a repair.
+        spoil(&directory, &lazy.image, bytes);
+        lazy.publish(&store).unwrap();
+        assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest()].into()));
+        spoil(&directory, &lazy.image, bytes);
+        for each in ["one", "other"] {
+            import_proven(&store, each);
+        }
+        assert_eq!(marked(&store, &lazy.image), None);
+    }
+}
+
+#[test]
+fn a_mark_of_another_image_is_damage() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    let blobs = directory.path().join("blobs");
+    let other: ImageId = super::data::id(b"another image").to_string().parse().unwrap();
+    let [from, to] = [lazy.image, other].map(|it| blobs.join(BlobFile::Unproven(it).file_name()));
+    fs::copy(from, to).unwrap();
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    let [(Damage::Bad(_, why), _)] = &report.damage[..] else { panic!("{report:?}") };
+    assert!(why.contains(&lazy.image.to_string()), "{why}");
+    // A mark without its image is what a crash leaves, and no damage.
+    store.remove_damaged(&report).unwrap();
+    check(&store).unwrap();
+    store.gc(NOW).unwrap();
+    assert_eq!((marked(&store, &other), marked(&store, &lazy.image).is_some()), (None, true));
+}
+
+fn reopen(directory: &Path) -> Result<Store, Failure> {
+    Ok(Store::open(directory, crate::Who::this_process(), OpenOptions::write())?)
+}
+
+/// An image that its layers may not make is never there without its mark.
+fn judge_marked(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
+    recorded.replay(&|directory, _| {
+        let store = reopen(directory)?;
+        if store.images.has(&lazy.image)? && !store.downloads.is_unproven(&lazy.image)? {
+            return Err("it is taken for one that was compared with its layers".into());
+        }
+        check(&store)?;
+        check_clean(&store)?;
+        Ok(())
+    })
+}
+
+fn is_mark(change: &Change) -> bool {
+    let is = |path: &Path| path.extension().is_some_and(|it| it == "unproven");
+    matches!(change, Change::Rename(_, path) | Change::Unlink(path) if is(path))
+}
+
+#[test]
+fn a_mark_is_there_before_its_image_whenever_the_machine_stops() {
+    let lazy = Lazy::new();
+    let recorded = || record(|_| {}, |store| assert!(lazy.publish(store).unwrap()));
+    let seen = judge_marked(&recorded(), &lazy).unwrap();
+    assert!(seen > 10, "{seen} states");
+    // A mark that comes last, or that is not synced before its image has its name, is found out.
+    let mut late = recorded();
+    let mark = late.changes.iter().position(is_mark).unwrap();
+    let change = late.changes.remove(mark);
+    late.changes.push(change);
+    judge_marked(&late, &lazy).unwrap_err();
+    let mut unsynced = recorded();
+    assert!(
+        matches!(&unsynced.changes[mark + 1], Change::SyncDirectory(it) if it.ends_with("blobs"))
+    );
+    unsynced.changes.remove(mark + 1);
+    judge_marked(&unsynced, &lazy).unwrap_err();
+}
+
+#[test]
+fn a_mark_goes_after_its_image_whenever_the_machine_stops() {
+    let lazy = Lazy::new();
+    let prepare = |store: &Store| {
+        lazy.publish(store).unwrap();
+        store.remove_ref(&name("one")).unwrap();
+    };
+    let collect = |store: &Store| {
+        super::eventually(|| {
+            store.gc(NOW).unwrap();
+            !store.downloads.is_unproven(&lazy.image).unwrap()
+        });
+    };
+    judge_marked(&record(prepare, collect), &lazy).unwrap();
+    let mut wrong = record(prepare, collect);
+    let is_sync = |it: &Change| matches!(it, Change::SyncDirectory(it) if it.ends_with("images"));
+    let sync = wrong.changes.iter().position(is_sync).unwrap();
+    wrong.changes.remove(sync);
+    judge_marked(&wrong, &lazy).unwrap_err();
+}
+
+/// A name of a manifest that was not compared never comes back without the mark.
+#[test]
+fn a_proof_goes_no_further_than_it_should_whenever_the_machine_stops() {
+    let lazy = Lazy::new();
+    let other = Digest::sha256(b"another manifest");
+    let prepare = |store: &Store| {
+        let add = store.begin().unwrap();
+        add.manifest(&other, b"another manifest").unwrap();
+        add.commit().unwrap();
+        lazy.publish_as(store, "one", other).unwrap();
+    };
+    // The name is given to the manifest that is proven.
+    let recorded = || record(prepare, |store| import_proven(store, "one"));
+    let judge = |recorded: &Recorded| {
+        recorded.replay(&|directory, at| {
+            let store = reopen(directory)?;
+            let is_unproven = store.downloads.is_unproven(&lazy.image)?;
+            let named = store.refs.get(&name("one"))?.ok_or("no name")?;
+            if named.manifest == Some(other) && !is_unproven {
+                return Err("nobody has compared it with these layers".into());
+            }
+            if at == recorded.changes.len() && is_unproven {
+                return Err("it was compared, and has its mark".into());
+            }
+            Ok(())
+        })
+    };
+    let seen = judge(&recorded()).unwrap();
+    assert!(seen > 10, "{seen} states");
+    let mut wrong = recorded();
+    let is_sync = |it: &Change| matches!(it, Change::SyncDirectory(it) if it.ends_with("refs"));
+    let sync = wrong.changes.iter().position(is_sync).unwrap();
+    wrong.changes.remove(sync);
+    judge(&wrong).unwrap_err();
+}

@@ -1,0 +1,120 @@
+//! Marks of images that came with an index: set before such an image has its name, and taken away by an import of its
+//! layers.
+
+use std::collections::BTreeSet;
+
+use image::verity::ImageId;
+
+use super::{State, Transaction};
+use crate::disk::DiskError;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::downloads::unproven::{UnprovenError, encode};
+use crate::store::Store;
+use image::digest::Digest;
+
+impl Transaction<'_> {
+    /// Marks an image of this import or of the store: the layers of this manifest may make another one. The mark is there
+    /// before the image, and stays until an import of the layers was committed that says [`proven`](Self::proven).
+    pub fn unproven(&self, image: ImageId, manifest: Digest) {
+        self.state().unproven.entry(image).or_default().insert(manifest);
+    }
+
+    /// Says that the image is what the layers of this manifest make: this import has read them, and compared their digests.
+    pub fn proven(&self, image: ImageId, manifest: Digest) {
+        self.state().proven.entry(image).or_default().insert(manifest);
+    }
+
+    /// Sets the marks, durably. The store's lock and that of `refs/` are held.
+    pub(super) fn set_marks(&self, state: &State) -> Result<(), DiskError> {
+        let mut is_new = false;
+        for (image, manifests) in &state.unproven {
+            let Some(all) = self.store.with_unproven(image, manifests)? else { continue };
+            self.write_mark(image, &all)?;
+            is_new = true;
+        }
+        if is_new { self.store.downloads.directory.sync() } else { Ok(()) }
+    }
+
+    /// Takes what is proven out of the marks, and what no name needs any more. The refs of this import have their names,
+    /// and the locks are held.
+    pub(super) fn clear_marks(&self, state: &State) -> Result<(), DiskError> {
+        let Store { downloads, refs, .. } = self.store;
+        let mut left = Vec::new();
+        for (image, proven) in &state.proven {
+            if !downloads.is_unproven(image)? {
+                continue;
+            }
+            let (all, bad) = refs.readable()?;
+            let named = all.into_values().filter(|it| it.image == *image);
+            let named: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
+            let marked = match downloads.unproven(image) {
+                // It may be one of those that cannot be read.
+                Ok(Some(marked)) if !bad.is_empty() => marked,
+                Ok(Some(marked)) => &marked & &named,
+                Ok(None) => continue,
+                Err(UnprovenError::Disk(error)) => return Err(error),
+                Err(UnprovenError::Damaged { .. }) => named,
+            };
+            left.push((image, &marked - proven));
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        // A name that a crash brings back would find its mark gone.
+        refs.directory.sync()?;
+        for (image, left) in &left {
+            if left.is_empty() {
+                downloads.directory.unlink(BlobFile::Unproven(**image).file_name())?;
+            } else {
+                self.write_mark(image, left)?;
+            }
+        }
+        downloads.directory.sync()
+    }
+
+    fn write_mark(&self, image: &ImageId, manifests: &BTreeSet<Digest>) -> Result<(), DiskError> {
+        let (number, mut file) = self.new_file()?;
+        file.write_all(&encode(image, manifests))?;
+        let (number, name) = (number.to_string(), BlobFile::Unproven(*image).file_name());
+        self.work.directory.sync_file(&number)?;
+        self.work.directory.rename_over(&number, &self.store.downloads.directory, &name)
+    }
+}
+
+impl Store {
+    /// The manifests in an image's mark with new ones; `None` if there is nothing new. A damaged mark is replaced.
+    fn with_unproven(
+        &self,
+        image: &ImageId,
+        new: &BTreeSet<Digest>,
+    ) -> Result<Option<BTreeSet<Digest>>, DiskError> {
+        let before = match self.downloads.unproven(image) {
+            Ok(None) => return Ok(Some(new.clone())),
+            Ok(Some(before)) if new.is_subset(&before) => return Ok(None),
+            Ok(Some(before)) => before,
+            Err(UnprovenError::Disk(error)) => return Err(error),
+            Err(error) => {
+                tracing::warn!(%image, %error, "replacing a damaged mark");
+                self.manifests_of(image)?
+            }
+        };
+        Ok(Some(&before | new))
+    }
+
+    /// Makes a damaged mark again, so that the image stays unproven. The store's lock is held exclusively.
+    pub(crate) fn mend_mark(&self, image: &ImageId) -> Result<(), DiskError> {
+        let mark = encode(image, &self.manifests_of(image)?);
+        let name = BlobFile::Unproven(*image).file_name();
+        self.tmp.replace(&self.downloads.directory, name, &mark)
+    }
+
+    /// All manifests that an image may have been made of, as far as they are known.
+    fn manifests_of(&self, image: &ImageId) -> Result<BTreeSet<Digest>, DiskError> {
+        let named = self.refs.readable()?.0.into_values().filter(|it| it.image == *image);
+        let mut all: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
+        // A damaged record is told for itself.
+        let origins = self.downloads.origins(image).unwrap_or_default();
+        all.extend(origins.into_iter().filter_map(|it| it.manifest));
+        Ok(all)
+    }
+}
