@@ -1,5 +1,6 @@
 //! Images that came without their layers, once all bytes of their devices are here: they are imported from these.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::{
     DraftError, Form, OpenImageError, RefName, Reference, SparseError, SparseState, Store,
+    UnprovenError,
 };
 
 use super::layers::{Found, LayerBlob, LayerSource, Title};
@@ -51,6 +53,14 @@ pub enum CompleteError {
         image: Box<ImageId>,
         /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// It cannot be told which layers it is to be compared with.
+    #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
+    Mark {
+        /// The image.
+        image: Box<ImageId>,
+        /// The cause, if the mark cannot be read.
+        source: Option<UnprovenError>,
     },
     /// The import.
     #[error("cannot import image {image} from its devices")]
@@ -109,6 +119,50 @@ pub fn complete(
     };
     let made = done.map_err(|source| CompleteError::Import { image: Box::new(*image), source })?;
     Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
+}
+
+/// Compares an image that came with an index with the layers of the manifests in its mark, as [`complete`] does: first with
+/// those of the manifest that it is to be used for. An image without a mark is [`Completed::Same`].
+///
+/// # Errors
+/// [`CompleteError`].
+pub fn prove(
+    store: &Store,
+    image: &ImageId,
+    manifest: Option<&Digest>,
+    blobs: &dyn BlobSource,
+    surroundings: &ImportSurroundings<'_>,
+) -> Result<Completed, CompleteError> {
+    let mut compared = BTreeSet::new();
+    loop {
+        let (marked, source) = match store.downloads.unproven(image) {
+            Ok(None) => return Ok(Completed::Same),
+            Ok(Some(marked)) => (marked, None),
+            // An import makes it again, of what names say.
+            Err(error) => (BTreeSet::new(), Some(error)),
+        };
+        let next = manifest.into_iter().chain(&marked).find(|it| !compared.contains(*it));
+        let Some(next) = next.copied() else {
+            return Err(CompleteError::Mark { image: Box::new(*image), source });
+        };
+        compared.insert(next);
+        match complete(store, image, &next, blobs, surroundings)? {
+            Completed::Same => {}
+            Completed::Other(right) if manifest.is_some_and(|it| *it != next) => {
+                tracing::error!(
+                    %image,
+                    %right,
+                    manifest = %next,
+                    "an index was wrong, or made with other options: another image has the names of this manifest now"
+                );
+                // Once more, so that this manifest goes out of the mark: no name has it with this image.
+                if let Some(manifest) = manifest {
+                    compared.remove(manifest);
+                }
+            }
+            done @ (Completed::NotYet | Completed::Other(_)) => return Ok(done),
+        }
+    }
 }
 
 /// Imports an image that the store does not have, as [`complete`] does: all bytes of the devices are here that these heads

@@ -42,7 +42,7 @@ use store::{Committed, Form, Origin, RefName, Reference, Store};
 
 #[cfg(feature = "registry")]
 pub(crate) use complete::import_here;
-pub use complete::{CompleteError, Completed, complete};
+pub use complete::{CompleteError, Completed, complete, prove};
 pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::{ImportError, LayersMismatch};

@@ -163,6 +163,8 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
         form: Form::Tar,
         created: lazy.now,
     };
+    // Its layers are elsewhere. The devices may come in other ways than from who fills them.
+    import.unproven(*lazy.id, *lazy.manifest);
     import.set_ref(lazy.name.clone(), reference);
     import.add_origin(*lazy.id, lazy.origin.clone());
     import.commit().map_err(commit_failed)?;

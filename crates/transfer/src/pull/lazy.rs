@@ -6,7 +6,10 @@ use oci::reference::Reference;
 use oci::registry::Registry;
 use store::{Form, OpenImageError, Origin, RefName, Store};
 
-use super::{Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, unpin};
+use super::{
+    Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, tell_wrong_index,
+    unpin,
+};
 use crate::StoredImage;
 use crate::import::{self, ImportSurroundings, ImportWishes, Origins};
 use crate::lazy::artifact::{LazyParts, LazySubject};
@@ -81,6 +84,7 @@ pub fn pull_lazy(
     let list = |manifest: &Digest| ListedIndexes::find(registry, manifest);
     let (admitted, listed) =
         Admitted::find(store, registry, reference, surroundings, &wishes, list)?;
+    admitted.prove(store, registry, reference, surroundings, &wishes);
     if let Some(Pulled::UpToDate { image, manifest, name }) =
         admitted.here(store, reference, &wishes)?
     {
@@ -168,12 +172,7 @@ fn import_here(
     );
     let made = made.map_err(failed)?;
     if made != parts.id {
-        let says = parts.id;
-        tracing::error!(
-            image = %made,
-            %says,
-            "the index of {reference} was wrong, or made with other options: its layers make another image, which has the name"
-        );
+        tell_wrong_index(reference, &made, &parts.id);
     }
     Ok(made)
 }

@@ -15,16 +15,18 @@ use std::sync::Mutex;
 use std::thread;
 
 use store::{
-    DiskError, OpenDevice, OpenImage, Origin, RefName, Reference as StoredReference, Seconds, Store,
+    DiskError, Form, OpenDevice, OpenImage, Origin, Presence, RefName,
+    Reference as StoredReference, Seconds, Store,
 };
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
-    self, Durable, Found, ImportError, ImportSurroundings, ImportWishes, LayerSource,
+    self, Completed, Durable, Found, ImportError, ImportSurroundings, ImportWishes, LayerSource,
     PlatformMismatch, Report, Title, platform,
 };
 use crate::lazy::artifact::LazySubject;
 use image::digest::Digest;
+use image::verity::ImageId;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
 use oci::policy::{AdmitError, Evidence, Policies, Repository, admit};
 use oci::reference::Reference;
@@ -159,7 +161,7 @@ pub enum Pulled {
     /// The store had this image under this name already.
     UpToDate {
         /// The image.
-        image: image::verity::ImageId,
+        image: ImageId,
         /// Its manifest.
         manifest: Digest,
         /// Its name.
@@ -206,6 +208,7 @@ pub fn pull(
 ) -> Result<Pulled, PullError> {
     let (admitted, _) = Admitted::find(store, registry, reference, surroundings, wishes, |_| ())?;
     let not_imported = |source| not_imported(reference, source);
+    admitted.prove(store, registry, reference, surroundings, wishes);
     if let Some(done) = admitted.here(store, reference, wishes)? {
         return Ok(done);
     }
@@ -311,6 +314,37 @@ impl Admitted {
         kept.map_err(|it| PullError::Evidence(Box::new(it)))
     }
 
+    /// Has the image compared with its layers, if it came with an index and its devices have come since, in whatever way. If
+    /// that fails, it is pulled.
+    fn prove(
+        &self,
+        store: &Store,
+        registry: &Registry,
+        reference: &Reference,
+        surroundings: &ImportSurroundings<'_>,
+        wishes: &PullWishes<'_>,
+    ) {
+        let manifest = &self.remote.manifest.0;
+        let named = wishes.import.name.and_then(|it| store.refs.get(it).ok().flatten());
+        let is_it = |it: &StoredReference| {
+            it.manifest == Some(*manifest)
+                && it.form == Form::Tar
+                && wishes.import.form == Form::Tar
+        };
+        let Some(StoredReference { image, .. }) = named.filter(is_it) else { return };
+        if !matches!(store.presence(&image), Ok(Presence::Unproven)) {
+            return;
+        }
+        match import::prove(store, &image, Some(manifest), registry, surroundings) {
+            Ok(Completed::Other(right)) => tell_wrong_index(reference, &right, &image),
+            Ok(Completed::Same | Completed::NotYet) => {}
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%image, error, "the image cannot be compared with its layers here");
+            }
+        }
+    }
+
     /// The image, if the store has all that was asked for.
     fn here(
         &self,
@@ -347,6 +381,15 @@ impl Admitted {
     }
 }
 
+/// Says that layers make another image than an index says.
+fn tell_wrong_index(reference: &Reference, image: &ImageId, says: &ImageId) {
+    tracing::error!(
+        %image,
+        %says,
+        "the index of {reference} was wrong, or made with other options: its layers make another image, which has the name"
+    );
+}
+
 /// Removes the note of a pull that has succeeded.
 fn unpin(store: &Store, manifest: &Digest) {
     if let Err(error) = store.downloads.unpin(manifest) {
@@ -357,7 +400,7 @@ fn unpin(store: &Store, manifest: &Digest) {
 /// Notes where an image that is here comes from, too.
 fn note_origin(
     store: &Store,
-    image: &image::verity::ImageId,
+    image: &ImageId,
     manifest: &Digest,
     repository: &Repository,
 ) -> Result<(), ImportError> {

@@ -13,7 +13,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::source::{Choice, Source};
 use quire_transfer::StoredImage;
-use quire_transfer::import::{Completed, ImportWishes, Report, complete, import};
+use quire_transfer::import::{Completed, ImportWishes, Report, complete, import, prove};
 use quire_transfer::lazy::{
     IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
 };
@@ -382,6 +382,82 @@ fn a_name_of_another_manifest_is_left_alone() {
     offered.documents.digest = manifest;
     assert_eq!(offered.complete(&home), Completed::Other(right));
     assert_eq!(image_of(&other), right);
+}
+
+/// A name of an image that came with an index, as the image of this manifest.
+fn also_named(store: &Store, text: &str, image: &ImageId, manifest: (Digest, Option<&[u8]>)) {
+    let import = store.begin().unwrap();
+    let (manifest, bytes) = manifest;
+    if let Some(bytes) = bytes {
+        import.manifest(&manifest, bytes).unwrap();
+    }
+    import.unproven(*image, manifest);
+    let reference =
+        Reference { image: *image, manifest: Some(manifest), form: Form::Tar, created: NOW };
+    import.set_ref(text.parse().unwrap(), reference);
+    import.commit().unwrap();
+}
+
+/// The devices have come in another way than from who fills them.
+#[test]
+fn an_image_with_a_mark_is_compared_for_each_manifest() {
+    let offered = Offered::new(&Home::new());
+    let home = Home::new();
+    let store = &home.store;
+    let image_of = |text: &str| store.refs.get(&text.parse().unwrap()).unwrap().unwrap().image;
+    let manifest = offered.documents.digest;
+    let prove = || {
+        prove(store, &offered.id, Some(&manifest), &offered.blobs, &home.surroundings()).unwrap()
+    };
+    offered.publish(store).unwrap();
+    assert_eq!(prove(), Completed::NotYet);
+    assert_eq!(store.downloads.unproven(&offered.id).unwrap(), Some([manifest].into()));
+    let (_, report) = import_layers(&home, &home.path("layout"), &tars());
+    assert_eq!((report.image, report.manifest), (offered.id, Some(manifest)));
+    // That import was of the same manifest.
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+
+    // The same layers, by another manifest.
+    let bytes = [&offered.documents.manifest_bytes[..], b"\n"].concat();
+    also_named(store, "two", &offered.id, (Digest::sha256(&bytes), Some(&bytes)));
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Unproven);
+    assert_eq!(prove(), Completed::Same);
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+    assert_eq!(image_of("two"), offered.id);
+
+    // A manifest of other layers: its index has lied.
+    let (_, less) = import_layers(&home, &home.path("other"), &tars()[..1]);
+    also_named(store, "less", &offered.id, (less.manifest.unwrap(), None));
+    assert_eq!(prove(), Completed::Same);
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+    assert_eq!([image_of("one"), image_of("less")], [offered.id, less.image]);
+    assert_eq!(damage(store), []);
+}
+
+#[test]
+fn a_false_image_with_a_mark_makes_way_for_the_right_one() {
+    let mut offered = Offered::new(&Home::new());
+    let right = offered.id;
+    patch(&mut offered.image, b"two", b"tow");
+    offered.id = id_of(&offered.image).into();
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    import_layers(&home, &home.path("layout"), &tars());
+    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Unproven);
+    assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Unproven(_))));
+    let surroundings = home.surroundings();
+    let manifest = Some(&offered.documents.digest);
+    let none = Memory::default();
+    let done = prove(store, &offered.id, manifest, &none, &surroundings).unwrap();
+    assert_eq!(done, Completed::Other(right));
+    assert_eq!(store.refs.get(&name()).unwrap().unwrap().image, right);
+    store.open_image(&right).unwrap();
+    // No name has it, and it is as little proven as before.
+    assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Unproven(_))));
+    // All of its layers were here.
+    assert_eq!(*none.asked.lock().unwrap(), []);
+    assert_eq!(damage(store), []);
 }
 
 #[test]

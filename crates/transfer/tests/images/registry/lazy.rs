@@ -9,11 +9,11 @@ use base64::engine::general_purpose::STANDARD;
 use oci::policy::Policies;
 use quire_transfer as transfer;
 use serde_json::{Value, json};
-use store::{Form, FsckOptions, Presence, RefName};
+use store::{Form, FsckOptions, OpenImageError, Presence, RefName, Seconds};
 use transfer::import::ImportWishes;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull_lazy};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, Pulled, pull_lazy};
 
 use super::pulls::{Layer, MANIFEST, Served, served};
 use super::updates::{parts, pull_with};
@@ -69,14 +69,19 @@ fn layer(tar: &Tar) -> Layer {
     Layer { blob: pack(&tar, Pack::Gzip), tar }
 }
 
+fn text(length: usize) -> Vec<u8> {
+    noise(length).iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
+}
+
+fn first_layer() -> Tar {
+    Tar::of("d etc").file("etc/one", &text(200_000))
+}
+
 impl Stage {
     /// With the index of an image in which the name `two` is another one.
     fn new(two: &[u8; 3]) -> Self {
-        let text = |length: usize| -> Vec<u8> {
-            noise(length).iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
-        };
         let image = Arc::new(served(vec![
-            layer(&Tar::of("d etc").file("etc/one", &text(200_000))),
+            layer(&first_layer()),
             layer(&Tar::of("d empty")),
             layer(&Tar::default().file("two", &text(100_000))),
         ]));
@@ -264,4 +269,91 @@ fn an_image_of_which_all_is_here_is_compared_at_once() {
         assert_eq!([asked(0), asked(2)], [0, 0]);
         assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
     }
+}
+
+/// A registry with two images: one with an index, and another that has its third layer.
+fn with_another(two: &[u8; 3]) -> (Arc<Stage>, Server, Server) {
+    let stage = Arc::new(Stage::new(two));
+    let answering = Arc::clone(&stage);
+    let server = Server::start(move |request, _| answering.answer(request));
+    let Layer { tar, blob } = stage.image.layers.last().unwrap();
+    let shared = Layer { tar: tar.clone(), blob: blob.clone() };
+    let other = served(vec![layer(&Tar::of("d other")), shared]);
+    let other = Server::start(move |request, _| other.answer(request));
+    (stage, server, other)
+}
+
+/// Pulls the image lazily while it lacks its third layer's device, which an ordinary pull of the other image then brings.
+fn pulled_around(home: &Home, server: &Server, other: &Server, name: &RefName) -> ImageId {
+    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let first = served(vec![layer(&first_layer())]);
+    let first = Server::start(move |request, _| first.answer(request));
+    pull_with(home, &first.host(), "1", Layers::Forget, import);
+    let policies = Policies::load(&[]).unwrap();
+    let pulled = pull_lazily(home, &format!("{}/app:1", server.host()), &policies, name);
+    let LazyPulled::Image { image, devices, .. } = pulled.unwrap() else { panic!() };
+    assert_eq!(devices, 1);
+    assert_eq!(home.store.presence(&image).unwrap(), Presence::Partial);
+    pull_with(home, &other.host(), "1", Layers::Forget, import);
+    assert_eq!(home.store.sparse_devices(&image).unwrap(), []);
+    image
+}
+
+/// Only its index says what is in it, and no device is left that would have it compared when it is filled.
+#[test]
+fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used() {
+    for two in [b"two", b"tow"] {
+        let (stage, server, other) = with_another(two);
+        let (home, name) = (Home::new(), "lazy".parse().unwrap());
+        let store = &home.store;
+        let false_or_not = pulled_around(&home, &server, &other, &name);
+        let refused = store.open_image(&false_or_not).unwrap_err();
+        assert!(matches!(refused, OpenImageError::Unproven(it) if it == false_or_not), "{refused}");
+
+        // What its layers make, by a store that has seen nothing else.
+        let whole = Home::new();
+        let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+        pull_with(&whole, &server.host(), "1", Layers::Forget, import);
+        let right = whole.store.refs.get(&"app".parse().unwrap()).unwrap().unwrap().image;
+        assert_eq!(right == false_or_not, two == b"two");
+
+        let before = server.seen().len();
+        let policies = Policies::load(&[]).unwrap();
+        let pulled = pull_lazily(&home, &format!("{}/app:1", server.host()), &policies, &name);
+        let LazyPulled::UpToDate { image, .. } = pulled.unwrap() else { panic!() };
+        assert_eq!(image, right);
+        assert_eq!(store.refs.get(&name).unwrap().unwrap().image, right);
+        assert_eq!(store.open_image(&right).unwrap().presence, Presence::Complete);
+        assert!(!store.downloads.is_unproven(&right).unwrap());
+        // What had come already was not fetched again.
+        let seen = server.seen().split_off(before);
+        let asked = |at: usize| seen.iter().filter(|it| it.path == stage.image.path(at)).count();
+        assert_eq!([asked(0), asked(2)], [0, 0]);
+        assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+        store.gc(Seconds(1_700_000_000)).unwrap();
+        let there = store.images.ids().unwrap();
+        assert_eq!(there.contains(&false_or_not), two == b"two");
+    }
+}
+
+/// It would be called up to date.
+#[test]
+fn an_ordinary_pull_compares_it_too() {
+    let (_, server, other) = with_another(b"tow");
+    let (home, name) = (Home::new(), "app".parse().unwrap());
+    let before = pulled_around(&home, &server, &other, &"lazy".parse().unwrap());
+    let reference = home.store.refs.get(&"lazy".parse().unwrap()).unwrap().unwrap();
+    home.store.set_ref(&name, &reference).unwrap();
+    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let Pulled::UpToDate { image, .. } =
+        pull_with(&home, &server.host(), "1", Layers::Forget, import)
+    else {
+        panic!("it was here")
+    };
+    assert_ne!(image, before);
+    // All names of this manifest.
+    for name in ["app", "lazy"] {
+        assert_eq!(home.store.refs.get(&name.parse().unwrap()).unwrap().unwrap().image, image);
+    }
+    home.store.open_image(&image).unwrap();
 }
