@@ -27,6 +27,15 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
         let named = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
         named.collect::<anyhow::Result<Vec<_>>>()?
     };
+    for image in &images {
+        if store.downloads.is_unproven(image)? {
+            // Its bytes are those of its id, or not: that is told besides.
+            context.remark(&format!(
+                "image {image} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or \
+                 another `quire pull` of its name does that once all of it is here"
+            ));
+        }
+    }
     tell(context, &store.verify_all(&images, options())?, WAY_OUT)
 }
 

@@ -189,6 +189,8 @@ pub(crate) struct ShowReport {
     file_bytes: Bytes,
     /// Whether the kernel checks the image file when it is read.
     kernel_verity: bool,
+    /// Whether it came with an index, and was not compared with its layers yet.
+    unproven: bool,
     /// Digest of the manifest. Null if the image came without one.
     manifest_digest: Option<String>,
     /// The manifest itself, as OCI defines it. Null if the image came without one.
@@ -226,6 +228,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         inodes: tree.inode_count(),
         file_bytes: Bytes(bytes),
         kernel_verity: opened.kernel_verity,
+        unproven: store.downloads.is_unproven(&found.image)?,
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,
@@ -254,7 +257,11 @@ impl ShowReport {
                 writeln!(out, "form      {}, in {devices} of {size}", self.form)?;
             }
         }
-        let checked = if self.kernel_verity { "by the kernel" } else { "at import" };
+        let checked = match (self.unproven, self.kernel_verity) {
+            (true, _) => "not yet: it came with an index, and was not compared with its layers",
+            (false, true) => "by the kernel",
+            (false, false) => "at import",
+        };
         writeln!(out, "verified  {checked}")?;
         if let Some(digest) = &self.manifest_digest {
             writeln!(out, "manifest  {digest}")?;

@@ -2,6 +2,7 @@
 
 pub(crate) mod devices;
 mod notify;
+mod prove;
 pub(crate) mod settings;
 mod start;
 
@@ -121,8 +122,10 @@ impl Supply for StoreSupply<'_> {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let mut images = BTreeSet::new();
         for (_, found) in self.store.refs.all()? {
-            if let (Form::Tar, Some(manifest)) = (found.form, found.manifest)
-                && self.store.sparse_devices(&found.image)?.contains(device)
+            let (Form::Tar, Some(manifest)) = (found.form, found.manifest) else { continue };
+            // Or another import has brought the device, while it was filled.
+            if self.store.sparse_devices(&found.image)?.contains(device)
+                || self.store.presence(&found.image)? == Presence::Unproven
             {
                 images.insert((found.image, manifest));
             }
@@ -142,14 +145,7 @@ impl StoreSupply<'_> {
         manifest: &Digest,
         cancel: &AtomicBool,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        // A layer may have no device.
-        let sources = transfer::lazy::sources(self.store, image)?;
-        for layer in StoredImage::load(self.store, manifest)?.manifest.layers {
-            // What fills a device for readers is asked where it was before, whatever another manifest names.
-            if self.blobs.registries(&layer.digest).is_empty() {
-                self.blobs.know(&layer.digest, &sources)?;
-            }
-        }
+        self.blobs.know_layers(image, manifest)?;
         let surroundings = self.surroundings.quiet(cancel);
         match import::complete(self.store, image, manifest, &self.blobs, &surroundings)? {
             Completed::NotYet => {}
@@ -165,7 +161,34 @@ impl StoreSupply<'_> {
     }
 }
 
-impl StoreBlobs<'_> {
+impl<'a> StoreBlobs<'a> {
+    fn new(store: &'a Store, settings: Settings) -> Self {
+        Self {
+            kept: KeptBlobs(store),
+            damaged: Mutex::default(),
+            settings,
+            registries: Mutex::default(),
+            recent: Mutex::default(),
+        }
+    }
+
+    /// Looks up where the layers of an image are: a layer may have no device.
+    fn know_layers(
+        &self,
+        image: &ImageId,
+        manifest: &Digest,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let store = self.kept.0;
+        let sources = transfer::lazy::sources(store, image)?;
+        for layer in StoredImage::load(store, manifest)?.manifest.layers {
+            // What fills a device for readers is asked where it was before, whatever another manifest names.
+            if self.registries(&layer.digest).is_empty() {
+                self.know(&layer.digest, &sources)?;
+            }
+        }
+        Ok(())
+    }
+
     fn know(&self, blob: &Digest, sources: &[Reference]) -> Result<(), RegistryError> {
         let mut asked = BTreeSet::new();
         let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
@@ -253,13 +276,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         start::leave_group();
     }
     let stop = Arc::new(AtomicBool::new(false));
-    let blobs = StoreBlobs {
-        kept: KeptBlobs(&store),
-        damaged: Mutex::default(),
-        settings: settings(context.who(), &args.registry, &stop, pauses(context))?,
-        registries: Mutex::default(),
-        recent: Mutex::default(),
-    };
+    let settings = settings(context.who(), &args.registry, &stop, pauses(context))?;
+    let blobs = StoreBlobs::new(&store, settings);
     let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
     let surroundings = Surroundings {
         supply: &StoreSupply { store: &store, tuning: &tuning, blobs, surroundings: &resources },
@@ -411,6 +429,7 @@ pub(crate) fn open_watched(
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<(PermittedImage, Option<LazyWatch>)> {
+    let image = prove::proven(context, store, image, &wanted.pull.registry)?;
     if wanted.lazy.is_none() {
         return Ok((image.open(store)?, None));
     }

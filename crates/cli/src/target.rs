@@ -179,6 +179,13 @@ pub(crate) fn contents(
     let Node::Regular(content) = inode.node() else {
         bail!("\"{}\" is not a regular file", inode.path().escape_ascii());
     };
+    if target.presence == Presence::Unproven {
+        bail!(
+            "{} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or another \
+             `quire pull` of it does that",
+            target.text
+        );
+    }
     match content {
         Content::Inline(bytes) => take(bytes),
         Content::External { object: Some(object), size, .. } => {

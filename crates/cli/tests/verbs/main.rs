@@ -50,6 +50,8 @@ mod runs;
 mod served;
 mod streams;
 mod terminals;
+#[cfg(feature = "serve")]
+mod unproven;
 mod userns;
 mod verity;
 mod volumes;

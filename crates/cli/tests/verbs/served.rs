@@ -70,6 +70,11 @@ impl Lazy {
 
     /// The same, whether or not there are events of reads.
     pub(crate) fn behind_any_door() -> Option<Self> {
+        Self::with_image(|_| ())
+    }
+
+    /// The same, with an image that was changed: its index lies.
+    pub(crate) fn with_image(change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         if !is_root() || !testing::programs(&["tar", "gzip"]) {
             return None;
         }
@@ -102,9 +107,12 @@ impl Lazy {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, .. } = &documents;
         let store = open(&place.path("store"));
         let file = place.path("full/images").join(found.image.to_string());
+        let mut bytes = fs::read(file).unwrap();
+        change(&mut bytes);
+        let id = image::verity::digest(image::verity::Algorithm::Sha256, &bytes).into();
         let lazy = LazyImage {
-            image: &fs::read(file).unwrap(),
-            id: &found.image,
+            image: &bytes,
+            id: &id,
             manifest: digest,
             documents: &[(digest, manifest_bytes), (&manifest.config.digest, config_bytes)],
             indexes: &[index],

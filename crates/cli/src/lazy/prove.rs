@@ -1,0 +1,84 @@
+//! Images that came with an index, before they are used: compared with their layers once nothing of them is missing.
+
+use anyhow::{Context as _, bail};
+use image::digest::Digest;
+use image::verity::ImageId;
+use store::{OpenOptions, Permitted, Presence, Resolved, Store};
+use transfer::import::{self, BUDGET, Completed};
+
+use super::StoreBlobs;
+use crate::args::RegistryOptions;
+use crate::context::Context;
+use crate::pull::{pauses, settings};
+use crate::surroundings::Surroundings;
+
+/// The image that is to be used: this one, or the one that its layers make.
+pub(super) fn proven(
+    context: &Context,
+    store: &Store,
+    image: Permitted,
+    registry: &RegistryOptions,
+) -> anyhow::Result<Permitted> {
+    let found = image.found();
+    // What cannot be looked at is told when it is opened.
+    if !matches!(store.presence(&found.image), Ok(Presence::Unproven)) {
+        return Ok(image);
+    }
+    let shown = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
+    let failed = || format!("{shown} came with an index, and cannot be compared with its layers");
+    if !container::owner::is_ours(store) {
+        bail!("{}: the owner of the store can do that, by `quire pull {shown}`", failed());
+    }
+    if !context.is_quiet() {
+        context.remark(&format!(
+            "{shown} came with an index, and the last of its layers came in another way: comparing it with them"
+        ));
+    }
+    match compare(context, store, found, registry).with_context(failed)? {
+        Completed::Same | Completed::NotYet => Ok(image),
+        Completed::Other(right) => {
+            context.remark(&format!(
+                "the index of {shown} was wrong, or made with other options: its layers make image {right}, which has its \
+                 names now"
+            ));
+            let named = match &found.name {
+                Some(name) => store.refs.get(name)?.filter(|it| it.image == right),
+                None => None,
+            };
+            let Some(named) = named else {
+                bail!("image {} is not the one that its layers make", found.image)
+            };
+            let name = found.name.clone();
+            let right = Resolved { image: right, name, manifest: named.manifest };
+            crate::policy::permit(context, store, right)
+        }
+    }
+}
+
+fn compare(
+    context: &Context,
+    store: &Store,
+    found: &Resolved,
+    registry: &RegistryOptions,
+) -> anyhow::Result<Completed> {
+    // The one in use may have been opened to read.
+    let store = Store::open(store.path(), store.who(), OpenOptions::write())?;
+    let surroundings = Surroundings::new(context, &store, BUDGET);
+    let settings = settings(context.who(), registry, &surroundings.cancel, pauses(context))?;
+    let blobs = StoreBlobs::new(&store, settings);
+    surroundings.during(|it| -> anyhow::Result<_> {
+        for manifest in manifests(&store, found) {
+            // Most often all layers are in devices, and nothing is asked for.
+            if let Err(error) = blobs.know_layers(&found.image, &manifest) {
+                let error: &dyn std::error::Error = &*error;
+                tracing::debug!(%manifest, error, "where its layers are is not known");
+            }
+        }
+        Ok(import::prove(&store, &found.image, found.manifest.as_ref(), &blobs, it)?)
+    })?
+}
+
+fn manifests(store: &Store, found: &Resolved) -> Vec<Digest> {
+    let marked = |image: &ImageId| store.downloads.unproven(image).ok().flatten();
+    found.manifest.into_iter().chain(marked(&found.image).unwrap_or_default()).collect()
+}
