@@ -1,19 +1,16 @@
 //! Inflates a blob and finds its checkpoints on the way.
 
-use std::io::{self, BufRead, Read};
-
-use miniz_oxide::inflate::TINFLStatus;
-use miniz_oxide::inflate::core::inflate_flags::{
-    TINFL_FLAG_HAS_MORE_INPUT, TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY,
-    TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF,
-};
-use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
+use std::io::{self, Read};
 
 use super::header::{Header, TRAILER, damaged};
+use super::inflate::{AHEAD, InflateError, Inflater, Marks, Pause, ROOM};
 use super::{Checkpoint, SPAN, SPAN_MAX, Start, WINDOW, Window};
 
 /// Bytes of output at once, behind the window.
 const OUT: usize = 256 << 10;
+
+/// Bytes of the blob that are read at once.
+const IN: usize = 128 << 10;
 
 /// Why a blob has no checkpoints. It may be sound nevertheless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,9 +23,9 @@ pub enum GzipError {
 
 /// Gives the bytes that are in a gzip blob, with every check that RFC 1952 knows, and finds checkpoints.
 pub struct Indexer<R> {
-    source: R,
+    input: Input<R>,
     state: State,
-    inflater: Box<DecompressorOxide>,
+    inflater: Inflater,
     /// The window, or what there is of it in this member, and output behind it.
     out: Box<[u8]>,
     /// Output that the caller has not taken: from here to `end`.
@@ -40,8 +37,7 @@ pub struct Indexer<R> {
     packed: u64,
     unpacked: u64,
     checkpoints: Vec<Checkpoint>,
-    /// What the last checkpoint needs is not known yet.
-    probe: Option<Probe>,
+    probe: Probe,
     failed: Option<GzipError>,
 }
 
@@ -55,15 +51,26 @@ enum State {
     End,
 }
 
-/// Finds out what a span refers to. A reference reaches back one window, so only one window's length of output can have
-/// any that lead out of the span.
+/// What the last span refers to. A reference reaches back one window, so only one window's length of output can have any
+/// that lead out of the span.
 struct Probe {
-    state: BlockBoundaryState,
+    /// It is not known yet.
+    is_open: bool,
+    /// What is before the span.
     window: Box<[u8]>,
-    /// The blob from the checkpoint on.
-    packed: Vec<u8>,
-    /// The output from the checkpoint on.
-    real: Vec<u8>,
+    /// 1 for each byte of the window that it refers to, as far as is known, and 0 for the others.
+    needed: Box<[u8]>,
+}
+
+/// The blob as it comes.
+struct Input<R> {
+    source: R,
+    buffer: Box<[u8]>,
+    /// Bytes that were not used yet: from here to `end`.
+    start: usize,
+    end: usize,
+    /// Nothing comes behind `end`.
+    is_all: bool,
 }
 
 impl<R> std::fmt::Debug for Indexer<R> {
@@ -74,14 +81,20 @@ impl<R> std::fmt::Debug for Indexer<R> {
     }
 }
 
-impl<R: BufRead> Indexer<R> {
+impl<R: Read> Indexer<R> {
     /// Begins at the blob's first byte.
     pub fn new(source: R) -> Self {
         Self {
-            source,
+            input: Input {
+                source,
+                buffer: vec![0; IN].into_boxed_slice(),
+                start: 0,
+                end: 0,
+                is_all: false,
+            },
             state: State::Header,
-            inflater: Box::default(),
-            out: vec![0; WINDOW + OUT].into_boxed_slice(),
+            inflater: Inflater::default(),
+            out: vec![0; WINDOW + OUT + ROOM].into_boxed_slice(),
             start: 0,
             end: 0,
             crc: crc32fast::Hasher::new(),
@@ -89,14 +102,18 @@ impl<R: BufRead> Indexer<R> {
             packed: 0,
             unpacked: 0,
             checkpoints: Vec::new(),
-            probe: None,
+            probe: Probe {
+                is_open: false,
+                window: vec![0; WINDOW].into_boxed_slice(),
+                needed: vec![0; WINDOW].into_boxed_slice(),
+            },
             failed: None,
         }
     }
 
     /// The source.
     pub const fn get_mut(&mut self) -> &mut R {
-        &mut self.source
+        &mut self.input.source
     }
 
     /// Whether an error is that something which is no member stands behind the last member.
@@ -135,8 +152,9 @@ impl<R: BufRead> Indexer<R> {
                     if self.is_due() {
                         self.note(Start::Member);
                     }
-                    self.packed += Header::read(&mut self.source)?.length;
-                    (self.inflater, self.crc) = (Box::default(), crc32fast::Hasher::new());
+                    self.packed += Header::read(&mut self.input)?.length;
+                    self.inflater.begin(0, 0);
+                    self.crc = crc32fast::Hasher::new();
                     (self.start, self.end, self.member) = (0, 0, 0);
                     self.state = State::Data;
                 }
@@ -147,7 +165,7 @@ impl<R: BufRead> Indexer<R> {
                 }
                 State::Trailer => {
                     let mut trailer = [0; TRAILER];
-                    self.source.read_exact(&mut trailer)?;
+                    self.input.read_exact(&mut trailer)?;
                     self.packed += TRAILER as u64;
                     let [crc, length] = [0, 4]
                         .map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|byte| trailer[at + byte])));
@@ -160,7 +178,7 @@ impl<R: BufRead> Indexer<R> {
                     self.state = State::Between;
                 }
                 State::Between => {
-                    let is_end = self.source.fill_buf()?.is_empty();
+                    let is_end = self.input.at_least(1)?.is_empty();
                     self.state = if is_end { State::End } else { State::Header };
                 }
                 State::End => return Ok(()),
@@ -170,66 +188,62 @@ impl<R: BufRead> Indexer<R> {
 
     /// Some output, or a step on the way to it: whether there is any.
     fn inflate(&mut self) -> io::Result<bool> {
-        if self.end == self.out.len() {
-            self.out.copy_within(self.end - WINDOW.., 0);
+        if self.end + ROOM > self.out.len() {
+            self.out.copy_within(self.end - WINDOW..self.end, 0);
             (self.start, self.end) = (WINDOW, WINDOW);
         }
-        let input = self.source.fill_buf()?;
-        if input.is_empty() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF
-            | TINFL_FLAG_STOP_ON_BLOCK_BOUNDARY
-            | TINFL_FLAG_HAS_MORE_INPUT;
-        let (status, read, written) =
-            decompress(&mut self.inflater, input, &mut self.out, self.end, flags);
-        let output = &self.out[self.end..self.end + written];
-        self.crc.update(output);
-        let is_known = self.probe.as_mut().is_some_and(|it| it.add(&input[..read], output));
-        self.source.consume(read);
-        self.packed += read as u64;
-        self.end += written;
-        self.member += written as u64;
-        self.unpacked += written as u64;
-        if is_known || status == TINFLStatus::Done {
+        self.input.at_least(AHEAD)?;
+        let input = &self.input.buffer[self.input.start..self.input.end];
+        let since = self.since().and_then(|it| usize::try_from(it).ok()).unwrap_or(0);
+        let origin = if self.probe.is_open { self.end - since } else { 0 };
+        let mut marks = Marks { origin, needed: &mut self.probe.needed };
+        let input = (input, self.input.is_all);
+        let step = self.inflater.step(input, &mut self.out, self.end, &mut marks);
+        let step = step.map_err(|error| match error {
+            InflateError::Damaged => damaged("its deflate data is damaged"),
+            InflateError::Short => io::ErrorKind::UnexpectedEof.into(),
+        })?;
+        self.crc.update(&self.out[self.end..self.end + step.written]);
+        self.input.start += step.read;
+        self.packed += step.read as u64;
+        self.end += step.written;
+        self.member += step.written as u64;
+        self.unpacked += step.written as u64;
+        let since = self.since().unwrap_or(0);
+        if step.pause == Pause::End || since >= WINDOW as u64 {
             self.settle();
         }
-        if self.failed.is_none() && self.since().is_some_and(|since| since > SPAN_MAX) {
+        if self.failed.is_none() && since > SPAN_MAX {
             self.failed = Some(GzipError::Block);
         }
-        match status {
-            TINFLStatus::Done => self.state = State::Trailer,
-            TINFLStatus::BlockBoundary if self.is_due() && self.failed.is_none() => {
-                self.checkpoint();
-            }
-            TINFLStatus::BlockBoundary
-            | TINFLStatus::HasMoreOutput
-            | TINFLStatus::NeedsMoreInput => {}
-            _ => return Err(damaged("its deflate data is damaged")),
+        match step.pause {
+            Pause::End => self.state = State::Trailer,
+            Pause::Block if self.is_due() && self.failed.is_none() => self.checkpoint(),
+            Pause::Block | Pause::Output | Pause::Input => {}
         }
-        Ok(written > 0)
+        Ok(step.written > 0)
     }
 
     /// Between two blocks: the next span begins here.
     fn checkpoint(&mut self) {
-        let Some(state) = self.inflater.block_boundary_state() else { return };
         let have = WINDOW.min(usize::try_from(self.member).unwrap_or(WINDOW));
-        let mut window = vec![0; WINDOW].into_boxed_slice();
+        let Probe { is_open, window, needed } = &mut self.probe;
         window[WINDOW - have..].copy_from_slice(&self.out[self.end - have..self.end]);
-        self.note(Start::Block(state.num_bits));
-        let (packed, real) = (Vec::new(), Vec::with_capacity(WINDOW));
-        self.probe = Some(Probe { state, window, packed, real });
+        needed.fill(0);
+        *is_open = true;
+        self.note(Start::Block(self.inflater.bits_left()));
     }
 
     /// What the last checkpoint needs is known.
     fn settle(&mut self) {
-        if let (Some(probe), Some(checkpoint)) = (self.probe.take(), self.checkpoints.last_mut()) {
-            checkpoint.window = probe.window();
+        if let (true, Some(checkpoint)) = (self.probe.is_open, self.checkpoints.last_mut()) {
+            checkpoint.window = Window::new(&self.probe.window, &self.probe.needed);
+            self.probe.is_open = false;
         }
     }
 }
 
-impl<R: BufRead> Read for Indexer<R> {
+impl<R: Read> Read for Indexer<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.start == self.end {
             self.fill()?;
@@ -241,49 +255,28 @@ impl<R: BufRead> Read for Indexer<R> {
     }
 }
 
-impl Probe {
-    /// Takes what was read and what came of it; whether that is enough.
-    fn add(&mut self, packed: &[u8], output: &[u8]) -> bool {
-        self.packed.extend_from_slice(packed);
-        let left = WINDOW - self.real.len();
-        self.real.extend_from_slice(&output[..left.min(output.len())]);
-        self.real.len() == WINDOW
-    }
-
-    /// Each byte of the window is changed in two ways that tell which byte it is. Wherever the output then differs, a
-    /// reference led to that byte.
-    fn window(&self) -> Window {
-        let low = self.inflated(|at| 1 + at % 255);
-        let high = self.inflated(|at| 1 + at / 255);
-        let mut needed = vec![false; WINDOW];
-        for ((real, low), high) in self.real.iter().zip(low).zip(high) {
-            if let (low @ 1.., high @ 1..) = (real ^ low, real ^ high) {
-                let at = usize::from(low - 1) + 255 * usize::from(high - 1);
-                if let Some(needed) = needed.get_mut(at) {
-                    *needed = true;
-                }
+impl<R: Read> Input<R> {
+    /// The bytes that come next: so many at least, if there are.
+    fn at_least(&mut self, count: usize) -> io::Result<&[u8]> {
+        while !self.is_all && self.end - self.start < count {
+            if self.buffer.len() - self.start < count {
+                self.buffer.copy_within(self.start..self.end, 0);
+                (self.start, self.end) = (0, self.end - self.start);
             }
+            let read = self.source.read(&mut self.buffer[self.end..])?;
+            self.end += read.min(self.buffer.len() - self.end);
+            self.is_all = read == 0;
         }
-        Window::new(&self.window, &needed)
+        Ok(&self.buffer[self.start..self.end])
     }
+}
 
-    /// The output, if the byte `at` of the window were another one.
-    fn inflated(&self, change: impl Fn(usize) -> usize) -> Vec<u8> {
-        let changed = (0..).zip(&*self.window);
-        let changed = changed.map(|(at, byte)| byte ^ u8::try_from(change(at)).unwrap_or(0));
-        let mut out: Vec<u8> = changed.collect();
-        out.resize(WINDOW + self.real.len(), 0);
-        let mut inflater = DecompressorOxide::from_block_boundary_state(&self.state);
-        let (mut rest, mut at) = (&self.packed[..], WINDOW);
-        let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF | TINFL_FLAG_HAS_MORE_INPUT;
-        while at < out.len() {
-            let (status, read, written) = decompress(&mut inflater, rest, &mut out, at, flags);
-            (rest, at) = (&rest[read..], at + written);
-            if status != TINFLStatus::HasMoreOutput {
-                break;
-            }
-        }
-        out.drain(..WINDOW);
-        out
+impl<R: Read> Read for Input<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.at_least(1)?;
+        let count = bytes.len().min(into.len());
+        into[..count].copy_from_slice(&bytes[..count]);
+        self.start += count;
+        Ok(count)
     }
 }

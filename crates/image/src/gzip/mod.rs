@@ -6,23 +6,20 @@
 //!
 //! Sources: RFC 1951 (deflate), RFC 1952 (gzip).
 
+mod codes;
 mod header;
 mod index;
+mod inflate;
 mod window;
 
 use std::io;
 use std::ops::Range;
 
-use miniz_oxide::inflate::TINFLStatus;
-use miniz_oxide::inflate::core::inflate_flags::{
-    TINFL_FLAG_HAS_MORE_INPUT, TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF,
-};
-use miniz_oxide::inflate::core::{BlockBoundaryState, DecompressorOxide, decompress};
-
 pub use index::{GzipError, Indexer};
 pub use window::Window;
 
 use header::{Header, TRAILER};
+use inflate::{InflateError, Inflater, Marks, Pause, ROOM};
 
 /// How far back deflate can refer, in bytes. Source: RFC 1951, 3.2.5.
 pub const WINDOW: usize = 32 << 10;
@@ -89,33 +86,42 @@ impl Checkpoint {
         let Some(wanted) = usize::try_from(length).ok().filter(|_| length <= SPAN_MAX) else {
             return Err(SpanError::Long(length));
         };
-        let mut out = vec![0; WINDOW + wanted];
+        let mut out = vec![0; WINDOW + wanted + ROOM];
         self.window.write(&mut out[..WINDOW]);
-        let (mut inflater, mut rest) = begin(self.start, packed)?;
-        let mut at = WINDOW;
-        let flags = TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF | TINFL_FLAG_HAS_MORE_INPUT;
-        while at < out.len() {
-            let (status, read, written) = decompress(&mut inflater, rest, &mut out, at, flags);
-            rest = &rest[read..];
-            at += written;
-            match status {
-                TINFLStatus::Done if at < out.len() => {
+        let mut inflater = Inflater::default();
+        let mut rest = begin(&mut inflater, self.start, packed)?;
+        let (mut at, end) = (WINDOW, WINDOW + wanted);
+        while at < end {
+            let mut marks = Marks { origin: 0, needed: &mut [] };
+            let step = inflater.step((rest, true), &mut out, at, &mut marks);
+            let step = step.map_err(|error| match error {
+                InflateError::Damaged => SpanError::Damaged,
+                InflateError::Short => SpanError::Short,
+            })?;
+            rest = &rest[step.read..];
+            at += step.written;
+            match step.pause {
+                Pause::End if at < end => {
                     rest = rest.get(TRAILER..).ok_or(SpanError::Short)?;
-                    (inflater, rest) = begin(Start::Member, rest)?;
+                    rest = begin(&mut inflater, Start::Member, rest)?;
                 }
-                TINFLStatus::Done => {}
-                TINFLStatus::HasMoreOutput => {}
-                TINFLStatus::NeedsMoreInput => return Err(SpanError::Short),
-                _ => return Err(SpanError::Damaged),
+                // There is no more input than what it was given.
+                Pause::Input => return Err(SpanError::Short),
+                Pause::Block | Pause::End | Pause::Output => {}
             }
         }
+        out.truncate(end);
         out.drain(..WINDOW);
         Ok(out)
     }
 }
 
-/// An inflater for bytes that begin so, and the bytes that it is to be given.
-fn begin(start: Start, packed: &[u8]) -> Result<(Box<DecompressorOxide>, &[u8]), SpanError> {
+/// Has an inflater begin so with these bytes, and returns those that it is to be given.
+fn begin<'a>(
+    inflater: &mut Inflater,
+    start: Start,
+    packed: &'a [u8],
+) -> Result<&'a [u8], SpanError> {
     match start {
         Start::Member => {
             let mut rest = packed;
@@ -123,22 +129,19 @@ fn begin(start: Start, packed: &[u8]) -> Result<(Box<DecompressorOxide>, &[u8]),
                 io::ErrorKind::UnexpectedEof => SpanError::Short,
                 _ => SpanError::Damaged,
             })?;
-            Ok((Box::default(), rest))
+            inflater.begin(0, 0);
+            Ok(rest)
         }
-        Start::Block(0) => Ok((resumed(0, 0), packed)),
+        Start::Block(0) => {
+            inflater.begin(0, 0);
+            Ok(packed)
+        }
         Start::Block(bits) => {
             let (first, rest) = packed.split_first().ok_or(SpanError::Short)?;
-            Ok((resumed(bits, *first), rest))
+            inflater.begin(bits, *first);
+            Ok(rest)
         }
     }
-}
-
-/// An inflater between two blocks, which has still to read this many high bits of a byte.
-fn resumed(bits: u8, byte: u8) -> Box<DecompressorOxide> {
-    let num_bits = bits.min(7);
-    let bit_buf = if num_bits == 0 { 0 } else { byte >> (8 - num_bits) };
-    let state = BlockBoundaryState { num_bits, bit_buf, ..BlockBoundaryState::default() };
-    Box::new(DecompressorOxide::from_block_boundary_state(&state))
 }
 
 #[cfg(test)]

@@ -14,15 +14,21 @@ pub struct Window {
 }
 
 impl Window {
-    /// Keeps the `needed` bytes of a whole window.
-    pub(super) fn new(whole: &[u8], needed: &[bool]) -> Self {
+    /// Keeps those bytes of a whole window for which `needed` has a 1, not a 0.
+    pub(super) fn new(whole: &[u8], needed: &[u8]) -> Self {
         let mut window = Self::default();
-        for (at, byte) in (0..).zip(whole).filter(|(at, _)| needed[usize::from(*at)]) {
-            match window.runs.last_mut() {
-                Some(run) if run.end == at => run.end += 1,
-                _ => window.runs.push(at..at + 1),
+        let find = |is: bool, from: usize| {
+            let found = memchr::memchr(u8::from(is), needed.get(from..).unwrap_or_default());
+            found.map_or(needed.len(), |it| from + it)
+        };
+        let mut start = find(true, 0);
+        while start < needed.len() {
+            let end = find(false, start);
+            if let [Ok(first), Ok(last)] = [start, end].map(u16::try_from) {
+                window.runs.push(first..last);
             }
-            window.bytes.push(*byte);
+            window.bytes.extend(&whole[start..end]);
+            start = find(true, end);
         }
         window
     }
