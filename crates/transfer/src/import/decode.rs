@@ -3,11 +3,10 @@
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
-use image::gzip::{GzipError, Indexer};
+use image::gzip::{Checkpoint, GzipError, Indexer};
 
 use super::limits::{LimitError, Limits, Sums};
 use super::stop::Stop;
-use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
 
 /// Bytes read from the source at once.
@@ -91,7 +90,7 @@ pub enum DecodeError {
 pub(super) enum GzipReader {
     /// As fast as it goes.
     Plain,
-    /// And its index is made. That takes twice as long.
+    /// And its index is made.
     Indexing,
 }
 
@@ -102,8 +101,8 @@ pub(super) struct Decoded {
     /// SHA-256, or what was expected, or what is [`Claimed`].
     pub(super) digest: Digest,
     pub(super) size: u64,
-    /// Of a gzip blob, if it was wanted.
-    pub(super) index: Option<Result<IndexParts, GzipError>>,
+    /// Of a gzip blob whose index is made.
+    pub(super) checkpoints: Option<Result<Vec<Checkpoint>, GzipError>>,
 }
 
 /// The bytes as they come, hashed and counted.
@@ -188,7 +187,7 @@ enum Inner<'a, R> {
     Plain(Box<Raw<'a, R>>),
     /// And whether its first header is good.
     Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
-    Indexed(Box<Indexer<Raw<'a, R>>>, Units),
+    Indexed(Box<Indexer<Raw<'a, R>>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
 }
 
@@ -257,7 +256,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         let inner = match compression {
             Compression::None => Inner::Plain(Box::new(raw)),
             Compression::Gzip if gzip == GzipReader::Indexing => {
-                Inner::Indexed(Box::new(Indexer::new(raw)), Units::default())
+                Inner::Indexed(Box::new(Indexer::new(raw)))
             }
             Compression::Gzip => {
                 let decoder = MultiGzDecoder::new(raw);
@@ -312,6 +311,11 @@ impl<'a, R: Read> Decoder<'a, R> {
         Self { sums: Some(sums), ..self }
     }
 
+    /// Whether an index is made.
+    pub(super) const fn is_indexing(&self) -> bool {
+        matches!(self.inner, Inner::Indexed(_))
+    }
+
     /// Whether the tar is wrapped at all.
     pub(super) const fn is_compressed(&self) -> bool {
         !matches!(self.inner, Inner::Plain(_))
@@ -336,7 +340,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         match &mut self.inner {
             Inner::Plain(raw) => raw,
             Inner::Gzip(decoder, _) => decoder.get_mut(),
-            Inner::Indexed(indexer, _) => indexer.get_mut(),
+            Inner::Indexed(indexer) => indexer.get_mut(),
             Inner::Zstd(decoder) => decoder.get_mut(),
         }
     }
@@ -349,7 +353,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             let read = match &mut self.inner {
                 Inner::Plain(raw) => raw.read(free),
                 Inner::Gzip(decoder, _) => decoder.read(free),
-                Inner::Indexed(indexer, _) => indexer.read(free),
+                Inner::Indexed(indexer) => indexer.read(free),
                 Inner::Zstd(decoder) => decoder.read(free),
             };
             match read {
@@ -358,9 +362,6 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.failed(error)),
             }
-        }
-        if let Inner::Indexed(_, units) = &mut self.inner {
-            units.add(&into[..filled]);
         }
         self.unpacked += filled as u64;
         if self.unpacked > self.limits.layer_bytes {
@@ -391,7 +392,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             Inner::Plain(_) => DecodeError::Read(error),
             // It has one only while it is within a member.
             Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
-            Inner::Indexed(indexer, _) if indexer.is_behind_a_member() => DecodeError::Trailing,
+            Inner::Indexed(indexer) if indexer.is_behind_a_member() => DecodeError::Trailing,
             Inner::Gzip(..) | Inner::Indexed(..) => DecodeError::Gzip(error),
             Inner::Zstd(_) => DecodeError::Zstd(error),
         }
@@ -429,18 +430,16 @@ impl<'a, R: Read> Decoder<'a, R> {
         let raw = self.raw();
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {
-            return Ok(Decoded { compression: self.compression(), digest, size, index: None });
+            let compression = self.compression();
+            return Ok(Decoded { compression, digest, size, checkpoints: None });
         }
         let digest = self.check()?;
         let (size, compression) = (self.raw().read, self.compression());
-        let index =
-            match self.inner {
-                Inner::Indexed(indexer, units) => Some(indexer.finish().map(|checkpoints| {
-                    IndexParts { checkpoints, units, tar_bytes: self.unpacked }
-                })),
-                _ => None,
-            };
-        Ok(Decoded { compression, digest, size, index })
+        let checkpoints = match self.inner {
+            Inner::Indexed(indexer) => Some(indexer.finish()),
+            _ => None,
+        };
+        Ok(Decoded { compression, digest, size, checkpoints })
     }
 }
 

@@ -1,12 +1,17 @@
 //! The tar of one layer, from the thread that unpacks it to the one that reads it.
 
 use std::io::{self, Read, Write as _};
+use std::panic::resume_unwind;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
 
 use store::DeviceDraft;
 
 use super::decode::{DecodeError, Decoded, Decoder};
+use super::failure::LayerFailure;
+use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
+use image::gzip::GzipError;
 
 /// Bytes of tar in one piece.
 const PIECE: usize = 256 << 10;
@@ -17,16 +22,30 @@ const PIECES: usize = 3;
 /// buffers, pieces of a large file, a batch in the making.
 pub(super) const LAYER_COST: usize = (PIECES + 2) * PIECE + (512 << 10) + (3 << 20);
 
+/// Pieces that may wait to be hashed for an index.
+const HASHED_PIECES: usize = 2;
+
+/// What an index adds: pieces that are hashed or wait for that, and what its making keeps of the blob and the tar.
+pub(super) const INDEX_COST: usize = (HASHED_PIECES + 1) * PIECE + (1 << 20);
+
 /// Where the unpacking thread puts pieces.
-pub(super) struct Spout {
+struct Spout {
     full: SyncSender<Vec<u8>>,
     spent: Receiver<Vec<u8>>,
+}
+
+/// Hashes the units of an index, from pieces that were read.
+struct UnitHasher {
+    read: Receiver<Vec<u8>>,
+    spent: Sender<Vec<u8>>,
 }
 
 /// Reads the tar, hashes it as it goes by, and writes it down if that is wanted.
 pub(super) struct Feed<'t> {
     full: Receiver<Vec<u8>>,
     spent: Sender<Vec<u8>>,
+    /// Where pieces go that were read, if not back.
+    units: Option<SyncSender<Vec<u8>>>,
     piece: Vec<u8>,
     at: usize,
     hasher: DigestHasher,
@@ -46,21 +65,18 @@ pub(super) struct Tar<'t> {
 }
 
 /// A channel for a tar whose digest is wanted by the algorithm of `diff_id`, else by SHA-256; it is written to `copy`.
-pub(super) fn feed<'t>(
-    diff_id: Option<&Digest>,
-    copy: Option<DeviceDraft<'t>>,
-) -> (Spout, Feed<'t>) {
+fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (Spout, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();
     let hasher = diff_id.map_or_else(DigestHasher::sha256, Digest::hasher);
     let (piece, at, length, failed) = (Vec::new(), 0, 0, None);
-    let feed = Feed { full, spent, piece, at, hasher, length, copy, failed };
+    let feed = Feed { full, spent, units: None, piece, at, hasher, length, copy, failed };
     (Spout { full: full_in, spent: spent_out }, feed)
 }
 
 impl Spout {
     /// Unpacks to the end. When the reader goes away early, only finds out whether the blob is to blame.
-    pub(super) fn pour(self, mut decoder: Decoder<'_, impl Read>) -> Result<Decoded, DecodeError> {
+    fn pour(self, mut decoder: Decoder<'_, impl Read>) -> Result<Decoded, DecodeError> {
         loop {
             let mut piece = self.spent.try_recv().unwrap_or_else(|_| vec![0; PIECE]);
             piece.resize(PIECE, 0);
@@ -77,9 +93,104 @@ impl Spout {
     }
 }
 
+/// A tar that was unpacked and read.
+pub(super) struct Poured<'t, T> {
+    pub(super) tar: Tar<'t>,
+    /// What the reader has made of it.
+    pub(super) outcome: T,
+    pub(super) decoded: Decoded,
+    /// What an index is made of, if one is wanted.
+    pub(super) index: Option<Result<IndexParts, GzipError>>,
+}
+
+/// Unpacks in a thread of its own while `read` reads the tar. A third one hashes for an index.
+pub(super) fn pour<'t, T>(
+    decoder: Decoder<'_, impl Read + Send>,
+    diff_id: Option<&Digest>,
+    copy: Option<DeviceDraft<'t>>,
+    read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
+) -> Result<Poured<'t, T>, LayerFailure> {
+    let (spout, mut feed) = feed(diff_id, copy);
+    let unit_hasher = decoder.is_indexing().then(|| feed.unit_hasher());
+    thread::scope(|scope| {
+        let hashing = unit_hasher.map(|hasher| {
+            thread::Builder::new()
+                .name("units".to_owned())
+                .spawn_scoped(scope, || hasher.hash())
+                .map_err(DecodeError::Read)
+        });
+        let hashing = hashing.transpose()?;
+        let unpacking = thread::Builder::new()
+            .name("unpack".to_owned())
+            .spawn_scoped(scope, || spout.pour(decoder));
+        let unpacking = match unpacking {
+            Ok(unpacking) => unpacking,
+            Err(error) => {
+                // What the other thread may wait for.
+                drop(feed);
+                return Err(DecodeError::Read(error).into());
+            }
+        };
+        let outcome = read(&mut feed);
+        // Once the feed is gone, so is what the other threads may wait for.
+        let tar = feed.finish();
+        let decoded = unpacking.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let units = hashing.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        match (tar, outcome, decoded) {
+            // The tar could not be written down, which ended all else.
+            (Err(error), ..) => Err(LayerFailure::Copy(error)),
+            // What the blob is comes before what is in it, and a consequence after its cause.
+            (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
+            (_, _, Err(error)) => Err(error.into()),
+            (_, Err(failure), Ok(_)) => Err(failure),
+            (Ok(tar), Ok(outcome), Ok(mut decoded)) => {
+                let parts = decoded.checkpoints.take().zip(units);
+                let index = parts.map(|(checkpoints, units)| {
+                    Ok(IndexParts { checkpoints: checkpoints?, units, tar_bytes: tar.length })
+                });
+                Ok(Poured { tar, outcome, decoded, index })
+            }
+        }
+    })
+}
+
+impl UnitHasher {
+    /// Hashes all that is read. It ends when the feed does.
+    fn hash(self) -> Units {
+        let mut units = Units::default();
+        for piece in self.read {
+            units.add(&piece);
+            // The unpacking thread may be gone, and then needs no buffers.
+            drop(self.spent.send(piece));
+        }
+        units
+    }
+}
+
 impl<'t> Feed<'t> {
+    /// Has what is read hashed for an index, too: by a thread of its own, since this one and that which unpacks have
+    /// enough to do.
+    fn unit_hasher(&mut self) -> UnitHasher {
+        let (units, read) = sync_channel(HASHED_PIECES);
+        self.units = Some(units);
+        UnitHasher { read, spent: self.spent.clone() }
+    }
+
+    /// Hands on the piece that was read.
+    fn hand_on(&mut self) {
+        let piece = std::mem::take(&mut self.piece);
+        if piece.capacity() > 0 {
+            // Both threads may be gone, and then need no buffers.
+            match &self.units {
+                Some(units) => drop(units.send(piece)),
+                None => drop(self.spent.send(piece)),
+            }
+        }
+    }
+
     /// What was read; an error if it could not be written down.
-    pub(super) fn finish(self) -> io::Result<Tar<'t>> {
+    fn finish(mut self) -> io::Result<Tar<'t>> {
+        self.hand_on();
         match self.failed {
             Some(error) => Err(error),
             None => {
@@ -93,11 +204,7 @@ impl<'t> Feed<'t> {
 impl Read for &mut Feed<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if self.at == self.piece.len() {
-            // The unpacking thread may be gone, and then needs no buffers.
-            let spent = std::mem::take(&mut self.piece);
-            if spent.capacity() > 0 {
-                drop(self.spent.send(spent));
-            }
+            self.hand_on();
             self.at = 0;
             // It ends at the tar's end or when unpacking failed. That thread tells which, after this one has ended.
             let Ok(piece) = self.full.recv() else { return Ok(0) };

@@ -11,9 +11,9 @@ use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
-use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader};
+use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
 use super::failure::LayerFailure;
-use super::feed::{self, Feed, Tar};
+use super::feed::{Feed, Poured, Tar, pour};
 use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::Pending;
@@ -159,9 +159,10 @@ pub(super) fn unpack<'t>(
         }
     };
     let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
-    let (tar, gatherer, decoded) = pour(decoder, wanted, copy, read)?;
+    let Poured { tar, outcome: gatherer, decoded, index } =
+        pour(decoder, wanted.diff_id, copy, read)?;
     let gathered = gatherer.store(tar, &decoded, wanted)?;
-    Ok(Gathered { index: decoded.index, ..gathered })
+    Ok(Gathered { index, ..gathered })
 }
 
 /// Reads a blob without storing anything, and compares it and the tar that is in it: for a layer that the store has.
@@ -173,24 +174,24 @@ pub(super) fn check(
 ) -> Result<(Blob, Option<Result<IndexParts, GzipError>>), LayerFailure> {
     let mut decoder = decoder(source, wanted, shared, progress)?;
     let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
-    let (diff_id, decoded) = if decoder.is_hashed_as(expected) {
+    let (diff_id, decoded, index) = if decoder.is_hashed_as(expected) {
         // The blob is the tar: one hash is enough.
         let mut piece = vec![0; PIECE];
         while decoder.fill(&mut piece)? > 0 {}
         let decoded = decoder.finish()?;
-        (decoded.digest, decoded)
+        (decoded.digest, decoded, None)
     } else {
         let read = |mut feed: &mut Feed<'_>| {
             std::io::copy(&mut feed, &mut std::io::sink()).map_err(LayerFailure::Copy)
         };
-        let (tar, _read, decoded) = pour(decoder, wanted, None, read)?;
-        (tar.diff_id, decoded)
+        let Poured { tar, decoded, index, .. } = pour(decoder, wanted.diff_id, None, read)?;
+        (tar.diff_id, decoded, index)
     };
     if diff_id != *expected {
         let (expected, actual) = (Box::new(*expected), Box::new(diff_id));
         return Err(LayerFailure::DiffId { expected, actual });
     }
-    Ok((blob(&decoded, wanted), decoded.index))
+    Ok((blob(&decoded, wanted), index))
 }
 
 fn decoder<'a, R: Read>(
@@ -207,38 +208,6 @@ fn decoder<'a, R: Read>(
         Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
     };
     Ok(decoder.counted(&shared.totals.sums))
-}
-
-/// Unpacks in a thread of its own while `read` reads the tar.
-fn pour<'t, T>(
-    decoder: Decoder<'_, impl Read + Send>,
-    wanted: &Wanted<'_>,
-    copy: Option<DeviceDraft<'t>>,
-    read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
-) -> Result<(Tar<'t>, T, Decoded), LayerFailure> {
-    let (spout, mut feed) = feed::feed(wanted.diff_id, copy);
-    std::thread::scope(|scope| {
-        let unpacking = std::thread::Builder::new()
-            .name("unpack".to_owned())
-            .spawn_scoped(scope, || spout.pour(decoder));
-        let unpacking = unpacking.map_err(DecodeError::Read)?;
-        let outcome = read(&mut feed);
-        // Once the feed is gone, so is what the unpacking thread may wait for.
-        let tar = feed.finish();
-        let decoded = match unpacking.join() {
-            Ok(decoded) => decoded,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        match (tar, outcome, decoded) {
-            // The tar could not be written down, which ended all else.
-            (Err(error), ..) => Err(LayerFailure::Copy(error)),
-            // What the blob is comes before what is in it, and a consequence after its cause.
-            (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
-            (_, _, Err(error)) => Err(error.into()),
-            (_, Err(failure), Ok(_)) => Err(failure),
-            (Ok(tar), Ok(outcome), Ok(decoded)) => Ok((tar, outcome, decoded)),
-        }
-    })
 }
 
 /// What is recorded of a blob.

@@ -324,7 +324,9 @@ impl Job<'_> {
     ) -> Result<Vec<Gathered<'t>>, ImportError> {
         let Self { surroundings, wishes, .. } = self;
         let readers = surroundings.threads.get().min(sources.len());
-        let budget = surroundings.budget.saturating_sub(readers * feed::LAYER_COST).max(BATCH);
+        let index = if wishes.index { feed::INDEX_COST } else { 0 };
+        let taken = readers * (feed::LAYER_COST + index);
+        let budget = surroundings.budget.saturating_sub(taken).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {
             target: &self.transaction,

@@ -1,7 +1,7 @@
 //! Imports: from a source to an image in the store, in one transaction.
 //!
 //! Each layer has two threads: one reads, hashes and inflates its blob, the other hashes the tar, splits it into
-//! entries and gathers their content. A pool of threads hashes the content once more, by fs-verity, and writes the
+//! entries and gathers their content. With an index, a third one hashes its units. A pool of threads hashes the content once more, by fs-verity, and writes the
 //! objects that the store lacks. Bounded channels connect them, and all data in them counts against one budget of
 //! bytes. Nothing is visible before every digest was compared.
 

@@ -50,7 +50,7 @@ fn decode(
     match (&plain, &indexed) {
         (Ok((plain, _)), Ok((bytes, decoded))) => {
             assert!(plain == bytes);
-            assert_eq!(decoded.index.is_some(), decoded.compression == Compression::Gzip);
+            assert_eq!(decoded.checkpoints.is_some(), decoded.compression == Compression::Gzip);
         }
         (Err(plain), Err(indexed)) => {
             assert_eq!(std::mem::discriminant(plain), std::mem::discriminant(indexed));
