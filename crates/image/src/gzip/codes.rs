@@ -124,6 +124,8 @@ pub(super) struct Tables {
     pub(super) literals: Table<LITERAL_ENTRIES>,
     pub(super) distances: Table<DISTANCE_ENTRIES>,
     pub(super) lengths: Table<LENGTH_ENTRIES>,
+    /// Whether the tables have the codes that are the same everywhere.
+    is_fixed: bool,
 }
 
 /// The lengths of codes are those of no code.
@@ -136,6 +138,7 @@ impl Default for Tables {
             literals: Table([CodeEntry::INVALID; LITERAL_ENTRIES]),
             distances: Table([CodeEntry::INVALID; DISTANCE_ENTRIES]),
             lengths: Table([CodeEntry::INVALID; LENGTH_ENTRIES]),
+            is_fixed: false,
         }
     }
 }
@@ -143,6 +146,7 @@ impl Default for Tables {
 impl Tables {
     /// The codes of a block that brings its own.
     pub(super) fn set(&mut self, literals: &[u8], distances: &[u8]) -> Result<(), WrongCode> {
+        self.is_fixed = false;
         if literals.get(END_OF_BLOCK).is_none_or(|length| *length == 0) {
             return Err(WrongCode);
         }
@@ -152,10 +156,15 @@ impl Tables {
 
     /// The codes that are the same everywhere.
     pub(super) fn set_fixed(&mut self) -> Result<(), WrongCode> {
+        if self.is_fixed {
+            return Ok(());
+        }
         let mut literals = [8; LITERALS];
         literals[144..256].fill(9);
         literals[256..280].fill(7);
-        self.set(&literals, &[5; DISTANCES])
+        self.set(&literals, &[5; DISTANCES])?;
+        self.is_fixed = true;
+        Ok(())
     }
 
     /// The code for lengths of codes.

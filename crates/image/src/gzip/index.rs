@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use super::header::{Header, TRAILER, damaged};
 use super::inflate::{AHEAD, InflateError, Inflater, Marks, Pause, ROOM};
-use super::{Checkpoint, SPAN, SPAN_MAX, Start, WINDOW, Window};
+use super::{Checkpoint, SPAN, SPAN_MAX, Start, WINDOW, Window, packed_max, windows_max};
 
 /// Bytes of output at once, behind the window.
 const OUT: usize = 256 << 10;
@@ -19,6 +19,12 @@ pub enum GzipError {
     /// One block has more output than is kept in memory.
     #[error("a deflate block has more than {SPAN_MAX} bytes of output")]
     Block,
+    /// A span has many empty blocks or members.
+    #[error("a part of the blob has more than twice as many bytes as its output")]
+    Empty,
+    /// They would be held in memory, and kept in the index.
+    #[error("its spans refer to more of what is before them than an index may keep")]
+    Windows,
 }
 
 /// Gives the bytes that are in a gzip blob, with every check that RFC 1952 knows, and finds checkpoints.
@@ -38,6 +44,8 @@ pub struct Indexer<R> {
     unpacked: u64,
     checkpoints: Vec<Checkpoint>,
     probe: Probe,
+    /// Bytes of memory of the checkpoints' windows.
+    windows: u64,
     failed: Option<GzipError>,
 }
 
@@ -107,6 +115,7 @@ impl<R: Read> Indexer<R> {
                 window: vec![0; WINDOW].into_boxed_slice(),
                 needed: vec![0; WINDOW].into_boxed_slice(),
             },
+            windows: 0,
             failed: None,
         }
     }
@@ -126,8 +135,27 @@ impl<R: Read> Indexer<R> {
     ///
     /// # Errors
     /// [`GzipError`].
-    pub fn finish(self) -> Result<Vec<Checkpoint>, GzipError> {
+    pub fn finish(mut self) -> Result<Vec<Checkpoint>, GzipError> {
+        self.check_span();
         self.failed.map_or(Ok(self.checkpoints), Err)
+    }
+
+    /// Looks at the span that ends here.
+    fn check_span(&mut self) {
+        let packed = self.checkpoints.last().map_or(0, |it| self.packed - it.packed);
+        if packed > packed_max(self.since().unwrap_or(0)) {
+            self.fail(GzipError::Empty);
+        }
+    }
+
+    /// There will be no checkpoints. What is known of them need not be kept.
+    fn fail(&mut self, error: GzipError) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.failed = Some(error);
+        self.checkpoints.iter_mut().for_each(|it| it.window = Window::default());
+        self.probe.is_open = false;
     }
 
     /// Bytes of output so far since the last checkpoint.
@@ -140,6 +168,7 @@ impl<R: Read> Indexer<R> {
     }
 
     fn note(&mut self, start: Start) {
+        self.check_span();
         let (packed, unpacked, window) = (self.packed, self.unpacked, Window::default());
         self.checkpoints.push(Checkpoint { start, packed, unpacked, window });
     }
@@ -214,7 +243,7 @@ impl<R: Read> Indexer<R> {
             self.settle();
         }
         if self.failed.is_none() && since > SPAN_MAX {
-            self.failed = Some(GzipError::Block);
+            self.fail(GzipError::Block);
         }
         match step.pause {
             Pause::End => self.state = State::Trailer,
@@ -239,6 +268,10 @@ impl<R: Read> Indexer<R> {
         if let (true, Some(checkpoint)) = (self.probe.is_open, self.checkpoints.last_mut()) {
             checkpoint.window = Window::new(&self.probe.window, &self.probe.needed);
             self.probe.is_open = false;
+            self.windows += checkpoint.window.memory();
+            if self.windows > windows_max(self.packed) {
+                self.fail(GzipError::Windows);
+            }
         }
     }
 }

@@ -31,6 +31,19 @@ pub const SPAN: u64 = 256 << 10;
 /// compresses best after 9 MB at the most.
 pub const SPAN_MAX: u64 = 16 << 20;
 
+/// The most bytes of a blob that a span of so much output has: they are in memory at once. Data that does not compress has
+/// little more than its output. Only empty blocks and members could make it more.
+#[must_use]
+pub const fn packed_max(unpacked: u64) -> u64 {
+    unpacked.saturating_mul(2).saturating_add(64 << 10)
+}
+
+/// The most bytes of windows that are kept, while so many bytes of a blob are read: an eighth, where layers have 3 or 4 in a
+/// hundred, and something to begin with.
+const fn windows_max(packed: u64) -> u64 {
+    packed / 8 + (16 << 20)
+}
+
 /// How inflating begins at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {

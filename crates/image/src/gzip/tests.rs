@@ -271,3 +271,24 @@ proptest! {
         check(&blob, &bytes, piece);
     }
 }
+
+#[test]
+fn a_blob_of_empty_members_has_no_checkpoints() {
+    let member = |bytes: &[u8]| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let read = |blob: &[u8]| {
+        let mut indexer = Indexer::new(blob);
+        let mut read = Vec::new();
+        indexer.read_to_end(&mut read).unwrap();
+        (read, indexer.finish())
+    };
+    let (empty, text) = (member(b""), member(b"text"));
+    let few = (64 << 10) / empty.len() - 2;
+    let (out, checkpoints) = read(&[empty.repeat(few), text.clone()].concat());
+    assert_eq!((&out[..], checkpoints.map(|it| it.len())), (&b"text"[..], Ok(1)));
+    let (out, checkpoints) = read(&[empty.repeat(few + 10), text].concat());
+    assert_eq!((&out[..], checkpoints), (&b"text"[..], Err(GzipError::Empty)));
+}

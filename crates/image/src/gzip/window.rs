@@ -61,6 +61,11 @@ impl Window {
         &self.bytes
     }
 
+    /// Bytes of memory of its runs and their bytes.
+    pub(super) fn memory(&self) -> u64 {
+        (self.runs.len() * size_of::<Range<u16>>() + self.bytes.len()) as u64
+    }
+
     /// Writes the kept bytes into a window of 32 KiB.
     pub(super) fn write(&self, whole: &mut [u8]) {
         let mut bytes = &self.bytes[..];

@@ -9,7 +9,7 @@ mod windows;
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::Digest;
-use crate::gzip::{SPAN_MAX, Start};
+use crate::gzip::{SPAN, SPAN_MAX, Start, packed_max};
 use crate::verity::{Algorithm, DeviceId};
 
 pub use windows::{decode_windows, encode_windows};
@@ -30,9 +30,6 @@ const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
 /// A member begins, as [`Start`] is written. Other values are numbers of bits.
 const MEMBER: u8 = 255;
-/// The most bytes of a blob that a span has: they are in memory at once. Only empty blocks could make a span of less output
-/// longer.
-const PACKED_MAX: u64 = SPAN_MAX;
 /// Less than a block of zeros, and a block that says what the device holds.
 const TAIL_MAX: u64 = 1024;
 /// A longer file is no head: it is held in memory. That is enough for a layer of a terabyte.
@@ -254,8 +251,13 @@ impl Head {
         let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
         let mut is_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
             let length = unpacked.checked_sub(span.unpacked);
-            packed.checked_sub(span.packed).is_some_and(|it| (1..=PACKED_MAX).contains(&it))
-                && length.is_some_and(|it| (1..=SPAN_MAX).contains(&it))
+            // So a part of the device has a bounded number of spans. Only the last one ends with the tar.
+            let least = if unpacked == self.tar_bytes { 1 } else { SPAN };
+            length.is_some_and(|it| (least..=SPAN_MAX).contains(&it))
+                && packed
+                    .checked_sub(span.packed)
+                    .zip(length)
+                    .is_some_and(|(packed, length)| packed > 0 && packed <= packed_max(length))
                 && matches!(span.start, Start::Member | Start::Block(0..=7))
         });
         damaged(is_right.all(|it| it), "its spans do not follow one another")?;
@@ -266,6 +268,14 @@ impl Head {
         damaged(
             is_ascending && is_within && firsts.clone().next() == Some(0),
             "the groups of its windows",
+        )?;
+        // As `encode_windows` makes them. So they are no more than the blob's length allows.
+        let place = |first: u32| self.spans.get(usize::try_from(first).unwrap_or(usize::MAX));
+        let parts = firsts.map(|it| place(it).and_then(|it| it.packed.checked_div(GROUP)));
+        let mut pairs = parts.clone().zip(parts.skip(1));
+        damaged(
+            pairs.all(|(one, two)| one < two),
+            "two groups of its windows are of one part of the blob",
         )
     }
 

@@ -114,6 +114,13 @@ fn sealed(mut content: Vec<u8>) -> Vec<u8> {
     content
 }
 
+/// With another place of the second span in the tar.
+fn moved(spans: &[SpanPlace], unpacked: u64) -> Vec<SpanPlace> {
+    let mut spans = spans.to_vec();
+    spans[1].unpacked = unpacked;
+    spans
+}
+
 #[test]
 fn what_contradicts_itself_is_refused() {
     let (blob, tar, checkpoints) = layer();
@@ -136,10 +143,17 @@ fn what_contradicts_itself_is_refused() {
     refused(&|it| drop(it.spans.drain(1..)));
     refused(&|it| it.spans.last_mut().unwrap().packed = it.blob_bytes);
     // Whoever fetches a span has its part of the blob in memory.
-    let last = right.spans.last().unwrap().packed;
-    refused(&|it| it.blob_bytes = last + (16 << 20) + 1);
-    let largest = Head { blob_bytes: last + (16 << 20), ..right.clone() };
-    largest.encode().unwrap();
+    let last = *right.spans.last().unwrap();
+    let most = last.packed + (right.tar_bytes - last.unpacked) * 2 + (64 << 10);
+    refused(&|it| it.blob_bytes = most + 1);
+    Head { blob_bytes: most, ..right.clone() }.encode().unwrap();
+    // Nor are there many spans or groups for a part of the device.
+    let next = right.spans[2].unpacked;
+    refused(&|it| it.spans[1].unpacked = next - (256 << 10) + 1);
+    Head { spans: moved(&right.spans, next - (256 << 10)), ..right.clone() }.encode().unwrap();
+    let second = WindowGroup { first: 1, bytes: 0 };
+    assert!(right.groups[1].first > 1);
+    refused(&|it| it.groups.insert(1, second));
     refused(&|it| it.groups.clear());
     refused(&|it| it.groups[0].first = 1);
     refused(&|it| it.groups.last_mut().unwrap().first = u32::MAX);

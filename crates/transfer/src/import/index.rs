@@ -57,7 +57,7 @@ impl Job<'_> {
             let parts = match (device, parts) {
                 (None, _) => Err(NoIndex::Unused),
                 (Some(device), Some(Ok(parts))) => Ok((device, parts)),
-                (Some(_), Some(Err(GzipError::Block | _))) => Err(NoIndex::Blocks),
+                (Some(_), Some(Err(error))) => Err(NoIndex::of_blob(error)),
                 (Some(device), None) if self.has_index(device, &blob.digest) => {
                     report.index = LayerIndexed::Here;
                     continue;

@@ -86,6 +86,12 @@ pub enum NoIndex {
          program, or another level of compression"
     )]
     Blocks,
+    /// An index would be too large, or its use take too much memory.
+    #[error(
+        "it was compressed in an unusual way, which takes too much to be read in part: make the image again with another \
+         program"
+    )]
+    Compression,
     /// The blob has other bytes than its digest says.
     #[error(
         "its blob in the store is damaged: `quire fsck --repair` removes it, and a pull with --keep-layers brings it back"
@@ -94,6 +100,15 @@ pub enum NoIndex {
     /// Anything else.
     #[error("it cannot be made")]
     Failed(#[source] LayerIndexError),
+}
+
+impl NoIndex {
+    pub(crate) const fn of_blob(error: GzipError) -> Self {
+        match error {
+            GzipError::Block => Self::Blocks,
+            GzipError::Empty | GzipError::Windows | _ => Self::Compression,
+        }
+    }
 }
 
 /// An error while the indexes of an image are made. What was saved before stays.
@@ -243,7 +258,7 @@ impl Stop {
     fn of(error: LayerIndexError) -> Self {
         Self::None(match error {
             LayerIndexError::Cancelled => return Self::All(IndexError::Cancelled),
-            LayerIndexError::Gzip { source: GzipError::Block, .. } => NoIndex::Blocks,
+            LayerIndexError::Gzip { source, .. } => NoIndex::of_blob(source),
             LayerIndexError::BlobDigest { .. } | LayerIndexError::Blob { .. } => {
                 NoIndex::Damaged(error)
             }

@@ -40,6 +40,8 @@ pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
 const ZSTD_LEVEL: i32 = 9;
 /// The most bytes that are inflated of a group, which has a few hundred kilobytes in sound indexes.
 const GROUP_MAX: usize = 16 << 20;
+/// The most bytes of a window in a group: 32 KiB in runs of one byte, each with a distance and a length, and their number.
+const WINDOW_MAX: usize = image::gzip::WINDOW / 2 * 3 + 8;
 /// Bytes of the blob that are read at once.
 const PIECE: usize = 256 << 10;
 
@@ -308,7 +310,8 @@ fn compressed(checkpoints: &[Checkpoint]) -> io::Result<(Vec<WindowGroup>, Vec<u
 /// The windows of a group's `spans` spans, from its frame. `None` for anything but what an index has.
 #[must_use]
 pub fn group_windows(frame: &[u8], spans: usize) -> Option<Vec<Window>> {
-    let bytes = zstd::bulk::decompress(frame, GROUP_MAX).ok()?;
+    let most = spans.checked_mul(WINDOW_MAX)?.min(GROUP_MAX);
+    let bytes = zstd::bulk::decompress(frame, most).ok()?;
     decode_windows(&bytes, spans)
 }
 
