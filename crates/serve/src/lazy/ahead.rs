@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -172,11 +173,15 @@ impl<'a> Ahead<'a> {
             let is_behind = part.cause != Cause::Stream;
             state.behind += usize::from(is_behind);
             drop(state);
-            let done = part.filler.upgrade().map(|it| {
-                if part.spans == NO_SPANS {
-                    it.files().find();
-                }
-                it.bring_ahead(part.spans.clone(), part.cause)
+            let done = part.filler.upgrade().and_then(|it| {
+                let bring = || {
+                    if part.spans == NO_SPANS {
+                        it.files().find();
+                    }
+                    it.bring_ahead(part.spans.clone(), part.cause)
+                };
+                // After an error of ours, whoever reads it tries again.
+                catch_unwind(AssertUnwindSafe(bring)).ok()
             });
             state = self.lock();
             state.behind -= usize::from(is_behind);

@@ -122,7 +122,8 @@ impl<'s, 'a> Completer<'s, 'a> {
         let device = *filler.device().id();
         let sealed = filler.into_device().seal_unless(end).map_err(AnyError::from);
         let sealed = sealed.and_then(|()| Ok(self.door.pass(device, self.open(&device)?)?));
-        if sealed.is_err() {
+        // At the end the next service hashes it. Until then each unit had its digest.
+        if sealed.is_err() && !end.load(Ordering::Relaxed) {
             self.door.refuse(&device)?;
         }
         sealed

@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const UNITS_MAX: usize = 4096;
 
 /// In so long a time, no more than [`LINES_MAX`] lines about failures of one device are logged.
-const LINES_TIME: Duration = Duration::from_secs(10);
+const LINES_TIME: Duration = Duration::from_secs(60);
 const LINES_MAX: u32 = 10;
 
 /// How patient a service is with sources. It can be changed while the service runs.

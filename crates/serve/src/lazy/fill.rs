@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use image::gzip::{SpanError, Window};
+use image::gzip::SpanError;
 use image::lazy::UNIT;
 use oci::blobs::BlobSource;
 use rustix::fs::SeekFrom;
@@ -18,6 +18,7 @@ use store::{SparseError, SparseFill};
 use transfer::lazy::LayerIndex;
 
 use self::fetch::Fetch;
+use self::spans::WindowCache;
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
@@ -83,14 +84,17 @@ static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
 /// How often a reader whose bytes another thread brings looks whether it has waited long enough.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// So much of a read is brought at once: its blob's bytes and its own are in memory meanwhile. Programs read less; only the
+/// device itself can be asked for more.
+const AT_ONCE: u64 = 4 << 20;
+
 /// A file is brought as a whole if that takes no longer than so many requests.
 const FILE_REQUESTS: f64 = 4.0;
 
 /// Fills one device from its layer's blob.
 pub struct LayerFiller<'a> {
     index: LayerIndex,
-    /// The windows of each group, once they are needed.
-    windows: Vec<OnceLock<Option<Vec<Window>>>>,
+    windows: WindowCache,
     blobs: &'a dyn BlobSource,
     device: SparseFill<'a>,
     /// The units that had their digest. Set after they were written.
@@ -207,13 +211,12 @@ impl<'a> LayerFiller<'a> {
     /// Fills `device` by its index. Its bytes may be there or not, right or wrong: each unit is hashed before it is used.
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
-        let windows = index.head.groups.iter().map(|_| OnceLock::new()).collect();
         let units = &index.head.units;
         let filled = units.iter().map(|_| AtomicBool::new(false)).collect();
         let untouched = units.iter().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
         Self {
             index,
-            windows,
+            windows: WindowCache::default(),
             blobs,
             device,
             filled,
@@ -300,15 +303,34 @@ impl<'a> LayerFiller<'a> {
         begin: impl Fn(Vec<Range<usize>>) -> T,
     ) -> Result<(), FillError> {
         let begun = Instant::now();
-        let done = loop {
+        let end = range.end.min(self.index.head.device_bytes);
+        let mut start = range.start;
+        while start < end {
+            // Parts end where units do.
+            let next = (start / AT_ONCE + 1).saturating_mul(AT_ONCE).min(end);
+            self.ensure_part(&(start..next), begun, &begin)?;
+            start = next;
+        }
+        self.touch(&range);
+        Ok(())
+    }
+
+    /// The same for a part of a read, which has waited since then.
+    fn ensure_part<T>(
+        &self,
+        range: &Range<u64>,
+        begun: Instant,
+        begin: &impl Fn(Vec<Range<usize>>) -> T,
+    ) -> Result<(), FillError> {
+        loop {
             let coming = lock(&self.coming);
-            let Some(units) = self.missing(&range) else { break Ok(()) };
+            let Some(units) = self.missing(range) else { return Ok(()) };
             if let Some(error) = self.denied(&units) {
-                break Err(error);
+                return Err(error);
             }
             if coming.range(units.clone()).next().is_some() {
                 if let Some(time) = self.overdue(begun) {
-                    break Err(FillError::Silent(time));
+                    return Err(FillError::Silent(time));
                 }
                 // Another thread brings some of them.
                 drop(self.came.wait_timeout(coming, LOOK).unwrap_or_else(PoisonError::into_inner));
@@ -316,16 +338,12 @@ impl<'a> LayerFiller<'a> {
             }
             let around = self.around(&units, &coming);
             let _claim = Claim::new(self, around.clone(), coming);
-            if let Err(error) = self.bring_wanted(&range, &around, &begin) {
+            if let Err(error) = self.bring_wanted(range, &around, begin) {
                 // Before others that want them look.
-                self.failures.failed(self.missing(&range).unwrap_or(units), Instant::now());
-                break Err(error);
+                self.failures.failed(self.missing(range).unwrap_or(units), Instant::now());
+                return Err(error);
             }
-        };
-        if done.is_ok() {
-            self.touch(&range);
         }
-        done
     }
 
     /// Brings what is missing of these spans of the blob, but for what other threads bring already.

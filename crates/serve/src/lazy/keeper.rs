@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::deaths::{AfterDeath, Deaths};
 use super::door::ConnectionId;
 use super::journal::{Journal, NUMBERS, TakenEvent};
 use super::watch;
@@ -33,6 +34,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The first pause after services died at once again and again: readers get I/O errors before it is over.
+const REST: Duration = Duration::from_secs(15);
 /// How often it is looked whether anything is still in use, while there is no service.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -271,23 +274,40 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
         wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
     let keeps = if protocol == 0 { Told::Done } else { Told::Keeps { protocol: PROTOCOL } };
     wire::send(socket.as_fd(), &keeps, None).map_err(KeeperError::Service)?;
-    let mut current = Some(socket);
+    let (mut current, mut deaths) = (Some(socket), Deaths::default());
     loop {
+        let begun = Instant::now();
         let ended = match current.take() {
             Some(socket) => kept.with(&socket),
             None => Ended::Died,
         };
+        // When a service is started next, if none comes by itself.
+        let mut next = None;
         match ended {
             Ended::Over => return Ok(()),
             Ended::Left => {}
             Ended::Died => {
-                tracing::error!("the service died: it is started again");
-                // First of all: readers wait for it.
-                kept.start(service);
+                tracing::error!("the service died");
+                let left = kept.journal.as_ref().map(Journal::left).unwrap_or_default();
+                let after = deaths.died(&left, begun.elapsed());
+                if after == AfterDeath::WithoutReaders {
+                    tracing::error!(
+                        "services die of a reader again and again: it gets an I/O error"
+                    );
+                    kept.drop_journal();
+                }
+                if after == AfterDeath::Rest {
+                    tracing::error!("services die again and again: none is started for a while");
+                    next = Some((service, REST));
+                } else {
+                    // First of all: readers wait for it.
+                    kept.start(service);
+                    next = Some((service, PAUSE));
+                }
                 kept.deny_unknown()?;
             }
         }
-        match kept.without(listener.as_fd(), (ended == Ended::Died).then_some(service))? {
+        match kept.without(listener.as_fd(), next)? {
             Some(next) => current = Some(next),
             None => break,
         }
@@ -422,18 +442,18 @@ impl Kept {
     fn without(
         &mut self,
         listener: BorrowedFd<'_>,
-        service: Option<&Program>,
+        service: Option<(&Program, Duration)>,
     ) -> Result<Option<OwnedFd>, KeeperError> {
         let begun = Instant::now();
-        let (mut pause, mut start) = (PAUSE * 2, Instant::now() + PAUSE);
+        let mut service = service.map(|(program, pause)| (program, pause, begun + pause));
         loop {
             let now = Instant::now();
-            if let Some(service) = service
-                && now >= start
+            if let Some((program, pause, start)) = &mut service
+                && now >= *start
             {
-                self.start(service);
-                start = now + pause;
-                pause = (pause * 2).min(PAUSE_MAX);
+                self.start(program);
+                *pause = (*pause * 2).min(PAUSE_MAX);
+                *start = now + *pause;
             }
             // As long as somebody may come soon, readers wait in the queue.
             let is_patient = now.duration_since(begun) < PATIENCE;

@@ -10,6 +10,7 @@ mod ahead;
 mod client;
 mod complete;
 mod count;
+mod deaths;
 mod door;
 mod failures;
 mod files;

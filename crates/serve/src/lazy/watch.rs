@@ -57,8 +57,8 @@ impl LazyWatch {
     fn is_served(&self) -> io::Result<bool> {
         let mut life = match File::open(self.folder.join(LIFE)) {
             Ok(life) => life,
-            // The service removes it when all devices are free, or complete.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            // The service removes it when all devices are free, or complete. Then the group has no marks.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
         let mut instance = String::new();

@@ -1,6 +1,7 @@
 //! An image whose device is filled while it is read: from a layer as tar and gzip made it, to files through the kernel.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod deaths;
 mod descriptors;
 mod fuse;
 mod sealed;

@@ -16,6 +16,11 @@ use super::waiting::WaitingReader;
 pub(super) const OF_A_DEVICE: usize = 32;
 /// The most threads in all. Each has a stack, of which it uses little.
 const THREADS_MAX: usize = 512;
+/// When so many ask sources, each device has only [`FEW`] more.
+const SOURCES_MANY: usize = 256;
+const FEW: usize = 2;
+/// The most threads that ask sources. The others are for bytes that are here.
+const SOURCES_MAX: usize = 480;
 /// A thread without work ends after this, unless it is the only one.
 const REST: Duration = Duration::from_secs(10);
 
@@ -30,8 +35,11 @@ pub(super) struct Fetchers<'a> {
 /// What waits, by the device whose source it asks; without one, it only has to be read from the disk.
 #[derive(Debug)]
 struct State<T> {
-    waiting: VecDeque<(Option<DeviceId>, T)>,
+    /// Devices in the order in which they are looked at, each with something that waits.
+    waiting: VecDeque<(Option<DeviceId>, VecDeque<T>)>,
     at_work: HashMap<Option<DeviceId>, usize>,
+    /// The threads at work that ask sources.
+    asking: usize,
     threads: usize,
     idle: usize,
     is_over: bool,
@@ -40,7 +48,7 @@ struct State<T> {
 impl<T> Default for State<T> {
     fn default() -> Self {
         let (waiting, at_work) = (VecDeque::new(), HashMap::new());
-        Self { waiting, at_work, threads: 0, idle: 0, is_over: false }
+        Self { waiting, at_work, asking: 0, threads: 0, idle: 0, is_over: false }
     }
 }
 
@@ -53,21 +61,41 @@ enum Next<T> {
 }
 
 impl<T> State<T> {
-    fn next(&mut self) -> Next<T> {
-        let may =
-            |device: &Option<DeviceId>| self.at_work.get(device).is_none_or(|it| *it < OF_A_DEVICE);
-        let found = self.waiting.iter().position(|it| may(&it.0));
-        if let Some((device, work)) = found.and_then(|at| self.waiting.remove(at)) {
-            *self.at_work.entry(device).or_default() += 1;
-            return Next::Work(device, work);
-        }
-        match self.is_over && self.waiting.is_empty() {
-            true => Next::End,
-            false => Next::Wait,
+    fn push(&mut self, device: Option<DeviceId>, work: T) {
+        match self.waiting.iter_mut().find(|it| it.0 == device) {
+            Some((_, queue)) => queue.push_back(work),
+            None => self.waiting.push_back((device, VecDeque::from([work]))),
         }
     }
 
+    /// Whether one more thread may be at work for a device.
+    fn may(&self, device: Option<DeviceId>) -> bool {
+        let most = match device {
+            Some(_) if self.asking >= SOURCES_MAX => 0,
+            Some(_) if self.asking >= SOURCES_MANY => FEW,
+            Some(_) | None => OF_A_DEVICE,
+        };
+        self.at_work.get(&device).copied().unwrap_or(0) < most
+    }
+
+    /// What a thread does next. Devices take turns.
+    fn next(&mut self) -> Next<T> {
+        let found = self.waiting.iter().position(|it| self.may(it.0));
+        if let Some((device, mut queue)) = found.and_then(|at| self.waiting.remove(at))
+            && let Some(work) = queue.pop_front()
+        {
+            if !queue.is_empty() {
+                self.waiting.push_back((device, queue));
+            }
+            *self.at_work.entry(device).or_default() += 1;
+            self.asking += usize::from(device.is_some());
+            return Next::Work(device, work);
+        }
+        if self.is_over && self.waiting.is_empty() { Next::End } else { Next::Wait }
+    }
+
     fn done(&mut self, device: Option<DeviceId>) {
+        self.asking -= usize::from(device.is_some());
         match self.at_work.get_mut(&device) {
             Some(threads @ 2..) => *threads -= 1,
             _ => drop(self.at_work.remove(&device)),
@@ -87,7 +115,7 @@ impl<'a> Fetchers<'a> {
 
     /// Has a thread bring what a reader waits for.
     pub(super) fn push(&self, reader: Arc<WaitingReader<'a>>) {
-        self.lock().waiting.push_back((reader.source(), reader));
+        self.lock().push(reader.source(), reader);
         self.changed.notify_one();
     }
 
@@ -158,12 +186,12 @@ mod tests {
     fn a_device_whose_source_is_silent_leaves_threads_to_others() {
         let mut state = State::default();
         let [silent, other] = [1, 2].map(|it| DeviceId::from_bytes(&[it; 32]).ok());
-        state.waiting.extend((0..OF_A_DEVICE + 2).map(|it| (silent, it)));
+        (0..OF_A_DEVICE + 2).for_each(|it| state.push(silent, it));
         for number in 0..OF_A_DEVICE {
             assert_eq!(state.next(), Next::Work(silent, number));
         }
         assert_eq!(state.next(), Next::Wait);
-        state.waiting.push_back((other, 100));
+        state.push(other, 100);
         assert_eq!(state.next(), Next::Work(other, 100));
         state.is_over = true;
         // What waits is brought before the end.
@@ -176,6 +204,22 @@ mod tests {
         (0..OF_A_DEVICE).for_each(|_| state.done(silent));
         state.done(other);
         assert!(state.at_work.is_empty());
+    }
+
+    #[test]
+    fn many_silent_devices_leave_threads_to_others_and_to_the_disk() {
+        let mut state = State::default();
+        let device = |it: u8| DeviceId::from_bytes(&[it; 32]).ok();
+        for number in 0..=u8::MAX {
+            (0..OF_A_DEVICE).for_each(|_| state.push(device(number), ()));
+        }
+        while let Next::Work(..) = state.next() {}
+        assert_eq!(state.asking, SOURCES_MAX);
+        // Those that came when there were few threads left have some, too.
+        let at_work = state.at_work.values();
+        assert!(at_work.clone().all(|it| *it <= OF_A_DEVICE) && at_work.min() == Some(&1));
+        state.push(None, ());
+        assert_eq!(state.next(), Next::Work(None, ()));
     }
 
     #[test]

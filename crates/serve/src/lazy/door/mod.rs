@@ -123,6 +123,8 @@ struct Armed<'a> {
 #[derive(Debug)]
 enum ArmedState<'a> {
     Filling(Arc<LayerFiller<'a>>),
+    /// All units are filled, and it is hashed as a whole. Its readers do not wait, and the keeper has it still.
+    Sealing(Arc<File>),
     /// All bytes are there. The file is open as long as a request may be on its way.
     Complete(Arc<File>),
     /// Its bytes are those of another device, or the disk did not keep them, or all ends before that is known.
@@ -133,7 +135,7 @@ impl ArmedState<'_> {
     fn file(&self) -> &File {
         match self {
             Self::Filling(filler) => filler.device().file(),
-            Self::Complete(file) => file,
+            Self::Sealing(file) | Self::Complete(file) => file,
             Self::Broken(file) => file,
         }
     }
@@ -328,30 +330,37 @@ impl<'a> Door<'a> {
                 ArmedState::Filling(it) => {
                     Arc::strong_count(it) == 1 && (unread == Unread::Go || !it.is_completing())
                 }
-                ArmedState::Complete(_) | ArmedState::Broken(_) => true,
+                ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => true,
             };
             may_go && !is_served(**place) && is_free(armed.state.file())
         };
         let free: Vec<_> = devices.iter().filter(is_free).map(|(place, _)| *place).collect();
+        let mut released = Vec::new();
         for place in free {
             if let Some(armed) = devices.get(&place)
                 && armed.is_marked
             {
                 self.group.unmark(armed.state.file().as_fd())?;
             }
-            devices.remove(&place).inspect(|it| gone(&it.device));
+            released.extend(devices.remove(&place).map(|it| it.device));
         }
         let is_left = |(place, armed): &(&InodePlace, &Armed<'a>)| {
             !matches!(armed.state, ArmedState::Complete(_)) || is_served(**place)
         };
-        Ok(devices.iter().filter(is_left).count())
+        let left = devices.iter().filter(is_left).count();
+        // Who is told may be slow, and readers need the devices.
+        drop(devices);
+        released.iter().for_each(&mut gone);
+        Ok(left)
     }
 
     /// Where the bytes of a device are; `None` if its readers get errors.
     fn find(&self, place: InodePlace) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
             ArmedState::Filling(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
-            ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
+            ArmedState::Sealing(file) | ArmedState::Complete(file) => {
+                Some(DeviceBytes::Complete(Arc::clone(file)))
+            }
             ArmedState::Broken(_) => None,
         }
     }
@@ -361,7 +370,7 @@ impl<'a> Door<'a> {
     pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |armed: &Armed<'a>| match &armed.state {
             ArmedState::Filling(filler) => Some(Arc::clone(filler)),
-            ArmedState::Complete(_) | ArmedState::Broken(_) => None,
+            ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => None,
         };
         self.devices().values().filter_map(filling).collect()
     }
@@ -371,19 +380,23 @@ impl<'a> Door<'a> {
         &self,
         mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
     ) -> Result<(), E> {
-        let devices = self.devices();
-        devices.iter().try_for_each(|(place, it)| match &it.state {
-            ArmedState::Filling(filler) => {
-                let is_completing = filler.is_completing();
-                let state = KeptState { is_completing, ..KeptState::default() };
-                give(&it.device, filler.device().file(), state)
-            }
-            ArmedState::Complete(file) if self.connections.has(*place) => {
-                give(&it.device, file, KeptState { is_complete: true, ..KeptState::default() })
-            }
-            ArmedState::Complete(_) => Ok(()),
-            ArmedState::Broken(file) => give(&it.device, file, KeptState::default()),
-        })
+        let to_keep = |(place, it): (&InodePlace, &Armed<'a>)| {
+            let state = match &it.state {
+                ArmedState::Filling(filler) => {
+                    KeptState { is_completing: filler.is_completing(), is_complete: false }
+                }
+                ArmedState::Complete(_) if self.connections.has(*place) => {
+                    KeptState { is_complete: true, is_completing: false }
+                }
+                ArmedState::Complete(_) => return None,
+                ArmedState::Sealing(_) | ArmedState::Broken(_) => KeptState::default(),
+            };
+            // Without a descriptor for it, the keeper has it from before, or not at all.
+            Some((it.device, it.state.file().try_clone().ok()?, state))
+        };
+        // Who is given them may be slow, and readers need the devices.
+        let files: Vec<_> = self.devices().iter().filter_map(to_keep).collect();
+        files.iter().try_for_each(|(device, file, state)| give(device, file, *state))
     }
 
     /// Brings all of a device, behind all else.
@@ -410,10 +423,10 @@ impl<'a> Door<'a> {
         let Some(armed) = devices.values_mut().find(is_full) else { return Ok(None) };
         // The same open file, which the keeper has, too: so a lease still tells of others.
         let file = armed.state.file().try_clone().map_err(DoorError::Device)?;
-        let complete = ArmedState::Complete(Arc::new(file));
-        match std::mem::replace(&mut armed.state, complete) {
+        let sealing = ArmedState::Sealing(Arc::new(file));
+        match std::mem::replace(&mut armed.state, sealing) {
             ArmedState::Filling(filler) => Ok(Arc::into_inner(filler)),
-            ArmedState::Complete(_) | ArmedState::Broken(_) => Ok(None),
+            ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Ok(None),
         }
     }
 
@@ -426,7 +439,7 @@ impl<'a> Door<'a> {
         let Some(armed) = devices.values_mut().find(|it| it.device == *device) else {
             return Ok(());
         };
-        if let ArmedState::Complete(file) = &armed.state {
+        if let ArmedState::Sealing(file) | ArmedState::Complete(file) = &armed.state {
             armed.state = ArmedState::Broken(file.try_clone().map_err(DoorError::Device)?);
         }
         Ok(())
@@ -439,7 +452,9 @@ impl<'a> Door<'a> {
     pub fn is_complete(&self, file: &File) -> Result<bool, DoorError> {
         let place = place(file)?;
         let devices = self.devices();
-        Ok(devices.get(&place).is_some_and(|it| matches!(it.state, ArmedState::Complete(_))))
+        Ok(devices
+            .get(&place)
+            .is_some_and(|it| matches!(it.state, ArmedState::Sealing(_) | ArmedState::Complete(_))))
     }
 
     /// Takes the mark from a sealed device, whose file this is, open to read.
@@ -480,7 +495,7 @@ impl<'a> Door<'a> {
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
         let fetchers = Fetchers::default();
         thread::scope(|scope| {
-            fetchers.start(scope, |reader| self.bring(reader));
+            fetchers.start(scope, |reader| self.bring_or_deny(reader));
             for _ in 0..WORKERS {
                 scope.spawn(|| self.ahead.work());
             }

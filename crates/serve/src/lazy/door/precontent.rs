@@ -139,7 +139,7 @@ impl<'a> Door<'a> {
         if let Some(place) = event.place {
             return match devices.get(&place).map(|it| &it.state) {
                 Some(ArmedState::Filling(filler)) => Found::Filling(vec![Arc::clone(filler)]),
-                Some(ArmedState::Complete(_)) => Found::Complete,
+                Some(ArmedState::Sealing(_) | ArmedState::Complete(_)) => Found::Complete,
                 Some(ArmedState::Broken(_)) | None => Found::Nothing,
             };
         }
@@ -148,7 +148,7 @@ impl<'a> Door<'a> {
         for armed in devices.values() {
             match &armed.state {
                 ArmedState::Filling(filler) if armed.is_marked => fillers.push(Arc::clone(filler)),
-                ArmedState::Filling(_) | ArmedState::Complete(_) => {}
+                ArmedState::Filling(_) | ArmedState::Sealing(_) | ArmedState::Complete(_) => {}
                 ArmedState::Broken(_) => return Found::Nothing,
             }
         }

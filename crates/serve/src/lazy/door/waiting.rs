@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -118,8 +119,17 @@ impl<'a> Door<'a> {
         self.cancel.is_some_and(|it| it.load(Ordering::Relaxed))
     }
 
+    /// Brings what a reader waits for. An error of ours costs this reader its bytes, and no other.
+    pub(super) fn bring_or_deny(&self, reader: &WaitingReader<'a>) {
+        let brought = catch_unwind(AssertUnwindSafe(|| self.bring(reader)));
+        if brought.is_err() {
+            tracing::error!("a reader gets an I/O error: an error in this program");
+            self.answer(reader, PrecontentAnswer::Deny);
+        }
+    }
+
     /// Brings what a reader waits for.
-    pub(super) fn bring(&self, reader: &WaitingReader<'a>) {
+    fn bring(&self, reader: &WaitingReader<'a>) {
         for filler in &reader.fillers {
             if reader.is_answered() {
                 return;

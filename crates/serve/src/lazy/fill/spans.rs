@@ -1,12 +1,46 @@
 //! Where the spans of a blob and the units of a device are, and how one becomes the other.
 
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use image::gzip::{Checkpoint, SpanError, Window};
 use image::lazy::UNIT;
 use transfer::lazy::{LayerIndex, group_windows};
 
-use super::{FillError, LayerFiller};
+use super::{FillError, LayerFiller, lock};
+
+/// Groups of windows that a filler keeps: some hundred kilobytes in sound indexes.
+const GROUPS: usize = 16;
+
+/// The windows that were used last, by their group.
+#[derive(Debug, Default)]
+pub(super) struct WindowCache(Mutex<VecDeque<(usize, Arc<[Window]>)>>);
+
+impl WindowCache {
+    /// Those of a group. `make` gets them if they are not here.
+    fn get(
+        &self,
+        group: usize,
+        make: impl FnOnce() -> Option<Vec<Window>>,
+    ) -> Option<Arc<[Window]>> {
+        let mut kept = lock(&self.0);
+        let found = kept.iter().position(|it| it.0 == group).and_then(|at| kept.remove(at));
+        let (_, windows) = match found {
+            Some(found) => found,
+            None => {
+                // Others need not wait.
+                drop(kept);
+                let made = make()?;
+                kept = lock(&self.0);
+                (group, made.into())
+            }
+        };
+        kept.truncate(GROUPS - 1);
+        kept.push_front((group, Arc::clone(&windows)));
+        Some(windows)
+    }
+}
 
 impl LayerFiller<'_> {
     /// The numbers of the units that have these bytes.
@@ -107,10 +141,9 @@ impl LayerFiller<'_> {
         let number = u32::try_from(span).map_err(|_error| missing())?;
         let group = groups.partition_point(|it| it.first <= number).checked_sub(1);
         let group = group.ok_or_else(missing)?;
-        let windows = self.windows[group].get_or_init(|| self.group(group)).as_ref();
-        let within = number - groups[group].first;
-        let window = windows.and_then(|it| it.get(usize::try_from(within).ok()?));
-        window.cloned().ok_or_else(missing)
+        let windows = self.windows.get(group, || self.group(group)).ok_or_else(missing)?;
+        let within = usize::try_from(number - groups[group].first).ok();
+        within.and_then(|it| windows.get(it)).cloned().ok_or_else(missing)
     }
 
     fn group(&self, group: usize) -> Option<Vec<Window>> {
