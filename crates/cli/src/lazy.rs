@@ -74,13 +74,24 @@ impl Supply for StoreSupply<'_> {
     ) -> Result<Option<LayerIndex>, Box<dyn std::error::Error + Send + Sync>> {
         let Some(index) = LayerIndex::load(self.store, device)? else { return Ok(None) };
         let mut sources = Vec::new();
-        for (_, found) in self.store.refs.all()? {
-            // Only those who had this image are asked for its layers.
-            if self.store.sparse_devices(&found.image)?.contains(device) {
-                sources.extend(transfer::lazy::sources(self.store, &found.image)?);
+        // One record that is damaged keeps no other image from its bytes, and what is here needs no source.
+        for found in self.store.refs.readable()?.0.into_values() {
+            let of_it = || -> Result<Vec<Reference>, Box<dyn std::error::Error + Send + Sync>> {
+                // Only those who had this image are asked for its layers.
+                if !self.store.sparse_devices(&found.image)?.contains(device) {
+                    return Ok(Vec::new());
+                }
+                Ok(transfer::lazy::sources(self.store, &found.image)?)
+            };
+            match of_it() {
+                Ok(found) => sources.extend(found),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &*error;
+                    tracing::warn!(image = %found.image, error, "where the image is from is not known");
+                }
             }
         }
-        self.blobs.know(&index.head.blob, &sources)?;
+        self.blobs.know(&index.head.blob, &sources);
         Ok(Some(index))
     }
 
@@ -183,18 +194,26 @@ impl<'a> StoreBlobs<'a> {
         for layer in StoredImage::load(store, manifest)?.manifest.layers {
             // What fills a device for readers is asked where it was before, whatever another manifest names.
             if self.registries(&layer.digest).is_empty() {
-                self.know(&layer.digest, &sources)?;
+                self.know(&layer.digest, &sources);
             }
         }
         Ok(())
     }
 
-    fn know(&self, blob: &Digest, sources: &[Reference]) -> Result<(), RegistryError> {
+    /// Notes who is asked for a blob. A registry that cannot be asked as it is configured is left out.
+    fn know(&self, blob: &Digest, sources: &[Reference]) {
         let mut asked = BTreeSet::new();
         let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
-        let made: Result<Vec<_>, _> = new.map(|it| self.registry(it)).collect();
-        lock(&self.registries).insert(*blob, made?);
-        Ok(())
+        let made = new.filter_map(|it| {
+            let registry = self.registry(it);
+            let failed = |error: &RegistryError| {
+                let error: &dyn std::error::Error = error;
+                tracing::error!(registry = it.registry(), error, "the registry is not asked");
+            };
+            registry.inspect_err(failed).ok()
+        });
+        let made = made.collect();
+        lock(&self.registries).insert(*blob, made);
     }
 
     /// The repository of `reference`, with the connections and tokens of another layer that was just mounted.

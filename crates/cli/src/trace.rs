@@ -75,6 +75,15 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
         store::Traces::default()
     });
     let (count, bytes) = (runs.len(), report::size(units.saturating_mul(UNIT)));
+    let mut runs = runs;
+    let room = traces.room(&args.trace);
+    if runs.len() > room {
+        // What is read late is worth least.
+        context.remark(&format!(
+            "the trace ends after {room} of {count} parts: an image keeps no more"
+        ));
+        runs.truncate(room);
+    }
     traces.set(Trace { name: args.trace.clone(), runs })?;
     store.downloads.set_traces(&image, &traces)?;
     if !context.quiet {

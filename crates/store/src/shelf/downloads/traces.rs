@@ -174,6 +174,13 @@ impl Traces {
         Ok(())
     }
 
+    /// How many runs a trace of this name can have beside the others.
+    #[must_use]
+    pub fn room(&self, name: &str) -> usize {
+        let others = self.0.iter().filter(|it| it.name != name).map(|it| it.runs.len());
+        TRACE_RUNS_MAX.saturating_sub(others.sum())
+    }
+
     fn raw(&self) -> Raw {
         let used = self.0.iter().flat_map(|it| &it.runs).map(|it| it.device);
         let devices: BTreeSet<DeviceId> = used.collect();
