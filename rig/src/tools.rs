@@ -16,7 +16,7 @@ use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 35] = [
+const PACKAGES: [(&str, &str); 37] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("podman", "podman"),
@@ -36,6 +36,8 @@ const PACKAGES: [(&str, &str); 35] = [
     ("zstd", "zstd"),
     ("gzip", "gzip"),
     ("mkfs.ext4", "e2fsprogs"),
+    ("mkfs.xfs", "xfsprogs"),
+    ("mkfs.btrfs", "btrfs-progs"),
     ("tar", "tar"),
     ("bsdtar", "libarchive-tools"),
     ("python3", "python3"),

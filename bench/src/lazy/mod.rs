@@ -63,6 +63,11 @@ trait Way {
     /// Behind [`Way::after`]: mounts the image once more, with what was kept.
     fn again(&self, start: &Start<'_>) -> Result<()>;
 
+    /// Whether others made it: then a failure of it is a finding.
+    fn is_rival(&self) -> bool {
+        true
+    }
+
     /// Whether it knows what a program is going to read.
     fn is_prepared(&self) -> bool;
 

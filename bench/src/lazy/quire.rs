@@ -68,6 +68,10 @@ impl<'a> Quire<'a> {
 }
 
 impl Way for Quire<'_> {
+    fn is_rival(&self) -> bool {
+        false
+    }
+
     fn name(&self) -> &'static str {
         self.kind.name()
     }

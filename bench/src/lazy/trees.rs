@@ -121,9 +121,30 @@ pub(super) fn walks(
             commands.push(walked(way, walk.script));
             Ok(commands)
         };
+        let can = |way: &dyn Way| -> Result<()> {
+            way.before(start)?;
+            prepare(way)?;
+            commands(way)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
+        };
+        let mut able = Vec::new();
+        for way in ways {
+            let tried = if way.is_rival() { can(*way) } else { Ok(()) };
+            if way.is_rival() {
+                way.after()?;
+            }
+            match tried {
+                Ok(()) => able.push(*way),
+                Err(error) => {
+                    let text = format!("{error:#}");
+                    let line = text.lines().next().unwrap_or_default();
+                    println!("{}: {title}: {line}", way.name());
+                    found.findings.push(format!("{} cannot do this: {title}", way.name()));
+                }
+            }
+        }
         let (until, is_cold) = (Until::End, walk.is_cold);
         let table = Race { title, until, is_cold, prepare: &prepare, commands: &commands };
-        race(stage, ways, start, proxy, table, found)?;
+        race(stage, &able, start, proxy, table, found)?;
     }
     Ok(())
 }

@@ -20,7 +20,9 @@ use testing::fake::wait_for;
 use transfer::StoredImage;
 use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
 
+use crate::mounts::Unmount;
 use crate::runs::runtimes;
+use crate::writable::{has, run};
 use crate::{Place, add_programs, is_root};
 
 /// A blob.
@@ -84,6 +86,8 @@ impl Lazy {
         let words: Vec<u8> = testing::noise(1 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
         fs::write(tree.join("words"), text).unwrap();
+        // What no program reads: otherwise a trace could be all of the device, which then is listed no more.
+        fs::write(tree.join("unread"), testing::noise(4 << 20)).unwrap();
         let tar = place.path("layer.tar");
         let packed = ["-cf", tar.to_str().unwrap(), "."];
         assert!(testing::trees::run("tar", &packed, &tree));
@@ -320,6 +324,54 @@ fn a_lost_source_is_an_error_that_heals() {
     assert!(read == Some(lazy.words()));
     place.out("umount root");
     lazy.end(service);
+}
+
+/// ext4 is where the other tests have theirs.
+#[test]
+fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
+    for system in ["xfs", "btrfs"] {
+        let mkfs = format!("mkfs.{system}");
+        if !is_root() || !has(&[&mkfs, "mount", "cp"]) {
+            continue;
+        }
+        let Some(lazy) = Lazy::new() else { return };
+        let place = &lazy.place;
+        let (file, disk) = (place.path("disk"), place.path("point"));
+        fs::File::create(&file).unwrap().set_len(1 << 30).unwrap();
+        fs::create_dir(&disk).unwrap();
+        let [from, file, at] =
+            [place.path("store"), file, disk.clone()].map(|it| it.to_str().unwrap().to_owned());
+        run(&mkfs, &["-q", &file]);
+        run("mount", &["-o", "loop", &file, &at]);
+        let guard = Unmount(disk.clone());
+        run("cp", &["-a", &from, &at]);
+        fs::remove_dir_all(&from).unwrap();
+        std::os::unix::fs::symlink(disk.join("store"), &from).unwrap();
+
+        let service = serve_with(place, &["--door", "fanotify"], |command| command);
+        fs::create_dir(place.path("root")).unwrap();
+        place.out("mount --lazy lazy root");
+        assert!(fs::read(place.path("root/words")).unwrap() == lazy.words(), "{system}");
+        let filled = || {
+            let listed = place.out("ps --lazy --json");
+            let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+            (listed[0]["filled"].as_u64(), listed[0]["bytes"].as_u64())
+        };
+        let (some, all) = filled();
+        assert!(some > Some(0) && some < all, "{system}: {some:?} of {all:?}");
+        // The rest, and the seal, while it is mounted.
+        fs::create_dir(place.path("other")).unwrap();
+        place.out("mount --lazy --complete lazy other");
+        wait_for("all of the image", || place.out("ps --lazy --json").trim() == "[]");
+        for root in ["root", "other"] {
+            assert!(fs::read(place.path(root).join("words")).unwrap() == lazy.words(), "{system}");
+            place.out(&format!("umount {root}"));
+        }
+        lazy.end(service);
+        let checked = place.out("fsck --deep");
+        assert!(checked.starts_with("sound: "), "{system}: {checked}");
+        drop(guard);
+    }
 }
 
 /// By fs-verity, though the kernel has it open by the mount.
