@@ -1,6 +1,9 @@
 //! Files that appear whole or not at all, and copies that share what the file system can share.
 //! For everything else about files, rustix is safe to use directly.
-#![expect(unsafe_code, reason = "rustix has no ioctl that shuts a file system down")]
+#![expect(
+    unsafe_code,
+    reason = "rustix has no ioctl that shuts a file system down, and no sync_file_range"
+)]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -10,6 +13,7 @@ use rustix::ioctl::{Opcode, Setter};
 use rustix::path::Arg;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::last_errno;
 use crate::object::proc_path;
 
 /// A new file without a name, open for reading and writing, in the file system of a directory.
@@ -213,6 +217,22 @@ fn copy_bytes(
         write_all(to, buffer.get(..length).unwrap_or_default(), position)?;
         position += length as u64;
     }
+}
+
+/// Whether the disk has kept all that the kernel has written back of a file so far. It waits for nothing. Each failure is told
+/// once to each open file.
+///
+/// # Errors
+/// What the disk said: `EIO`, `ENOSPC` or `EDQUOT`. The kernel drops such pages, and reads zeros in their place.
+pub fn check_written(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    use std::os::fd::AsRawFd as _;
+    // It waits for a range, behind which no file has pages, and tells of all (Linux `mm/filemap.c`, `file_fdatawait_range`).
+    const BEHIND: i64 = 1 << 62;
+    // SAFETY: numbers alone.
+    let done = unsafe {
+        libc::sync_file_range(file.as_raw_fd(), BEHIND, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+    };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Reads what a file has from `position` on, until `into` is full or the file has ended. Returns how many bytes that are.

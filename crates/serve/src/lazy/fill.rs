@@ -119,6 +119,8 @@ pub struct LayerFiller<'a> {
     pace: Mutex<Pace>,
     failures: Failures<'a>,
     counts: Counts,
+    /// Whether the disk lost something that was written.
+    is_lost: Mutex<bool>,
 }
 
 /// For whom a part of a device is brought.
@@ -231,6 +233,7 @@ impl<'a> LayerFiller<'a> {
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
             counts: Counts::default(),
+            is_lost: Mutex::new(false),
         }
     }
 
@@ -500,6 +503,19 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn has(&self, range: &Range<u64>) -> bool {
         self.missing(range).is_none()
+    }
+
+    /// Whether the disk has kept all that was filled, as far as is known now. It is asked before each reader goes on: what the
+    /// disk has lost reads as zeros, as soon as the kernel has tried to write it.
+    pub(super) fn is_kept(&self) -> bool {
+        // A failure is told once. So nobody goes on between that and the note.
+        let mut is_lost = lock(&self.is_lost);
+        if !*is_lost && let Err(error) = self.device.check_written() {
+            *is_lost = true;
+            let (device, error) = (self.device.id(), &error as &dyn std::error::Error);
+            tracing::error!(%device, error, "the disk lost bytes: readers get I/O errors, unmount it");
+        }
+        !*is_lost
     }
 
     /// The number of units that are filled.

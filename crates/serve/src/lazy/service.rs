@@ -38,6 +38,8 @@ use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
 pub(super) const SOCKET: &str = "service";
 /// How often devices are looked for that nothing has open any more.
 const LOOK: Duration = Duration::from_secs(2);
+/// How often it is looked whether the disk has kept what was filled.
+const CHECK: Duration = Duration::from_secs(1);
 /// How often a service looks whether it is to end.
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How often a thread that waits for the keeper looks whether all ends.
@@ -203,11 +205,19 @@ pub fn serve(
             };
             completer.work(&end, &forget);
         });
+        let checking = scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                readers.check_written();
+                // At the end it is woken.
+                thread::park_timeout(CHECK);
+            }
+        });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
         end.store(true, Ordering::Relaxed);
         readers.wake();
         let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        checking.thread().unpark();
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
@@ -238,7 +248,8 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
             Err(error) => tracing::info!(%error, "the keeper was about to end"),
         }
     }
-    let group = Group::new()?;
+    // The filler has a file of its own. So events can be had also where the disk cannot be written any more.
+    let group = Group::to_watch()?;
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
     let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;

@@ -89,11 +89,12 @@ pub(super) fn deny_all(group: &Group) -> Result<(), PrecontentError> {
     let mut buffer = EventBuffer::default();
     loop {
         let events = match group.read(&mut buffer) {
-            // The kernel has denied the event for which there was no descriptor.
-            Err(PrecontentError::Call {
-                source: Errno::MFILE | Errno::NFILE | Errno::NOMEM,
-                ..
-            }) => continue,
+            // The kernel has denied the event whose file it could not open.
+            Err(PrecontentError::Call { source, .. })
+                if !matches!(source, Errno::BADF | Errno::FAULT | Errno::INVAL) =>
+            {
+                continue;
+            }
             events => events?,
         };
         if events.is_empty() {

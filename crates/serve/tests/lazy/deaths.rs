@@ -1,7 +1,9 @@
 //! Services that die with their keeper, or again and again.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 
 use container::life::monitor::Watch as _;
@@ -77,4 +79,62 @@ fn a_reader_that_each_service_dies_of_gets_an_error_and_others_go_on() {
     wait_for("the last service's note", || served.path("service.pid").exists());
     served.leave();
     served.is_over();
+}
+
+/// A disk in a file whose own disk is full: what is written is lost when it is written back.
+#[test]
+fn bytes_that_the_disk_has_lost_are_errors_and_no_zeros() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    if !testing::programs(&["mount", "umount", "mkfs.ext4", "cp"]) {
+        return;
+    }
+    let [room, disk] = ["room", "disk"].map(|it| served.path(it));
+    let run = |program: &str, arguments: &[&str]| {
+        let ran = Command::new(program).args(arguments).output().unwrap();
+        assert!(ran.status.success(), "{program}: {}", String::from_utf8_lossy(&ran.stderr));
+    };
+    let text = |it: &Path| it.to_str().unwrap().to_owned();
+    [&room, &disk].iter().for_each(|it| fs::create_dir(it).unwrap());
+    run("mount", &["-t", "tmpfs", "-o", "size=40m", "tmpfs", &text(&room)]);
+    let _room = Unmount(room.clone());
+    let image = room.join("image");
+    File::create(&image).unwrap().set_len(256 << 20).unwrap();
+    // All of its own structures are there before.
+    run(
+        "mkfs.ext4",
+        &["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", &text(&image)],
+    );
+    run("mount", &["-o", "loop", &text(&image), &text(&disk)]);
+    let _disk = Unmount(disk.clone());
+    let store = served.path("lazy");
+    run("cp", &["-a", &text(&store), &text(&disk)]);
+    fs::remove_dir_all(&store).unwrap();
+    std::os::unix::fs::symlink(disk.join("lazy"), &store).unwrap();
+    rustix::fs::sync();
+
+    let service = served.start();
+    let device = served.lend();
+    let filler = room.join("filler");
+    let mut full = File::create(&filler).unwrap();
+    while full.write_all(&[1; 1 << 16]).is_ok() {}
+    assert_eq!(served.read_device(&device, 64), 0);
+    // What is read meanwhile is in memory, and right. The disk says that it lost it.
+    wait_for("errors", || {
+        rustix::fs::sync();
+        served.read_device(&device, 64) > 0
+    });
+    // Then nothing is left but the disk.
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    assert_eq!(served.read_device(&device, 64), 64);
+    drop(device);
+    served.leave();
+    served.is_gone(service);
+}
+
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ended = Command::new("umount").arg("-l").arg(&self.0).output();
+    }
 }

@@ -1,6 +1,7 @@
 //! Makes and fills sparse devices.
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::AtomicBool;
 
@@ -159,13 +160,30 @@ impl SparseFill<'_> {
         self.note(SparseState::Sealed)
     }
 
+    /// Looks whether the disk has kept what was written so far and written back since. If not, the device is condemned: the
+    /// kernel forgets what it could not write, so that its bytes may be zeros from then on.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn check_written(&self) -> Result<(), SparseError> {
+        match kernel::files::check_written(self.file().as_fd()) {
+            Ok(()) => Ok(()),
+            Err(errno) => {
+                Err(self.condemned(self.file.failed("write back", std::io::Error::from(errno))))
+            }
+        }
+    }
+
     /// The kernel forgets what it could not write, and another sync would find nothing wrong: so there is only one.
     fn sync(&self) -> Result<(), SparseError> {
-        let Err(error) = self.file.sync() else { return Ok(()) };
+        self.file.sync().map_err(|error| self.condemned(error))
+    }
+
+    fn condemned(&self, error: DiskError) -> SparseError {
         if let Err(error) = self.note(SparseState::Condemned) {
-            tracing::warn!(device = %self.id, %error, "cannot condemn a sparse device that was not synced");
+            tracing::warn!(device = %self.id, %error, "cannot condemn a sparse device that the disk has not kept");
         }
-        Err(error.into())
+        error.into()
     }
 
     fn note(&self, state: SparseState) -> Result<(), SparseError> {

@@ -44,6 +44,9 @@ const TRACES_MAX: u64 = 512 << 10;
 const PARALLEL: usize = 16;
 /// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
 const INDEX_SLACK: u64 = 64 << 10;
+/// The most bytes of all heads and windows of an image, which are in memory at once. Sizes of layers that are never fetched
+/// are mere claims. That is enough for layers of 30 GB.
+const INDEX_MAX: u64 = 512 << 20;
 
 /// All that makes an image lazy, checked as far as an index can be: against the image's manifest and config, and the
 /// EROFS image against our writer.
@@ -310,7 +313,9 @@ fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<()
     }
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
     let all = sum(&mut layers.iter().map(|it| it.layer.size.saturating_add(INDEX_SLACK)));
-    check_size("windows", sum(&mut heads.iter().map(|it| it[1].size)), all)
+    check_size("windows", sum(&mut heads.iter().map(|it| it[1].size)), all)?;
+    let both = sum(&mut heads.iter().flatten().map(|it| it.size));
+    check_size("heads and windows", both, INDEX_MAX)
 }
 
 /// A device that a config names, with the layers that it is of: equal tars are one device.

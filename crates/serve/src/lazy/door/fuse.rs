@@ -456,6 +456,8 @@ impl<'a> Server<'_, 'a> {
         if is_there {
             source.touch(&range);
             match at_once(source.file(), &range, &mut self.bytes) {
+                // What was read before the disk lost it is right.
+                Some(_) if !source.is_kept() => return refused(),
                 Some(bytes) => {
                     connection.give(unique, bytes);
                     return Greeted::Done;

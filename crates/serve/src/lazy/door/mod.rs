@@ -170,6 +170,14 @@ impl DeviceBytes<'_> {
         }
     }
 
+    /// Whether the disk has kept them. Counted if not.
+    fn is_kept(&self) -> bool {
+        match self {
+            Self::Filling(filler) => are_kept([filler]),
+            Self::Complete(_) => true,
+        }
+    }
+
     /// Whether a read of these bytes fails without another attempt, which is counted then.
     fn denies(&self, range: &Range<u64>) -> bool {
         let Self::Filling(filler) = self else { return false };
@@ -185,6 +193,12 @@ impl DeviceBytes<'_> {
             filler.counts().asked();
         }
     }
+}
+
+/// Whether the disk has kept the bytes of these devices: else a read fails, which is counted.
+fn are_kept<'f, 'a: 'f>(fillers: impl IntoIterator<Item = &'f Arc<LayerFiller<'a>>>) -> bool {
+    let lost = fillers.into_iter().find(|it| !it.is_kept());
+    lost.inspect(|it| it.counts().failed(FailureCause::Disk)).is_none()
 }
 
 /// Ends the threads that bring bytes.
@@ -207,7 +221,7 @@ impl<'a> Door<'a> {
     /// [`DoorError`].
     pub fn new() -> Result<Self, DoorError> {
         let journal = Journal::new().map_err(|it| DoorError::Journal(it.into()))?;
-        Self::succeed(Group::new()?, journal, Vec::new())
+        Self::succeed(Group::to_watch()?, journal, Vec::new())
     }
 
     /// A door without devices, of a group that may have marks already, and of readers that wait already.
@@ -427,6 +441,20 @@ impl<'a> Door<'a> {
         match std::mem::replace(&mut armed.state, sealing) {
             ArmedState::Filling(filler) => Ok(Arc::into_inner(filler)),
             ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Ok(None),
+        }
+    }
+
+    /// Looks whether the disk has kept what was filled. Readers of a device whose bytes it has lost get I/O errors.
+    pub(super) fn check_written(&self) {
+        for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
+            let device = *filler.device().id();
+            let mut devices = self.devices_mut();
+            let armed = devices.values_mut().find(|it| it.device == device);
+            if let Some(armed) = armed
+                && let Ok(file) = armed.state.file().try_clone()
+            {
+                armed.state = ArmedState::Broken(file);
+            }
         }
     }
 

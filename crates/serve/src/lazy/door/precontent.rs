@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::fetchers::Fetchers;
 use super::waiting::{Asked, WaitingReader};
-use super::{ArmedState, Door, DoorError, LOOK, PATIENCE};
+use super::{ArmedState, Door, DoorError, LOOK, PATIENCE, are_kept};
 use crate::lazy::count::FailureCause;
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
@@ -104,7 +104,9 @@ impl<'a> Door<'a> {
         fillers.iter().for_each(|it| it.counts().asked());
         if fillers.iter().all(|it| it.has(&event.range)) {
             fillers.iter().for_each(|it| it.touch(&event.range));
-            self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
+            let answer =
+                if are_kept(&fillers) { PrecontentAnswer::Allow } else { PrecontentAnswer::Deny };
+            self.journal.answer(&self.group, event, answer);
             return None;
         }
         let range = event.range.clone();
@@ -120,15 +122,16 @@ impl<'a> Door<'a> {
         Some(Arc::new(reader))
     }
 
-    /// The events that are there. If there is no descriptor or no memory left for one, the kernel denies it and takes it from
-    /// the queue: the next call gives those behind it.
+    /// The events that are there. If the kernel cannot open the file of one, for whatever reason, it denies it and takes it
+    /// from the queue: the next call gives those behind it.
     fn events(&self) -> Result<Vec<TakenEvent>, DoorError> {
         loop {
             match self.journal.take(&self.group) {
-                Err(PrecontentError::Call {
-                    source: source @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM),
-                    ..
-                }) => tracing::error!(%source, "a reader gets an I/O error"),
+                Err(PrecontentError::Call { source, .. })
+                    if !matches!(source, Errno::BADF | Errno::FAULT | Errno::INVAL) =>
+                {
+                    tracing::error!(%source, "a reader gets an error");
+                }
                 events => return Ok(events?),
             }
         }

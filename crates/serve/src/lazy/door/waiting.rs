@@ -14,8 +14,8 @@ use kernel::fuse::{READ_MAX, Unique};
 use kernel::precontent::PrecontentAnswer;
 use rustix::io::Errno;
 
-use super::Door;
 use super::fuse::Connection;
+use super::{Door, are_kept};
 use crate::lazy::count::FailureCause;
 use crate::lazy::fill::{FillError, LayerFiller};
 use crate::lazy::journal::TakenEvent;
@@ -142,7 +142,11 @@ impl<'a> Door<'a> {
                 return;
             }
         }
-        self.answer(reader, PrecontentAnswer::Allow);
+        let is_event = matches!(*reader.asked(), Some(Asked::Event(_)));
+        // Other requests look for it behind their read.
+        let is_right = !is_event || are_kept(&reader.fillers);
+        let answer = if is_right { PrecontentAnswer::Allow } else { PrecontentAnswer::Deny };
+        self.answer(reader, answer);
     }
 
     /// Brings what a reader waits for, of one device. Returns whether it is there.
@@ -210,7 +214,9 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     let filled = reader.fillers.first().map(|it| it.device().file());
     let file = complete.as_deref().or(filled).ok_or_else(|| io::ErrorKind::NotFound.into());
     match file.and_then(|it| bytes(it, &reader.range)) {
-        Ok(bytes) => connection.give(*unique, &bytes),
+        // What was read before the disk lost it is right.
+        Ok(bytes) if are_kept(&reader.fillers) => connection.give(*unique, &bytes),
+        Ok(_) => connection.refuse(*unique, Errno::IO),
         Err(error) => {
             let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
             if let Some(unlogged) = unlogged {

@@ -546,3 +546,20 @@ fn parts_that_do_not_fit_make_no_artifact() {
     parts.id = ImageId::from_bytes(&[1; 32]).unwrap();
     assert!(made(&parts).contains("the image of the index is"));
 }
+
+/// Nobody has fetched a layer: its size is what a manifest says.
+#[test]
+fn large_layers_that_are_claimed_allow_no_large_index() {
+    let digest = Digest::sha256(b"");
+    let claimed = |size| {
+        let layer = json!({"mediaType": "", "digest": digest.to_string(), "size": size});
+        serde_json::from_value::<Descriptor>(layer).unwrap()
+    };
+    let (large, diff_id) = (claimed(1_u64 << 40), digest);
+    let layers = [0, 1].map(|_| Layer { layer: &large, diff_id: &diff_id });
+    let part = |size| RawDescriptor { media_type: String::new(), digest, size };
+    let (most, more) = (part(128 << 20), part((128 << 20) + 1));
+    check_sizes(&layers, &[[&most, &most], [&most, &most]]).unwrap();
+    let refused = check_sizes(&layers, &[[&most, &most], [&most, &more]]).unwrap_err();
+    assert!(matches!(refused, ArtifactError::TooLarge { what: "heads and windows", .. }));
+}
