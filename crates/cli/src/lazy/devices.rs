@@ -27,7 +27,11 @@ pub(crate) struct LazyDeviceReport {
     fetched: Bytes,
     /// Those of them that were fetched before a program wanted them.
     fetched_ahead: Bytes,
-    /// Bytes of the device that were brought before a program wanted them, and that none has read so far.
+    /// Bytes of the device that programs waited for.
+    needed: Bytes,
+    /// Bytes of the device that were brought before a program wanted them.
+    prefetched: Bytes,
+    /// Those of them that none has read so far.
     wasted: Bytes,
     /// Bytes of the device that an earlier service had brought.
     reused: Bytes,
@@ -95,6 +99,8 @@ impl LazyDeviceReport {
             filled: Bytes(of_units(status.filled).0.min(status.bytes)),
             fetched: Bytes(counts.fetched),
             fetched_ahead: Bytes(counts.fetched_ahead),
+            needed: of_units(counts.wanted_units),
+            prefetched: of_units(counts.ahead_units),
             wasted: Bytes(counts.wasted()),
             reused: of_units(counts.recalled_units),
             doors: status.doors.iter().map(|it| name_of(*it)).collect(),

@@ -614,6 +614,9 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     let device = devices();
     assert_eq!((&device["waits"], &device["failures"]), (&0.into(), &0.into()));
     assert!(device["fetched"] == device["fetchedAhead"], "{device}");
+    let brought = ["needed", "prefetched"].map(|it| device[it].as_u64().unwrap());
+    assert!(brought[0] == 0 && brought[1] >= device["wasted"].as_u64().unwrap(), "{device}");
+    assert!(brought[1] > 0, "{device}");
     assert!(fs::read_to_string(place.path("root/words")).unwrap() == words);
     assert_eq!(devices()["waits"], 0);
     assert!(place.out("ps --lazy").contains("REQUESTS"));
