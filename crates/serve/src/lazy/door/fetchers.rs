@@ -170,7 +170,10 @@ impl<'a> Fetchers<'a> {
             drop(reader);
             state = self.lock();
             state.done(device);
-            if !state.waiting.is_empty() {
+            if state.is_over {
+                // Others may have waited for what this thread took last.
+                self.changed.notify_all();
+            } else if !state.waiting.is_empty() {
                 // What waited for a thread of this device may go on.
                 self.changed.notify_one();
             }
