@@ -11,8 +11,9 @@ use std::os::unix::fs::FileExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kernel::precontent::{EventBuffer, Group, PrecontentError};
+use kernel::precontent::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 /// How long a read may take. It is one byte, which the disk may have.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,25 +43,35 @@ pub(super) fn opened_behind(file: &File) -> Result<OpenedBehind, PrecontentError
         marked => marked?,
     }
     let Ok(reading) = read(file) else { return Ok(OpenedBehind::OthersMark) };
-    let mut buffer = EventBuffer::default();
+    let mut both =
+        [group.as_fd(), reading.as_fd()].map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
+    ready(&mut both, PATIENCE);
+    let [event, read] = both.map(|it| !it.revents().is_empty());
+    if read {
+        return Ok(OpenedBehind::Nothing);
+    }
+    if !event {
+        return Ok(OpenedBehind::OthersMark);
+    }
+    // Without the group the reader goes on, if no others keep it. It has the file until then, and its lock.
+    drop(group);
+    let mut read = [PollFd::from_borrowed_fd(reading.as_fd(), PollFlags::IN)];
+    let is_done = ready(&mut read, PATIENCE);
+    Ok(if is_done { OpenedBehind::AMark } else { OpenedBehind::OthersMark })
+}
+
+/// Whether one of them is ready within this time.
+fn ready(files: &mut [PollFd<'_>], time: Duration) -> bool {
     let begun = Instant::now();
-    while let Some(left) = PATIENCE.checked_sub(begun.elapsed()) {
-        let mut both = [group.as_fd(), reading.as_fd()];
-        let mut both = both.each_mut().map(|it| PollFd::from_borrowed_fd(*it, PollFlags::IN));
+    while let Some(left) = time.checked_sub(begun.elapsed()) {
         let left =
             Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
-        let _ready = poll(&mut both, Some(&left));
-        let [event, read] = both.map(|it| !it.revents().is_empty());
-        if event {
-            // Without the group the reader goes on.
-            let _events = group.read(&mut buffer)?;
-            return Ok(OpenedBehind::AMark);
-        }
-        if read {
-            return Ok(OpenedBehind::Nothing);
+        match poll(files, Some(&left)) {
+            Err(Errno::INTR) => {}
+            done => return done.is_ok_and(|it| it > 0),
         }
     }
-    Ok(OpenedBehind::OthersMark)
+    false
 }
 
 /// Has a thread read a byte, and returns what can be read from once it has. The thread may wait for others for ever: nobody

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::Scope;
+use std::thread::{Builder, Scope};
 use std::time::Duration;
 
 use image::verity::DeviceId;
@@ -134,6 +134,19 @@ impl<'a> Fetchers<'a> {
         scope.spawn(move || self.work(scope, bring));
     }
 
+    /// Starts another one. If the system has none left, those that are there do the work.
+    fn start_another<'s, F>(&'s self, scope: &'s Scope<'s, '_>, bring: F)
+    where
+        F: Fn(&WaitingReader<'a>) + Copy + Send + 's,
+    {
+        self.lock().threads += 1;
+        let started = Builder::new().spawn_scoped(scope, move || self.work(scope, bring));
+        if let Err(error) = started {
+            self.lock().threads -= 1;
+            tracing::warn!(%error, "readers wait longer: no thread can be started");
+        }
+    }
+
     fn work<'s, F>(&'s self, scope: &'s Scope<'s, '_>, bring: F)
     where
         F: Fn(&WaitingReader<'a>) + Copy + Send + 's,
@@ -162,7 +175,7 @@ impl<'a> Fetchers<'a> {
             let is_short = state.is_short();
             drop(state);
             if is_short {
-                self.start(scope, bring);
+                self.start_another(scope, bring);
             }
             if !reader.is_answered() {
                 bring(&reader);
