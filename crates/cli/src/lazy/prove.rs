@@ -20,6 +20,10 @@ pub(super) fn proven(
     registry: &RegistryOptions,
 ) -> anyhow::Result<Permitted> {
     let found = image.found();
+    // Most images have no mark. For them nobody waits for the store's lock here, which no signal ends.
+    if matches!(store.downloads.is_unproven(&found.image), Ok(false)) {
+        return Ok(image);
+    }
     // What cannot be looked at is told when it is opened.
     if !matches!(store.presence(&found.image), Ok(Presence::Unproven)) {
         return Ok(image);
