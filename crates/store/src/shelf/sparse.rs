@@ -11,6 +11,8 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use image::verity::{Algorithm, DeviceId, Hasher};
 use rustix::fs::{Mode, Stat};
@@ -38,6 +40,21 @@ const WINDOWS: &str = ".windows";
 
 /// Mode of a device that is filled.
 const FILLED: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// How long a lock may be held by nobody: a child of another thread has it from its fork to its exec.
+const FORK: Duration = Duration::from_millis(100);
+
+/// Locks a device's file, unless somebody else has it locked.
+fn lock_soon(file: &PlacedFile) -> Result<bool, DiskError> {
+    let begun = Instant::now();
+    while !file.try_lock()? {
+        if begun.elapsed() >= FORK {
+            return Ok(false);
+        }
+        thread::sleep(FORK / 50);
+    }
+    Ok(true)
+}
 
 /// The state of a sparse device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -325,7 +342,7 @@ impl SparseShelf {
         let name = SparseFile::Device(*id).file_name();
         loop {
             let Some(locked) = sparse.placed(&name)? else { return Ok(None) };
-            if !locked.try_lock()? {
+            if !lock_soon(&locked)? {
                 return Ok(None);
             }
             // Removed or replaced between the opening and the locking.
@@ -347,7 +364,7 @@ impl SparseShelf {
             }
             // One open file is left, which has the lock. Another may take the lock in between: then that one fills it.
             drop(locked);
-            return Ok(file.try_lock()?.then_some((file, info.bytes)));
+            return Ok(lock_soon(&file)?.then_some((file, info.bytes)));
         }
     }
 
