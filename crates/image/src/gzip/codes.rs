@@ -1,4 +1,10 @@
 //! The Huffman codes of a deflate block, as tables that are looked up by the next bits. Source: RFC 1951, 3.2.2 to 3.2.6.
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::indexing_slicing,
+    reason = "lengths are at most 15 and symbols at most 320, and each table has room for all codes of such; u32 fits usize"
+)]
 
 /// Bits that the first look into the table of literals and lengths takes.
 pub(super) const LITERAL_BITS: u32 = 11;

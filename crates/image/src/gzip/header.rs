@@ -31,7 +31,7 @@ impl<R: Read> Counted<'_, R> {
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
         self.source.read_exact(&mut bytes)?;
-        self.length += N as u64;
+        self.length = self.length.saturating_add(u64::try_from(N).unwrap_or(0));
         self.crc.update(&bytes);
         Ok(bytes)
     }

@@ -1,4 +1,10 @@
 //! Inflates a blob and finds its checkpoints on the way.
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    clippy::indexing_slicing,
+    reason = "places in buffers of our own lengths; what is counted are bytes that were read"
+)]
 
 use std::io::{self, Read};
 

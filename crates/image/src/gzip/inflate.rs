@@ -2,6 +2,11 @@
 //!
 //! It can stop between any two blocks and go on from there, and says which bytes before a place are referred to behind it.
 //! Input and output are the caller's memory.
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    reason = "the innermost loop: `ROOM` and `AHEAD` bound each place, and `fuzz/gzip_span` looks for what they miss"
+)]
 
 use super::WINDOW;
 use super::codes::{

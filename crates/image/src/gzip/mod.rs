@@ -5,6 +5,7 @@
 //! bytes of one span. What it gives is compared with nothing here: whoever keeps checkpoints keeps digests, too.
 //!
 //! Sources: RFC 1951 (deflate), RFC 1952 (gzip).
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod codes;
 mod header;
@@ -41,7 +42,7 @@ pub const fn packed_max(unpacked: u64) -> u64 {
 /// The most bytes of windows that are kept, while so many bytes of a blob are read: an eighth, where layers have 3 or 4 in a
 /// hundred, and something to begin with.
 const fn windows_max(packed: u64) -> u64 {
-    packed / 8 + (16 << 20)
+    (packed >> 3).saturating_add(16 << 20)
 }
 
 /// How inflating begins at a checkpoint.
@@ -86,7 +87,7 @@ impl Checkpoint {
     /// length. A byte that belongs to two blocks belongs to two spans.
     #[must_use]
     pub const fn needs(&self, end: u64) -> Range<u64> {
-        let shared = matches!(self.start, Start::Block(1..)) as u64;
+        let shared = if matches!(self.start, Start::Block(1..)) { 1 } else { 0 };
         self.packed.saturating_sub(shared)..end
     }
 
@@ -99,11 +100,13 @@ impl Checkpoint {
         let Some(wanted) = usize::try_from(length).ok().filter(|_| length <= SPAN_MAX) else {
             return Err(SpanError::Long(length));
         };
-        let mut out = vec![0; WINDOW + wanted + ROOM];
-        self.window.write(&mut out[..WINDOW]);
+        // At most 16 MiB and some more.
+        let end = WINDOW.saturating_add(wanted);
+        let mut out = vec![0; end.saturating_add(ROOM)];
+        self.window.write(&mut out);
         let mut inflater = Inflater::default();
         let mut rest = begin(&mut inflater, self.start, packed)?;
-        let (mut at, end) = (WINDOW, WINDOW + wanted);
+        let mut at = WINDOW;
         while at < end {
             let mut marks = Marks { origin: 0, needed: &mut [] };
             let step = inflater.step((rest, true), &mut out, at, &mut marks);
@@ -111,8 +114,8 @@ impl Checkpoint {
                 InflateError::Damaged => SpanError::Damaged,
                 InflateError::Short => SpanError::Short,
             })?;
-            rest = &rest[step.read..];
-            at += step.written;
+            rest = rest.get(step.read..).unwrap_or_default();
+            at = at.saturating_add(step.written);
             match step.pause {
                 Pause::End if at < end => {
                     rest = rest.get(TRAILER..).ok_or(SpanError::Short)?;

@@ -1,3 +1,9 @@
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    reason = "tests fail by panicking"
+)]
+
 use std::io::{BufRead, BufReader, Read, Write as _};
 
 use flate2::Compression;
@@ -291,4 +297,29 @@ fn a_blob_of_empty_members_has_no_checkpoints() {
     assert_eq!((&out[..], checkpoints.map(|it| it.len())), (&b"text"[..], Ok(1)));
     let (out, checkpoints) = read(&[empty.repeat(few + 10), text].concat());
     assert_eq!((&out[..], checkpoints), (&b"text"[..], Err(GzipError::Empty)));
+}
+
+/// Each span repeats all of its window, so that windows are far more than the blob.
+#[test]
+fn a_blob_whose_windows_are_more_than_it_is_has_no_checkpoints() {
+    // zlib looks back a little less than the window.
+    let words = noise(32_000);
+    let blob = |spans: usize| {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
+        for _ in 0..spans {
+            encoder.write_all(&words.repeat(9)).unwrap();
+            // A block ends here.
+            encoder.flush().unwrap();
+        }
+        encoder.finish().unwrap()
+    };
+    let checkpoints = |blob: &[u8]| {
+        let mut indexer = Indexer::new(blob);
+        std::io::copy(&mut indexer, &mut std::io::sink()).unwrap();
+        indexer.finish()
+    };
+    let few = checkpoints(&blob(20)).unwrap();
+    assert!(few.len() >= 20 && few[5].window.bytes().len() >= 30_000);
+    // 16 MiB of windows, and an eighth of the blob.
+    assert_eq!(checkpoints(&blob(700)), Err(GzipError::Windows));
 }

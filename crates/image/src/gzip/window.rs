@@ -19,7 +19,7 @@ impl Window {
         let mut window = Self::default();
         let find = |is: bool, from: usize| {
             let found = memchr::memchr(u8::from(is), needed.get(from..).unwrap_or_default());
-            found.map_or(needed.len(), |it| from + it)
+            found.map_or(needed.len(), |it| from.saturating_add(it))
         };
         let mut start = find(true, 0);
         while start < needed.len() {
@@ -27,7 +27,7 @@ impl Window {
             if let [Ok(first), Ok(last)] = [start, end].map(u16::try_from) {
                 window.runs.push(first..last);
             }
-            window.bytes.extend(&whole[start..end]);
+            window.bytes.extend(whole.get(start..end).unwrap_or_default());
             start = find(true, end);
         }
         window
@@ -44,7 +44,7 @@ impl Window {
                 return None;
             }
             end = Some(run.end);
-            length += run.len();
+            length = run.len().checked_add(length)?;
         }
         (length == bytes.len()).then_some(Self { runs, bytes })
     }
@@ -63,7 +63,8 @@ impl Window {
 
     /// Bytes of memory of its runs and their bytes.
     pub(super) fn memory(&self) -> u64 {
-        (self.runs.len() * size_of::<Range<u16>>() + self.bytes.len()) as u64
+        let runs = self.runs.len().saturating_mul(size_of::<Range<u16>>());
+        u64::try_from(runs.saturating_add(self.bytes.len())).unwrap_or(u64::MAX)
     }
 
     /// Writes the kept bytes into a window of 32 KiB.
@@ -71,7 +72,9 @@ impl Window {
         let mut bytes = &self.bytes[..];
         for run in &self.runs {
             let (these, rest) = bytes.split_at(run.len());
-            whole[usize::from(run.start)..usize::from(run.end)].copy_from_slice(these);
+            if let Some(place) = whole.get_mut(usize::from(run.start)..usize::from(run.end)) {
+                place.copy_from_slice(these);
+            }
             bytes = rest;
         }
     }

@@ -4,6 +4,7 @@
 //! apart from it, in groups that are fetched when they are needed. The format: `docs/format/lazy-index.md`.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+mod places;
 mod windows;
 
 use sha2::{Digest as _, Sha256};
@@ -31,7 +32,7 @@ const GROUP_SIZE: usize = 16;
 /// A member begins, as [`Start`] is written. Other values are numbers of bits.
 const MEMBER: u8 = 255;
 /// Less than a block of zeros, and a block that says what the device holds.
-const TAIL_MAX: u64 = 1024;
+const TAIL_MAX: u32 = 1024;
 /// A longer file is no head: it is held in memory. That is enough for a layer of a terabyte.
 pub const HEAD_MAX: u64 = 1 << 30;
 
@@ -93,9 +94,36 @@ pub enum HeadError {
     /// Its last bytes are not the digest of the others.
     #[error("it is damaged: its digest differs")]
     Digest,
-    /// Two fields contradict each other.
+    /// What is made by a later version, perhaps.
+    #[error("it is for blobs of kind {0}, not {GZIP}: another version may know it")]
+    Kind(u32),
+    /// A field has what none can have, or is not there.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
+    /// The parts of a device are not as long as the device. All in bytes.
+    #[error("it is damaged: a tar of {tar} bytes and {tail} behind it are no device of {device}")]
+    Lengths {
+        /// A multiple of 512.
+        device: u64,
+        /// The tar.
+        tar: u64,
+        /// What follows it, less than a kibibyte.
+        tail: u32,
+    },
+    /// The units are not those of the device.
+    #[error("it is damaged: it has digests of {actual} units, and its device {expected} units")]
+    Units {
+        /// Units of the device.
+        expected: u64,
+        /// Digests.
+        actual: usize,
+    },
+    /// A span, by its number, does not fit those around it, or is shorter or longer than any can be.
+    #[error("it is damaged: its span {0} cannot stand where it does")]
+    Span(usize),
+    /// Likewise, a group of windows.
+    #[error("it is damaged: its group {0} of windows cannot stand where it does")]
+    Group(usize),
 }
 
 /// Takes fields from bytes.
@@ -130,7 +158,7 @@ impl Head {
     /// As bytes of a file.
     ///
     /// # Errors
-    /// [`HeadError::Damaged`] for a head that [`decode`](Self::decode) would refuse.
+    /// [`HeadError`] for a head that [`decode`](Self::decode) would refuse.
     pub fn encode(&self) -> Result<Vec<u8>, HeadError> {
         self.check()?;
         let count = |length: usize| {
@@ -188,11 +216,13 @@ impl Head {
         if Sha256::digest(content)[..] != *digest {
             return Err(HeadError::Digest);
         }
-        if fields.u32()? != GZIP {
-            return Err(HeadError::Damaged("its kind is unknown"));
+        match fields.u32()? {
+            GZIP => {}
+            other => return Err(HeadError::Kind(other)),
         }
         let id = fields.array::<32>()?;
-        let device = DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device")))?;
+        let device =
+            DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device has no valid id")))?;
         let device_bytes = fields.u64()?;
         let blob = Digest::from_sha256(&fields.array()?);
         let blob_bytes = fields.u64()?;
@@ -228,28 +258,33 @@ impl Head {
 
     /// Compares the fields with each other.
     fn check(&self) -> Result<(), HeadError> {
-        let damaged = |is_right: bool, what| {
-            if is_right { Ok(()) } else { Err(HeadError::Damaged(what)) }
-        };
         let is_sha256 = [&self.blob, &self.diff_id].iter().all(|it| it.as_bytes().len() == 32);
-        damaged(
-            is_sha256 && self.device.algorithm() == Algorithm::Sha256,
-            "a digest is no SHA-256",
-        )?;
-        let tail = u64::try_from(self.tail.len()).unwrap_or(u64::MAX);
-        damaged(
-            tail < TAIL_MAX
-                && self.device_bytes.is_multiple_of(512)
-                && self.tar_bytes.checked_add(tail) == Some(self.device_bytes),
-            "the tar and what follows it are not as long as the device",
-        )?;
-        let units = u64::try_from(self.units.len()).unwrap_or(u64::MAX);
-        damaged(units == self.device_bytes.div_ceil(UNIT), "the number of its units")?;
+        if !is_sha256 || self.device.algorithm() != Algorithm::Sha256 {
+            return Err(HeadError::Damaged("a digest is no SHA-256"));
+        }
+        let (device, tar) = (self.device_bytes, self.tar_bytes);
+        let tail = u32::try_from(self.tail.len()).unwrap_or(u32::MAX);
+        let is_whole = device.is_multiple_of(512) && tar.checked_add(tail.into()) == Some(device);
+        if !is_whole || tail >= TAIL_MAX {
+            return Err(HeadError::Lengths { device, tar, tail });
+        }
+        let (expected, actual) = (device.div_ceil(UNIT), self.units.len());
+        if u64::try_from(actual) != Ok(expected) {
+            return Err(HeadError::Units { expected, actual });
+        }
+        self.check_spans()?;
+        self.check_groups()
+    }
+
+    /// They follow one another, from the beginning to the end, and none is too short or too long.
+    fn check_spans(&self) -> Result<(), HeadError> {
         let first = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
-        damaged(self.spans.first() == Some(&first), "its first span")?;
+        if self.spans.first() != Some(&first) {
+            return Err(HeadError::Span(0));
+        }
         let ends = self.spans.iter().skip(1).map(|it| (it.packed, it.unpacked));
         let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
-        let mut is_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
+        let mut are_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
             let length = unpacked.checked_sub(span.unpacked);
             // So a part of the device has a bounded number of spans. Only the last one ends with the tar.
             let least = if unpacked == self.tar_bytes { 1 } else { SPAN };
@@ -260,30 +295,23 @@ impl Head {
                     .is_some_and(|(packed, length)| packed > 0 && packed <= packed_max(length))
                 && matches!(span.start, Start::Member | Start::Block(0..=7))
         });
-        damaged(is_right.all(|it| it), "its spans do not follow one another")?;
-        let firsts = self.groups.iter().map(|it| it.first);
-        let is_ascending = firsts.clone().zip(firsts.clone().skip(1)).all(|(one, two)| one < two);
-        let spans = u32::try_from(self.spans.len()).unwrap_or(u32::MAX);
-        let is_within = firsts.clone().next_back().is_some_and(|last| last < spans);
-        damaged(
-            is_ascending && is_within && firsts.clone().next() == Some(0),
-            "the groups of its windows",
-        )?;
-        // As `encode_windows` makes them. So they are no more than the blob's length allows.
-        let place = |first: u32| self.spans.get(usize::try_from(first).unwrap_or(usize::MAX));
-        let parts = firsts.map(|it| place(it).and_then(|it| it.packed.checked_div(GROUP)));
-        let mut pairs = parts.clone().zip(parts.skip(1));
-        damaged(
-            pairs.all(|(one, two)| one < two),
-            "two groups of its windows are of one part of the blob",
-        )
+        are_right.position(|it| !it).map_or(Ok(()), |span| Err(HeadError::Span(span)))
     }
 
-    /// The span that has this byte of the tar, by its number.
-    #[must_use]
-    pub fn span_of(&self, tar_byte: u64) -> Option<usize> {
-        let behind = self.spans.partition_point(|it| it.unpacked <= tar_byte);
-        (tar_byte < self.tar_bytes).then(|| behind.saturating_sub(1))
+    /// They are as `encode_windows` makes them. So they are no more than the blob's length allows.
+    fn check_groups(&self) -> Result<(), HeadError> {
+        let mut before = None;
+        for (number, group) in self.groups.iter().enumerate() {
+            let span = usize::try_from(group.first).ok().and_then(|it| self.spans.get(it));
+            let part = span.and_then(|it| it.packed.checked_div(GROUP));
+            // A later part of the blob has later spans.
+            let is_right = if number == 0 { group.first == 0 } else { part > before };
+            if !is_right || part.is_none() {
+                return Err(HeadError::Group(number));
+            }
+            before = part;
+        }
+        if before.is_none() { Err(HeadError::Group(0)) } else { Ok(()) }
     }
 
     /// Whether these bytes are this unit of the device.

@@ -66,12 +66,8 @@ fn a_head_comes_back() {
     assert_eq!(Head::decode(&bytes).unwrap(), head);
     assert!(head.groups.len() > 1, "one group shows nothing");
     let mut decoded = Vec::new();
-    for (at, (group, bytes)) in head.groups.iter().zip(&windows).enumerate() {
-        let next = head
-            .groups
-            .get(at + 1)
-            .map_or(u32::try_from(checkpoints.len()).unwrap(), |it| it.first);
-        decoded.extend(decode_windows(bytes, group.spans(next)).unwrap());
+    for (group, bytes) in windows.iter().enumerate() {
+        decoded.extend(decode_windows(bytes, head.group_spans(group).len()).unwrap());
     }
     let expect: Vec<Window> = checkpoints.iter().map(|it| it.window.clone()).collect();
     assert!(decoded == expect);
@@ -85,26 +81,73 @@ fn every_unit_can_be_filled() {
     let (head, _) = head(&blob, &tar, &checkpoints);
     let mut device = Vec::new();
     for (at, checkpoint) in checkpoints.iter().enumerate() {
-        let end = head.spans.get(at + 1);
-        let (packed, unpacked) =
-            end.map_or((head.blob_bytes, head.tar_bytes), |it| (it.packed, it.unpacked));
-        let SpanPlace { start, packed: from, unpacked: first } = head.spans[at];
-        let window = checkpoint.window.clone();
-        let checkpoint = Checkpoint { start, packed: from, unpacked: first, window };
-        let needs = checkpoint.needs(packed);
-        let bytes = &blob[place(needs.start)..place(needs.end)];
-        device.extend(checkpoint.inflate(bytes, unpacked - first).unwrap());
+        let packed = head.packed(&(at..at + 1));
+        let bytes = &blob[place(packed.start)..place(packed.end)];
+        device.extend(head.inflate(at, checkpoint.window.clone(), bytes).unwrap());
     }
     device.extend(&head.tail);
     for (at, unit) in device.chunks(64 << 10).enumerate() {
         assert!(head.is_unit(at, unit), "{at}");
         assert!(!head.is_unit(at + 1, unit));
     }
-    assert_eq!(head.span_of(0), Some(0));
-    assert_eq!(head.span_of(head.spans[1].unpacked - 1), Some(0));
-    assert_eq!(head.span_of(head.spans[1].unpacked), Some(1));
-    assert_eq!(head.span_of(head.tar_bytes - 1), Some(head.spans.len() - 1));
-    assert_eq!(head.span_of(head.tar_bytes), None);
+}
+
+/// A head of three spans and two groups; its bytes do not matter.
+fn places() -> Head {
+    let span = |start, packed, unpacked| SpanPlace { start, packed, unpacked };
+    let starts = [
+        span(Start::Member, 0, 0),
+        span(Start::Block(3), 1000, 300_000),
+        span(Start::Block(0), 600_000, 2 * 327_680),
+    ];
+    Head {
+        device: DeviceId::from_bytes(&[5; 32]).unwrap(),
+        device_bytes: 1_000_448,
+        blob: Digest::sha256(b""),
+        blob_bytes: 600_500,
+        diff_id: Digest::sha256(b""),
+        tar_bytes: 1_000_000,
+        tail: vec![0; 448],
+        units: vec![[0; 32]; 16],
+        spans: starts.to_vec(),
+        groups: vec![WindowGroup { first: 0, bytes: 7 }, WindowGroup { first: 2, bytes: 5 }],
+    }
+}
+
+#[test]
+fn spans_units_and_groups_are_found_from_one_another() {
+    let head = places();
+    head.check().unwrap();
+    let last = 2 * 327_680;
+    let of = |byte| head.span_of(byte);
+    assert_eq!([0, 299_999, 300_000, last, 999_999].map(of), [0, 0, 1, 2, 2].map(Some));
+    assert_eq!(of(1_000_000), None);
+    assert_eq!(head.spans_of(&(299_999..300_001)), 0..2);
+    assert_eq!(head.spans_of(&(299_999..300_000)), 0..1);
+    assert_eq!(head.spans_of(&(last..2_000_000)), 2..3);
+    // The tail is in no span.
+    assert!(head.spans_of(&(1_000_000..1_000_448)).is_empty());
+    assert!(head.spans_of(&(5..5)).is_empty());
+    assert_eq!(head.unpacked(&(1..2)), 300_000..last);
+    assert_eq!(head.unpacked(&(1..9)), 300_000..1_000_000);
+    assert_eq!(head.unpacked(&(7..9)), 1_000_000..1_000_000);
+    // The byte before belongs to two blocks, but for a block that begins with a byte.
+    assert_eq!(head.packed(&(1..2)), 999..600_000);
+    assert_eq!(head.packed(&(2..3)), 600_000..600_500);
+    assert_eq!(head.packed(&(0..3)), 0..600_500);
+    assert_eq!(head.units_of(&(65_535..65_537)), 0..2);
+    assert_eq!(head.units_of(&(0..u64::MAX)), 0..16);
+    assert_eq!(head.touched_units(&(0..1)), 0..5);
+    assert_eq!(head.whole_units(&(0..1)), 0..4);
+    assert_eq!(head.touched_units(&(1..2)), 4..10);
+    assert_eq!(head.whole_units(&(1..2)), 5..10);
+    // With the tail.
+    assert_eq!(head.touched_units(&(2..3)), 10..16);
+    assert_eq!(head.whole_units(&(2..3)), 10..16);
+    assert_eq!([0, 1, 2].map(|it| head.group_of(it)), [0, 0, 1]);
+    assert_eq!([0, 1, 2].map(|it| head.group_spans(it)), [0..2, 2..3, 3..3]);
+    assert!(head.group_places().eq([0..7, 7..12]));
+    assert_eq!(head.windows_bytes(), 12);
 }
 
 /// With the right digest behind it, whatever the content is.
@@ -128,36 +171,53 @@ fn what_contradicts_itself_is_refused() {
     let refused = |change: &dyn Fn(&mut Head)| {
         let mut wrong = right.clone();
         change(&mut wrong);
-        assert!(matches!(wrong.encode(), Err(HeadError::Damaged(_))));
+        wrong.encode().unwrap_err()
     };
-    refused(&|it| it.device_bytes += 512);
-    refused(&|it| it.tar_bytes -= 1);
-    refused(&|it| it.tail = vec![0; 1024]);
-    refused(&|it| it.units.truncate(3));
-    refused(&|it| it.units.push([0; 32]));
-    refused(&|it| it.spans[0].start = Start::Block(0));
-    refused(&|it| it.spans.clear());
-    refused(&|it| it.spans[1].start = Start::Block(8));
-    refused(&|it| it.spans.swap(1, 2));
-    refused(&|it| it.spans[2].unpacked = it.spans[1].unpacked);
-    refused(&|it| drop(it.spans.drain(1..)));
-    refused(&|it| it.spans.last_mut().unwrap().packed = it.blob_bytes);
+    let (device, tar) = (right.device_bytes, right.tar_bytes);
+    let tail = u32::try_from(device - tar).unwrap();
+    let lengths = |device, tar, tail| HeadError::Lengths { device, tar, tail };
+    let units = |actual| HeadError::Units { expected: right.units.len() as u64, actual };
+    assert_eq!(refused(&|it| it.device_bytes += 512), lengths(device + 512, tar, tail));
+    assert_eq!(refused(&|it| it.tar_bytes -= 1), lengths(device, tar - 1, tail));
+    let long = |it: &mut Head| {
+        it.tail = vec![0; 1024];
+        it.device_bytes = (it.tar_bytes + 1024).next_multiple_of(512);
+    };
+    assert!(matches!(refused(&long), HeadError::Lengths { tail: 1024, .. }));
+    assert_eq!(refused(&|it| it.units.truncate(3)), units(3));
+    assert_eq!(refused(&|it| it.units.push([0; 32])), units(right.units.len() + 1));
+    let all = right.spans.len();
+    let span = |number: usize, change: &dyn Fn(&mut Head)| {
+        assert_eq!(refused(change), HeadError::Span(number));
+    };
+    span(0, &|it| it.spans[0].start = Start::Block(0));
+    span(0, &|it| it.spans.clear());
+    span(1, &|it| it.spans[1].start = Start::Block(8));
+    span(1, &|it| it.spans.swap(1, 2));
+    span(1, &|it| it.spans[2].unpacked = it.spans[1].unpacked);
+    span(all - 1, &|it| it.spans.last_mut().unwrap().packed = it.blob_bytes);
     // Whoever fetches a span has its part of the blob in memory.
     let last = *right.spans.last().unwrap();
     let most = last.packed + (right.tar_bytes - last.unpacked) * 2 + (64 << 10);
-    refused(&|it| it.blob_bytes = most + 1);
+    span(all - 1, &|it| it.blob_bytes = most + 1);
     Head { blob_bytes: most, ..right.clone() }.encode().unwrap();
     // Nor are there many spans or groups for a part of the device.
     let next = right.spans[2].unpacked;
-    refused(&|it| it.spans[1].unpacked = next - (256 << 10) + 1);
+    span(1, &|it| it.spans[1].unpacked = next - (256 << 10) + 1);
     Head { spans: moved(&right.spans, next - (256 << 10)), ..right.clone() }.encode().unwrap();
     let second = WindowGroup { first: 1, bytes: 0 };
     assert!(right.groups[1].first > 1);
-    refused(&|it| it.groups.insert(1, second));
-    refused(&|it| it.groups.clear());
-    refused(&|it| it.groups[0].first = 1);
-    refused(&|it| it.groups.last_mut().unwrap().first = u32::MAX);
-    refused(&|it| it.blob = Digest::from_sha512(&[0; 64]));
+    let group = |number: usize, change: &dyn Fn(&mut Head)| {
+        assert_eq!(refused(change), HeadError::Group(number));
+    };
+    group(1, &|it| it.groups.insert(1, second));
+    group(0, &|it| it.groups.clear());
+    group(1, &|it| drop(it.spans.drain(1..)));
+    group(0, &|it| it.groups[0].first = 1);
+    let last = right.groups.len() - 1;
+    group(last, &|it| it.groups.last_mut().unwrap().first = u32::MAX);
+    let sha512 = refused(&|it| it.blob = Digest::from_sha512(&[0; 64]));
+    assert_eq!(sha512, HeadError::Damaged("a digest is no SHA-256"));
 }
 
 #[test]
@@ -180,7 +240,7 @@ fn damage_and_other_versions_are_told_apart() {
         other[at] = value;
         Head::decode(&sealed(other)).unwrap_err()
     };
-    assert_eq!(with(12, 9), HeadError::Damaged("its kind is unknown"));
+    assert_eq!(with(12, 9), HeadError::Kind(9));
     for length in [40, 191, 192, content.len() - 1] {
         let error = Head::decode(&sealed(content[..length].to_vec())).unwrap_err();
         assert_eq!(error, HeadError::Damaged("it ends early"));

@@ -1,6 +1,6 @@
 //! The windows of a group's spans, as bytes. They are compressed where they are kept.
 
-use super::{GROUP, WindowGroup};
+use super::GROUP;
 use crate::gzip::{Checkpoint, WINDOW, Window};
 
 /// The groups of checkpoints, as [`GROUP`] says: the first number of each, and its windows' bytes.
@@ -75,12 +75,4 @@ fn number(rest: &mut &[u8]) -> Option<u16> {
         }
     }
     None
-}
-
-impl WindowGroup {
-    /// The spans that have their windows in a group, given the next group's first span or the number of spans.
-    #[must_use]
-    pub fn spans(&self, next: u32) -> usize {
-        usize::try_from(next.saturating_sub(self.first)).unwrap_or(0)
-    }
 }

@@ -363,7 +363,7 @@ impl<'a> LayerFiller<'a> {
             let is_open = |span: &usize| self.is_open(*span, &coming);
             let Some(first) = rest.clone().find(is_open) else { return Ok(()) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
-            let units = self.touched_units(&(first..next));
+            let units = self.index.head.touched_units(&(first..next));
             let _claim = Claim::new(self, units.clone(), coming);
             self.recall(&units)?;
             self.bring_spans(first..next, cause)?;
@@ -403,7 +403,7 @@ impl<'a> LayerFiller<'a> {
 
     /// Notes that a reader has these bytes.
     pub fn touch(&self, range: &Range<u64>) {
-        for unit in self.units_of(range) {
+        for unit in self.index.head.units_of(range) {
             let Some(untouched) = self.untouched.get(unit) else { return };
             let wanted = Why::Wanted.number();
             if untouched.load(Ordering::Relaxed) != wanted {
@@ -431,7 +431,7 @@ impl<'a> LayerFiller<'a> {
 
     /// Whether something of a span is neither here nor brought by another thread.
     fn is_open(&self, span: usize, coming: &BTreeMap<usize, usize>) -> bool {
-        let mut units = self.touched_units(&(span..span + 1));
+        let mut units = self.index.head.touched_units(&(span..span + 1));
         units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
     }
 
@@ -447,7 +447,7 @@ impl<'a> LayerFiller<'a> {
         let own = self.spans_of(all);
         let end = (wanted.end + window).min(self.filled.len()).max(all.end);
         let behind = own.end..self.spans_of(&(all.start..end)).end;
-        let file = self.files.around(range).map(|it| self.spans_between(it.start, it.end));
+        let file = self.files.around(range).map(|it| self.index.head.spans_of(&it));
         // What takes longer than some requests would keep readers from the line.
         let free = lock(&self.pace).free_bytes() * FILE_REQUESTS;
         let packed = |it: &Range<usize>| u32::try_from(self.packed_bytes(it)).unwrap_or(u32::MAX);
@@ -558,7 +558,7 @@ impl<'a> LayerFiller<'a> {
 
     /// From the first unit of a range that is not there to the last one.
     fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
-        let Range { start, end } = self.units_of(range);
+        let Range { start, end } = self.index.head.units_of(range);
         let units = self.filled.get(start..end)?;
         let is_missing = |it: &AtomicBool| !it.load(Ordering::Acquire);
         let first = units.iter().position(is_missing)?;
@@ -582,7 +582,7 @@ impl<'a> LayerFiller<'a> {
 
     /// Brings the units of these spans.
     fn bring_spans(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
-        let units = self.whole_units(spans.clone());
+        let units = self.index.head.whole_units(&spans);
         let from = self.index.head.spans.get(spans.start);
         let from = from.map_or(self.index.head.tar_bytes, |it| it.unpacked);
         let fetch = || Fetch { spans: spans.clone(), before: Vec::new(), behind: Vec::new(), from };

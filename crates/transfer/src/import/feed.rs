@@ -25,8 +25,15 @@ pub(super) const LAYER_COST: usize = (PIECES + 2) * PIECE + (512 << 10) + (3 << 
 /// Pieces that may wait to be hashed for an index.
 const HASHED_PIECES: usize = 2;
 
-/// What an index adds: pieces that are hashed or wait for that, and what its making keeps of the blob and the tar.
-pub(super) const INDEX_COST: usize = (HASHED_PIECES + 1) * PIECE + (1 << 20);
+/// Of so many bytes of a blob, an index keeps one until it is written: windows, of which layers have 3 or 4 in a hundred bytes,
+/// and digests.
+const BLOB_PARTS: u64 = 16;
+
+/// What the index of a blob of so many bytes adds: pieces that are hashed or wait for that, and what it keeps.
+pub(super) fn index_cost(blob: u64) -> usize {
+    let kept = usize::try_from(blob / BLOB_PARTS).unwrap_or(usize::MAX);
+    kept.saturating_add((HASHED_PIECES + 1) * PIECE + (1 << 20))
+}
 
 /// Where the unpacking thread puts pieces.
 struct Spout {

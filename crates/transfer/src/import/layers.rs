@@ -324,8 +324,11 @@ impl Job<'_> {
     ) -> Result<Vec<Gathered<'t>>, ImportError> {
         let Self { surroundings, wishes, .. } = self;
         let readers = surroundings.threads.get().min(sources.len());
-        let index = if wishes.index { feed::INDEX_COST } else { 0 };
-        let taken = readers * (feed::LAYER_COST + index);
+        let mut order: Vec<usize> = (0..sources.len()).collect();
+        order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
+        let largest = order.iter().take(readers).map(|at| sources[*at].size.unwrap_or(0));
+        let indexes = largest.map(|it| if wishes.index { feed::index_cost(it) } else { 0 });
+        let taken = indexes.fold(readers * feed::LAYER_COST, usize::saturating_add);
         let budget = surroundings.budget.saturating_sub(taken).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {
@@ -343,8 +346,6 @@ impl Job<'_> {
             times: wishes.times,
             gzip: if wishes.index { GzipReader::Indexing } else { GzipReader::Plain },
         };
-        let mut order: Vec<usize> = (0..sources.len()).collect();
-        order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let read = |number: usize| {
             let at = order[number];
             if stop.is_set() {

@@ -379,8 +379,7 @@ fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> 
     if !layers.iter().any(is_of) {
         return wrong("blob");
     }
-    let windows: u64 = head.groups.iter().map(|it| u64::from(it.bytes)).sum();
-    if windows != index.windows.len() as u64 {
+    if head.windows_bytes() != index.windows.len() as u64 {
         return wrong("length of windows");
     }
     Ok(())

@@ -1,3 +1,5 @@
+#![expect(clippy::as_conversions, reason = "tests fail by panicking")]
+
 use flate2::write::DeflateEncoder;
 use flate2::{Compression, Decompress, FlushDecompress, Status};
 use proptest::prelude::*;

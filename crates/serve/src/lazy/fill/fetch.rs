@@ -36,7 +36,7 @@ impl LayerFiller<'_> {
         let Fetch { spans, before, behind, from } = fetch;
         let mut bytes = before;
         if !spans.is_empty() {
-            let packed = self.packed(&spans);
+            let packed = head.packed(&spans);
             let blob = self.fetch(packed.clone())?;
             self.counts.fetched(packed.end - packed.start, cause);
             for number in spans.clone() {
@@ -48,7 +48,7 @@ impl LayerFiller<'_> {
         }
         bytes.extend(behind);
         let end = from + bytes.len() as u64;
-        let with_them = self.whole_units(self.spans_of(wanted));
+        let with_them = head.whole_units(&self.spans_of(wanted));
         let why = |unit: usize| match cause {
             Cause::Reader if wanted.contains(&unit) => Why::Wanted,
             Cause::Reader if with_them.contains(&unit) => Why::WithOthers,
@@ -57,7 +57,7 @@ impl LayerFiller<'_> {
             Cause::Reader | Cause::Stream => Why::Guessed,
         };
         // Neighbours that came with them are taken, too.
-        for unit in self.units_of(&(from..end)) {
+        for unit in head.units_of(&(from..end)) {
             let place = unit as u64 * UNIT;
             let until = (place + UNIT).min(head.device_bytes);
             let [start, stop] = [place.max(from), until.min(end)]
@@ -112,7 +112,7 @@ impl LayerFiller<'_> {
         let behind = seams.take(units.end.saturating_sub(1), Side::End);
         drop(seams);
         let [from, until] = [start + before.len() as u64, end - behind.len() as u64];
-        let spans = self.spans_between(from, until);
+        let spans = head.spans_of(&(from..until));
         // They end where a span does.
         if !spans.is_empty()
             && (before.is_empty() || place(spans.start) == from)

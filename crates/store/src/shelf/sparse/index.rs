@@ -102,7 +102,7 @@ impl SparseShelf {
             return Err(damaged(SparseIndexDamage::Device(Box::new(head.device))));
         }
         let (actual, windows) = windows.ok_or_else(|| damaged(SparseIndexDamage::NoWindows))?;
-        let expected = windows_bytes(&head);
+        let expected = head.windows_bytes();
         if actual != expected {
             return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
         }
@@ -142,16 +142,11 @@ impl SparseShelf {
 /// The bytes of a head that goes with these windows.
 pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, SparseError> {
     let damaged = |damage| SparseError::Index { device: head.device, source: damage };
-    let (expected, actual) = (windows_bytes(head), windows.len() as u64);
+    let (expected, actual) = (head.windows_bytes(), windows.len() as u64);
     if actual != expected {
         return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
     }
     head.encode().map_err(|it| damaged(SparseIndexDamage::Head(it)))
-}
-
-/// What the groups of a head add up to.
-fn windows_bytes(head: &Head) -> u64 {
-    head.groups.iter().map(|it| u64::from(it.bytes)).sum()
 }
 
 /// Whether two indexes say the same of a device's bytes. They may be of different blobs.

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 
 use image::digest::Digest;
-use image::gzip::{Checkpoint, Start, Window};
+use image::gzip::Start;
 use image::lazy::{HEAD_MAX, Head, SpanPlace};
 use image::tar::Segment;
 use image::tar::recipe::{Operation, Reader};
@@ -184,29 +184,14 @@ fn has(store: &Store, object: &ObjectId, segment: Segment) -> bool {
 
 /// The spans that have these parts of the tar.
 fn spans<'h>(head: &'h Head, missing: &'h [Range<u64>]) -> impl Iterator<Item = Range<usize>> + 'h {
-    missing.iter().filter_map(|it| Some(head.span_of(it.start)?..head.span_of(it.end - 1)? + 1))
-}
-
-/// The bytes of the blob that a span needs.
-fn needs(head: &Head, span: usize) -> Range<u64> {
-    let end = head.spans.get(span + 1).map_or(head.blob_bytes, |it| it.packed);
-    checkpoint(head, span, Window::default()).needs(end)
-}
-
-/// A span of a head. It is one of those that [`Head::span_of`] gives.
-pub(super) fn checkpoint(head: &Head, span: usize, window: Window) -> Checkpoint {
-    let place = head.spans[span];
-    Checkpoint { start: place.start, packed: place.packed, unpacked: place.unpacked, window }
+    missing.iter().map(|it| head.spans_of(it))
 }
 
 fn parts(head: &Head, missing: &[Range<u64>]) -> Vec<Part> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for spans in spans(head, missing) {
         match runs.last_mut() {
-            Some(run)
-                if needs(head, spans.start).start
-                    <= needs(head, run.end - 1).end.saturating_add(HOLE) =>
-            {
+            Some(run) if head.packed(&spans).start <= head.packed(run).end.saturating_add(HOLE) => {
                 run.end = run.end.max(spans.end);
             }
             _ => runs.push(spans),
@@ -216,7 +201,7 @@ fn parts(head: &Head, missing: &[Range<u64>]) -> Vec<Part> {
     for run in runs {
         let first = parts.len();
         for span in run {
-            let blob = needs(head, span);
+            let blob = head.packed(&(span..span + 1));
             match parts.get_mut(first..).and_then(<[Part]>::last_mut) {
                 Some(part) if blob.end - part.blob.start <= PART => {
                     part.spans.end = span + 1;
@@ -236,19 +221,13 @@ fn frames(
     windows: &BlobName,
     missing: &[Range<u64>],
 ) -> Result<BTreeMap<usize, Vec<u8>>, UpdateError> {
-    let mut at = 0_u64;
-    let mut places = Vec::with_capacity(head.groups.len());
-    for group in &head.groups {
-        let end = at + u64::from(group.bytes);
-        places.push(at..end);
-        at = end;
-    }
-    if at != windows.size {
+    if head.windows_bytes() != windows.size {
         return Err(UpdateError::Windows);
     }
+    let places: Vec<_> = head.group_places().collect();
     let mut groups: Vec<usize> = Vec::new();
     for spans in spans(head, missing) {
-        for group in group_of(head, spans.start)..=group_of(head, spans.end - 1) {
+        for group in head.group_of(spans.start)..=head.group_of(spans.end - 1) {
             if groups.last() != Some(&group) {
                 groups.push(group);
             }
@@ -276,11 +255,6 @@ fn frames(
         Some((group, fetched.get(at)?.get(inside)?.to_vec()))
     };
     groups.into_iter().map(|group| cut(group).ok_or(UpdateError::Windows)).collect()
-}
-
-/// The group that has a span's window, by its number.
-pub(super) fn group_of(head: &Head, span: usize) -> usize {
-    head.groups.partition_point(|it| it.first as usize <= span).saturating_sub(1)
 }
 
 /// Plans by `bytes` as a recipe, for fuzzers: what is fetched is what is missing, and nothing twice.

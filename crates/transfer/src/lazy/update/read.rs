@@ -12,7 +12,7 @@ use oci::blobs::BlobSource;
 use store::ObjectReader;
 
 use super::UpdateError;
-use super::plan::{UpdatePlan, checkpoint, group_of};
+use super::plan::UpdatePlan;
 use crate::chunked::Tar;
 use crate::lazy::group_windows;
 
@@ -116,26 +116,20 @@ impl Contents<'_, '_> {
     fn inflate(&mut self, span: usize) -> io::Result<Vec<u8>> {
         self.load(span)?;
         let head = &self.plan.head;
-        let group = group_of(head, span);
+        let group = head.group_of(span);
+        let of_group = head.group_spans(group);
         if self.group.as_ref().is_none_or(|it| it.0 != group) {
             let frame = self.plan.frames.get(&group);
-            let spans = u32::try_from(head.spans.len()).unwrap_or(u32::MAX);
-            let next = head.groups.get(group + 1).map_or(spans, |it| it.first);
-            let windows = frame.and_then(|it| group_windows(it, head.groups[group].spans(next)));
+            let windows = frame.and_then(|it| group_windows(it, of_group.len()));
             let windows = windows.ok_or_else(|| bad("the windows of the index are damaged"))?;
             self.group = Some((group, windows));
         }
-        let first = head.groups[group].first as usize;
-        let window = self.group.as_mut().and_then(|it| it.1.get_mut(span - first));
+        let window = self.group.as_mut().and_then(|it| it.1.get_mut(span - of_group.start));
         // Spans are used once, in order.
         let window = window.map(std::mem::take).unwrap_or_default();
         let part = self.batch.front().map(|(number, bytes)| (&self.plan.parts[*number], bytes));
         let (part, bytes) = part.ok_or_else(|| bad("the plan lacks a span"))?;
-        let checkpoint = checkpoint(head, span, window);
-        let next = head.spans.get(span + 1);
-        let (packed, unpacked) =
-            next.map_or((head.blob_bytes, head.tar_bytes), |it| (it.packed, it.unpacked));
-        let needs = checkpoint.needs(packed);
+        let needs = head.packed(&(span..span + 1));
         let inside = [needs.start, needs.end].map(|it| it.checked_sub(part.blob.start));
         let packed = match inside {
             [Some(start), Some(end)] => {
@@ -145,8 +139,7 @@ impl Contents<'_, '_> {
             _ => None,
         };
         let packed = packed.ok_or_else(|| bad("the plan lacks a span"))?;
-        let length = unpacked.saturating_sub(checkpoint.unpacked);
-        checkpoint.inflate(packed, length).map_err(io::Error::other)
+        head.inflate(span, window, packed).map_err(io::Error::other)
     }
 
     /// Has the part with a span stand first in the batch.

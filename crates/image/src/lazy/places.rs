@@ -1,0 +1,131 @@
+//! Where the spans of a blob, the units of a device and the groups of windows are, and how one becomes the other.
+//!
+//! All ranges are half open. A number past the end stands for the end: a head says nothing of what is not there.
+
+use std::ops::Range;
+
+use super::{Head, UNIT};
+use crate::gzip::{Checkpoint, SpanError, Window};
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+impl Head {
+    /// The span that has this byte of the tar, by its number.
+    #[must_use]
+    pub fn span_of(&self, tar_byte: u64) -> Option<usize> {
+        let behind = self.spans.partition_point(|it| it.unpacked <= tar_byte);
+        (tar_byte < self.tar_bytes).then(|| behind.saturating_sub(1))
+    }
+
+    /// The spans that have these bytes of the device, by number; none for bytes that the tail alone has.
+    #[must_use]
+    pub fn spans_of(&self, bytes: &Range<u64>) -> Range<usize> {
+        let last = bytes.end.min(self.tar_bytes).saturating_sub(1);
+        match (self.span_of(bytes.start), self.span_of(last)) {
+            (Some(first), Some(last)) if bytes.start < bytes.end => first..last.saturating_add(1),
+            _ => 0..0,
+        }
+    }
+
+    /// The bytes of the tar that these spans have.
+    #[must_use]
+    pub fn unpacked(&self, spans: &Range<usize>) -> Range<u64> {
+        let place = |span: usize| self.spans.get(span).map_or(self.tar_bytes, |it| it.unpacked);
+        let start = place(spans.start);
+        start..place(spans.end).max(start)
+    }
+
+    /// The bytes of the blob that these spans, at least one, are inflated from. A byte that belongs to two spans is in the
+    /// range of both.
+    #[must_use]
+    pub fn packed(&self, spans: &Range<usize>) -> Range<u64> {
+        let place = |span: usize| self.spans.get(span).map_or(self.blob_bytes, |it| it.packed);
+        let end = place(spans.end);
+        let first = self.checkpoint(spans.start, Window::default());
+        first.map_or(end..end, |first| first.needs(end))
+    }
+
+    /// The bytes of the tar that a span has, from its bytes of the blob: those that [`packed`](Self::packed) names.
+    ///
+    /// # Errors
+    /// [`SpanError`]. Wrong bytes need not be an error: see [`is_unit`](Self::is_unit).
+    pub fn inflate(
+        &self,
+        span: usize,
+        window: Window,
+        packed: &[u8],
+    ) -> Result<Vec<u8>, SpanError> {
+        let unpacked = self.unpacked(&(span..span.saturating_add(1)));
+        let checkpoint = self.checkpoint(span, window).ok_or(SpanError::Short)?;
+        checkpoint.inflate(packed, unpacked.end.saturating_sub(unpacked.start))
+    }
+
+    fn checkpoint(&self, span: usize, window: Window) -> Option<Checkpoint> {
+        let place = self.spans.get(span)?;
+        let (start, packed, unpacked) = (place.start, place.packed, place.unpacked);
+        Some(Checkpoint { start, packed, unpacked, window })
+    }
+
+    /// The units that have a part in these bytes of the device, by number.
+    #[must_use]
+    pub fn units_of(&self, bytes: &Range<u64>) -> Range<usize> {
+        let end = bytes.end.min(self.device_bytes).div_ceil(UNIT);
+        count(bytes.start.checked_div(UNIT).unwrap_or(0))..count(end)
+    }
+
+    /// The units that have a part in these spans, or in the tail if the last span is among them.
+    #[must_use]
+    pub fn touched_units(&self, spans: &Range<usize>) -> Range<usize> {
+        self.units_of(&self.with_tail(spans))
+    }
+
+    /// The units that lie in these spans alone, with the tail as above.
+    #[must_use]
+    pub fn whole_units(&self, spans: &Range<usize>) -> Range<usize> {
+        let Range { start, end } = self.with_tail(spans);
+        let is_all = end == self.device_bytes;
+        let end = if is_all { end.div_ceil(UNIT) } else { end.checked_div(UNIT).unwrap_or(0) };
+        let start = count(start.div_ceil(UNIT));
+        start..count(end).max(start)
+    }
+
+    fn with_tail(&self, spans: &Range<usize>) -> Range<u64> {
+        let Range { start, end } = self.unpacked(spans);
+        start..if end == self.tar_bytes { self.device_bytes } else { end }
+    }
+
+    /// The group that has a span's window, by its number.
+    #[must_use]
+    pub fn group_of(&self, span: usize) -> usize {
+        let behind = self.groups.partition_point(|it| count(it.first.into()) <= span);
+        behind.saturating_sub(1)
+    }
+
+    /// The spans that have their windows in a group, by number.
+    #[must_use]
+    pub fn group_spans(&self, group: usize) -> Range<usize> {
+        let first = |group: Option<usize>| {
+            let group = group.and_then(|it| self.groups.get(it));
+            group.map_or(self.spans.len(), |it| count(it.first.into()))
+        };
+        let start = first(Some(group));
+        start..first(group.checked_add(1)).max(start)
+    }
+
+    /// Where in the file of windows each group is, in bytes.
+    pub fn group_places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.groups.iter().scan(0_u64, |at, group| {
+            let start = *at;
+            *at = start.saturating_add(group.bytes.into());
+            Some(start..*at)
+        })
+    }
+
+    /// Bytes of the file of windows.
+    #[must_use]
+    pub fn windows_bytes(&self) -> u64 {
+        self.groups.iter().map(|it| u64::from(it.bytes)).sum()
+    }
+}
