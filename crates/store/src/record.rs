@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use image::digest::Digest;
+use image::verity::ImageId;
 
 /// The most bytes in a record: nothing of ours comes near.
 pub(crate) const RECORD_MAX: u64 = 1 << 20;
@@ -43,6 +44,15 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError
         return Err(RecordError::Checksum);
     }
     serde_json::from_slice(json).map_err(RecordError::Json)
+}
+
+/// Whether a record that names an image in itself is the one of this image: a file may have been renamed.
+pub(crate) fn check_image(named: &str, image: &ImageId) -> Result<(), RecordError> {
+    if named == image.to_string() {
+        return Ok(());
+    }
+    let other = format!("it names image {}", named.escape_debug());
+    Err(RecordError::Json(serde::de::Error::custom(other)))
 }
 
 #[cfg(test)]

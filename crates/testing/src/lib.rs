@@ -10,6 +10,7 @@ mod crane;
 pub mod daemon;
 pub mod fake;
 pub mod faults;
+pub mod images;
 mod programs;
 mod rounds;
 pub mod trees;

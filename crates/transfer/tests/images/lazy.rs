@@ -21,6 +21,7 @@ use store::{
     Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Reference, Seconds,
     Store,
 };
+use testing::images::{patch, set_checksum};
 
 use crate::build::{Layout, Pack, Tar};
 use crate::home::{Home, NEVER, usual_wishes};
@@ -92,6 +93,19 @@ fn import_layers<'d>(
 }
 
 impl Offered {
+    /// With another name in it than its layers have, and the id of the right one.
+    fn false_one() -> (Self, ImageId) {
+        let mut offered = Self::new(&Home::new());
+        let right = offered.id;
+        offered.lie();
+        (offered, right)
+    }
+
+    fn lie(&mut self) {
+        patch(&mut self.image, b"two", b"tow");
+        self.id = id_of(&self.image).into();
+    }
+
     fn new(home: &Home) -> Self {
         let directory = home.path("layout");
         let (layout, report) = import_layers(home, &directory, &tars());
@@ -227,8 +241,7 @@ fn devices_that_are_here_are_taken_as_they_are() {
 fn an_image_of_which_all_is_here_is_not_published() {
     let home = Home::new();
     let mut offered = Offered::new(&home);
-    patch(&mut offered.image, b"two", b"tow");
-    offered.id = id_of(&offered.image).into();
+    offered.lie();
     assert_eq!(offered.publish(&home.store).unwrap(), []);
     assert!(matches!(home.store.open_image(&offered.id), Err(OpenImageError::Absent(_))));
     assert!(home.store.refs.get(&name()).unwrap().is_none());
@@ -312,34 +325,13 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
     }
 }
 
-/// Puts other bytes of the same length in the place of the only ones that are these.
-pub(crate) fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
-    let places: Vec<_> = places.collect();
-    let &[place] = &places[..] else { panic!("{places:?}") };
-    bytes[place..place + to.len()].copy_from_slice(to);
-}
-
-/// Source: Linux `fs/erofs/erofs_fs.h`, `checksum`: crc32c without the final inversion, of the superblock and what follows it
-/// in its block.
-fn set_checksum(image: &mut [u8]) {
-    image[1028..1032].fill(0);
-    let block = 1_usize << image[1036];
-    let end = if block > 1024 { block } else { 1024 + block };
-    let sum = crc::Crc::<u32>::new(&crc::CRC_32_ISCSI).checksum(&image[1024..end]);
-    image[1028..1032].copy_from_slice(&(!sum).to_le_bytes());
-}
-
 pub(crate) fn id_of(bytes: &[u8]) -> image::verity::VerityDigest {
     image::verity::digest(image::verity::Algorithm::Sha256, bytes)
 }
 
 #[test]
 fn an_image_with_false_names_makes_way_for_the_right_one() {
-    let mut offered = Offered::new(&Home::new());
-    let right = offered.id;
-    patch(&mut offered.image, b"two", b"tow");
-    offered.id = id_of(&offered.image).into();
+    let (offered, right) = Offered::false_one();
     let home = Home::new();
     let store = &home.store;
     offered.publish(store).unwrap();
@@ -359,10 +351,7 @@ fn an_image_with_false_names_makes_way_for_the_right_one() {
 /// Else whoever can have one name pulled could give another one what its own layers make.
 #[test]
 fn a_name_of_another_manifest_is_left_alone() {
-    let mut offered = Offered::new(&Home::new());
-    let right = offered.id;
-    patch(&mut offered.image, b"two", b"tow");
-    offered.id = id_of(&offered.image).into();
+    let (mut offered, right) = Offered::false_one();
     let home = Home::new();
     let store = &home.store;
     offered.publish(store).unwrap();
@@ -436,10 +425,7 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
 
 #[test]
 fn a_false_image_with_a_mark_makes_way_for_the_right_one() {
-    let mut offered = Offered::new(&Home::new());
-    let right = offered.id;
-    patch(&mut offered.image, b"two", b"tow");
-    offered.id = id_of(&offered.image).into();
+    let (offered, right) = Offered::false_one();
     let home = Home::new();
     let store = &home.store;
     offered.publish(store).unwrap();

@@ -62,10 +62,7 @@ impl DownloadShelf {
         let Some(bytes) = bytes else { return Ok(Vec::new()) };
         let damaged = |source| OriginError::Damaged { image: Box::new(*image), source };
         let raw: Raw = record::decode(&bytes).map_err(damaged)?;
-        if raw.image != image.to_string() {
-            let other = format!("it names image {}", raw.image.escape_debug());
-            return Err(damaged(RecordError::Json(serde::de::Error::custom(other))));
-        }
+        record::check_image(&raw.image, image).map_err(damaged)?;
         Ok(raw.origins)
     }
 

@@ -255,10 +255,7 @@ impl DownloadShelf {
         let Some(bytes) = bytes else { return Ok(Traces::default()) };
         let damaged = |source| StoredTracesError::Record { image: Box::new(*image), source };
         let record: Record = record::decode(&bytes).map_err(damaged)?;
-        if record.image != image.to_string() {
-            let other = format!("it names image {}", record.image.escape_debug());
-            return Err(damaged(RecordError::Json(serde::de::Error::custom(other))));
-        }
+        record::check_image(&record.image, image).map_err(damaged)?;
         let traces = Traces::from_raw(record.traces);
         traces.map_err(|source| StoredTracesError::Traces { image: Box::new(*image), source })
     }
@@ -336,6 +333,16 @@ mod tests {
         let all: Vec<_> = traces.iter().map(|it| (&it.name[..], it.runs.len())).collect();
         assert_eq!(all, [("a", 1), ("b", 2)]);
         assert!(matches!(traces.set(trace("B", vec![])), Err(TraceError::Name(_))));
+        // As much as the others leave, and no more.
+        assert_eq!(
+            ["a", "b", "c"].map(|it| traces.room(it)),
+            [2, 1, 3].map(|it| TRACE_RUNS_MAX - it)
+        );
+        let long = |length| trace("c", vec![run; length]);
+        assert!(matches!(traces.set(long(TRACE_RUNS_MAX - 2)), Err(TraceError::Full)));
+        traces.set(long(traces.room("c"))).unwrap();
+        assert_eq!([traces.room("c"), traces.room("d")], [TRACE_RUNS_MAX - 3, 0]);
+        traces.set(trace("c", vec![])).unwrap();
         for number in 2..TRACES_MAX {
             traces.set(trace(&format!("c{number}"), vec![])).unwrap();
         }

@@ -20,8 +20,9 @@ use super::updates::{parts, pull_with};
 use super::*;
 use crate::build::{Pack, Tar, pack};
 use crate::home::{Home, usual_wishes};
-use crate::lazy::{id_of, patch};
+use crate::lazy::id_of;
 use testing::fake::{Reply, Request, Server, content, reply};
+use testing::images::patch;
 
 /// A registry with an image, `1`, and its index.
 struct Stage {
