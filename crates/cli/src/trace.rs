@@ -69,21 +69,21 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
     let answer = answer?;
     let runs = runs?;
     ensure!(!runs.is_empty(), "nothing was read of {name}: there is no trace of it");
-    let units: u64 = runs.iter().map(|it| u64::from(it.units)).sum();
     let mut traces = store.downloads.traces(&image).unwrap_or_else(|error| {
         tracing::warn!(%error, "the traces of the image are made anew");
         store::Traces::default()
     });
-    let (count, bytes) = (runs.len(), report::size(units.saturating_mul(UNIT)));
-    let mut runs = runs;
-    let room = traces.room(&args.trace);
-    if runs.len() > room {
+    let (mut runs, room) = (runs, traces.room(&args.trace));
+    let count = runs.len();
+    if count > room {
         // What is read late is worth least.
         context.remark(&format!(
             "the trace ends after {room} of {count} parts: an image keeps no more"
         ));
         runs.truncate(room);
     }
+    let (count, units) = (runs.len(), runs.iter().map(|it| u64::from(it.units)).sum::<u64>());
+    let bytes = report::size(units.saturating_mul(UNIT));
     traces.set(Trace { name: args.trace.clone(), runs })?;
     store.downloads.set_traces(&image, &traces)?;
     if !context.quiet {

@@ -249,6 +249,13 @@ fn set(
                 key.get_ref()
             )
         }
+        key @ ("trust" | "trust-index") => bail!(
+            "\"{key}\" is no setting: whose indexes are used is decided when an image is pulled: `quire pull --lazy \
+             --trust-index`, and signatures by policy.json"
+        ),
+        "cache" => bail!(
+            "\"cache\" is no setting: what is fetched is kept in the store, until `quire rm` and `quire gc`"
+        ),
         key => bail!("\"{}\" is no setting: there are {KEYS}", key.escape_debug()),
     }
     Ok(())
@@ -317,6 +324,9 @@ mod tests {
                 "f, line 1: \"mirrors\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
             ),
         );
+        let refused = |text| format!("{:#}", parse(text, "f").unwrap_err());
+        assert!(refused("trust = 1").contains("--trust-index"));
+        assert!(refused("\ncache = \"/var\"").starts_with("f, line 2: \"cache\" is no setting"));
         for (text, line) in
             [("lazy-timeout", 1), ("prefetch = \"a\"\nprefetch = \"b\"", 2), ("\n\n= 3", 3)]
         {

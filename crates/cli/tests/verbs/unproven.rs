@@ -3,36 +3,13 @@
 use std::fs;
 
 use store::{OpenOptions, Store, Who};
+use testing::images::{patch, set_checksum};
 
 use crate::Place;
 use crate::served::Lazy;
 
 fn open(place: &Place) -> Store {
     Store::open(&place.path("store"), Who::this_process(), OpenOptions::read()).unwrap()
-}
-
-/// Puts other bytes of the same length in the place of the only ones that are these.
-fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
-    let places: Vec<_> = places.collect();
-    let &[place] = &places[..] else { panic!("{places:?}") };
-    bytes[place..place + to.len()].copy_from_slice(to);
-}
-
-/// Source: Linux `fs/erofs/erofs_fs.h`, `checksum`: crc32c without the final inversion, of the superblock and what follows it
-/// in its block. RFC 3720, B.4, has the polynomial, bit by bit.
-fn set_checksum(image: &mut [u8]) {
-    image[1028..1032].fill(0);
-    let block = 1_usize << image[1036];
-    let end = if block > 1024 { block } else { 1024 + block };
-    let mut sum = u32::MAX;
-    for byte in &image[1024..end] {
-        sum ^= u32::from(*byte);
-        for _ in 0..8 {
-            sum = (sum >> 1) ^ if sum & 1 == 1 { 0x82f6_3b78 } else { 0 };
-        }
-    }
-    image[1028..1032].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// Another import brings what is missing of it. Only its index says then what is in it.

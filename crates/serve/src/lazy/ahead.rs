@@ -1,6 +1,6 @@
 //! Brings what is wanted soon, behind what readers wait for.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,7 +10,9 @@ use super::fill::{Cause, LayerFiller};
 use super::plan;
 
 /// So many requests that nobody waits for are under way at once.
-pub(super) const WORKERS: usize = 16;
+pub(super) const WORKERS: usize = 24;
+/// So many of them may belong to one device: its source may be silent.
+const OF_A_DEVICE: usize = 16;
 /// The most parts that wait. Sources that do not answer would have more and more wait.
 const WAITING_MAX: usize = 1 << 16;
 /// How many of the requests may belong to traces, or complete devices, while a reader waits for a request of its own.
@@ -55,7 +57,9 @@ struct State<'a> {
     traces: VecDeque<AheadPart<'a>>,
     /// Of devices all of which is wanted.
     completions: VecDeque<AheadPart<'a>>,
-    /// Requests for `traces` and `completions` that are under way.
+    /// Requests that are under way, by the address of their filler.
+    under_way: HashMap<usize, usize>,
+    /// Those for `traces` and `completions`.
     behind: usize,
     /// Until when nothing is fetched for `completions`.
     pause: Option<Instant>,
@@ -170,8 +174,6 @@ impl<'a> Ahead<'a> {
                 state = self.wait(state);
                 continue;
             };
-            let is_behind = part.cause != Cause::Stream;
-            state.behind += usize::from(is_behind);
             drop(state);
             let done = part.filler.upgrade().and_then(|it| {
                 let bring = || {
@@ -184,7 +186,7 @@ impl<'a> Ahead<'a> {
                 catch_unwind(AssertUnwindSafe(bring)).ok()
             });
             state = self.lock();
-            state.behind -= usize::from(is_behind);
+            state.done(&part);
             match done {
                 Some(Err(error)) => {
                     // Whoever reads it tries again, and tells.
@@ -212,23 +214,47 @@ impl<'a> Ahead<'a> {
     }
 }
 
+/// By which the parts of one device are known. It is no other's as long as a part has it.
+fn address(part: &AheadPart<'_>) -> usize {
+    part.filler.as_ptr().addr()
+}
+
+/// Takes the first part whose device may have one more request under way.
+fn first<'a>(
+    waiting: &mut VecDeque<AheadPart<'a>>,
+    under_way: &HashMap<usize, usize>,
+) -> Option<AheadPart<'a>> {
+    let may = |it: &AheadPart<'a>| {
+        under_way.get(&address(it)).is_none_or(|requests| *requests < OF_A_DEVICE)
+    };
+    waiting.iter().position(may).and_then(|it| waiting.remove(it))
+}
+
 impl<'a> State<'a> {
     /// What is brought next, if anything may be.
     fn next(&mut self, now: Instant) -> Option<AheadPart<'a>> {
-        if let Some(part) = self.streams.pop_front() {
-            return Some(part);
+        let mut next = first(&mut self.streams, &self.under_way);
+        let may_more = self.readers == 0 || self.behind < BESIDE_READERS;
+        if next.is_none() && may_more {
+            next = first(&mut self.traces, &self.under_way);
+            if next.is_none() && self.pause.is_none_or(|it| now >= it) {
+                self.pause = None;
+                next = first(&mut self.completions, &self.under_way);
+            }
         }
-        if self.readers > 0 && self.behind >= BESIDE_READERS {
-            return None;
+        let part = next?;
+        *self.under_way.entry(address(&part)).or_default() += 1;
+        self.behind += usize::from(part.cause != Cause::Stream);
+        Some(part)
+    }
+
+    /// A part that was next is under way no more.
+    fn done(&mut self, part: &AheadPart<'a>) {
+        self.behind -= usize::from(part.cause != Cause::Stream);
+        match self.under_way.get_mut(&address(part)) {
+            Some(requests @ 2..) => *requests -= 1,
+            _ => drop(self.under_way.remove(&address(part))),
         }
-        if let Some(part) = self.traces.pop_front() {
-            return Some(part);
-        }
-        if self.pause.is_some_and(|it| now < it) {
-            return None;
-        }
-        self.pause = None;
-        self.completions.pop_front()
     }
 
     /// What did not come is tried again later, or no more.
@@ -273,13 +299,15 @@ mod tests {
         state.readers = 1;
         assert_eq!(next(&mut state, now), Some(5));
         assert_eq!(next(&mut state, now), Some(3));
-        state.behind = BESIDE_READERS;
+        assert_eq!(next(&mut state, now), Some(4));
+        assert_eq!(state.behind, BESIDE_READERS);
         assert_eq!(next(&mut state, now), None);
         state.readers = 0;
-        assert_eq!(next(&mut state, now), Some(4));
         assert_eq!(next(&mut state, now), Some(1));
         state.readers = 1;
         assert_eq!(next(&mut state, now), None);
+        [3, 4].iter().for_each(|it| state.done(&part(*it, Cause::Trace)));
+        assert_eq!(next(&mut state, now), Some(2));
     }
 
     #[test]
@@ -291,6 +319,7 @@ mod tests {
             // Two that were under way at once.
             state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
             let (one, two) = (state.next(now).unwrap(), state.next(now).unwrap());
+            [&one, &two].into_iter().for_each(|it| state.done(it));
             state.failed(one, now);
             state.failed(two, now);
             let pause = state.pause.unwrap() - now;

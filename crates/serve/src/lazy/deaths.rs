@@ -12,6 +12,11 @@ const WITH_A_READER: u32 = 5;
 const AT_ONCE: u32 = 20;
 /// How long a service lived that died at once.
 const MOMENT: Duration = Duration::from_millis(50);
+/// How long one lived that died soon.
+const SOON: Duration = Duration::from_secs(10);
+/// When those in a row that died soon have lived for so long together, none is started for a while: a read of a file on
+/// FUSE, which stands in no journal, may be what each of them dies of.
+const IN_A_ROW: Duration = Duration::from_secs(120);
 
 /// An event by what is read: its number may be another in the next service.
 type ReadPlace = (Option<InodePlace>, u64, u64);
@@ -24,6 +29,8 @@ pub(super) struct Deaths {
     /// Deaths in a row with something of it.
     with_a_reader: u32,
     at_once: u32,
+    /// How long those in a row lived that died soon.
+    in_a_row: Duration,
 }
 
 /// What a keeper does after a death.
@@ -49,8 +56,9 @@ impl Deaths {
             (self.with_a_reader, self.left) = (0, BTreeSet::new());
             return AfterDeath::WithoutReaders;
         }
-        if self.at_once >= AT_ONCE {
-            self.at_once = 0;
+        self.in_a_row = if lived < SOON { self.in_a_row + lived } else { Duration::ZERO };
+        if self.at_once >= AT_ONCE || self.in_a_row >= IN_A_ROW {
+            (self.at_once, self.in_a_row) = (0, Duration::ZERO);
             return AfterDeath::Rest;
         }
         AfterDeath::Again
@@ -83,8 +91,8 @@ mod tests {
     fn deaths_with_other_readers_are_chance() {
         let mut deaths = Deaths::default();
         for number in 0..100 {
-            assert_eq!(deaths.died(&[event(number * 100)], LONG), AfterDeath::Again);
-            assert_eq!(deaths.died(&[], LONG), AfterDeath::Again);
+            assert_eq!(deaths.died(&[event(number * 100)], SOON), AfterDeath::Again);
+            assert_eq!(deaths.died(&[], SOON), AfterDeath::Again);
         }
     }
 
@@ -96,5 +104,17 @@ mod tests {
         assert_eq!(died(1, LONG), Some(AfterDeath::Again));
         assert_eq!(died(AT_ONCE, Duration::ZERO), Some(AfterDeath::Rest));
         assert_eq!(died(1, Duration::ZERO), Some(AfterDeath::Again));
+    }
+
+    #[test]
+    fn services_that_all_die_soon_are_not_started_for_ever() {
+        let mut deaths = Deaths::default();
+        let mut died = |times: u32, lived| (0..times).map(|_| deaths.died(&[], lived)).last();
+        assert_eq!(died(59, LONG * 2), Some(AfterDeath::Again));
+        // One that has lived shows that it can be done.
+        assert_eq!(died(1, SOON), Some(AfterDeath::Again));
+        assert_eq!(died(59, LONG * 2), Some(AfterDeath::Again));
+        assert_eq!(died(1, LONG * 2), Some(AfterDeath::Rest));
+        assert_eq!(died(59, LONG * 2), Some(AfterDeath::Again));
     }
 }

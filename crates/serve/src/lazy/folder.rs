@@ -45,10 +45,10 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
     let found = fs::symlink_metadata(folder).map_err(failed)?;
     let is_ours = found.uid() == user;
-    match is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
-        true => Ok(()),
-        false => Err(ServiceError::Folder(folder.to_owned())),
+    if is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
+        return Ok(());
     }
+    Err(ServiceError::Folder(folder.to_owned()))
 }
 
 /// The lock of a folder. Whoever was asked to leave may have been the last to hold a group: then the watch does.

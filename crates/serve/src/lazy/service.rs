@@ -46,8 +46,10 @@ const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const COMPLETE: Duration = Duration::from_millis(50);
 /// The pause after which it is tried again to start a keeper.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long a client may take for a message.
+/// How long a client may take to read an answer, or to ask the next question.
 const CLIENT: Duration = Duration::from_secs(5);
+/// The most clients that are listened to at once. The others wait.
+const CLIENTS_MAX: usize = 64;
 /// How long a service that is asked to leave may take.
 pub(super) const LEAVE: Duration = Duration::from_secs(60);
 
@@ -259,6 +261,24 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
 }
 
+/// Who asks.
+struct Client {
+    socket: OwnedFd,
+    /// When it came, or asked last.
+    asked: Instant,
+}
+
+impl Client {
+    /// The next that has connected.
+    fn accept(listener: BorrowedFd<'_>) -> io::Result<Self> {
+        let socket = wire::accept(listener)?;
+        for side in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&socket, side, Some(CLIENT))?;
+        }
+        Ok(Self { socket, asked: Instant::now() })
+    }
+}
+
 struct Service<'s, 'a> {
     store: &'a Store,
     surroundings: &'a Surroundings<'a>,
@@ -283,18 +303,24 @@ impl<'a> Service<'_, 'a> {
         end: &AtomicBool,
     ) -> Result<Keeper, ServiceError> {
         let (mut looked, mut used) = (Instant::now(), Instant::now());
+        let mut clients: Vec<Client> = Vec::new();
         // What has been fetched, and whether memory for that may have been freed since.
         let (mut fetched, mut may_trim) = (0, false);
         let is_to_end =
             || end.load(Ordering::Relaxed) || self.surroundings.stop.load(Ordering::Relaxed);
         while !is_to_end() {
-            let mut both = [
-                PollFd::from_borrowed_fd(listener, PollFlags::IN),
+            clients.retain(|it| it.asked.elapsed() < CLIENT);
+            let has_room = clients.len() < CLIENTS_MAX;
+            let comes = if has_room { PollFlags::IN } else { PollFlags::empty() };
+            let mut all = vec![
+                PollFd::from_borrowed_fd(listener, comes),
                 PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN),
             ];
-            let _ready = poll(&mut both, Some(&TURN));
-            let [client, gone] = both.map(|it| !it.revents().is_empty());
-            if gone {
+            let asking = clients.iter().map(|it| it.socket.as_fd());
+            all.extend(asking.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+            let _ready = poll(&mut all, Some(&TURN));
+            let ready: Vec<_> = all.into_iter().map(|it| !it.revents().is_empty()).collect();
+            if ready[1] {
                 match self.keep_again() {
                     Ok(another) => keeper = another,
                     Err(error) => {
@@ -307,8 +333,17 @@ impl<'a> Service<'_, 'a> {
             if let Some(orphans) = &self.orphans {
                 let _pause = orphans.look();
             }
-            if client {
-                self.client(listener, &keeper, end);
+            let mut asks = ready[2..].iter();
+            clients.retain_mut(|client| {
+                !asks.next().is_some_and(|it| *it) || self.hear(client, &keeper, end)
+            });
+            if ready[0] {
+                match Client::accept(listener) {
+                    Ok(client) => clients.push(client),
+                    Err(error) => tracing::warn!(%error, "cannot hear a client"),
+                }
+            }
+            if !clients.is_empty() {
                 used = Instant::now();
             }
             for (device, done) in forgotten.try_iter() {
@@ -402,29 +437,23 @@ impl<'a> Service<'_, 'a> {
         Ok(self.door.disarm(is_free, gone, unread)?)
     }
 
-    /// Answers one client.
-    fn client(&self, listener: BorrowedFd<'_>, keeper: &Keeper, end: &AtomicBool) {
-        let talk = || -> io::Result<()> {
-            let client = wire::accept(listener)?;
-            for side in [Timeout::Recv, Timeout::Send] {
-                set_socket_timeout(&client, side, Some(CLIENT))?;
+    /// Answers a question that a client has asked. Returns whether it may ask another.
+    fn hear(&self, client: &mut Client, keeper: &Keeper, end: &AtomicBool) -> bool {
+        let answered = match wire::receive::<Ask>(client.socket.as_fd()) {
+            Ok(Some((ask, _))) => self.answer(&client.socket, &ask, keeper, end),
+            Ok(None) => return false,
+            // It may be of a later version.
+            Err(error) if wire::is_unknown(&error) => {
+                let reason = format!("this service does not know the question: {error}");
+                wire::send(client.socket.as_fd(), &Answer::Refused { reason }, None)
             }
-            loop {
-                match wire::receive::<Ask>(client.as_fd()) {
-                    Ok(Some((ask, _))) => self.answer(&client, &ask, keeper, end)?,
-                    Ok(None) => return Ok(()),
-                    // It may be of a later version.
-                    Err(error) if wire::is_unknown(&error) => {
-                        let reason = format!("this service does not know the question: {error}");
-                        wire::send(client.as_fd(), &Answer::Refused { reason }, None)?;
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
+            Err(error) => Err(error),
         };
-        if let Err(error) = talk() {
+        client.asked = Instant::now();
+        if let Err(error) = &answered {
             tracing::warn!(%error, "cannot answer a client");
         }
+        answered.is_ok()
     }
 
     fn answer(

@@ -6,6 +6,7 @@ mod descriptors;
 mod fuse;
 mod sealed;
 mod service;
+mod still;
 mod succession;
 
 use std::fs::{self, File};

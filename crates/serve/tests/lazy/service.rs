@@ -48,6 +48,7 @@ struct FolderBlob {
     gone: PathBuf,
     wait: PathBuf,
     die: PathBuf,
+    panic: PathBuf,
 }
 
 impl BlobSource for FolderBlob {
@@ -59,10 +60,11 @@ impl BlobSource for FolderBlob {
             // As after an error of ours, or without memory.
             std::process::abort();
         }
-        match self.gone.exists() || STOP.load(Ordering::Relaxed) {
-            true => Box::new(FailingReader::new(io::ErrorKind::NotFound.into())),
-            false => self.blob.blob(digest, size, range),
+        assert!(fs::remove_file(&self.panic).is_err(), "a thread that fetches panics");
+        if self.gone.exists() || STOP.load(Ordering::Relaxed) {
+            return Box::new(FailingReader::new(io::ErrorKind::NotFound.into()));
         }
+        self.blob.blob(digest, size, range)
     }
 }
 
@@ -71,8 +73,8 @@ impl Files {
     fn here() -> Self {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
         let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
-        let [gone, wait, die] = ["gone", "wait", "die"].map(|it| folder.join(it));
-        let blob = FolderBlob { blob, gone, wait, die };
+        let [gone, wait, die, panic] = ["gone", "wait", "die", "panic"].map(|it| folder.join(it));
+        let blob = FolderBlob { blob, gone, wait, die, panic };
         Self { folder, blob }
     }
 
@@ -154,15 +156,13 @@ fn a_service() {
         supply: &files,
         folder: &files.folder.join("run"),
         keeper: &program(&files.folder, "a_keeper"),
-        complete: &|| match files.folder.join("complete").exists() {
-            true => Completion::Always,
-            false => Completion::Asked,
+        complete: &|| {
+            let is_always = files.folder.join("complete").exists();
+            if is_always { Completion::Always } else { Completion::Asked }
         },
         door: &|| {
-            DoorWish::Only(match files.folder.join("fuse").exists() {
-                true => DoorKind::Fuse,
-                false => DoorKind::Fanotify,
-            })
+            let is_fuse = files.folder.join("fuse").exists();
+            DoorWish::Only(if is_fuse { DoorKind::Fuse } else { DoorKind::Fanotify })
         },
         patience: &SourcePatience::default(),
         idle: files.folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),

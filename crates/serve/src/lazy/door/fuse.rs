@@ -262,10 +262,10 @@ impl<'a> Door<'a> {
     fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
         let actual = file.metadata().map_err(FuseDoorError::Open)?.len();
         let expected = self.length(place);
-        match actual == expected {
-            true => Ok(()),
-            false => Err(FuseDoorError::Length { expected, actual }.into()),
+        if actual == expected {
+            return Ok(());
         }
+        Err(FuseDoorError::Length { expected, actual }.into())
     }
 
     /// Says that the keeper has a connection.
@@ -473,10 +473,8 @@ impl<'a> Server<'_, 'a> {
         };
         let request = ReadRequest { connection: Arc::clone(connection), unique, complete };
         let asked = Asked::Read(request);
-        Greeted::Waits(Arc::new(match is_there {
-            true => WaitingReader::of_disk(asked, range, fillers),
-            false => WaitingReader::new(asked, range, fillers),
-        }))
+        let waits = if is_there { WaitingReader::of_disk } else { WaitingReader::new };
+        Greeted::Waits(Arc::new(waits(asked, range, fillers)))
     }
 }
 

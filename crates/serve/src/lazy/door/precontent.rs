@@ -155,10 +155,10 @@ impl<'a> Door<'a> {
                 ArmedState::Broken(_) => return Found::Nothing,
             }
         }
-        match devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {
-            true => Found::Nothing,
-            false => Found::Filling(fillers),
+        if devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {
+            return Found::Nothing;
         }
+        Found::Filling(fillers)
     }
 }
 

@@ -135,9 +135,10 @@ impl<'a> Door<'a> {
                 return;
             }
             if !self.has_brought(reader, filler) {
-                match self.is_cancelled() {
-                    true => self.leave(reader),
-                    false => self.answer(reader, PrecontentAnswer::Deny),
+                if self.is_cancelled() {
+                    self.leave(reader);
+                } else {
+                    self.answer(reader, PrecontentAnswer::Deny);
                 }
                 return;
             }

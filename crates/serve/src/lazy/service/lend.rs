@@ -11,6 +11,7 @@ use std::time::Duration;
 use image::verity::DeviceId;
 use kernel::fuse::FuseConnection;
 use kernel::precontent::PrecontentError;
+use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 
 use super::{AnyError, Completion, Service, forget, kept};
@@ -71,6 +72,7 @@ impl<'a> Service<'_, 'a> {
     /// Opens a device for a client, which waits for its bytes.
     pub(super) fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
+        let mut is_written = false;
         if self.filler_of(&id).is_none() {
             // Before it is sealed: one that is sealed meanwhile may be under its other name then.
             if let Some((file, _)) = self.store.sparse.open(&id)?
@@ -84,6 +86,7 @@ impl<'a> Service<'_, 'a> {
             }
             self.release_orphan(&id)?;
             let fill = self.open_unmarked(&id)?;
+            is_written = has_no_hole(fill.file());
             let filler = self.filler(&id, fill)?;
             // First the keeper: from now on, somebody must outlive this process.
             let (device, file) = kept(&filler);
@@ -102,7 +105,7 @@ impl<'a> Service<'_, 'a> {
                 lent => lent?,
             },
         };
-        if (self.surroundings.complete)() == Completion::Always {
+        if is_written || (self.surroundings.complete)() == Completion::Always {
             let filler = self.filler_of(&id);
             filler.inspect(|it| self.complete_device(it, keeper));
         }
@@ -234,11 +237,13 @@ impl<'a> Service<'_, 'a> {
         let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
         // When in doubt, it has one: another one changes nothing.
         let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
+        let is_written = has_no_hole(fill.file());
         self.door.fill(self.filler(&id, fill)?)?;
         if is_marked {
             self.door.mark(&id)?;
         }
-        if state.is_completing || (self.surroundings.complete)() == Completion::Always {
+        if is_written || state.is_completing || (self.surroundings.complete)() == Completion::Always
+        {
             self.filler_of(&id).inspect(|it| self.door.complete(it));
         }
         Ok(Adopted::Filled)
@@ -257,6 +262,14 @@ impl<'a> Service<'_, 'a> {
         let filler = LayerFiller::new(index, blobs, fill).with_patience(patience);
         Ok(filler.with_files(move || supply.files(&id)))
     }
+}
+
+/// Whether all of a device was written, perhaps by an earlier service that ended before it could seal it. Then nothing may be
+/// missing, but nobody has compared it.
+fn has_no_hole(file: &File) -> bool {
+    // Nobody uses the file's position.
+    let hole = rustix::fs::seek(file, SeekFrom::Hole(0)).ok();
+    hole.is_some() && hole == file.metadata().ok().map(|it| it.len())
 }
 
 /// Whether anything else has a device open, and not only to have a look at it this moment.

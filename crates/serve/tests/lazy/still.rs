@@ -1,0 +1,95 @@
+//! Clients that stay, and a thread that panics: nobody else waits for them.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use quire_serve::lazy::{DoorKind, LazyService};
+use store::SparseState;
+use testing::fake::wait_for;
+
+use super::service::Served;
+
+#[test]
+fn a_client_that_asks_on_and_on_keeps_no_other_waiting() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let service = served.start();
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let client = served.service();
+        client.status().unwrap();
+        // Another one, which says nothing.
+        let silent = served.service();
+        let asks = scope.spawn(|| {
+            let client = client;
+            let mut asked = 0;
+            while !is_done.load(Ordering::Relaxed) && asked < 100 {
+                client.status().unwrap();
+                asked += 1;
+                thread::sleep(Duration::from_millis(100));
+            }
+            asked
+        });
+        let device = served.lend();
+        assert_eq!(served.read_device(&device, 8), 0);
+        is_done.store(true, Ordering::Relaxed);
+        assert!(asks.join().unwrap() < 100, "it was the other's turn only after that");
+        drop((silent, device));
+    });
+    served.end(service);
+}
+
+#[test]
+fn more_clients_than_are_listened_to_are_answered_in_turn() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let service = served.start();
+    let clients: Vec<LazyService> = (0..100).map(|_| served.service()).collect();
+    thread::scope(|scope| {
+        for client in clients {
+            // Whoever is done goes, and makes room.
+            scope.spawn(move || assert!(client.status().unwrap().is_empty()));
+        }
+    });
+    served.end(service);
+}
+
+#[test]
+fn a_thread_that_panics_costs_one_reader_an_error() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let service = served.start();
+    let pid = served.pid("service.pid");
+    let device = served.lend();
+    fs::write(served.path("panic"), "").unwrap();
+    assert_eq!(served.read_device(&device, 1), 1);
+    assert!(!served.path("panic").exists());
+    assert_eq!(served.read_device(&device, 64), 0);
+    assert_eq!(served.pid("service.pid"), pid);
+    drop(device);
+    served.end(service);
+}
+
+#[test]
+fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
+    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let full = served.path("full/data").join(served.stage.device().to_string());
+    let bytes = fs::read(full).unwrap();
+    // One unit of it is wrong: it is fetched again.
+    let mut written = bytes.clone();
+    written[70_000] ^= 1;
+    fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .map(|it| {
+            std::os::unix::fs::FileExt::write_all_at(&it, &written, 0).unwrap();
+        })
+        .unwrap();
+    let service = served.start();
+    let device = served.lend();
+    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    assert!(fs::read(&path).unwrap() == bytes);
+    drop(device);
+    served.leave();
+    served.is_gone(service);
+}
