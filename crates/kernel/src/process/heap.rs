@@ -28,7 +28,12 @@ pub fn keep_little_heap() {
 
 #[cfg(all(test, target_env = "gnu"))]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::*;
+
+    /// Both tests measure all of the process.
+    static ALONE: Mutex<()> = Mutex::new(());
 
     /// Bytes that are this process's own.
     fn private() -> Option<u64> {
@@ -39,6 +44,7 @@ mod tests {
 
     #[test]
     fn what_is_free_below_something_in_use_goes_back() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         // Below the size from which each piece is a mapping of its own.
         let mut pieces: Vec<_> = (0..1024).map(|_| vec![1u8; 64 << 10]).collect();
         let last = pieces.pop();
@@ -53,6 +59,7 @@ mod tests {
 
     #[test]
     fn threads_give_back_what_they_freed() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         keep_little_heap();
         let before = private().unwrap();
         // The first one lets the limits grow, if they can. The others are below them then.

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,8 @@ use super::service::{AnyError, Supply};
 
 /// How often it looks for devices that are filled.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often it looks whether a device has readers that began before it was sealed.
+const MOMENT: Duration = Duration::from_millis(1);
 /// How long it waits after images could not be made complete. Each further time it is twice as long.
 const PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
@@ -73,16 +75,9 @@ impl<'s, 'a> Completer<'s, 'a> {
         }
         while !is_over() {
             self.is_at_work.store(true, Ordering::Release);
-            match self.door.take_full() {
-                Ok(Some(filler)) => {
-                    self.seal(filler, end, forget);
-                    continue;
-                }
-                Ok(None) => {}
-                Err(error) => {
-                    let error: &dyn std::error::Error = &error;
-                    tracing::error!(error, "cannot seal a device all of which is here");
-                }
+            if let Some(filler) = self.door.take_full() {
+                self.seal(filler, end, forget);
+                continue;
             }
             match self.due() {
                 Some(due) => self.finish(&due, end),
@@ -100,9 +95,12 @@ impl<'s, 'a> Completer<'s, 'a> {
         Ok(found.ok_or(io::ErrorKind::NotFound)?.0)
     }
 
-    fn seal(&self, filler: LayerFiller<'a>, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
+    fn seal(&self, filler: Arc<LayerFiller<'a>>, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
         let device = *filler.device().id();
-        match self.sealed(filler, end) {
+        let sealed = self.sealed(&filler, end);
+        // Its file, which is open to write.
+        drop(filler);
+        match sealed {
             Ok(()) => {
                 tracing::info!(%device, "all of the device is here");
                 forget(&device);
@@ -118,13 +116,17 @@ impl<'s, 'a> Completer<'s, 'a> {
         }
     }
 
-    fn sealed(&self, filler: LayerFiller<'a>, end: &AtomicBool) -> Result<(), AnyError> {
+    fn sealed(&self, filler: &Arc<LayerFiller<'a>>, end: &AtomicBool) -> Result<(), AnyError> {
         let device = *filler.device().id();
-        let sealed = filler.into_device().seal_unless(end).map_err(AnyError::from);
+        let sealed = filler.device().seal_unless(end).map_err(AnyError::from);
         let sealed = sealed.and_then(|()| Ok(self.door.pass(device, self.open(&device)?)?));
         // At the end the next service hashes it. Until then each unit had its digest.
         if sealed.is_err() && !end.load(Ordering::Relaxed) {
             self.door.refuse(&device)?;
+        }
+        // Whoever reads just now has the file open to write, which keeps it from fs-verity.
+        while sealed.is_ok() && Arc::strong_count(filler) > 1 && !end.load(Ordering::Relaxed) {
+            thread::sleep(MOMENT);
         }
         sealed
     }

@@ -119,8 +119,6 @@ pub struct LayerFiller<'a> {
     pace: Mutex<Pace>,
     failures: Failures<'a>,
     counts: Counts,
-    /// Whether the disk lost something that was written.
-    is_lost: Mutex<bool>,
 }
 
 /// For whom a part of a device is brought.
@@ -233,7 +231,6 @@ impl<'a> LayerFiller<'a> {
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
             counts: Counts::default(),
-            is_lost: Mutex::new(false),
         }
     }
 
@@ -508,14 +505,39 @@ impl<'a> LayerFiller<'a> {
     /// Whether the disk has kept all that was filled, as far as is known now. It is asked before each reader goes on: what the
     /// disk has lost reads as zeros, as soon as the kernel has tried to write it.
     pub(super) fn is_kept(&self) -> bool {
-        // A failure is told once. So nobody goes on between that and the note.
-        let mut is_lost = lock(&self.is_lost);
-        if !*is_lost && let Err(error) = self.device.check_written() {
-            *is_lost = true;
+        let Err(error) = self.device.check_written() else { return true };
+        if !matches!(error, SparseError::Lost(_)) {
             let (device, error) = (self.device.id(), &error as &dyn std::error::Error);
             tracing::error!(%device, error, "the disk lost bytes: readers get I/O errors, unmount it");
         }
-        !*is_lost
+        false
+    }
+
+    /// Where the units are that have a part in `range`.
+    pub(super) fn whole_units(&self, range: &Range<u64>) -> Range<u64> {
+        if range.is_empty() {
+            return range.clone();
+        }
+        let units = self.index.head.units_of(range);
+        let end = (units.end as u64 * UNIT).min(self.index.head.device_bytes);
+        (units.start as u64 * UNIT).min(end)..end
+    }
+
+    /// Whether bytes that were read back are these filled units. A file system may lose bytes and say so too late, or never: one
+    /// whose journal ended forgets that blocks were written, and the file has no error. If not, nobody gets more of the device.
+    pub(super) fn is_right(&self, whole: &Range<u64>, bytes: &[u8]) -> bool {
+        let units = self.index.head.units_of(whole);
+        let mut chunks = bytes.chunks(usize::try_from(UNIT).unwrap_or(usize::MAX));
+        let wrong = units
+            .clone()
+            .find(|unit| !chunks.next().is_some_and(|bytes| self.index.head.is_unit(*unit, bytes)));
+        let Some(unit) = wrong else { return true };
+        let condemned = self.device.condemn();
+        if !matches!(condemned, Ok(false)) {
+            let (device, error) = (self.device.id(), condemned.err());
+            tracing::error!(%device, unit, ?error, "the disk changed bytes: readers get I/O errors, unmount it");
+        }
+        false
     }
 
     /// The number of units that are filled.
@@ -549,11 +571,6 @@ impl<'a> LayerFiller<'a> {
     /// Whether all of it is to come.
     pub(super) fn is_completing(&self) -> bool {
         self.is_completing.load(Ordering::Acquire)
-    }
-
-    /// Gives the device back, which nobody else fills.
-    pub(super) fn into_device(self) -> SparseFill<'a> {
-        self.device
     }
 
     /// From the first unit of a range that is not there to the last one.

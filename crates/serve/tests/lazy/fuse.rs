@@ -1,6 +1,7 @@
 //! What differs where files on FUSE stand for devices.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -84,6 +85,24 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
     drop((mount, plain));
     served.leave();
     wait_for("the keeper's end", || !served.path("run/keeper").exists());
+}
+
+#[test]
+fn bytes_that_changed_on_the_disk_are_errors() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let service = served.start();
+    let device = served.lend();
+    assert_eq!(served.read_device(&device, 1), 0);
+    // In the unit that is read, but not in what is read of it.
+    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.write_all_at(b"other bytes", 60_000).unwrap();
+    drop(file);
+    assert_eq!(served.read_device(&device, 1), 1);
+    assert_eq!(served.state(), Some(store::SparseState::Condemned));
+    drop(device);
+    served.leave();
+    served.is_gone(service);
 }
 
 #[test]

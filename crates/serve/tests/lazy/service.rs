@@ -589,7 +589,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
     wait_for("the condemnation", || served.state() == Some(SparseState::Condemned));
     wait_for("errors", || fs::read(words(&mount)).is_err());
-    assert!(served.service().lend(&id).is_err());
+    wait_for("a refusal", || served.service().lend(&id).is_err());
     assert!(!served.path("sealed").exists());
     drop((mount, lent));
     served.leave();

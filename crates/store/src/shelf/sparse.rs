@@ -192,6 +192,9 @@ pub enum SparseError {
         /// The digest of its bytes.
         actual: Box<DeviceId>,
     },
+    /// The disk has lost bytes of the device, or changed them, so it is condemned.
+    #[error("sparse device {0} is condemned: the disk has not kept its bytes")]
+    Lost(DeviceId),
     /// The file does not have the length in its state.
     #[error("sparse device {device} is damaged: it has {actual} bytes, not {expected}")]
     Length {

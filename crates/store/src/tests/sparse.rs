@@ -114,6 +114,22 @@ fn what_is_not_as_named_is_condemned() {
 }
 
 #[test]
+fn what_was_condemned_while_it_was_filled_is_not_sealed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    filling.write_at(&content(), 0).unwrap();
+    filling.check_written().unwrap();
+    assert!(filling.condemn().unwrap());
+    assert!(!filling.condemn().unwrap(), "it is not new");
+    assert!(matches!(filling.check_written(), Err(SparseError::Lost(id)) if id == device()));
+    // Although all bytes are right.
+    assert!(matches!(filling.seal(), Err(SparseError::Lost(id)) if id == device()));
+    let info = store.sparse.stat(&device()).unwrap().unwrap();
+    assert_eq!(info.state, SparseState::Condemned);
+}
+
+#[test]
 fn what_is_condemned_makes_way() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use image::verity::{Algorithm, DeviceId};
 
@@ -44,7 +45,7 @@ impl Store {
 
     fn open_to_fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
         let opened = self.sparse.open_to_fill(id)?;
-        Ok(opened.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
+        Ok(opened.map(|it| SparseFill::new(self, id, it)))
     }
 
     /// Goes on filling a partial device whose filler has left its file: one of [`SparseFill::file`], or a copy. `None` if
@@ -60,7 +61,7 @@ impl Store {
         self.may_fill()?;
         let _lock = self.lock_shared()?;
         let adopted = self.sparse.adopt(id, file)?;
-        Ok(adopted.map(|(file, bytes)| SparseFill { store: self, id: *id, bytes, file }))
+        Ok(adopted.map(|it| SparseFill::new(self, id, it)))
     }
 
     pub(super) fn may_fill(&self) -> Result<(), SparseError> {
@@ -90,9 +91,15 @@ pub struct SparseFill<'s> {
     bytes: u64,
     /// Locked, to read and to write. The only open file of the device that a filler has: so a lease tells of others.
     file: PlacedFile,
+    /// Whether the disk has lost bytes. The kernel tells it once for each open file.
+    is_lost: Mutex<bool>,
 }
 
-impl SparseFill<'_> {
+impl<'s> SparseFill<'s> {
+    fn new(store: &'s Store, id: &DeviceId, (file, bytes): (PlacedFile, u64)) -> Self {
+        SparseFill { store, id: *id, bytes, file, is_lost: Mutex::new(false) }
+    }
+
     /// The device.
     #[must_use]
     pub const fn id(&self) -> &DeviceId {
@@ -136,27 +143,31 @@ impl SparseFill<'_> {
     /// or condemned if the bytes do not match or the disk could not keep them.
     ///
     /// # Errors
-    /// [`SparseError::Mismatch`], [`SparseError::Replaced`], or an error of the disk.
+    /// [`SparseError::Mismatch`], [`SparseError::Lost`], [`SparseError::Replaced`], or an error of the disk.
     pub fn seal(self) -> Result<(), SparseError> {
         self.seal_unless(&AtomicBool::new(false))
     }
 
-    /// As [`seal`](Self::seal). If `cancel` is set meanwhile, the device stays as it is.
+    /// As [`seal`](Self::seal). If `cancel` is set meanwhile, the device stays as it is. It can be read meanwhile.
     ///
     /// # Errors
     /// Those of [`seal`](Self::seal), and [`SparseError::Cancelled`].
-    pub fn seal_unless(self, cancel: &AtomicBool) -> Result<(), SparseError> {
+    pub fn seal_unless(&self, cancel: &AtomicBool) -> Result<(), SparseError> {
         let hashed = sparse::hash(self.file(), cancel);
         let actual = hashed.map_err(|error| self.file.failed("read", error))?;
         let actual = actual.ok_or(SparseError::Cancelled)?;
         if actual != self.id {
-            self.note(SparseState::Condemned)?;
+            self.condemn()?;
             let (expected, actual) = (Box::new(self.id), Box::new(actual));
             return Err(SparseError::Mismatch { expected, actual });
         }
         self.sync()?;
         self.file.set_mode(PUBLISHED)?;
         self.sync()?;
+        let is_lost = self.lost();
+        if *is_lost {
+            return Err(SparseError::Lost(self.id));
+        }
         self.note(SparseState::Sealed)
     }
 
@@ -164,19 +175,48 @@ impl SparseFill<'_> {
     /// kernel forgets what it could not write, so that its bytes may be zeros from then on.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's the first time, then [`SparseError::Lost`].
     pub fn check_written(&self) -> Result<(), SparseError> {
-        match kernel::files::check_written(self.file().as_fd()) {
-            Ok(()) => Ok(()),
-            Err(errno) => {
-                Err(self.condemned(self.file.failed("write back", std::io::Error::from(errno))))
-            }
+        // Nobody learns that all is well between a failure, which the kernel tells once, and the note of it.
+        let mut is_lost = self.lost();
+        if *is_lost {
+            return Err(SparseError::Lost(self.id));
         }
+        let written = kernel::files::check_written(self.file().as_fd());
+        written.map_err(|errno| {
+            *is_lost = true;
+            self.condemned(self.file.failed("write back", std::io::Error::from(errno)))
+        })
+    }
+
+    /// Says that the device has wrong bytes. Returns whether that is new.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn condemn(&self) -> Result<bool, SparseError> {
+        let was_lost = std::mem::replace(&mut *self.lost(), true);
+        if !was_lost {
+            self.note(SparseState::Condemned)?;
+        }
+        Ok(!was_lost)
+    }
+
+    fn lost(&self) -> MutexGuard<'_, bool> {
+        self.is_lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The kernel forgets what it could not write, and another sync would find nothing wrong: so there is only one.
     fn sync(&self) -> Result<(), SparseError> {
-        self.file.sync().map_err(|error| self.condemned(error))
+        let synced = self.file.sync();
+        let mut is_lost = self.lost();
+        match synced {
+            Ok(()) if *is_lost => Err(SparseError::Lost(self.id)),
+            Ok(()) => Ok(()),
+            Err(error) => {
+                *is_lost = true;
+                Err(self.condemned(error))
+            }
+        }
     }
 
     fn condemned(&self, error: DiskError) -> SparseError {

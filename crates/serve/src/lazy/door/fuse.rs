@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fetchers::Fetchers;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
-use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE};
+use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES};
 
 /// What lists of mounts show.
 const NAME: &str = "quire";
@@ -327,7 +327,8 @@ impl<'a> Door<'a> {
             door: self,
             fetchers,
             buffer: RequestBuffer::default(),
-            bytes: vec![0; READ_MAX].into_boxed_slice(),
+            // And the rest of the first unit and the last one.
+            bytes: vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice(),
         };
         let served = server.serve(&mut waiting, is_over);
         self.connections.close();
@@ -455,10 +456,9 @@ impl<'a> Server<'_, 'a> {
         }
         if is_there {
             source.touch(&range);
-            match at_once(source.file(), &range, &mut self.bytes) {
-                // What was read before the disk lost it is right.
-                Some(_) if !source.is_kept() => return refused(),
+            match at_once(source.file(), &source.to_compare(&range), &mut self.bytes) {
                 Some(bytes) => {
+                    let Some(bytes) = source.compared(&range, bytes) else { return refused() };
                     connection.give(unique, bytes);
                     return Greeted::Done;
                 }

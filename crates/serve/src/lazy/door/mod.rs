@@ -34,6 +34,9 @@ use super::fill::LayerFiller;
 use super::journal::{Journal, TakenEvent};
 use super::wire::KeptState;
 
+/// Bytes of a unit.
+const UNIT_BYTES: usize = 64 << 10;
+const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
 /// How long it may take until the end is seen, in milliseconds.
 const PATIENCE: i64 = 50;
 /// How often it is looked whether a reader has waited long enough.
@@ -123,8 +126,9 @@ struct Armed<'a> {
 #[derive(Debug)]
 enum ArmedState<'a> {
     Filling(Arc<LayerFiller<'a>>),
-    /// All units are filled, and it is hashed as a whole. Its readers do not wait, and the keeper has it still.
-    Sealing(Arc<File>),
+    /// All units are filled, and it is hashed and synced as a whole. Its readers do not wait, but the disk may still lose what
+    /// it has. The keeper has it.
+    Sealing(Arc<LayerFiller<'a>>),
     /// All bytes are there. The file is open as long as a request may be on its way.
     Complete(Arc<File>),
     /// Its bytes are those of another device, or the disk did not keep them, or all ends before that is known.
@@ -134,8 +138,8 @@ enum ArmedState<'a> {
 impl ArmedState<'_> {
     fn file(&self) -> &File {
         match self {
-            Self::Filling(filler) => filler.device().file(),
-            Self::Sealing(file) | Self::Complete(file) => file,
+            Self::Filling(filler) | Self::Sealing(filler) => filler.device().file(),
+            Self::Complete(file) => file,
             Self::Broken(file) => file,
         }
     }
@@ -170,12 +174,28 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Whether the disk has kept them. Counted if not.
-    fn is_kept(&self) -> bool {
+    /// What is read so that `range` can be compared: whole units. A device that is complete was compared as a whole.
+    fn to_compare(&self, range: &Range<u64>) -> Range<u64> {
         match self {
-            Self::Filling(filler) => are_kept([filler]),
-            Self::Complete(_) => true,
+            Self::Filling(filler) => filler.whole_units(range),
+            Self::Complete(_) => range.clone(),
         }
+    }
+
+    /// Those bytes of `range` that were read as [`Self::to_compare`] says, if they are what they must be. Counted if not.
+    fn compared<'b>(&self, range: &Range<u64>, bytes: &'b [u8]) -> Option<&'b [u8]> {
+        let whole = self.to_compare(range);
+        if let Self::Filling(filler) = self {
+            if !are_kept([filler]) {
+                return None;
+            }
+            if !filler.is_right(&whole, bytes) {
+                filler.counts().failed(FailureCause::Disk);
+                return None;
+            }
+        }
+        let place = |it: u64| usize::try_from(it.saturating_sub(whole.start)).ok();
+        bytes.get(place(range.start)?..place(range.end)?)
     }
 
     /// Whether a read of these bytes fails without another attempt, which is counted then.
@@ -371,10 +391,10 @@ impl<'a> Door<'a> {
     /// Where the bytes of a device are; `None` if its readers get errors.
     fn find(&self, place: InodePlace) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
-            ArmedState::Filling(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
-            ArmedState::Sealing(file) | ArmedState::Complete(file) => {
-                Some(DeviceBytes::Complete(Arc::clone(file)))
+            ArmedState::Filling(filler) | ArmedState::Sealing(filler) => {
+                Some(DeviceBytes::Filling(Arc::clone(filler)))
             }
+            ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
             ArmedState::Broken(_) => None,
         }
     }
@@ -427,21 +447,15 @@ impl<'a> Door<'a> {
         left.for_each(|it| self.ahead.complete_rest(it));
     }
 
-    /// Takes out a device all units of which are filled. From now on its readers do not wait.
-    ///
-    /// # Errors
-    /// [`DoorError::Device`].
-    pub fn take_full(&self) -> Result<Option<LayerFiller<'a>>, DoorError> {
+    /// A device all units of which are filled, to be sealed. From now on its readers do not wait.
+    pub fn take_full(&self) -> Option<Arc<LayerFiller<'a>>> {
         let mut devices = self.devices_mut();
         let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
-        let Some(armed) = devices.values_mut().find(is_full) else { return Ok(None) };
-        // The same open file, which the keeper has, too: so a lease still tells of others.
-        let file = armed.state.file().try_clone().map_err(DoorError::Device)?;
-        let sealing = ArmedState::Sealing(Arc::new(file));
-        match std::mem::replace(&mut armed.state, sealing) {
-            ArmedState::Filling(filler) => Ok(Arc::into_inner(filler)),
-            ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Ok(None),
-        }
+        let armed = devices.values_mut().find(is_full)?;
+        let ArmedState::Filling(filler) = &armed.state else { return None };
+        let filler = Arc::clone(filler);
+        armed.state = ArmedState::Sealing(Arc::clone(&filler));
+        Some(filler)
     }
 
     /// Looks whether the disk has kept what was filled. Readers of a device whose bytes it has lost get I/O errors.
@@ -467,8 +481,8 @@ impl<'a> Door<'a> {
         let Some(armed) = devices.values_mut().find(|it| it.device == *device) else {
             return Ok(());
         };
-        if let ArmedState::Sealing(file) | ArmedState::Complete(file) = &armed.state {
-            armed.state = ArmedState::Broken(file.try_clone().map_err(DoorError::Device)?);
+        if let state @ (ArmedState::Sealing(_) | ArmedState::Complete(_)) = &armed.state {
+            armed.state = ArmedState::Broken(state.file().try_clone().map_err(DoorError::Device)?);
         }
         Ok(())
     }

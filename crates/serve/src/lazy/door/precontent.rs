@@ -141,8 +141,10 @@ impl<'a> Door<'a> {
         let devices = self.devices();
         if let Some(place) = event.place {
             return match devices.get(&place).map(|it| &it.state) {
-                Some(ArmedState::Filling(filler)) => Found::Filling(vec![Arc::clone(filler)]),
-                Some(ArmedState::Sealing(_) | ArmedState::Complete(_)) => Found::Complete,
+                Some(ArmedState::Filling(filler) | ArmedState::Sealing(filler)) => {
+                    Found::Filling(vec![Arc::clone(filler)])
+                }
+                Some(ArmedState::Complete(_)) => Found::Complete,
                 Some(ArmedState::Broken(_)) | None => Found::Nothing,
             };
         }
@@ -150,8 +152,12 @@ impl<'a> Door<'a> {
         let mut fillers = Vec::new();
         for armed in devices.values() {
             match &armed.state {
-                ArmedState::Filling(filler) if armed.is_marked => fillers.push(Arc::clone(filler)),
-                ArmedState::Filling(_) | ArmedState::Sealing(_) | ArmedState::Complete(_) => {}
+                ArmedState::Filling(filler) | ArmedState::Sealing(filler) => {
+                    if armed.is_marked {
+                        fillers.push(Arc::clone(filler));
+                    }
+                }
+                ArmedState::Complete(_) => {}
                 ArmedState::Broken(_) => return Found::Nothing,
             }
         }

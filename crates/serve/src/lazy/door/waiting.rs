@@ -15,7 +15,7 @@ use kernel::precontent::PrecontentAnswer;
 use rustix::io::Errno;
 
 use super::fuse::Connection;
-use super::{Door, are_kept};
+use super::{DeviceBytes, Door, UNIT_BYTES, are_kept};
 use crate::lazy::count::FailureCause;
 use crate::lazy::fill::{FillError, LayerFiller};
 use crate::lazy::journal::TakenEvent;
@@ -144,7 +144,7 @@ impl<'a> Door<'a> {
             }
         }
         let is_event = matches!(*reader.asked(), Some(Asked::Event(_)));
-        // Other requests look for it behind their read.
+        // Other requests are compared behind their read.
         let is_right = !is_event || are_kept(&reader.fillers);
         let answer = if is_right { PrecontentAnswer::Allow } else { PrecontentAnswer::Deny };
         self.answer(reader, answer);
@@ -212,12 +212,16 @@ impl<'a> Door<'a> {
 /// Gives a reader its bytes, all of which are there.
 fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     let ReadRequest { connection, unique, complete } = request;
-    let filled = reader.fillers.first().map(|it| it.device().file());
-    let file = complete.as_deref().or(filled).ok_or_else(|| io::ErrorKind::NotFound.into());
-    match file.and_then(|it| bytes(it, &reader.range)) {
-        // What was read before the disk lost it is right.
-        Ok(bytes) if are_kept(&reader.fillers) => connection.give(*unique, &bytes),
-        Ok(_) => connection.refuse(*unique, Errno::IO),
+    let complete = complete.clone().map(DeviceBytes::Complete);
+    let filling = || reader.fillers.first().cloned().map(DeviceBytes::Filling);
+    let Some(source) = complete.or_else(filling) else {
+        return connection.refuse(*unique, Errno::IO);
+    };
+    match bytes(source.file(), &source.to_compare(&reader.range)) {
+        Ok(bytes) => match source.compared(&reader.range, &bytes) {
+            Some(bytes) => connection.give(*unique, bytes),
+            None => connection.refuse(*unique, Errno::IO),
+        },
         Err(error) => {
             let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
             if let Some(unlogged) = unlogged {
@@ -231,7 +235,7 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
 /// All of these bytes of a file. Fewer would say that it ends there.
 fn bytes(file: &File, range: &Range<u64>) -> io::Result<Vec<u8>> {
     let length = usize::try_from(range.end.saturating_sub(range.start));
-    let length = length.ok().filter(|it| *it <= READ_MAX);
+    let length = length.ok().filter(|it| *it <= READ_MAX + UNIT_BYTES * 2);
     let mut bytes = vec![0; length.ok_or(io::ErrorKind::InvalidInput)?];
     file.read_exact_at(&mut bytes, range.start)?;
     Ok(bytes)

@@ -343,7 +343,7 @@ mod tests {
         traces.set(long(traces.room("c"))).unwrap();
         assert_eq!([traces.room("c"), traces.room("d")], [TRACE_RUNS_MAX - 3, 0]);
         traces.set(trace("c", vec![])).unwrap();
-        for number in 2..TRACES_MAX {
+        for number in 3..TRACES_MAX {
             traces.set(trace(&format!("c{number}"), vec![])).unwrap();
         }
         assert!(matches!(traces.set(trace("d", vec![])), Err(TraceError::Full)));
