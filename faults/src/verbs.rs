@@ -48,6 +48,9 @@ const FRESH: &[&str] = &[
     "--store in/store export app:1 oci:in/layout:1 --compression gzip",
     "--store in/store export app:1 docker-archive:in/app.docker",
     "--store in/store push app:1 {host}/app:1",
+    "--store in/store push --compression gzip app:1 {host}/lazy:1",
+    "--store in/kept pull --form tar --keep-layers --index {host}/lazy:1 app:1",
+    "--store in/kept index --push {host}/lazy:1 app:1",
     "!$QUIRE --store in/store dump app:1 > in/app.dump",
     "!mkdir in/objects; $QUIRE build dir:in/tree in/built.erofs --digest-store in/objects",
 ];
@@ -113,6 +116,16 @@ pub(super) const VERBS: &[Verb] = &[
     makes("pull", Fresh, "pull {host}/app:1 new:1"),
     makes("pull, packed", Fresh, "pull {host}/app:1 new:1 --form packed"),
     makes("pull, tar", Fresh, "pull {host}/app:1 new:1 --form tar"),
+    makes("pull --lazy", Fresh, "pull --lazy=require {host}/lazy:1 new:1"),
+    Verb {
+        before: &["pull --form tar --keep-layers {host}/lazy:1 new:1"],
+        ..makes("index", Fresh, "index new:1")
+    },
+    Verb {
+        before: &["pull --form tar --keep-layers --index {host}/lazy:1 new:1"],
+        probes: &["referrers --json {host}/lazy:1"],
+        ..plain("index --push", Fresh, "index --push {host}/lazy:1 new:1")
+    },
     plain("referrers", Fresh, "referrers {host}/app:1"),
     Verb {
         probes: &[
@@ -174,6 +187,17 @@ pub(super) const VERBS: &[Verb] = &[
         probes: &["!cat out/mnt/etc/long"],
         after: UNMOUNT,
         ..plain("mount, writable", App, "mount app:1 out/mnt --writable self,size=16m")
+    },
+    Verb {
+        before: LAZY,
+        probes: &["!cat out/mnt/etc/long"],
+        after: NO_SERVICE,
+        ..plain("mount --lazy", Fresh, "mount --lazy new:1 out/mnt")
+    },
+    Verb {
+        before: LAZY,
+        after: NO_SERVICE,
+        ..plain("ps --lazy", Fresh, "ps --lazy --json")
     },
     Verb {
         probes: &["!cat out/bundle/rootfs/etc/text"],
@@ -265,6 +289,15 @@ pub(super) const VERBS: &[Verb] = &[
 
 const OBJECTS: &[&str] = &["!mkdir out/objects"];
 const UNMOUNT: &[&str] = &["!umount out/mnt 2> out/ignored; rm -f out/ignored; true"];
+/// With a service for it: one that a command starts by itself would be a part of the command.
+const LAZY: &[&str] = &[
+    "pull --lazy=require {host}/lazy:1 new:1",
+    "!setsid $QUIRE serve --lazy --door fuse > out/ignored 2>&1 < /dev/null & echo $! > service; until $QUIRE ps --lazy --metrics | grep -q '^quire_lazy_up 1'; do sleep 0.02; done; rm -f out/ignored",
+];
+const NO_SERVICE: &[&str] = &[
+    "!umount out/mnt 2> out/ignored; rm -f out/ignored; true",
+    "!kill $(cat service); while test -e /proc/$(cat service)/exe; do sleep 0.02; done; rm service",
+];
 const RUNNING: &[&str] = &["run -d --name flt bb:1 -- sh -c 'echo new > /new; sleep 30'"];
 const ENDED: &[&str] = &[
     "run -d --name flt bb:1 -- sh -c 'cat /etc/text; echo new > /new; mkdir /dir; exit 3'",

@@ -28,8 +28,17 @@ const FAILURES_MAX: u32 = 24;
 #[derive(Debug)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
+    /// The filler's address. It is no other's as long as a part has it.
+    device: usize,
     spans: Range<usize>,
     cause: Cause,
+}
+
+impl<'a> AheadPart<'a> {
+    fn new(filler: &Arc<LayerFiller<'a>>, spans: Range<usize>, cause: Cause) -> Self {
+        let device = Arc::as_ptr(filler).addr();
+        Self { filler: Arc::downgrade(filler), device, spans, cause }
+    }
 }
 
 /// The part in whose place a worker finds out where the files of the device are.
@@ -101,8 +110,7 @@ impl<'a> Ahead<'a> {
         if made.is_empty() {
             return;
         }
-        let piece =
-            |spans| AheadPart { filler: Arc::downgrade(filler), spans, cause: Cause::Stream };
+        let piece = |spans| AheadPart::new(filler, spans, Cause::Stream);
         add(&mut self.lock().streams, made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -120,11 +128,8 @@ impl<'a> Ahead<'a> {
             placed.push((place, fillers[place].spans_of(&units)));
         }
         let made = plan::requests(placed, |(place, spans)| fillers[*place].packed_bytes(spans));
-        let piece = |(place, spans): plan::SpanRun| AheadPart {
-            filler: Arc::downgrade(&fillers[place]),
-            spans,
-            cause: Cause::Trace,
-        };
+        let piece =
+            |(place, spans): plan::SpanRun| AheadPart::new(&fillers[place], spans, Cause::Trace);
         add(&mut self.lock().traces, made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -151,8 +156,7 @@ impl<'a> Ahead<'a> {
     fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
         let spans = 0..filler.index().head.spans.len();
         let made = plan::in_pieces(spans, |it| filler.packed_bytes(it));
-        let piece =
-            |spans| AheadPart { filler: Arc::downgrade(filler), spans, cause: Cause::Completion };
+        let piece = |spans| AheadPart::new(filler, spans, Cause::Completion);
         self.lock().completions.extend(made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -214,18 +218,13 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// By which the parts of one device are known. It is no other's as long as a part has it.
-fn address(part: &AheadPart<'_>) -> usize {
-    part.filler.as_ptr().addr()
-}
-
 /// Takes the first part whose device may have one more request under way.
 fn first<'a>(
     waiting: &mut VecDeque<AheadPart<'a>>,
     under_way: &HashMap<usize, usize>,
 ) -> Option<AheadPart<'a>> {
     let may = |it: &AheadPart<'a>| {
-        under_way.get(&address(it)).is_none_or(|requests| *requests < OF_A_DEVICE)
+        under_way.get(&it.device).is_none_or(|requests| *requests < OF_A_DEVICE)
     };
     waiting.iter().position(may).and_then(|it| waiting.remove(it))
 }
@@ -243,7 +242,7 @@ impl<'a> State<'a> {
             }
         }
         let part = next?;
-        *self.under_way.entry(address(&part)).or_default() += 1;
+        *self.under_way.entry(part.device).or_default() += 1;
         self.behind += usize::from(part.cause != Cause::Stream);
         Some(part)
     }
@@ -251,9 +250,9 @@ impl<'a> State<'a> {
     /// A part that was next is under way no more.
     fn done(&mut self, part: &AheadPart<'a>) {
         self.behind -= usize::from(part.cause != Cause::Stream);
-        match self.under_way.get_mut(&address(part)) {
+        match self.under_way.get_mut(&part.device) {
             Some(requests @ 2..) => *requests -= 1,
-            _ => drop(self.under_way.remove(&address(part))),
+            _ => drop(self.under_way.remove(&part.device)),
         }
     }
 
@@ -285,7 +284,29 @@ mod tests {
     use super::*;
 
     fn part(first: usize, cause: Cause) -> AheadPart<'static> {
-        AheadPart { filler: Weak::new(), spans: first..first + 1, cause }
+        AheadPart { filler: Weak::new(), device: 0, spans: first..first + 1, cause }
+    }
+
+    #[test]
+    fn a_device_whose_source_is_silent_leaves_workers_to_others() {
+        for cause in [Cause::Stream, Cause::Trace, Cause::Completion] {
+            let mut state = State::default();
+            let now = Instant::now();
+            let waiting = match cause {
+                Cause::Stream => &mut state.streams,
+                Cause::Trace => &mut state.traces,
+                _ => &mut state.completions,
+            };
+            waiting.extend((0..WORKERS).map(|it| part(it, cause)));
+            waiting.push_back(AheadPart { device: 1, ..part(WORKERS, cause) });
+            let silent: Vec<_> = (0..OF_A_DEVICE).map(|_| state.next(now).unwrap()).collect();
+            assert!(silent.iter().all(|it| it.device == 0));
+            assert_eq!(state.next(now).map(|it| it.device), Some(1));
+            assert!(state.next(now).is_none());
+            // As soon as it answers, its next part has its turn.
+            state.done(&silent[0]);
+            assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_A_DEVICE));
+        }
     }
 
     #[test]

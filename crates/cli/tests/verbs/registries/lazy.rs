@@ -39,6 +39,18 @@ impl Stage {
         Some(Self { from, daemon, target, manifest })
     }
 
+    /// With an index, and an empty place whose programs can wait for it.
+    #[cfg(feature = "serve")]
+    fn to_wait_for() -> Option<(Self, Place)> {
+        if !crate::served::can_wait() {
+            return None;
+        }
+        let stage = Self::new()?;
+        stage.index();
+        // There is no store yet.
+        Some((stage, Place::new()))
+    }
+
     fn pinned(&self) -> String {
         format!("{}/team/app@{}", self.daemon.host, self.manifest)
     }
@@ -268,13 +280,7 @@ fn walk(folder: &std::path::Path) -> Vec<PathBuf> {
 #[cfg(feature = "serve")]
 #[test]
 fn what_is_read_is_fetched_from_the_registry() {
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    stage.index();
-    let to = Place::new();
-    // There is no store yet.
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve(&to);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
@@ -307,15 +313,31 @@ fn what_is_read_is_fetched_from_the_registry() {
 
 #[cfg(feature = "serve")]
 #[test]
+fn a_damaged_name_keeps_no_other_image_from_its_bytes() {
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
+    to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
+    to.out("tag app damaged");
+    let file = to.path("store/refs/damaged:latest");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[0] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let mut service = crate::served::serve(&to);
+    std::fs::create_dir(to.path("root")).unwrap();
+    let refused = to.run("mount --lazy damaged root");
+    assert!(refused.code == Some(2) && refused.err.contains("damaged"), "{}", refused.err);
+    to.out("mount --lazy app root");
+    let read = std::fs::read_to_string(to.path("root/file-7")).unwrap();
+    assert_eq!(read, "7 ".repeat(99));
+    to.out("umount root");
+    crate::served::end(&to, &mut service);
+}
+
+#[cfg(feature = "serve")]
+#[test]
 fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     use std::os::unix::fs::MetadataExt as _;
 
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    stage.index();
-    let to = Place::new();
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve(&to);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
@@ -352,12 +374,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
 #[cfg(feature = "serve")]
 #[test]
 fn gc_asks_the_service_what_is_in_use() {
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    stage.index();
-    let to = Place::new();
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve(&to);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
@@ -377,12 +394,7 @@ fn gc_asks_the_service_what_is_in_use() {
 #[test]
 fn a_registry_that_says_nothing_does_not_keep_readers() {
     use rustix::process::{Pid, Signal, kill_process};
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    stage.index();
-    let to = Place::new();
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve_with(&to, &["--lazy-timeout", "1"], |it| it);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
@@ -482,12 +494,7 @@ fn an_image_is_pulled_by_who_uses_it_first() {
 #[cfg(feature = "serve")]
 #[test]
 fn a_container_starts_from_a_registry() {
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    stage.index();
-    let to = Place::new();
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve(&to);
     for runtime in crate::runs::runtimes() {
         // The image has no program, so that the runtime is the one to say so.
