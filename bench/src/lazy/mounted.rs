@@ -14,6 +14,11 @@ use super::stargz::Stargz;
 use super::{Published, Stage, Start, Way, quire};
 use rig::process::quiet;
 
+/// Quire with the door that it has by default here.
+pub(super) const MARKED: &str = "quire";
+/// Quire with files on FUSE.
+pub(super) const OVER_FUSE: &str = "quire, --door fuse";
+
 /// A lazy mount of an image.
 pub(super) struct Mounted<'a> {
     pub(super) name: &'static str,
@@ -30,13 +35,13 @@ pub(super) struct Mounted<'a> {
 pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
     let Published { containers, nydus, stargz, .. } = published;
     let work = || stage.context.work.to_owned();
-    let mut all = vec![Mounted {
-        name: "quire",
-        program: stage.context.quire.to_owned(),
-        way: Box::new(quire::LazyMount::new(stage, containers)),
-        commands: 2,
-        work: work(),
-    }];
+    let quires: [(&str, &[&str]); 2] = [(MARKED, &[]), (OVER_FUSE, &["--door", "fuse"])];
+    let mut all = Vec::new();
+    for (name, options) in quires {
+        let way = Box::new(quire::LazyMount::new(stage, containers, options));
+        let program = stage.context.quire.to_owned();
+        all.push(Mounted { name, program, way, commands: 2, work: work() });
+    }
     if let Some(converted) = nydus {
         let name = "Nydus v3, fanotify";
         let way = Box::new(Nydus { name, containers, converted, is_optimized: false });

@@ -167,12 +167,18 @@ impl Quire<'_> {
 pub(super) struct LazyMount<'a> {
     stage: &'a Stage<'a>,
     containers: &'a Containers<'a>,
+    /// Of the service.
+    options: &'static [&'static str],
     service: RefCell<Option<Service>>,
 }
 
 impl<'a> LazyMount<'a> {
-    pub(super) const fn new(stage: &'a Stage<'a>, containers: &'a Containers<'a>) -> Self {
-        Self { stage, containers, service: RefCell::new(None) }
+    pub(super) const fn new(
+        stage: &'a Stage<'a>,
+        containers: &'a Containers<'a>,
+        options: &'static [&'static str],
+    ) -> Self {
+        Self { stage, containers, options, service: RefCell::new(None) }
     }
 }
 
@@ -185,7 +191,7 @@ impl Way for LazyMount<'_> {
         self.stage.context.set_aside("store")?;
         self.containers.before(&[])?;
         prepare(&self.data())?;
-        self.service.replace(Some(serve(self.stage, &[])?));
+        self.service.replace(Some(serve(self.stage, self.options)?));
         Ok(())
     }
 
@@ -194,7 +200,7 @@ impl Way for LazyMount<'_> {
     }
 
     fn again(&self, start: &Start<'_>) -> Result<()> {
-        self.service.replace(Some(serve(self.stage, &[])?));
+        self.service.replace(Some(serve(self.stage, self.options)?));
         // It is pulled already.
         self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
     }

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Advice, fadvise};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::mounted::{Mounted, mounts};
+use super::mounted::{MARKED, Mounted, OVER_FUSE, mounts};
 use super::quire::{quire, serve};
 use super::samples::SAMPLES;
 use super::service::{Counted, Service, processes};
@@ -57,7 +57,7 @@ pub(in crate::lazy) fn served(context: &Context<'_>) -> Result<Report> {
         mounted.mount(&start)?;
         let read = mounted_root(mounted, &root);
         filled.push((mounted.name, Filled::measure(mounted, &read, context.runs.min(ROUNDS))?));
-        if mounted.name == "quire" {
+        if mounted.name == MARKED {
             println!("the service dies, and is replaced");
             let deaths = deaths(mounted, &read, &mut found)?;
             let pauses = replacements(&stage, &read, &mut found)?;
@@ -84,7 +84,8 @@ fn about(sample: &str) -> String {
          are read once, so that they are here. Then caches are dropped and they are read again, {ROUNDS} times. Processor \
          time is that of all threads of the service's processes, as the kernel's scheduler counts it. A request is a call \
          of the service that writes: it has nothing to fetch then, and answers each event of fanotify, or each request of \
-         FUSE, by one such call. The registry is on loopback; nothing comes from there. How many requests one start has \
+         FUSE, by one such call. With `--door fuse`, Quire compares each unit of 64 KiB with its digest \
+         again before it gives bytes of it. The registry is on loopback; nothing comes from there. How many requests one start has \
          without a service, by the layout of the image, is in [events](events.md).\n\n\
          **One start.** `postgres --version` in a chroot of the mount, all of it here, after dropping caches.\n\n\
          **Death.** The service is killed by SIGKILL, {KILLS} times. As soon as it is gone, a page is read that is here and \
@@ -104,7 +105,7 @@ fn about(sample: &str) -> String {
 /// Where files are read: a rival's own mount, below what containers get.
 fn mounted_root(mounted: &Mounted<'_>, root: &Path) -> PathBuf {
     match mounted.name {
-        "quire" => root.to_owned(),
+        MARKED | OVER_FUSE => root.to_owned(),
         _ => mounted.way.tree(),
     }
 }
