@@ -13,7 +13,7 @@ const LAZY: &str = "Start although parts of the image are missing: programs that
                                minutes after the last use. An image that the store does not have is pulled \
                                without its layers, or with them if it has no index. `--lazy=require` refuses it then";
 
-/// How an image is mounted of which parts are missing.
+// How an image is mounted of which parts are missing. As a doc comment it would be the title of each verb that has it.
 #[derive(Debug, Args)]
 pub(crate) struct LazyOptions {
     #[arg(

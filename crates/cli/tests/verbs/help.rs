@@ -14,14 +14,21 @@ fn every_verb_has_help() {
         assert!(help.lines().any(|line| line == group), "{group} {help}");
     }
     let lines = help.lines().take_while(|line| *line != "Options:");
-    let verbs: Vec<&str> = lines
+    let verbs: Vec<(&str, &str)> = lines
         .filter(|line| line.starts_with("  "))
-        .filter_map(|line| line.split_whitespace().next())
+        .filter_map(|line| line.trim_start().split_once(' '))
         .collect();
     assert!(verbs.len() > 15, "{help}");
-    for verb in verbs {
+    for (verb, summary) in verbs {
         let text = place.out(&format!("help {verb}"));
         assert!(text.contains("Usage: quire"), "{verb}: {text}");
+        // Options that several verbs share must not bring a title of their own.
+        let title = text.lines().next().unwrap_or_default();
+        let summary = summary.trim_start();
+        // An alias stands behind it, or the line was too short for it.
+        let is_own =
+            !title.is_empty() && (summary.starts_with(title) || title.starts_with(summary));
+        assert!(verb == "help" || is_own, "{verb}: {title}, {summary}");
         if verb != "help" {
             assert!(text.contains(&format!("Examples:\n  quire {verb}")), "{verb}: {text}");
         }
