@@ -194,11 +194,7 @@ pub(super) const VERBS: &[Verb] = &[
         after: NO_SERVICE,
         ..plain("mount --lazy", Fresh, "mount --lazy new:1 out/mnt")
     },
-    Verb {
-        before: LAZY,
-        after: NO_SERVICE,
-        ..plain("ps --lazy", Fresh, "ps --lazy --json")
-    },
+    Verb { before: LAZY, after: NO_SERVICE, ..plain("ps --lazy", Fresh, "ps --lazy --json") },
     Verb {
         probes: &["!cat out/bundle/rootfs/etc/text"],
         after: &["!umount out/bundle/rootfs 2> out/ignored; rm -f out/ignored; true"],
