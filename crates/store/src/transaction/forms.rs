@@ -1,6 +1,6 @@
 //! The forms in which an import finds data: whole files, packed devices, layers' tars.
 
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 
 use super::data::Data;
 use super::{Found, Transaction};
@@ -98,23 +98,18 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// The place of an object in the tars of these layers. The device is protected from `gc` until the import ends.
+    /// The first place of an object in a device of the store, which this import has protected from `gc`, as by
+    /// [`reuse_tar`](Self::reuse_tar).
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
-    pub fn reuse_in_tars(
+    pub fn find_in_device(
         &self,
         id: &ObjectId,
-        layers: &[Digest],
+        device: &DeviceId,
     ) -> Result<Option<StoredObject>, DraftError> {
-        for layer in layers {
-            let Some(device) = self.reuse_tar(layer)? else { continue };
-            let found = self.store.devices.find_in(id, [&device.id]);
-            if let Some(found) = found.map_err(|source| self.lookup_failed(id, source))? {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
+        let found = self.store.devices.find_in(id, [device]);
+        found.map_err(|source| self.lookup_failed(id, source))
     }
 
     /// Opens an object of this import or of the store, in a file or a device. Its bytes are not verified.

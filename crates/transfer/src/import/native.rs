@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use image::tree::{Content, Node, Tree};
-use image::verity::ObjectId;
+use image::verity::{DeviceId, ObjectId};
 use store::{DraftError, Form, ObjectReader, StoredDevice, StoredObject, Transaction};
 
 use super::layer::{KeptTar, TarFile};
@@ -17,6 +17,26 @@ type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportErr
 
 /// A layer's tar, by its digest.
 type Tar<'t> = (Digest, KeptTar<'t>);
+
+/// Where objects are.
+type Files = HashMap<ObjectId, StoredObject>;
+
+/// The files of a layer's tar.
+enum LayerFiles {
+    /// Those of one that was read just now.
+    Read(Files),
+    /// The store's index of this device has them.
+    Stored(DeviceId),
+}
+
+/// Of each object its first place.
+fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> Files {
+    let mut first = HashMap::new();
+    for (object, stored) in files {
+        first.entry(object).or_insert(stored);
+    }
+    first
+}
 
 impl Job<'_> {
     /// Writes an image over devices, if one is wanted: of these layers, of which some have their tars here, and the
@@ -33,6 +53,7 @@ impl Job<'_> {
         check_paths(tree)?;
         let transaction = &*self.transaction;
         let mut found = HashMap::new();
+        let mut read = HashMap::new();
         let dedup = match self.wishes.form {
             // What is beside the tars is little, and an image of tars is the same on every host.
             Form::Tar => Dedup::Layer,
@@ -46,9 +67,8 @@ impl Job<'_> {
                     draft.add(*object, *sha256, *offset, *size);
                 }
                 let device = draft.finish().map_err(ImportError::Object)?;
-                for file in files {
-                    found.entry(file.object).or_insert_with(|| file.stored(&device));
-                }
+                let files = files.into_iter().map(|it| (it.object, it.stored(&device)));
+                read.entry(diff_id).or_insert_with(|| first_of_each(files));
                 continue;
             }
             for TarFile { object, sha256, offset, size } in &files {
@@ -62,7 +82,8 @@ impl Job<'_> {
             drop(draft);
         }
         if self.wishes.form == Form::Tar {
-            self.pack_others(&mut packer, tree, layers, &mut found)?;
+            let tars = self.tars(layers, read)?;
+            self.place(&mut packer, tree, &tars, &mut found)?;
         }
         found.extend(packer.finish()?);
         let places = Found { transaction, found };
@@ -72,23 +93,51 @@ impl Job<'_> {
         Ok(Some(written))
     }
 
-    /// Packs what no tar of these layers has as a whole: sparse files, whose zeros are nowhere then.
-    fn pack_others(
+    /// The tars of these layers, from the lowest, each once: those that were read just now, and those of the store.
+    fn tars(
+        &self,
+        layers: &[Digest],
+        mut read: HashMap<Digest, Files>,
+    ) -> Result<Vec<LayerFiles>, ImportError> {
+        let mut tars = Vec::new();
+        let mut seen = HashSet::new();
+        for layer in layers.iter().filter(|it| seen.insert(**it)) {
+            tars.extend(match read.remove(layer) {
+                Some(files) => Some(LayerFiles::Read(files)),
+                None => {
+                    let stored = self.transaction.reuse_tar(layer).map_err(ImportError::Object)?;
+                    stored.map(|it| LayerFiles::Stored(it.id))
+                }
+            });
+        }
+        Ok(tars)
+    }
+
+    /// Finds a place for each object of a tree: the first in the lowest tar that has it. So the image is the same, whatever
+    /// the store had before. Packs what no tar has as a whole: sparse files, whose zeros are nowhere then.
+    fn place(
         &self,
         packer: &mut Packer<'_>,
         tree: &Tree,
-        layers: &[Digest],
-        found: &mut HashMap<ObjectId, StoredObject>,
+        tars: &[LayerFiles],
+        found: &mut Files,
     ) -> Result<(), ImportError> {
         let mut others = Vec::new();
         each_object(tree, |object, size| {
-            if !found.contains_key(object) {
-                let stored = self.transaction.reuse_in_tars(object, layers);
-                match stored.map_err(ImportError::Object)? {
-                    Some(stored) => drop(found.insert(*object, stored)),
-                    None => others.push((*object, size)),
+            for tar in tars {
+                let stored = match tar {
+                    LayerFiles::Read(files) => files.get(object).cloned(),
+                    LayerFiles::Stored(device) => {
+                        let stored = self.transaction.find_in_device(object, device);
+                        stored.map_err(ImportError::Object)?
+                    }
+                };
+                if let Some(stored) = stored {
+                    found.insert(*object, stored);
+                    return Ok(());
                 }
             }
+            others.push((*object, size));
             Ok(())
         })?;
         self.pack_own(packer, &others)

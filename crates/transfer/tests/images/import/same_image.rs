@@ -5,8 +5,9 @@ use std::io::Write as _;
 use std::path::Path;
 
 use super::{Home, usual_wishes};
-use crate::build::{Age, Layout, Pack, docker_archive, pack};
+use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::ImportWishes;
+use store::Form;
 use testing::trees::{rich_tree, run};
 
 fn tar(root: &Path, file: &Path, order: &str) -> bool {
@@ -124,5 +125,37 @@ fn two_layers_and_one() {
     assert_eq!(layered.image, expect);
     for (layer, (tar, _)) in layered.layers.iter().zip(&tars) {
         assert!(home.rebuilt(&layer.diff_id) == *tar);
+    }
+}
+
+/// In the form `tar` a file's bytes may be in several layers: where the image reads them does not depend on which of these
+/// the store had before.
+#[test]
+fn layers_that_are_here_already_do_not_change_the_image_of_tars() {
+    let [lib, app, other] = [3000, 5000, 70_000].map(testing::noise);
+    let tars = [
+        Tar::default().file("lib", &lib).file("again", &lib).bytes(),
+        Tar::default().file("moved", &lib).file("app", &app).file("other", &other).bytes(),
+        Tar::default().file("copy", &app).file("last", &lib).bytes(),
+    ];
+    let wishes = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let import = |home: &Home, name: &str, layers: &[usize]| {
+        let path = home.path(name);
+        let mut layout = Layout::new(&path);
+        let layers: Vec<_> = layers.iter().map(|at| (tars[*at].clone(), Pack::Gzip)).collect();
+        let (image, _) = layout.image(&layers);
+        layout.add(image, None, None);
+        home.import_with("oci", name, &wishes).unwrap()
+    };
+    let expect = import(&Home::new(), "whole", &[0, 1, 2]).image;
+    for here in 1..8 {
+        let before: Vec<_> = (0..3).filter(|at| here & 1 << at != 0).collect();
+        let home = Home::new();
+        import(&home, "before", &before);
+        let report = import(&home, "whole", &[0, 1, 2]);
+        let reused = report.layers.iter().map(|it| it.is_reused);
+        let is_here = (0..3).map(|at| before.contains(&at));
+        assert!(reused.eq(is_here), "{before:?}: {:?}", report.layers);
+        assert_eq!(report.image, expect, "layers {before:?} were here");
     }
 }
