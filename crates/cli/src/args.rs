@@ -97,7 +97,7 @@ pub(crate) struct Global {
     /// Log more: once logs each request, twice logs each object
     #[arg(long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Print no progress and no remarks
+    /// Print no progress and no remarks, and of an image that is made or pulled only its id
     #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }

@@ -336,7 +336,8 @@ fn hint(error: &anyhow::Error) -> Option<String> {
             cause.downcast_ref()
         {
             return Some(
-                "a process uses it: --lazy frees it when the last one has left".to_owned(),
+                "a process uses it: `quire umount --lazy` frees it when the last one has left"
+                    .to_owned(),
             );
         }
         if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {

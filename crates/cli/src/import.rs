@@ -88,7 +88,8 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     if context.json {
         report::json(&told)
     } else if context.is_quiet() {
-        Ok(())
+        // As in podman: for scripts.
+        report::line(&done.image.to_string())
     } else {
         report::line(&told.text())
     }

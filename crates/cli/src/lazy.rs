@@ -285,10 +285,14 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     if let Some(folder) = &args.keeper {
         return keep(context, args, folder);
     }
+    if args.stop {
+        return stop(context);
+    }
     let tuning = Tuning::new(args)?;
     // Dozens of threads fetch and inflate, and then wait for days.
     kernel::process::keep_little_heap();
     // A machine starts it before the first pull.
+    let is_new = !context.store_directory()?.join("meta").exists();
     let store = context.open(OpenOptions::create())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
     if args.detached {
@@ -312,8 +316,9 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     let ready = || {
         if !context.quiet {
             // Whoever started it may have gone on.
-            let _told =
-                report::line(&format!("fills the lazy devices of {}", store.path().display()));
+            let new = if is_new { ", a store that it has made" } else { "" };
+            let store = store.path().display();
+            let _told = report::line(&format!("fills the lazy devices of {store}{new}"));
         }
         tuning.ready();
     };
@@ -327,10 +332,25 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     let work = || serve::lazy::serve(&store, &surroundings, replace, ready);
     let left = until_stopped(&stop, hear, work)??;
+    if left == 0 && args.detached {
+        start::remove_empty_log(&folder);
+    }
     if left > 0 {
         context.remark(&format!(
             "{left} lazy devices are in use: their readers get I/O errors in ten seconds, until `quire serve --lazy` runs again"
         ));
+    }
+    Ok(Answer::Yes)
+}
+
+fn stop(context: &Context) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
+    match LazyService::connect(&folder)? {
+        Some(service) => service.stop().context(
+            "it runs on: end the containers that are lazy, and unmount the images (`quire ps --lazy` lists their devices)",
+        )?,
+        None => context.remark("no service fills lazy devices of this store"),
     }
     Ok(Answer::Yes)
 }

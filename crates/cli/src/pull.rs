@@ -103,7 +103,9 @@ impl UpToDateReport {
     fn tell(&self, context: &Context) -> anyhow::Result<()> {
         if context.json {
             report::json_line(self)?;
-        } else if !context.is_quiet() {
+        } else if context.is_quiet() {
+            report::line(&self.image)?;
+        } else {
             let Self { image, name, manifest, .. } = self;
             report::line(&format!("image {image}\nname  {name}\nhere already: {manifest}"))?;
         }
@@ -299,7 +301,9 @@ fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Res
             };
             if context.json {
                 report::json_line(&report)?;
-            } else if !context.is_quiet() {
+            } else if context.is_quiet() {
+                report::line(&report.image)?;
+            } else {
                 report::line(&report.text())?;
             }
         }

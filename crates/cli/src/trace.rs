@@ -11,11 +11,15 @@ use store::{Form, OpenOptions, Presence, Trace, check_trace_name};
 use crate::Answer;
 use crate::args::{self, PullPolicy};
 use crate::context::Context;
+use crate::lazy::settings::NO_TRACE;
 use crate::report;
 use crate::signals::FORWARDED;
 
 pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Answer> {
     check_trace_name(&args.trace).context("--as")?;
+    if args.trace == NO_TRACE {
+        bail!("--as: `--prefetch {NO_TRACE}` means no trace: choose another name");
+    }
     if args.run.detach {
         bail!("--detach: a trace ends when its command does");
     }

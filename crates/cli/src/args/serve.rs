@@ -91,6 +91,12 @@ pub(crate) struct Serve {
     /// Fetch all of each image that is mounted, behind what programs read: then it is lazy no longer
     #[arg(long)]
     pub(crate) complete: bool,
+    /// End the service that runs, unless lazy devices are in use. Until it ends, it keeps the file system of the store busy
+    #[arg(
+        long,
+        conflicts_with_all = ["replace", "complete", "door", "keeper", "config", "again", "idle", "detached", "lazy_timeout"]
+    )]
+    pub(crate) stop: bool,
     /// How programs wait for bytes that are not here. `fanotify`: their reads are events (Linux 6.14, a store on ext4, XFS or
     /// btrfs). `fuse`: files on FUSE stand for devices (Linux 6.4): slower, but never zeros, whoever is killed. `auto`: the
     /// first that works [default: auto]

@@ -1,5 +1,6 @@
 //! `ps --lazy`: how far the devices of lazily mounted images are.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -8,6 +9,7 @@ use store::Store;
 
 use crate::Answer;
 use crate::context::Context;
+use crate::lazy::start::log_of;
 use crate::report::{self, Bytes};
 
 /// One lazy device that is in use.
@@ -17,6 +19,8 @@ use crate::report::{self, Bytes};
 pub(crate) struct LazyDeviceReport {
     /// Its id.
     device: String,
+    /// Names of the images that have it. None if all their names were removed or moved.
+    images: Vec<String>,
     /// Digest of the layer that it is filled from.
     blob: String,
     /// Its size.
@@ -57,6 +61,8 @@ pub(crate) struct LazyDeviceReport {
     failures: u64,
     /// The same, by their cause.
     failures_by_cause: FailuresReport,
+    /// Why the disk of the store takes nothing of the device, since the last part of it came. Null if it does.
+    disk_error: Option<String>,
 }
 
 /// Reads that got an I/O error.
@@ -84,7 +90,7 @@ impl From<LazyFailures> for FailuresReport {
 }
 
 impl LazyDeviceReport {
-    fn of(status: &DeviceStatus) -> Self {
+    fn of(status: &DeviceStatus, names: &Names) -> Self {
         let counts = &status.counts;
         let of_units = |units: u64| Bytes(units.saturating_mul(image::lazy::UNIT));
         let millis = |in_a_thousand| {
@@ -93,6 +99,7 @@ impl LazyDeviceReport {
         };
         Self {
             device: status.device.clone(),
+            images: names.of(&status.device).to_vec(),
             blob: status.blob.clone(),
             bytes: Bytes(status.bytes),
             // The last unit may be a short one.
@@ -114,6 +121,16 @@ impl LazyDeviceReport {
             waiting: counts.waiting,
             failures: counts.failures,
             failures_by_cause: counts.failures_by_cause.into(),
+            disk_error: status.disk_error.clone(),
+        }
+    }
+
+    /// The first of its images, and how many there are besides.
+    fn image(&self) -> String {
+        match &self.images[..] {
+            [] => "-".to_owned(),
+            [one] => one.clone(),
+            [one, others @ ..] => format!("{one} +{}", others.len()),
         }
     }
 
@@ -125,6 +142,7 @@ impl LazyDeviceReport {
         let millis = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it} ms"));
         vec![
             report::short(&self.device),
+            self.image(),
             self.door(),
             report::size(self.bytes.0),
             report::size(self.filled.0),
@@ -148,23 +166,40 @@ const fn name_of(door: DoorKind) -> &'static str {
 
 /// Lists the devices that the service of a store fills; none if there is no service.
 pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::Result<Answer> {
-    let service = LazyService::connect(&folder_of(store.path())?)?;
+    let folder = folder_of(store.path())?;
+    let service = LazyService::connect(&folder)?;
     let found = match &service {
         Some(service) => service.status()?,
         None => Vec::new(),
     };
+    let names = if found.is_empty() { Names::default() } else { Names::of_devices(store)? };
     if metrics {
-        report::line(self::metrics(service.is_some(), &found).trim_end())?;
+        report::line(self::metrics(service.is_some(), &found, &names).trim_end())?;
         return Ok(Answer::Yes);
     }
-    if service.is_none() && !context.is_quiet() {
-        context.remark("no service fills lazy devices of this store: `quire serve --lazy` is one");
+    if service.is_none() {
+        let log = log_of(&folder);
+        let last = match log.exists() {
+            true => format!("; the last one's messages are in {}", log.display()),
+            false => String::new(),
+        };
+        context.remark(&format!(
+            "no service fills lazy devices of this store: `quire serve --lazy` is one{last}"
+        ));
     }
-    let all: Vec<_> = found.iter().map(LazyDeviceReport::of).collect();
+    for DeviceStatus { device, disk_error, .. } in &found {
+        if let Some(error) = disk_error {
+            let device = report::short(device);
+            context.remark(&format!(
+                "the disk of the store takes nothing of device {device}: {error}"
+            ));
+        }
+    }
+    let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::of(it, &names)).collect();
     report::print(context.json, &all, |all, out| {
         let titles = [
-            "DEVICE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN", "P99",
-            "FAILURES",
+            "DEVICE", "IMAGE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN",
+            "P99", "FAILURES",
         ];
         let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
         report::table(out, &titles, &rows, &[])
@@ -172,8 +207,29 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     Ok(Answer::Yes)
 }
 
+/// Names of images, by the ids of their sparse devices.
+#[derive(Debug, Default)]
+struct Names(BTreeMap<String, Vec<String>>);
+
+impl Names {
+    /// Of all images of a store. One that cannot be read has none.
+    fn of_devices(store: &Store) -> anyhow::Result<Self> {
+        let mut names = Self::default();
+        for (name, reference) in store.refs.readable()?.0 {
+            for device in store.sparse_devices(&reference.image).unwrap_or_default() {
+                names.0.entry(device.to_string()).or_default().push(name.to_string());
+            }
+        }
+        Ok(names)
+    }
+
+    fn of(&self, device: &str) -> &[String] {
+        self.0.get(device).map_or(&[], Vec::as_slice)
+    }
+}
+
 /// A counter or gauge of each device. Source: Prometheus, "Exposition formats", text format 0.0.4.
-fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
+fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     let mut text = String::new();
     let head = |name: &str, kind: &str, help: &str| {
         format!("# HELP quire_lazy_{name} {help}\n# TYPE quire_lazy_{name} {kind}\n")
@@ -234,6 +290,19 @@ fn metrics(is_served: bool, devices: &[DeviceStatus]) -> String {
             text += &format!("quire_lazy_{name}{{device=\"{id}\"}} {value}\n");
         }
     }
+    text += &head("device_info", "gauge", "An image that has a device.");
+    for DeviceStatus { device, .. } in devices {
+        for image in names.of(device) {
+            let _in_memory =
+                writeln!(text, "quire_lazy_device_info{{device=\"{device}\",image=\"{image}\"}} 1");
+        }
+    }
+    text +=
+        &head("disk_refuses", "gauge", "Whether the disk of the store takes nothing of a device.");
+    for DeviceStatus { device, disk_error, .. } in devices {
+        let refuses = u8::from(disk_error.is_some());
+        let _in_memory = writeln!(text, "quire_lazy_disk_refuses{{device=\"{device}\"}} {refuses}");
+    }
     text += &head("failures_total", "counter", "Reads that got an I/O error, by cause.");
     for DeviceStatus { device, counts, .. } in devices {
         let LazyFailures { source, bytes, disk, denied, silent } = counts.failures_by_cause;
@@ -290,19 +359,23 @@ mod tests {
             units: 2,
             is_completing: false,
             doors: vec![DoorKind::Fuse],
+            disk_error: Some("full".to_owned()),
             counts: serve::lazy::LazyCounts::default(),
         };
         device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };
         device.counts.waits = 3;
         device.counts.wait_micros = 1_500_000;
         device.counts.wait_histogram = vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-        let text = metrics(true, &[device]);
+        let names = Names([("ab".to_owned(), vec!["app:1".to_owned()])].into());
+        let text = metrics(true, &[device], &names);
         for line in [
             "quire_lazy_up 1",
             "# TYPE quire_lazy_filled_bytes gauge",
             "quire_lazy_filled_bytes{device=\"ab\"} 100000",
             "quire_lazy_failures_total{device=\"ab\",cause=\"denied\"} 7",
             "quire_lazy_failures_total{device=\"ab\",cause=\"silent\"} 0",
+            "quire_lazy_device_info{device=\"ab\",image=\"app:1\"} 1",
+            "quire_lazy_disk_refuses{device=\"ab\"} 1",
             "quire_lazy_waiting_reads{device=\"ab\"} 0",
             "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.000100\"} 1",
             "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.001000\"} 2",
@@ -312,6 +385,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
-        assert_eq!(metrics(false, &[]).lines().nth(2), Some("quire_lazy_up 0"));
+        assert_eq!(metrics(false, &[], &Names::default()).lines().nth(2), Some("quire_lazy_up 0"));
     }
 }

@@ -13,6 +13,16 @@ pub(crate) enum ServiceStep {
     Stopping,
 }
 
+impl ServiceStep {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Reloading => "reloading",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 /// Tells a service manager. Whether it listens changes nothing for those who read.
 pub(crate) fn tell(step: ServiceStep) {
     let states = match step {
@@ -24,6 +34,6 @@ pub(crate) fn tell(step: ServiceStep) {
         }
     };
     if let Err(error) = states.and_then(|it| sd_notify::notify(&it)) {
-        tracing::warn!(%error, ?step, "the service manager cannot be told");
+        tracing::warn!(%error, step = step.name(), "the service manager cannot be told");
     }
 }

@@ -177,8 +177,8 @@ impl Tuning {
         }
         match self.file.load() {
             Ok(settings) => {
-                tracing::info!(?settings, "read again");
                 self.set(settings);
+                tracing::info!(settings = self.file.describe(), "read again");
             }
             Err(error) => {
                 let error = format!("{error:#}");
@@ -199,7 +199,11 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     };
     let table = DeTable::parse(text).map_err(|error| {
         let place = error.span().map_or(text.len(), |it| it.start);
-        anyhow::anyhow!("{}: {}", at(place), error.message())
+        anyhow::anyhow!(
+            "{}: {}: write a setting in each line, as door = \"auto\"",
+            at(place),
+            error.message()
+        )
     })?;
     let mut settings = ServeSettings::default();
     for (key, value) in table.get_ref() {

@@ -4,7 +4,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ pub(super) fn service(
     if !context.who().is_host_root() {
         bail!("no service fills the lazy devices of this store: root starts `quire serve --lazy`");
     }
-    let log = folder.with_extension("log");
+    let log = log_of(folder);
     start(context, folder, registry, &log).with_context(|| {
         format!("no service fills the lazy devices of this store, and none starts (its messages are in {})", log.display())
     })
@@ -104,6 +104,19 @@ fn start(
                 }
             }
         }
+    }
+}
+
+/// Where a service that a mount started writes its messages. They stay when it ends.
+pub(super) fn log_of(folder: &Path) -> PathBuf {
+    folder.with_extension("log")
+}
+
+/// Removes the messages of a service that ends, if there are none.
+pub(super) fn remove_empty_log(folder: &Path) {
+    let log = log_of(folder);
+    if fs::metadata(&log).is_ok_and(|it| it.is_file() && it.len() == 0) {
+        let _it_is_in_nobodys_way = fs::remove_file(&log);
     }
 }
 

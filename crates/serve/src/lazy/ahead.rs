@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::fill::{Cause, LayerFiller};
+use super::fill::{Cause, FillError, LayerFiller};
 use super::plan;
 
 /// So many requests that nobody waits for are under way at once.
@@ -74,6 +74,8 @@ struct State<'a> {
     pause: Option<Instant>,
     /// How often that failed since it succeeded.
     failures: u32,
+    /// Whether the disk took nothing when that last failed.
+    has_no_room: bool,
     /// Requests for readers that are under way.
     readers: usize,
     is_over: bool,
@@ -194,14 +196,16 @@ impl<'a> Ahead<'a> {
             match done {
                 Some(Err(error)) => {
                     // Whoever reads it tries again, and tells.
-                    let error: &dyn std::error::Error = &error;
-                    tracing::debug!(error, ?part, "what nobody waits for does not come");
+                    let text: &dyn std::error::Error = &error;
+                    tracing::debug!(error = text, ?part, "what nobody waits for does not come");
                     if part.cause == Cause::Completion {
-                        state.failed(part, Instant::now());
+                        state.failed(part, &error, Instant::now());
                     }
                 }
-                Some(Ok(())) if part.cause == Cause::Completion => state.failures = 0,
-                Some(Ok(())) | None => {}
+                Some(Ok(true)) if part.cause == Cause::Completion => {
+                    (state.failures, state.has_no_room) = (0, false);
+                }
+                Some(Ok(_)) | None => {}
             }
             self.changed.notify_all();
         }
@@ -256,13 +260,22 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What did not come is tried again later, or no more.
-    fn failed(&mut self, part: AheadPart<'a>, now: Instant) {
+    /// What did not come is tried again later, or no more. A disk is asked for ever: that costs next to nothing.
+    fn failed(&mut self, part: AheadPart<'a>, error: &FillError, now: Instant) {
         // Those that were under way together count once.
         if self.pause.is_none() {
-            self.failures += 1;
+            self.failures = self.failures.saturating_add(1);
             let times = 1 << (self.failures - 1).min(PAUSE_MAX.as_secs().ilog2() + 1);
             self.pause = Some(now + (PAUSE * times).min(PAUSE_MAX));
+        }
+        let text: &dyn std::error::Error = error;
+        let device = part.filler.upgrade().map(|it| *it.device().id());
+        let device = device.as_ref().map(tracing::field::display);
+        if error.is_of_the_disk() {
+            if !std::mem::replace(&mut self.has_no_room, true) {
+                tracing::warn!(error = text, device, "what is to be complete waits for the disk");
+            }
+            return self.completions.push_back(part);
         }
         if self.failures <= FAILURES_MAX {
             return self.completions.push_back(part);
@@ -271,10 +284,7 @@ impl<'a> State<'a> {
         self.completions.retain(|it| !is_of(it));
         if let Some(filler) = part.filler.upgrade() {
             filler.end_completing();
-            tracing::warn!(
-                ?filler,
-                "it is completed no further: its source does not answer, or lies"
-            );
+            tracing::warn!(error = text, device, "it is completed no further");
         }
     }
 }
@@ -285,6 +295,10 @@ mod tests {
 
     fn part(first: usize, cause: Cause) -> AheadPart<'static> {
         AheadPart { filler: Weak::new(), device: 0, spans: first..first + 1, cause }
+    }
+
+    const fn silent() -> FillError {
+        FillError::Silent(Duration::from_secs(1))
     }
 
     #[test]
@@ -341,8 +355,8 @@ mod tests {
             state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
             let (one, two) = (state.next(now).unwrap(), state.next(now).unwrap());
             [&one, &two].into_iter().for_each(|it| state.done(it));
-            state.failed(one, now);
-            state.failed(two, now);
+            state.failed(one, &silent(), now);
+            state.failed(two, &silent(), now);
             let pause = state.pause.unwrap() - now;
             assert!(state.next(now).is_none());
             pauses.push(pause.as_secs());
@@ -352,11 +366,15 @@ mod tests {
         assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
         assert_eq!(pauses.last(), Some(&30));
         // The last ones were not kept, though something is there that works.
-        state.failed(part(3, Cause::Completion), now);
+        state.failed(part(3, Cause::Completion), &silent(), now);
         assert!(state.completions.is_empty());
-        state.failures = 0;
-        state.failed(part(3, Cause::Completion), now);
+        // But for a disk, which may have room again.
+        let full = FillError::DiskPause(Duration::ZERO);
+        state.failed(part(3, Cause::Completion), &full, now);
         assert_eq!(state.completions.len(), 1);
+        state.failures = 0;
+        state.failed(part(3, Cause::Completion), &silent(), now);
+        assert_eq!(state.completions.len(), 2);
     }
 
     #[test]

@@ -7,8 +7,11 @@ use std::path::Path;
 
 use image::verity::{DeviceId, ImageId};
 use kernel::precontent::Group;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::service::SOCKET;
+use super::service::{LEAVE, SOCKET};
 use super::watch::LazyWatch;
 use super::wire::{self, Answer, Ask, DeviceStatus};
 
@@ -19,6 +22,9 @@ pub enum ClientError {
     /// It says why.
     #[error("the service for lazy devices refuses: {0}")]
     Refused(String),
+    /// It has begun to end, and goes on.
+    #[error("the service for lazy devices has not ended within {} seconds", LEAVE.as_secs())]
+    Stays,
     /// It cannot be talked to.
     #[error("cannot talk to the service for lazy devices")]
     Talk(#[from] io::Error),
@@ -129,6 +135,28 @@ impl LazyService {
         match self.ask(&Ask::Leave)? {
             (Answer::Done, None) => Ok(()),
             _ => Err(unknown()),
+        }
+    }
+
+    /// Asks the service to end, and waits until it has: unless devices that it fills are in use.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if they are; else [`ClientError::Stays`] or [`ClientError::Talk`].
+    pub fn stop(self) -> Result<(), ClientError> {
+        let asked = socket_peercred(&self.socket).map_err(io::Error::from)?;
+        // It may have ended by itself.
+        let process = pidfd_open(asked.pid, PidfdFlags::empty()).ok();
+        match self.ask(&Ask::Stop)? {
+            (Answer::Done, None) => {}
+            (Answer::Refused { reason }, None) => return Err(ClientError::Refused(reason)),
+            _ => return Err(unknown()),
+        }
+        let Some(process) = process else { return Ok(()) };
+        let ended = PollFd::new(&process, PollFlags::IN);
+        let most = Timespec::try_from(LEAVE).ok();
+        match poll(&mut [ended], most.as_ref()).map_err(io::Error::from)? {
+            0 => Err(ClientError::Stays),
+            _ => Ok(()),
         }
     }
 

@@ -63,7 +63,10 @@ impl From<&FillError> for FailureCause {
         match error {
             FillError::Blob { .. } => Self::Source,
             FillError::Windows(_) | FillError::Span { .. } | FillError::Digest(_) => Self::Bytes,
-            FillError::Write(_) | FillError::Read(_) => Self::Disk,
+            FillError::Write(_)
+            | FillError::Read(_)
+            | FillError::DiskPause(_)
+            | FillError::Room(_) => Self::Disk,
             FillError::Denied { .. } => Self::Denied,
             FillError::Silent(_) => Self::Silent,
         }

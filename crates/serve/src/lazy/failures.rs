@@ -1,4 +1,5 @@
-//! Sources that fail or stay silent: how long readers wait for them, and which units are not asked for again at once.
+//! Sources that fail or stay silent: how long readers wait for them, and which units are not asked for again at once. And
+//! disks that take nothing: nothing is fetched for them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -74,7 +75,22 @@ struct State {
     /// When a source last gave what it was asked for.
     gave: Option<Instant>,
     units: BTreeMap<usize, FailedUnit>,
+    /// Set when the disk did not take a unit.
+    disk: Option<FailedDisk>,
+    /// Why nothing is fetched that nobody waits for, since the last unit came.
+    room: Option<String>,
     lines: Lines,
+}
+
+/// A disk that did not take what it was last given.
+#[derive(Debug)]
+struct FailedDisk {
+    pause: Duration,
+    until: Instant,
+    /// What it said. None since it took a unit again: it may have been the last.
+    error: Option<String>,
+    /// Whether somebody tries again.
+    is_tried: bool,
 }
 
 /// Lines that were logged.
@@ -138,9 +154,58 @@ impl<'a> Failures<'a> {
         }
     }
 
-    /// These units came.
+    /// The disk did not take a unit. It says why.
+    pub(super) fn disk_failed(&self, error: String, now: Instant) {
+        let SourcePatience { pause: first, pause_max, .. } = *self.patience;
+        let disk = &mut self.lock().disk;
+        let pause = match disk {
+            // Those that were under way together count once.
+            Some(before) if now < before.until && before.error.is_some() && !before.is_tried => {
+                before.pause
+            }
+            Some(before) if now < before.until + pause_max => {
+                before.pause.saturating_mul(2).min(pause_max)
+            }
+            _ => first,
+        };
+        *disk = Some(FailedDisk { pause, until: now + pause, error: Some(error), is_tried: false });
+    }
+
+    /// What nobody waits for would take the last of the disk.
+    pub(super) fn no_room(&self, error: String) {
+        self.lock().room = Some(error);
+    }
+
+    /// Why the disk has taken nothing since it was last asked.
+    pub(super) fn disk_error(&self) -> Option<String> {
+        let state = self.lock();
+        let failed = state.disk.as_ref().and_then(|it| it.error.as_ref());
+        failed.or(state.room.as_ref()).cloned()
+    }
+
+    /// How long nothing is fetched, since the disk would not take it. When that time is over, the first who asks may try, and
+    /// the others wait for what becomes of it. Without `has_room` nobody tries.
+    pub(super) fn disk_pause(&self, has_room: impl Fn() -> bool, now: Instant) -> Option<Duration> {
+        let mut state = self.lock();
+        let FailedDisk { pause, until, is_tried, .. } =
+            state.disk.as_mut().filter(|it| it.error.is_some())?;
+        let left = until.saturating_duration_since(now);
+        if !left.is_zero() {
+            return Some(left);
+        }
+        // The next look is after as long a time.
+        *until = now + *pause;
+        *is_tried = has_room();
+        (!*is_tried).then_some(*pause)
+    }
+
+    /// These units came, and the disk took them.
     pub(super) fn came(&self, units: &Range<usize>) {
-        let State { units: known, .. } = &mut *self.lock();
+        let State { units: known, disk, room, .. } = &mut *self.lock();
+        *room = None;
+        if let Some(FailedDisk { error, .. }) = disk {
+            *error = None;
+        }
         while let Some(unit) = known.range(units.clone()).next().map(|it| *it.0) {
             known.remove(&unit);
         }
@@ -219,6 +284,41 @@ mod tests {
         assert_eq!(failures.overdue(begin, at(1_000_000)), None);
         patience.set_wait(Some(Duration::ZERO));
         assert!(failures.overdue(begin, at(19)).is_some(), "no wait is not the longest one");
+    }
+
+    #[test]
+    fn one_try_at_a_time_of_a_disk_that_is_full() {
+        let patience = SourcePatience::default();
+        let failures = Failures::new(&patience);
+        let mut now = Instant::now();
+        let pause = |now| failures.disk_pause(|| true, now).map(|it| it.as_secs());
+        assert_eq!(pause(now), None);
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            for thread in ["one", "two"] {
+                failures.disk_failed(thread.to_owned(), now);
+            }
+            assert_eq!(failures.disk_error().as_deref(), Some("two"));
+            assert_eq!(pause(now), Some(seconds));
+            now += Duration::from_secs(seconds);
+            // Without room it is not worth a try.
+            assert_eq!(failures.disk_pause(|| false, now).map(|it| it.as_secs()), Some(seconds));
+            now += Duration::from_secs(seconds);
+            assert_eq!(pause(now), None);
+            assert_eq!(pause(now), Some(seconds));
+        }
+        failures.came(&(0..1));
+        assert_eq!((pause(now), failures.disk_error()), (None, None));
+        // What it took may have been the last.
+        failures.disk_failed(String::new(), now);
+        assert_eq!(pause(now), Some(30));
+        failures.came(&(0..1));
+        now += PAUSE_MAX * 3;
+        failures.disk_failed(String::new(), now);
+        assert_eq!(pause(now), Some(1));
+        failures.came(&(0..1));
+        // Readers may have the last of it.
+        failures.no_room("tight".to_owned());
+        assert_eq!((pause(now), failures.disk_error().as_deref()), (None, Some("tight")));
     }
 
     #[test]

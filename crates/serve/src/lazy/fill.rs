@@ -67,12 +67,23 @@ pub enum FillError {
         /// How long still.
         left: Duration,
     },
+    /// The disk did not take what it was last given.
+    #[error("the disk took nothing of the device a moment ago, and nothing is fetched for {} ms", .0.as_millis())]
+    DiskPause(Duration),
+    /// What nobody waits for would take the last of the disk.
+    #[error("no room for what nobody waits for")]
+    Room(#[source] SparseError),
     /// Who brings it waits for a source.
     #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
     Silent(Duration),
 }
 
 impl FillError {
+    /// Whether the disk takes nothing.
+    pub(super) const fn is_of_the_disk(&self) -> bool {
+        matches!(self, Self::Write(_) | Self::DiskPause(_) | Self::Room(_))
+    }
+
     /// Whether other bytes of the blob could help.
     const fn is_of_the_blob(&self) -> bool {
         matches!(self, Self::Span { .. } | Self::Digest(_))
@@ -195,6 +206,15 @@ impl Drop for Claim<'_, '_> {
     }
 }
 
+/// What lies at the bottom of an error: for a disk, what the kernel said.
+fn cause_of(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -269,6 +289,30 @@ impl<'a> LayerFiller<'a> {
         self.failures.may_log(Instant::now())
     }
 
+    /// Denies what is missing of a range for a while: who waited for it waits no longer, and the kernel asks for it again.
+    pub(super) fn deny(&self, range: &Range<u64>) {
+        if let Some(units) = self.missing(range) {
+            self.failures.failed(units, Instant::now());
+        }
+    }
+
+    /// Why the disk has taken nothing since it was last asked.
+    #[must_use]
+    pub fn disk_error(&self) -> Option<String> {
+        self.failures.disk_error()
+    }
+
+    /// Before anything is fetched that the disk would not take.
+    fn check_disk(&self) -> Result<(), FillError> {
+        // Root may take what is reserved, and of some file systems nothing is known.
+        let has_room = || {
+            let found = rustix::fs::fstatvfs(self.device.file());
+            found.is_ok_and(|it| it.f_blocks == 0 || it.f_bfree.saturating_mul(it.f_frsize) >= UNIT)
+        };
+        let pause = self.failures.disk_pause(has_room, Instant::now());
+        pause.map_or(Ok(()), |it| Err(FillError::DiskPause(it)))
+    }
+
     fn denied(&self, units: &Range<usize>) -> Option<FillError> {
         let DeniedUnit { unit, left } = self.failures.denied(units, Instant::now())?;
         Some(FillError::Denied { unit, left })
@@ -330,6 +374,7 @@ impl<'a> LayerFiller<'a> {
             }
             if coming.range(units.clone()).next().is_some() {
                 if let Some(time) = self.overdue(begun) {
+                    self.deny(range);
                     return Err(FillError::Silent(time));
                 }
                 // Another thread brings some of them.
@@ -339,18 +384,22 @@ impl<'a> LayerFiller<'a> {
             let around = self.around(&units, &coming);
             let _claim = Claim::new(self, around.clone(), coming);
             if let Err(error) = self.bring_wanted(range, &around, begin) {
-                // Before others that want them look.
-                self.failures.failed(self.missing(range).unwrap_or(units), Instant::now());
+                // Before others that want them look. These were not asked for.
+                if !matches!(error, FillError::DiskPause(_)) {
+                    self.failures.failed(self.missing(range).unwrap_or(units), Instant::now());
+                }
                 return Err(error);
             }
         }
     }
 
-    /// Brings what is missing of these spans of the blob, but for what other threads bring already.
+    /// Brings what is missing of these spans of the blob, but for what other threads bring already. Returns whether it has
+    /// fetched something.
     ///
     /// # Errors
     /// [`FillError`]; another attempt may succeed.
-    pub fn bring_ahead(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
+    pub fn bring_ahead(&self, spans: Range<usize>, cause: Cause) -> Result<bool, FillError> {
+        let mut has_fetched = false;
         let mut rest = spans.start..spans.end.min(self.index.head.spans.len());
         if cause == Cause::Stream {
             self.counts.begun(self.unpacked_bytes(&rest));
@@ -358,13 +407,23 @@ impl<'a> LayerFiller<'a> {
         loop {
             let coming = lock(&self.coming);
             let is_open = |span: &usize| self.is_open(*span, &coming);
-            let Some(first) = rest.clone().find(is_open) else { return Ok(()) };
+            let Some(first) = rest.clone().find(is_open) else { return Ok(has_fetched) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
             let units = self.index.head.touched_units(&(first..next));
             let _claim = Claim::new(self, units.clone(), coming);
             self.recall(&units)?;
-            self.bring_spans(first..next, cause)?;
             rest.start = next;
+            if units.clone().all(|it| self.is_there(it)) {
+                continue;
+            }
+            self.check_disk()?;
+            let room = self.device.check_room(units.len() as u64 * UNIT);
+            room.map_err(|error| {
+                self.failures.no_room(cause_of(&error));
+                FillError::Room(error)
+            })?;
+            self.bring_spans(first..next, cause)?;
+            has_fetched = true;
         }
     }
 
@@ -377,6 +436,7 @@ impl<'a> LayerFiller<'a> {
     ) -> Result<(), FillError> {
         self.recall(around)?;
         let Some(wanted) = self.missing(range) else { return Ok(()) };
+        self.check_disk()?;
         let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
         let all = all.unwrap_or_else(|| wanted.clone());
         tracing::debug!(device = %self.device.id(), ?wanted, ?all, "a reader waits for units");
@@ -534,8 +594,8 @@ impl<'a> LayerFiller<'a> {
         let Some(unit) = wrong else { return true };
         let condemned = self.device.condemn();
         if !matches!(condemned, Ok(false)) {
-            let (device, error) = (self.device.id(), condemned.err());
-            tracing::error!(%device, unit, ?error, "the disk changed bytes: readers get I/O errors, unmount it");
+            let (device, error) = (self.device.id(), condemned.err().map(tracing::field::display));
+            tracing::error!(%device, unit, error, "the disk changed bytes: readers get I/O errors, unmount it");
         }
         false
     }

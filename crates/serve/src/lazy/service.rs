@@ -478,7 +478,7 @@ impl<'a> Service<'_, 'a> {
                 Ok(false) => wire::send(client, &Answer::Absent, None),
                 Err(error) => {
                     let reason = text(&*error);
-                    tracing::warn!(image, ?trace, reason, "a trace is not used");
+                    tracing::warn!(image, trace, reason, "a trace is not used");
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
@@ -510,6 +510,21 @@ impl<'a> Service<'_, 'a> {
             Ask::Leave => {
                 end.store(true, Ordering::Relaxed);
                 wire::send(client, &Answer::Done, None)
+            }
+            Ask::Stop => {
+                let refused = match self.release(keeper, Unread::Go) {
+                    Ok(0) => None,
+                    Ok(left) => Some(format!("{left} lazy devices are in use")),
+                    Err(error) => Some(text(&error)),
+                };
+                let answer = match refused {
+                    Some(reason) => Answer::Refused { reason },
+                    None => {
+                        end.store(true, Ordering::Relaxed);
+                        Answer::Done
+                    }
+                };
+                wire::send(client, &answer, None)
             }
         }
     }
@@ -577,6 +592,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         units: head.units.len() as u64,
         is_completing: filler.is_completing(),
         doors: Vec::new(),
+        disk_error: filler.disk_error(),
         counts: filler.counts().now(),
     }
 }

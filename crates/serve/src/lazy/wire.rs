@@ -114,6 +114,8 @@ pub(super) enum Ask {
     Status,
     /// To end, whatever is in use, since another takes over.
     Leave,
+    /// To end, unless something is in use.
+    Stop,
 }
 
 /// What a service answers.
@@ -154,6 +156,9 @@ pub struct DeviceStatus {
     /// How its readers wait. None if nothing has it open.
     #[serde(default)]
     pub doors: Vec<DoorKind>,
+    /// Why the disk took nothing of it, and has taken nothing since.
+    #[serde(default)]
+    pub disk_error: Option<String>,
     /// What was done for it since the service began.
     #[serde(default)]
     pub counts: LazyCounts,

@@ -3,6 +3,7 @@
 
 mod deaths;
 mod descriptors;
+mod full;
 mod fuse;
 mod sealed;
 mod service;
@@ -641,7 +642,7 @@ fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
         let range = start..(start + step).min(length);
         // What is wanted soon comes beside it.
         let soon = |all: Vec<Range<usize>>| {
-            all.into_iter().for_each(|it| filler.bring_ahead(it, Cause::Stream).unwrap());
+            all.into_iter().for_each(|it| assert!(filler.bring_ahead(it, Cause::Stream).is_ok()));
         };
         filler.ensure(range, soon).unwrap();
     }

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use quire_serve::lazy::{DoorKind, LazyService};
+use quire_serve::lazy::{DoorKind, FillError, LazyService, SourcePatience};
 use store::SparseState;
 use testing::fake::wait_for;
 
 use super::service::Served;
+use super::{Lie, Stage, store};
 
 #[test]
 fn a_client_that_asks_on_and_on_keeps_no_other_waiting() {
@@ -92,4 +93,29 @@ fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
     drop(device);
     served.leave();
     served.is_gone(service);
+}
+
+/// The kernel reads ahead, and asks again for less after an error: the second read does not wait as long as the first.
+#[test]
+fn who_asks_again_for_what_did_not_come_in_time_does_not_wait() {
+    let Some(stage) = Stage::new() else { return };
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let long = Duration::from_secs(3600);
+    let patience = SourcePatience::new(Some(Duration::from_millis(100))).with_pauses(long, long);
+    let filler = stage.filler(&lazy).with_patience(&patience);
+    *stage.blob.lie.lock().unwrap() = Lie::Hangs;
+    let before = stage.blob.asked.load(Ordering::Relaxed);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| filler.ensure(0..1, |_| ()));
+        stage.wait_for("a request", || stage.blob.asked.load(Ordering::Relaxed) > before);
+        let second = scope.spawn(|| filler.ensure(1..2, |_| ()));
+        stage.wait_for("the second reader", || second.is_finished());
+        let is_denied = filler.is_denied(&(1..2));
+        *stage.blob.lie.lock().unwrap() = Lie::None;
+        assert!(matches!(second.join().unwrap(), Err(FillError::Silent(_))));
+        first.join().unwrap().unwrap();
+        assert!(is_denied);
+        // What comes late is there.
+        assert!(!filler.is_denied(&(1..2)));
+    });
 }

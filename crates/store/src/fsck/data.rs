@@ -168,7 +168,8 @@ impl Store {
     }
 
     fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
-        Ok(self.devices.directory.there()?.stat(devices::index_name(device))?.is_some())
+        let Some(data) = self.devices.directory.get()? else { return Ok(false) };
+        Ok(data.stat(devices::index_name(device))?.is_some())
     }
 
     /// The file of a device and its index, but for what is in them.

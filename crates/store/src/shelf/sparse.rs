@@ -225,7 +225,9 @@ pub enum SparseError {
     #[error("sparse device {0} has no state file")]
     NoState(DeviceId),
     /// The device's index cannot be used.
-    #[error("the index of device {device} is damaged; `quire index NAME` makes it again")]
+    #[error(
+        "the index of device {device} is damaged: `quire index NAME` makes it again, or for a lazy image `quire pull --lazy NAME`"
+    )]
     Index {
         /// The device.
         device: DeviceId,

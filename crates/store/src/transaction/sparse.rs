@@ -127,6 +127,15 @@ impl<'s> SparseFill<'s> {
         Ok(read.map_err(|error| self.file.failed("read", error))?)
     }
 
+    /// Looks whether so many bytes can be written, and the last of the disk is left to others: as imports do.
+    ///
+    /// # Errors
+    /// An error of the disk, which says what is free.
+    pub fn check_room(&self, bytes: u64) -> Result<(), SparseError> {
+        let taken = self.store.tmp.room()?.take(bytes);
+        Ok(taken.map_err(|error| self.file.failed("write", error))?)
+    }
+
     /// Writes a part of the device, from an offset in bytes on.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub enum NoIndex {
     #[error("it needs none, since no file of the image is in it")]
     Unused,
     /// The blob is not here.
-    #[error("the store does not keep its blob: pull the image with --keep-layers")]
+    #[error("the store does not keep its blob: pull the image from a registry with --keep-layers")]
     NotKept,
     /// The blob is of another kind.
     #[error(

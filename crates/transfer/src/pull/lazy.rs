@@ -193,12 +193,15 @@ fn keep_traces(
     Ok(())
 }
 
-/// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read.
+/// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read: and can be.
 fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> {
     let named = store.refs.get(name).ok()??;
     if named.manifest != Some(*manifest) || named.form != Form::Tar {
         return None;
     }
     let opened = store.open_image(&named.image);
-    matches!(opened, Err(OpenImageError::Partial(_))).then_some(named.image)
+    let Err(OpenImageError::Partial(_)) = opened else { return None };
+    // One that was damaged, and perhaps removed, comes again.
+    let has_index = |it| store.sparse.index(it).is_ok_and(|it| it.is_some());
+    store.sparse_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
 }

@@ -371,6 +371,68 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     assert_eq!((names(&to, "data"), names(&to, "sparse")), (Vec::new(), Vec::new()));
 }
 
+#[test]
+fn a_store_of_lazy_images_alone_is_repaired_and_pulled_again() {
+    let Some(stage) = Stage::new() else { return };
+    stage.index();
+    let to = Place::new();
+    let pull = format!("pull --quiet --lazy=require {} app", stage.target);
+    to.out(&pull);
+    let sound = names(&to, "sparse");
+    let index = sound.iter().find(|it| it.ends_with(".index")).unwrap();
+    let path = to.path("store/sparse").join(index);
+    let good = std::fs::read(&path).unwrap();
+    for repairs in [0, 3] {
+        let mut bytes = good.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, bytes).unwrap();
+        let found = to.run("fsck --deep");
+        assert!(
+            found.code == Some(1) && found.out.contains("quire pull --lazy NAME"),
+            "{}",
+            found.out
+        );
+        for _ in 0..repairs {
+            let ran = to.run("fsck --repair --deep");
+            assert!(ran.code < Some(2), "{}{}", ran.out, ran.err);
+        }
+        assert_eq!(path.exists(), repairs == 0);
+        to.out(&pull);
+        assert_eq!(names(&to, "sparse"), sound);
+        assert!(std::fs::read(&path).unwrap() == good);
+        assert!(to.out("fsck --deep").starts_with("sound"));
+    }
+}
+
+#[cfg(feature = "serve")]
+#[test]
+fn a_service_is_stopped_unless_it_is_needed() {
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
+    let missing = to.run("serve --lazy --stop");
+    assert_eq!(missing.code, Some(2), "{}", missing.err);
+    assert!(!to.path("store").exists());
+    let id = to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
+    assert_eq!(id.trim(), image(&to, "app"));
+    assert_eq!(to.out(&format!("pull --quiet --lazy {} app", stage.target)), id);
+    let none = to.run("serve --lazy --stop");
+    assert!(none.code == Some(0) && none.err.contains("no service"), "{}", none.err);
+    let mut service = crate::served::serve(&to);
+    std::fs::create_dir(to.path("root")).unwrap();
+    to.out("mount --lazy app root");
+    let listed: Value = serde_json::from_str(&to.out("ps --lazy --json")).unwrap();
+    assert_eq!(listed[0]["images"], serde_json::json!(["app:latest"]));
+    assert!(to.out("ps --lazy").contains("app:latest"));
+    let used = to.run("serve --lazy --stop");
+    assert_eq!(used.code, Some(2));
+    assert!(used.err.contains("in use") && used.err.contains("unmount"), "{}", used.err);
+    assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
+    to.out("umount root");
+    // A container of another test has a copy of each mount that was there when it started.
+    testing::fake::wait_for("its end", || to.run("serve --lazy --stop").code == Some(0));
+    assert!(service.wait().unwrap().success());
+}
+
 #[cfg(feature = "serve")]
 #[test]
 fn gc_asks_the_service_what_is_in_use() {

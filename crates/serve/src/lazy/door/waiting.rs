@@ -100,14 +100,20 @@ impl<'a> Door<'a> {
             let Some(silence) = reader.overdue() else { return true };
             let (fillers, silence) = (&reader.fillers, silence.as_secs());
             if let Some(unlogged) = fillers.first().and_then(|it| it.may_log()) {
+                let devices: Vec<_> =
+                    fillers.iter().map(|it| it.device().id().to_string()).collect();
                 tracing::error!(
-                    ?fillers,
-                    silence,
+                    devices = devices.join(" "),
+                    seconds = silence,
                     unlogged,
                     "a reader gets an I/O error: no source gives anything"
                 );
             }
-            fillers.iter().for_each(|it| it.counts().failed(FailureCause::Silent));
+            for filler in fillers {
+                filler.counts().failed(FailureCause::Silent);
+                // The kernel asks again, for less.
+                filler.deny(&reader.range);
+            }
             self.answer(&reader, PrecontentAnswer::Deny);
             false
         });
@@ -157,18 +163,19 @@ impl<'a> Door<'a> {
             self.ahead.behind_reader()
         };
         let done = filler.ensure(reader.range.clone(), begin);
+        let device = filler.device().id();
         match &done {
             Ok(()) => {}
             Err(FillError::Silent(_)) if reader.is_answered() => {}
             Err(_) if self.is_cancelled() => {}
             // Why was said when it failed.
-            Err(error @ FillError::Denied { .. }) => {
-                tracing::debug!(%error, ?filler, "a reader gets an I/O error");
+            Err(error @ (FillError::Denied { .. } | FillError::DiskPause(_))) => {
+                tracing::debug!(%error, %device, "a reader gets an I/O error");
             }
             Err(error) => {
                 let error: &dyn std::error::Error = error;
                 if let Some(unlogged) = filler.may_log() {
-                    tracing::error!(error, ?filler, unlogged, "a reader gets an I/O error");
+                    tracing::error!(error, %device, unlogged, "a reader gets an I/O error");
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use image::lazy::UNIT;
 
-use super::{Cause, FillError, LayerFiller, Why, lock};
+use super::{Cause, FillError, LayerFiller, Why, cause_of, lock};
 use crate::lazy::seams::Side;
 
 /// What some units of a device are made of.
@@ -92,7 +92,10 @@ impl LayerFiller<'_> {
         if !self.index.head.is_unit(unit, bytes) {
             return Ok(false);
         }
-        self.device.write_at(bytes, unit as u64 * UNIT).map_err(FillError::Write)?;
+        self.device.write_at(bytes, unit as u64 * UNIT).map_err(|error| {
+            self.failures.disk_failed(cause_of(&error), Instant::now());
+            FillError::Write(error)
+        })?;
         self.counts.filled(why);
         self.untouched[unit].store(why.number(), Ordering::Relaxed);
         self.failures.came(&(unit..unit + 1));
