@@ -165,6 +165,8 @@ impl Model {
             }
         }
         end(room, verb)?;
+        // A monitor that is about to end still has the lock of what `gc` is to remove.
+        wrong.extend(room.left()?.into_iter().map(|it| format!("left: {it}")));
         settle(room)?;
         let mut store = room.store()?;
         if self.store.contains_key(Path::new(SHAPE)) {
