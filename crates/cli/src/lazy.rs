@@ -25,7 +25,9 @@ use kernel::process::{Signal, Signals};
 use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
-use serve::lazy::{LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of};
+use serve::lazy::{
+    ClientError, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
+};
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
 use transfer::import::{self, BUDGET, Completed};
@@ -347,9 +349,13 @@ fn stop(context: &Context) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
     match LazyService::connect(&folder)? {
-        Some(service) => service.stop().context(
-            "it runs on: end the containers that are lazy, and unmount the images (`quire ps --lazy` lists their devices)",
-        )?,
+        Some(service) => match service.stop() {
+            Err(ClientError::Refused(reason)) => bail!(
+                "the service runs on: {reason} (`quire ps --lazy` lists them): end the lazy containers, and unmount the \
+                 lazy images"
+            ),
+            stopped => stopped?,
+        },
         None => context.remark("no service fills lazy devices of this store"),
     }
     Ok(Answer::Yes)

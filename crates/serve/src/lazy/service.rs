@@ -24,7 +24,7 @@ use store::{Store, Trace};
 use transfer::lazy::LayerIndex;
 
 use super::complete::Completer;
-use super::door::{Door, DoorError, DoorWish, Unread};
+use super::door::{Door, DoorError, DoorKind, DoorWish, Unread};
 use super::failures::SourcePatience;
 use super::fill::LayerFiller;
 use super::folder::{self, Replace};
@@ -512,21 +512,35 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Stop => {
-                let refused = match self.release(keeper, Unread::Go) {
-                    Ok(0) => None,
-                    Ok(left) => Some(format!("{left} lazy devices are in use")),
+                // If it goes on, so does what it completes though nobody has it open.
+                let refused = match self.release(keeper, Unread::Stay) {
+                    Ok(left) => match left.saturating_sub(self.unread()) {
+                        0 => None,
+                        used => Some(format!("{used} lazy devices are in use")),
+                    },
                     Err(error) => Some(text(&error)),
                 };
                 let answer = match refused {
                     Some(reason) => Answer::Refused { reason },
                     None => {
-                        end.store(true, Ordering::Relaxed);
+                        // Nobody waits for what a source may still give.
+                        self.surroundings.stop.store(true, Ordering::Relaxed);
                         Answer::Done
                     }
                 };
                 wire::send(client, &answer, None)
             }
         }
+    }
+
+    /// How many devices are only here to be completed: nothing has them open.
+    fn unread(&self) -> usize {
+        let is_unread = |it: &&Arc<LayerFiller<'_>>| {
+            it.is_completing()
+                && !self.door.kinds(it.device().id()).contains(&DoorKind::Fuse)
+                && !kernel::lease::in_use(it.device().file().as_fd()).unwrap_or(true)
+        };
+        self.door.fillers().iter().filter(is_unread).count()
     }
 
     /// Begins to bring what a trace has of devices that are lent. Returns whether there is the trace.

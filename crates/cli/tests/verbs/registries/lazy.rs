@@ -408,6 +408,7 @@ fn a_store_of_lazy_images_alone_is_repaired_and_pulled_again() {
 #[cfg(feature = "serve")]
 #[test]
 fn a_service_is_stopped_unless_it_is_needed() {
+    use rustix::process::{Pid, Signal, kill_process};
     let Some((stage, to)) = Stage::to_wait_for() else { return };
     let missing = to.run("serve --lazy --stop");
     assert_eq!(missing.code, Some(2), "{}", missing.err);
@@ -427,10 +428,17 @@ fn a_service_is_stopped_unless_it_is_needed() {
     assert_eq!(used.code, Some(2));
     assert!(used.err.contains("in use") && used.err.contains("unmount"), "{}", used.err);
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
+    // What is to be complete though nobody reads it does not keep it, not even if the registry is silent.
+    let registry = Pid::from_raw(stage.daemon.process().try_into().unwrap()).unwrap();
+    kill_process(registry, Signal::STOP).unwrap();
+    std::fs::create_dir(to.path("other")).unwrap();
+    to.out("mount --lazy --complete app other");
+    to.out("umount other");
     to.out("umount root");
     // A container of another test has a copy of each mount that was there when it started.
     testing::fake::wait_for("its end", || to.run("serve --lazy --stop").code == Some(0));
     assert!(service.wait().unwrap().success());
+    kill_process(registry, Signal::CONT).unwrap();
 }
 
 #[cfg(feature = "serve")]
