@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::lazy::UNIT;
@@ -29,9 +29,7 @@ use kernel::mount::{ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
-use quire_serve::lazy::{
-    Cause, Door, DoorError, DoorKind, FillError, LayerFiller, Recorder, SourcePatience,
-};
+use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
 use store::{Form, OpenOptions, Seconds, SparseFill, Store};
 use testing::fake::wait_for;
@@ -488,28 +486,6 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
                 }
             });
         }
-    });
-}
-
-#[test]
-fn a_reader_does_not_wait_for_ever_for_what_another_brings() {
-    let Some(stage) = Stage::new() else { return };
-    let lazy = store(&stage.folder.path().join("lazy"));
-    let patience = SourcePatience::new(Some(Duration::from_millis(100)));
-    let filler = stage.filler(&lazy).with_patience(&patience);
-    *stage.blob.lie.lock().unwrap() = Lie::Hangs;
-    let before = stage.blob.asked.load(Ordering::Relaxed);
-    thread::scope(|scope| {
-        let first = scope.spawn(|| filler.ensure(0..1, |_| ()));
-        stage.wait_for("a request", || stage.blob.asked.load(Ordering::Relaxed) > before);
-        let second = scope.spawn(|| filler.ensure(1..2, |_| ()));
-        stage.wait_for("the second reader", || second.is_finished());
-        let is_silent = matches!(second.join().unwrap(), Err(FillError::Silent(_)));
-        assert!(filler.overdue(Instant::now()).is_none());
-        *stage.blob.lie.lock().unwrap() = Lie::None;
-        first.join().unwrap().unwrap();
-        assert!(is_silent);
-        filler.ensure(1..2, |_| ()).unwrap();
     });
 }
 
