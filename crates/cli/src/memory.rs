@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use container::root::share::Superblock;
 use image::verity::ImageId;
 use kernel::features::{Can, page_sharing};
-use kernel::mount::{Reach, bind};
+use kernel::mount::{Mounted, Reach, bind};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 use store::{ImageMemory, Memory, MemoryUse, Store};
@@ -14,7 +14,7 @@ use store::{ImageMemory, Memory, MemoryUse, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::mount::{Mounted, all_mounted};
+use crate::mount::{all_mounted, image_of, is_ours};
 use crate::report::{self, Bytes, bytes_alone, label};
 
 /// Mounts that could not be looked into.
@@ -93,7 +93,7 @@ pub(crate) fn du(
     let mut hidden = Hidden::default();
     let shares = page_sharing().can == Can::Yes;
     look_at_containers(store, &mut memory, &mut hidden, shares)?;
-    for mount in all_mounted()?.iter().filter(|it| it.is_ours()) {
+    for mount in all_mounted()?.iter().filter(|it| is_ours(it)) {
         look_at_mount(store, &mut memory, &mut hidden, mount, shares);
     }
     let used = memory.finish()?;
@@ -136,14 +136,14 @@ fn look_at_mount(
 ) {
     if mount.kind != "erofs" {
         // The image below an overlay is mounted nowhere that one could go to. Of composefs images it has no files.
-        let image = mount.image().and_then(|name| crate::resolve::resolve(store, name).ok());
+        let image = image_of(mount).and_then(|name| crate::resolve::resolve(store, name).ok());
         if image.is_some_and(|found| memory.is_native(&found.image)) {
             hidden.covered += 1;
         }
         return;
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let Ok(root) = rustix::fs::open(mount.point(), flags, Mode::empty()) else {
+    let Ok(root) = rustix::fs::open(&mount.point, flags, Mode::empty()) else {
         hidden.covered += 1;
         return;
     };

@@ -1,13 +1,10 @@
 //! `mount` and `umount`.
 
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
-
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::root::filestore::Backing as FileBacking;
 use container::root::{SOURCE, Shape, TrustedImage, make, space, warm};
-use kernel::mount::{Attributes, MountAttrFlags, Unmount};
+use kernel::mount::{Attributes, MountAttrFlags, Mounted, Unmount};
 use store::OpenOptions;
 
 use crate::Answer;
@@ -73,9 +70,11 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
             .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
-        let mount = mounted_at(&path)?
-            .with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
-        if !mount.is_ours() {
+        // What is mounted last on a path counts.
+        let mount = all_mounted()?.into_iter().rfind(|it| it.point == path);
+        let mount =
+            mount.with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
+        if !is_ours(&mount) {
             bail!(
                 "the mount on \"{}\" is not Quire's but \"{}\": use umount",
                 directory.display(),
@@ -87,125 +86,50 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// What is mounted somewhere.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Mounted {
-    /// Where, as bytes of a path.
-    point: Vec<u8>,
-    /// Its device number, `MAJOR:MINOR`.
-    pub(crate) device: String,
-    /// The file system.
-    pub(crate) kind: String,
-    source: String,
+/// The name of the image of a mount, of an overlay.
+pub(crate) fn image_of(mount: &Mounted) -> Option<&str> {
+    mount.source.strip_prefix(SOURCE)
 }
 
-impl Mounted {
-    /// Where it is mounted.
-    pub(crate) fn point(&self) -> &Path {
-        Path::new(std::ffi::OsStr::from_bytes(&self.point))
+/// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
+/// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
+pub(crate) fn is_ours(mount: &Mounted) -> bool {
+    if mount.source.starts_with(SOURCE) {
+        return true;
     }
-
-    /// The name of its image, of an overlay.
-    pub(crate) fn image(&self) -> Option<&str> {
-        self.source.strip_prefix(SOURCE)
+    if mount.kind != "erofs" {
+        return false;
     }
-
-    /// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
-    /// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
-    pub(crate) fn is_ours(&self) -> bool {
-        if self.source.starts_with(SOURCE) {
-            return true;
-        }
-        if self.kind != "erofs" {
-            return false;
-        }
-        let Some(device) = self.source.strip_prefix("/dev/loop") else {
-            return self.source.starts_with("/proc/self/fd/");
-        };
-        let file = std::fs::read_to_string(format!("/sys/block/loop{device}/loop/backing_file"));
-        let name = file.unwrap_or_default();
-        let name = name.trim_end().rsplit('/').next().unwrap_or_default();
-        image::verity::ImageId::from_hex(name.as_bytes()).is_ok()
-    }
-}
-
-/// What is mounted last on a path.
-fn mounted_at(path: &Path) -> anyhow::Result<Option<Mounted>> {
-    Ok(mount_of(&mountinfo()?, path.as_os_str().as_bytes()))
+    let Some(device) = mount.source.strip_prefix("/dev/loop") else {
+        return mount.source.starts_with("/proc/self/fd/");
+    };
+    let file = std::fs::read_to_string(format!("/sys/block/loop{device}/loop/backing_file"));
+    let name = file.unwrap_or_default();
+    let name = name.trim_end().rsplit('/').next().unwrap_or_default();
+    image::verity::ImageId::from_hex(name.as_bytes()).is_ok()
 }
 
 /// All that is mounted where this process can see it.
 pub(crate) fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
-    Ok(mounts(&mountinfo()?).collect())
-}
-
-fn mountinfo() -> anyhow::Result<Vec<u8>> {
-    std::fs::read("/proc/self/mountinfo").context("cannot read mountinfo")
-}
-
-/// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
-fn mounts(mountinfo: &[u8]) -> impl DoubleEndedIterator<Item = Mounted> + '_ {
-    let lines = mountinfo.split(|&byte| byte == b'\n');
-    let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
-    lines.filter_map(move |line| {
-        let mut fields = line.split(|&byte| byte == b' ');
-        let device = text(fields.nth(2)?);
-        let point = unescape(fields.nth(1)?);
-        let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
-        let (kind, source) = (text(rest.next()?), text(rest.next()?));
-        Some(Mounted { point, device, kind, source })
-    })
-}
-
-fn mount_of(mountinfo: &[u8], path: &[u8]) -> Option<Mounted> {
-    mounts(mountinfo).rfind(|mount| mount.point == path)
-}
-
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        rest = after;
-        let octal = after
-            .get(..3)
-            .filter(|_| byte == b'\\')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match octal {
-            Some(byte) => {
-                out.push(byte);
-                rest = &rest[3..];
-            }
-            None => out.push(byte),
-        }
-    }
-    out
+    kernel::mount::mounted().context("cannot read mountinfo")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Lines as Linux 6.18 writes them.
-    const MOUNTINFO: &[u8] = b"\
-        36 35 98:0 / /mnt rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n\
-        40 35 0:50 / /mnt/a\\040b ro,relatime - overlay quire:x:latest ro,lowerdir+=y\n\
-        41 35 0:51 / /mnt/a\\040b ro,relatime shared:2 master:3 - overlay quire:y:1 ro\n\
-        42 35 0:52 / /native ro,relatime - erofs /proc/self/fd/5 ro,user_xattr,acl\n\
-        43 35 98:1 / /other ro,relatime - erofs /dev/sda1 ro,user_xattr,acl\n";
-
     #[test]
-    fn the_uppermost_mount_counts() {
+    fn mounts_of_ours() {
         let cases = [
-            ("/mnt", Some(("/dev/root", false))),
-            ("/mnt/a b", Some(("quire:y:1", true))),
-            ("/mnt/a", None),
-            ("/native", Some(("/proc/self/fd/5", true))),
-            ("/other", Some(("/dev/sda1", false))),
+            ("ext3", "/dev/root", false),
+            ("overlay", "quire:y:1", true),
+            ("erofs", "/proc/self/fd/5", true),
+            ("erofs", "/dev/sda1", false),
         ];
-        for (path, expect) in cases {
-            let found = mount_of(MOUNTINFO, path.as_bytes());
-            let found = found.as_ref().map(|it| (it.source.as_str(), it.is_ours()));
-            assert_eq!(found, expect, "{path}");
+        for (kind, source, expect) in cases {
+            let (kind, source) = (kind.to_owned(), source.to_owned());
+            let mount = Mounted { point: "/mnt".into(), device: "0:52".to_owned(), kind, source };
+            assert_eq!(is_ours(&mount), expect, "{mount:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod error;
 mod ext4;
 mod fuse;
 mod overlay;
+mod table;
 mod tmpfs;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,6 +31,7 @@ pub use overlay::{
 };
 pub(crate) use overlay::{DATA_LAYERS, by_descriptor};
 pub use rustix::mount::MountAttrFlags;
+pub use table::{Mounted, mounted};
 pub use tmpfs::{TmpfsOptions, tmpfs};
 
 use crate::object::{name_of, proc_path};
