@@ -13,7 +13,7 @@ mod marks;
 mod read;
 mod walk;
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, ErrorKind, PipeReader, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 
@@ -105,6 +105,9 @@ pub enum ChangesError {
     /// A member cannot be written.
     #[error("cannot write the layer")]
     Write(#[source] WriteError),
+    /// No pipe could be made between the reader and the taker of the changes.
+    #[error("cannot make a pipe")]
+    Pipe(#[source] io::Error),
     /// As asked for.
     #[error("cancelled")]
     Cancelled,
@@ -134,6 +137,36 @@ pub enum ObjectError {
 /// [`ChangesError`]; `out` has an incomplete tar then.
 pub fn write(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
     walk::walk(upper, out)
+}
+
+/// Has `write` write the layer on another thread, and gives the tar to `take` meanwhile, which reads it to its end.
+///
+/// # Errors
+/// [`ChangesError`], and the errors of `take`.
+pub fn through<T, E: From<ChangesError>>(
+    write: impl FnOnce(&mut dyn Write) -> Result<Report, ChangesError> + Send,
+    take: impl FnOnce(PipeReader) -> Result<T, E>,
+) -> Result<(Report, T), E> {
+    let (reader, writer) = io::pipe().map_err(ChangesError::Pipe)?;
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(move || write(&mut BufWriter::with_capacity(256 << 10, writer)));
+        let taken = take(reader);
+        let written = match writing.join() {
+            Ok(written) => written,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (written, taken) {
+            // Whoever takes it had enough of it first.
+            (Err(error), Err(cause)) if is_unread(&error) => Err(cause),
+            (Err(error), _) => Err(error.into()),
+            (Ok(report), Ok(taken)) => Ok((report, taken)),
+            (Ok(_), Err(error)) => Err(error),
+        }
+    })
+}
+
+fn is_unread(error: &ChangesError) -> bool {
+    matches!(error, ChangesError::Write(WriteError::Write(error)) if error.kind() == ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! Reads a container's changes against its image: while it runs, paused if the caller wants, or after its end.
 
-use std::io::{self, BufWriter, ErrorKind, PipeReader, Write};
+use std::io::{self, PipeReader, Write};
 use std::sync::atomic::AtomicBool;
 
 use image::erofs::read;
-use image::tar::write::WriteError;
 use image::tree::Tree;
 use image::verity::ImageId;
 use store::{ContainerDir, ContainerError, ContentsError, OpenImage, OpenImageError, Store};
@@ -101,9 +100,6 @@ pub enum LookError {
         /// Why.
         source: PauseError,
     },
-    /// No pipe could be made between the reader and the taker of the changes.
-    #[error("cannot make a pipe")]
-    Pipe(#[source] io::Error),
     /// The changes cannot be read.
     #[error(transparent)]
     Read(#[from] ChangesError),
@@ -201,36 +197,15 @@ impl LookedContainer {
     /// Does as [`write`](Self::write), and gives the tar to `take` meanwhile, which reads it to its end.
     ///
     /// # Errors
-    /// [`LookError`], and the errors of `take`.
-    pub fn through<T, E: From<LookError>>(
+    /// [`ChangesError`], and the errors of `take`.
+    pub fn through<T, E: From<ChangesError>>(
         &self,
         store: &Store,
         paused: Option<Paused>,
         cancel: &AtomicBool,
         take: impl FnOnce(PipeReader) -> Result<T, E>,
     ) -> Result<(Report, T), E> {
-        let (reader, writer) = io::pipe().map_err(LookError::Pipe)?;
-        std::thread::scope(|scope| {
-            let writing = scope.spawn(move || {
-                let mut out = BufWriter::with_capacity(256 << 10, writer);
-                self.write(store, paused, &mut out, cancel)
-            });
-            let taken = take(reader);
-            let written = match writing.join() {
-                Ok(written) => written,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
-            match (written, taken) {
-                // Whoever takes it had enough of it first.
-                (Err(error), Err(cause)) if is_unread(&error) => Err(cause),
-                (Err(error), _) => Err(LookError::Read(error).into()),
-                (Ok(report), Ok(taken)) => Ok((report, taken)),
-                (Ok(_), Err(error)) => Err(error),
-            }
-        })
+        let write = |out: &mut dyn Write| self.write(store, paused, out, cancel);
+        changes::through(write, take)
     }
-}
-
-fn is_unread(error: &ChangesError) -> bool {
-    matches!(error, ChangesError::Write(WriteError::Write(error)) if error.kind() == ErrorKind::BrokenPipe)
 }
