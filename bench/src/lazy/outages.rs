@@ -218,7 +218,9 @@ impl Mounted<'_> {
             }
             thread::sleep(Duration::from_secs(1));
         };
-        self.end(place, matches!(outage, Outage::Service | Outage::All))?;
+        // One that cannot open a file may have ended.
+        let may_be_dead = matches!(outage, Outage::Service | Outage::All | Outage::Descriptors);
+        self.end(place, may_be_dead)?;
         Ok((during, after))
     }
 }
