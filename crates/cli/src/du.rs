@@ -32,6 +32,8 @@ pub(crate) struct DuReport {
     blobs: Bytes,
     /// Containers.
     containers: Bytes,
+    /// What snapshots of engines have.
+    snapshots: Bytes,
     /// Running and interrupted imports.
     tmp: Bytes,
     /// Writable layers of containers.
@@ -103,6 +105,7 @@ impl DuReport {
             + all.manifests
             + all.blobs
             + all.containers
+            + all.snapshots
             + all.tmp;
         let names = |id: &ImageId| {
             let image = all.images.iter().find(|it| it.image == *id);
@@ -133,6 +136,7 @@ impl DuReport {
             manifests: Bytes(all.manifests),
             blobs: Bytes(all.blobs),
             containers: Bytes(all.containers),
+            snapshots: Bytes(all.snapshots),
             tmp: Bytes(all.tmp),
             written: Bytes(written),
             unused_objects: Bytes(all.unused_objects),
@@ -165,6 +169,7 @@ impl DuReport {
             (self.manifests, "manifests"),
             (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
+            (self.snapshots, "snapshots of engines"),
             (self.tmp, "imports under way or dead"),
         ];
         let parts = parts.iter().filter(|it| it.0.0 > 0);

@@ -190,6 +190,7 @@ impl KeptReport {
         let (image, container, device) = match it {
             Kept::InUse(image) => (Some(image), None, None),
             Kept::Container(image, id) => (Some(image), Some(id), None),
+            Kept::Snapshot(image, _) => (Some(image), None, None),
             Kept::Device(device) => (None, None, Some(device)),
             _ => (None, None, None),
         };
@@ -207,6 +208,9 @@ fn kept(kept: &Kept) -> String {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
         Kept::Device(device) => format!("device {device} is mounted or open"),
         Kept::Container(image, id) => format!("image {image} is container {id}'s"),
+        Kept::Snapshot(image, instance) => {
+            format!("image {image} is of a snapshot of instance {instance}")
+        }
         _ => "an image in use".to_owned(),
     }
 }

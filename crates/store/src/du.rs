@@ -71,6 +71,8 @@ pub struct DiskUse {
     pub unfinished: u64,
     /// Bytes on disk of containers' folders.
     pub containers: u64,
+    /// Bytes on disk of snapshots of engines: what their roots were written, and records.
+    pub snapshots: u64,
     /// Bytes on disk of running or dead imports.
     pub tmp: u64,
     /// Part of `objects`: bytes on disk that no image uses, only a layer or nothing.
@@ -169,6 +171,7 @@ impl Store {
             blobs: sum(&self.downloads.directory)?,
             unfinished: self.downloads.unfinished()?,
             containers: sum(&self.containers.directory)?,
+            snapshots: late(self.snapshots.directory.get()?)?,
             tmp: sum(&self.tmp)?,
             unused_objects,
             images,

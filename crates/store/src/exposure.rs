@@ -99,7 +99,11 @@ impl Store {
     /// [`DiskError`] when one cannot be looked at.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
         let (mut found, user) = (Vec::new(), self.who.user);
-        let late = [self.devices.directory.get()?, self.sparse.directory.get()?];
+        let late = [
+            self.devices.directory.get()?,
+            self.sparse.directory.get()?,
+            self.snapshots.directory.get()?,
+        ];
         let parts = [
             &self.root,
             &self.downloads.directory,

@@ -31,6 +31,7 @@ use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
+use crate::shelf::snapshots::{SeenSnapshot, SnapshotKind};
 use crate::store::{Store, belongs};
 use image::digest::Digest;
 
@@ -190,6 +191,22 @@ impl Store {
                 }
             };
             report.add(Damage::Bad(StoreItem::Container(id), why));
+        }
+        for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
+            report.checked += 1;
+            let why = match record {
+                Err(source) => format!("its record is damaged: {}", chain(&source)),
+                Ok(record) => match record.kind {
+                    SnapshotKind::Committed(content) if !found.images.contains(&content.image) => {
+                        format!("its image {} is not in the store", content.image)
+                    }
+                    SnapshotKind::Committed(content) if !found.layers.contains(&content.layer) => {
+                        format!("its layer {} is not in the store", content.layer)
+                    }
+                    _ => continue,
+                },
+            };
+            report.add(Damage::Bad(StoreItem::Snapshot(instance, number), why));
         }
         for path in found.strays.into_iter().chain(sparse.strays).chain(self.other_strays()?) {
             report.add(Damage::Stray(path.display().to_string()));
@@ -579,6 +596,7 @@ impl Damage {
                 StoreItem::Manifest(_) | StoreItem::Blob(_) => 3,
                 StoreItem::Ref(_) => 4,
                 StoreItem::Container(_) => 5,
+                StoreItem::Snapshot(..) => 6,
                 _ => 1,
             },
             Self::Stray(_) => 6,

@@ -23,6 +23,7 @@ use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
 use crate::shelf::objects::split;
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
+use crate::shelf::snapshots::{SeenSnapshot, SnapshotKind};
 use crate::store::Store;
 use crate::trash::{self, Trash};
 use crate::work::{self, Owner};
@@ -82,6 +83,18 @@ pub enum GcError {
         /// The cause.
         source: RecordError,
     },
+    /// A snapshot's record cannot be read, so its needs are unknown.
+    #[error(
+        "cannot tell what snapshot {number} of instance {instance} needs, so nothing was removed; run `quire fsck --repair`"
+    )]
+    Snapshot {
+        /// The engine's instance.
+        instance: String,
+        /// The snapshot.
+        number: u64,
+        /// The cause.
+        source: RecordError,
+    },
     /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -95,6 +108,8 @@ pub enum Kept {
     InUse(ImageId),
     /// A container uses it.
     Container(ImageId, String),
+    /// A snapshot of an engine uses it: of this instance.
+    Snapshot(ImageId, String),
     /// A device without an image that a kernel mount or an open descriptor uses.
     Device(DeviceId),
 }
@@ -236,6 +251,16 @@ impl Store {
                 Err(source) => return Err(GcError::Container { id: container.id, source }),
             }
         }
+        let mut layers = BTreeSet::new();
+        for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
+            let failed = |source| GcError::Snapshot { instance: instance.clone(), number, source };
+            if let SnapshotKind::Committed(content) = record.map_err(failed)?.kind {
+                layers.insert(content.layer);
+                if roots.insert(content.image) {
+                    kept.push(Kept::Snapshot(content.image, instance));
+                }
+            }
+        }
         let found = Inventory::of(self)?;
         for image in &found.images {
             if !roots.contains(image) && self.images.is_in_use(image) {
@@ -255,7 +280,8 @@ impl Store {
             }
         }
         let indexes = self.readable_indexes(&found)?;
-        let mut needed = self.needed((roots, manifests), &pinned, kept, (&found, &indexes))?;
+        let needs = Needed { layers, kept, ..Needed::default() };
+        let mut needed = self.needed((roots, manifests), &pinned, needs, (&found, &indexes))?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
@@ -289,10 +315,9 @@ impl Store {
         &self,
         (images, mut manifests): (BTreeSet<ImageId>, Vec<Digest>),
         pinned: &BTreeSet<Digest>,
-        kept: Vec<Kept>,
+        mut needed: Needed,
         (found, indexes): (&Inventory, &Indexes),
     ) -> Result<Needed, GcError> {
-        let mut needed = Needed { kept, ..Needed::default() };
         while let Some(digest) = manifests.pop() {
             if !needed.manifests.insert(digest) {
                 continue;

@@ -20,10 +20,13 @@ pub enum Sealing {
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
-const KNOWN: [&str; 1] = [SPARSE_DEVICES];
+const KNOWN: [&str; 2] = [SPARSE_DEVICES, SNAPSHOTS];
 
 /// There may be sparse devices, which `gc` has to know and `fsck` has to check.
 const SPARSE_DEVICES: &str = "sparse-devices";
+
+/// There may be snapshots of engines, whose images `gc` has to keep.
+const SNAPSHOTS: &str = "snapshots";
 
 /// The file.
 pub(crate) const META: &str = "meta";
@@ -38,6 +41,8 @@ pub struct Meta {
     pub unknown_to_write: Vec<String>,
     /// Whether there may be sparse devices.
     pub has_sparse: bool,
+    /// Whether there may be snapshots of engines.
+    pub has_snapshots: bool,
     /// How new objects and images are protected, unless the caller chooses another way.
     pub sealing: Sealing,
 }
@@ -87,17 +92,19 @@ const IMMUTABLE: &str = "immutable";
 
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
-        Self { algorithm, unknown_to_write: Vec::new(), has_sparse: false, sealing }
+        let unknown_to_write = Vec::new();
+        Self { algorithm, unknown_to_write, has_sparse: false, has_snapshots: false, sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let sparse = self.has_sparse.then(|| SPARSE_DEVICES.to_owned());
-        let features = sparse.iter().chain(&self.unknown_to_write);
+        let features = [(self.has_sparse, SPARSE_DEVICES), (self.has_snapshots, SNAPSHOTS)];
+        let features = features.into_iter().filter(|it| it.0).map(|it| it.1.to_owned());
+        let features = features.chain(self.unknown_to_write.iter().cloned());
         record::encode(&Raw {
             format: FORMAT_VERSION,
             algorithm: self.algorithm.name().to_owned(),
             needed_to_read: Vec::new(),
-            needed_to_write: features.cloned().collect(),
+            needed_to_write: features.collect(),
             sealing: (self.sealing == Sealing::VerityOrImmutable).then(|| IMMUTABLE.to_owned()),
         })
     }
@@ -124,9 +131,10 @@ impl Meta {
             Some(IMMUTABLE) => Sealing::VerityOrImmutable,
             _ => Sealing::Verity,
         };
-        let has_sparse = raw.needed_to_write.iter().any(|it| it == SPARSE_DEVICES);
+        let has = |feature| raw.needed_to_write.iter().any(|it| it == feature);
+        let (has_sparse, has_snapshots) = (has(SPARSE_DEVICES), has(SNAPSHOTS));
         let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, has_sparse, sealing })
+        Ok(Self { algorithm, unknown_to_write, has_sparse, has_snapshots, sealing })
     }
 }
 
@@ -180,6 +188,8 @@ mod tests {
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.unknown_to_write = vec!["packs".to_owned()];
                 meta.has_sparse = true;
+                assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
+                meta.has_snapshots = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
             }
         }

@@ -55,6 +55,9 @@ impl Store {
                 }
             }
             let mended = match &item {
+                StoreItem::Snapshot(instance, number) => {
+                    self.snapshots.remove_damaged(instance, *number)
+                }
                 // Without a mark the image would be taken for one that was compared with its layers.
                 StoreItem::Blob(BlobFile::Unproven(image)) => self.mend_mark(image).map(|()| true),
                 item => self.place(item).and_then(|place| remove(&place, &item.file_name())),
@@ -127,6 +130,8 @@ impl Store {
             StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
             }
+            // It is looked at when it is removed.
+            StoreItem::Snapshot(..) => true,
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
     }

@@ -22,6 +22,7 @@ use crate::shelf::layers::LayerShelf;
 use crate::shelf::manifests::ManifestShelf;
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
+use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
 use crate::shelf::sparse::{SPARSE, SparseShelf};
 use crate::work::{Tmp, Workspace};
 
@@ -172,6 +173,8 @@ pub struct Store {
     pub downloads: DownloadShelf,
     /// Folders of containers.
     pub containers: ContainerShelf,
+    /// Snapshots of container engines.
+    pub snapshots: SnapshotShelf,
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
@@ -200,8 +203,13 @@ const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// What can be opened can be locked, and a lock that another user holds stops every import: so these are private even where
 /// the store's directory is not.
-const LOCKED: [(&str, Mode); 4] =
-    [(GC_LOCK, Mode::from_raw_mode(0o600)), ("refs", PRIVATE), (DATA, PRIVATE), (SPARSE, PRIVATE)];
+const LOCKED: [(&str, Mode); 5] = [
+    (GC_LOCK, Mode::from_raw_mode(0o600)),
+    ("refs", PRIVATE),
+    (DATA, PRIVATE),
+    (SPARSE, PRIVATE),
+    (SNAPSHOTS, PRIVATE),
+];
 
 /// The permissions of something in a store's own directory.
 pub(crate) fn mode_of(name: &str) -> Mode {
@@ -210,7 +218,7 @@ pub(crate) fn mode_of(name: &str) -> Mode {
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, DATA, SPARSE].contains(&name) || DIRECTORIES.contains(&name)
+    [META, GC_LOCK, DATA, SPARSE, SNAPSHOTS].contains(&name) || DIRECTORIES.contains(&name)
 }
 
 impl Store {
@@ -264,6 +272,7 @@ impl Store {
             refs: RefShelf { directory: part("refs")? },
             devices: DeviceShelf::new(&root, &tmp),
             sparse: SparseShelf::new(&root, &tmp),
+            snapshots: SnapshotShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
             tmp,
@@ -332,6 +341,7 @@ impl Store {
             StoreItem::Sparse(_) => self.sparse.directory.there()?.try_clone(),
             StoreItem::Ref(_) => self.refs.directory.try_clone(),
             StoreItem::Container(_) => self.containers.directory.try_clone(),
+            StoreItem::Snapshot(instance, _) => self.snapshots.directory.there()?.open(instance),
             StoreItem::Leftover(_) => self.tmp.try_clone(),
         }
     }

@@ -34,6 +34,8 @@ pub enum StoreItem {
     Ref(String),
     /// A container's folder.
     Container(String),
+    /// A snapshot of an engine: its instance and number.
+    Snapshot(String, u64),
     /// A directory that a dead command left in `tmp/`.
     Leftover(String),
 }
@@ -53,6 +55,7 @@ impl StoreItem {
             Self::Sparse(file) => file.kind(),
             Self::Ref(_) => "name",
             Self::Container(_) => "container",
+            Self::Snapshot(..) => "snapshot",
             Self::Leftover(_) => "leftover",
         }
     }
@@ -67,6 +70,7 @@ impl StoreItem {
             Self::Blob(file) => file.name(),
             Self::Device(id) | Self::DeviceIndex(id) => id.to_string(),
             Self::Sparse(file) => file.device().to_string(),
+            Self::Snapshot(instance, number) => format!("{instance}/{number}"),
             Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
         }
     }
@@ -80,7 +84,11 @@ impl StoreItem {
             Self::Device(id) => device_name(id),
             Self::DeviceIndex(id) => index_name(id),
             Self::Sparse(file) => file.file_name(),
-            Self::Image(_) | Self::Ref(_) | Self::Container(_) | Self::Leftover(_) => self.name(),
+            Self::Image(_)
+            | Self::Ref(_)
+            | Self::Container(_)
+            | Self::Snapshot(..)
+            | Self::Leftover(_) => self.name(),
         }
     }
 }

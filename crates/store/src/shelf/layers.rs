@@ -304,6 +304,11 @@ pub struct LayerShelf {
 }
 
 impl LayerShelf {
+    /// Whether the store has this layer.
+    pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
+        Ok(self.directory.stat(digest.file_name())?.is_some())
+    }
+
     /// The layer with this diff id, if there is one. Reads and checks all of its file.
     ///
     /// # Errors

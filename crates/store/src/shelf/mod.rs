@@ -11,6 +11,7 @@ pub(crate) mod layers;
 pub(crate) mod manifests;
 pub(crate) mod objects;
 pub(crate) mod refs;
+pub(crate) mod snapshots;
 pub(crate) mod sparse;
 
 use std::os::fd::AsFd as _;

@@ -72,14 +72,16 @@ impl Store {
     }
 
     /// Before there is one: a program that does not know them must not change the store.
-    pub(super) fn note_sparse(&self) -> Result<(), DiskError> {
+    pub(super) fn note_feature(&self, note: impl FnOnce(&mut Meta)) -> Result<(), DiskError> {
         let odd = |error| self.root.failed("read", META, std::io::Error::other(error));
         let bytes = self.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
         let meta = Meta::decode(&bytes).map_err(odd)?;
-        if meta.has_sparse {
+        let mut noted = meta.clone();
+        note(&mut noted);
+        if noted == meta {
             return Ok(());
         }
-        self.tmp.replace(&self.root, META, &Meta { has_sparse: true, ..meta }.encode())
+        self.tmp.replace(&self.root, META, &noted.encode())
     }
 }
 

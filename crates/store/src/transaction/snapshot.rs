@@ -1,0 +1,48 @@
+//! Snapshots of container engines: what their records need is in the store.
+
+use crate::disk::DiskError;
+use crate::shelf::snapshots::{
+    SNAPSHOTS, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
+};
+use crate::store::{Store, mode_of};
+
+impl Store {
+    /// Opens and locks the snapshots of an engine. The first one records in `meta` that the store has such things.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] when the name is invalid, or another service has them open.
+    pub fn open_snapshots(&self, instance: &str) -> Result<SnapshotInstance, SnapshotError> {
+        if !self.is_writable() {
+            return Err(SnapshotError::ReadOnly(self.path().to_owned()));
+        }
+        let _lock = self.lock_shared()?;
+        self.make_snapshots()?;
+        self.snapshots.open(instance)
+    }
+
+    fn make_snapshots(&self) -> Result<(), DiskError> {
+        self.note_feature(|meta| meta.has_snapshots = true)?;
+        self.root.make(SNAPSHOTS, mode_of(SNAPSHOTS))?;
+        self.root.sync()
+    }
+
+    /// Puts a record in the place of the one that a snapshot has, if the store has what it needs. From here on `gc` leaves
+    /// that alone.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Gone`] if it has not; the old record is there then.
+    pub fn settle_snapshot(
+        &self,
+        instance: &SnapshotInstance,
+        number: u64,
+        record: &SnapshotRecord,
+    ) -> Result<(), SnapshotError> {
+        let _lock = self.lock_shared()?;
+        if let SnapshotKind::Committed(content) = &record.kind
+            && !(self.images.has(&content.image)? && self.layers.has(&content.layer)?)
+        {
+            return Err(SnapshotError::Gone(number));
+        }
+        Ok(instance.change(number, record)?)
+    }
+}
