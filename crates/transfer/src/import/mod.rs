@@ -51,7 +51,7 @@ pub use layers::Document;
 pub use limits::{LimitError, Limits};
 pub use platform::{OtherPlatform, PlatformMismatch};
 pub use running::{IncomingLayer, LayerImport, MadeImage, RunningImport};
-pub use stacked::preview;
+pub use stacked::{Below, add_unknown, preview};
 pub use surroundings::{BUDGET, ImportSurroundings};
 pub use wishes::{Durable, ImportWishes, Unsupported};
 
@@ -340,6 +340,8 @@ impl Made {
 pub(crate) enum Origins {
     /// From here.
     Local,
+    /// From wherever others had it from.
+    Unknown,
     /// It is pulled from a repository, `registry/repository`.
     #[cfg(feature = "registry")]
     Pulled(String),
@@ -352,6 +354,7 @@ impl Origins {
     fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
         match self {
             Self::Local => vec![Origin { manifest, repository: None }],
+            Self::Unknown => Vec::new(),
             #[cfg(feature = "registry")]
             Self::Pulled(repository) => vec![Origin { manifest, repository: Some(repository) }],
             Self::Same(origins) => origins,

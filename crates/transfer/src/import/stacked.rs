@@ -12,19 +12,19 @@ use super::layer::Totals;
 use super::layers::{LayerSource, Once, Title};
 use super::stop::Stop;
 use super::{
-    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Report, Times, copy,
-    layer,
+    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report, Times,
+    copy, layer,
 };
 use crate::progress::Event;
 use image::digest::Digest;
 
 /// What a layer is put on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Below<'a> {
+pub struct Below<'a> {
     /// The tree of the image.
-    pub(crate) tree: &'a Tree,
+    pub tree: &'a Tree,
     /// Its layers, from the lowest to the uppermost.
-    pub(crate) diff_ids: &'a [Digest],
+    pub diff_ids: &'a [Digest],
 }
 
 /// A document's name and bytes.
@@ -44,8 +44,31 @@ pub(crate) fn import(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
-    let made = job.stacked(below, tar, documents)?;
-    job.finish(made, wishes.name.cloned(), start)
+    let (made, diff_id, blob) = job.stacked(below, tar)?;
+    let (config, manifest) = documents(&diff_id, &blob);
+    let digest = manifest.0;
+    for (digest, bytes) in [config, manifest] {
+        job.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
+    }
+    job.finish(Made { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
+}
+
+/// Adds a layer that others have made, of whom nothing is known: the image has no documents, and no origin for policies.
+/// Nothing keeps layer and image from `gc` but their caller.
+///
+/// # Errors
+/// [`ImportError`]; then nothing was changed.
+pub fn add_unknown(
+    store: &Store,
+    below: Below<'_>,
+    tar: impl Read + Send,
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    let (made, _, _) = job.stacked(below, tar)?;
+    job.finish(made, None, start)
 }
 
 /// The trees that an image has, and would have with one more layer. Nothing is stored.
@@ -80,8 +103,7 @@ impl Job<'_> {
         &self,
         below: Below<'_>,
         tar: impl Read + Send,
-        documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
-    ) -> Result<Made, ImportError> {
+    ) -> Result<(Made, Digest, Blob), ImportError> {
         (self.surroundings.progress)(Event::Layers(&[None]));
         let number = below.diff_ids.len() + 1;
         for diff_id in below.diff_ids {
@@ -109,19 +131,15 @@ impl Job<'_> {
         let layers = [below.diff_ids, &[diff_id]].concat();
         let tar = gathered.tar.map(|tar| (diff_id, tar));
         let written = self.native(&tree, &layers, vec![tar])?;
-        let (config, manifest) = documents(&diff_id, &gathered.blob);
-        let digest = manifest.0;
-        for (digest, bytes) in [config, manifest] {
-            self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
-        }
-        Ok(Made {
+        let made = Made {
             tree,
             written,
-            manifest: Some(digest),
+            manifest: None,
             layers: vec![gathered.report],
             name: None,
             committed: gathered.committed,
             times: Times::default(),
-        })
+        };
+        Ok((made, diff_id, gathered.blob))
     }
 }
