@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod generate;
+mod messages;
 mod mkcomposefs;
 mod mutate;
 
@@ -19,6 +20,8 @@ use clap::Parser;
 enum Oracle {
     /// `mkcomposefs --from-file` and `composefs-info` against the C tools of Debian sid
     Mkcomposefs(mkcomposefs::Args),
+    /// The code for containerd's messages against what its generators make of the `.proto` files
+    Messages(messages::Args),
     /// Print the dump of one seed
     Dump {
         /// As the harness prints it with a difference
@@ -29,6 +32,7 @@ enum Oracle {
 fn main() -> ExitCode {
     let result = match Oracle::parse() {
         Oracle::Mkcomposefs(args) => mkcomposefs::run(&args),
+        Oracle::Messages(args) => messages::run(&args),
         Oracle::Dump { seed } => mkcomposefs::print(seed),
     };
     rig::exit("oracle", result)

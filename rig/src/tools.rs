@@ -223,16 +223,55 @@ pub fn stargz(cache: &Cache) -> Result<PathBuf> {
         ("go.sum", include_str!("tools/stargz/go.sum")),
         ("main.go", include_str!("tools/stargz/main.go")),
     ];
-    let sources = FILES.map(|(_, text)| text).concat();
-    let name = format!("stargz-{}", &hex(&Sha256::digest(sources))[..12]);
-    let dir = go_program(cache, &name, "stargz-snapshotter 0.19.1", |go, bin, build| {
-        let sources = build.join("sources");
-        fs::create_dir_all(&sources)?;
-        FILES.iter().try_for_each(|(name, text)| fs::write(sources.join(name), text))?;
-        go.current_dir(sources).args(["build", "-o"]).arg(bin.join("stargz")).arg(".");
-        Ok(())
+    let dir = sources(cache, "stargz", "stargz-snapshotter 0.19.1", &FILES, |go, bin| {
+        go.args(["build", "-o"]).arg(bin.join("stargz")).arg(".");
     })?;
     Ok(dir.join("bin/stargz"))
+}
+
+/// The entry of what is built of a Go module of ours: `NAME-DIGEST`, by the digest of its files.
+fn sources(
+    cache: &Cache,
+    name: &str,
+    title: &str,
+    files: &[(&str, &str)],
+    words: impl Fn(&mut Command, &Path),
+) -> Result<PathBuf> {
+    let all: String = files.iter().map(|it| it.1).collect();
+    let name = format!("{name}-{}", &hex(&Sha256::digest(all))[..12]);
+    go_program(cache, &name, title, |go, bin, build| {
+        let sources = build.join("sources");
+        fs::create_dir_all(&sources)?;
+        files.iter().try_for_each(|(name, text)| fs::write(sources.join(name), text))?;
+        words(go.current_dir(sources), bin);
+        Ok(())
+    })
+}
+
+/// containerd's own tests of snapshotters, as a program: `snapshotter-suite-DIGEST/bin/suite`.
+pub fn suite(cache: &Cache) -> Result<PathBuf> {
+    const FILES: [(&str, &str); 3] = [
+        ("go.mod", include_str!("tools/suite/go.mod")),
+        ("go.sum", include_str!("tools/suite/go.sum")),
+        ("suite_test.go", include_str!("tools/suite/suite_test.go")),
+    ];
+    sources(cache, "snapshotter-suite", "containerd's tests of snapshotters", &FILES, |go, bin| {
+        go.args(["test", "-c", "-o"]).arg(bin.join("suite")).arg(".");
+    })
+}
+
+/// The newest containerd, for tests of the snapshotter: `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
+pub fn containerd(cache: &Cache) -> Result<PathBuf> {
+    const VERSION: &str = "2.4.2";
+    const MODULE: &str = "github.com/containerd/containerd/v2/cmd/";
+    let name = format!("containerd-{VERSION}");
+    go_program(cache, &name, &name, |go, _, _| {
+        // What these file systems need is C.
+        go.args(["install", "-tags", "no_btrfs,no_devmapper,no_zfs"]);
+        let programs = ["containerd", "ctr", "containerd-shim-runc-v2"];
+        go.args(programs.map(|it| format!("{MODULE}{it}@v{VERSION}")));
+        Ok(())
+    })
 }
 
 /// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`. It takes Go, which is installed for that.

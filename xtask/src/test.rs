@@ -274,6 +274,8 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     jobs.push(Job::new("faults", "faults", move || programs::tier("faults", sample)));
     let words = &["mkcomposefs", "--count=200"];
     jobs.push(Job::new("oracle", "oracle", move || programs::tier("oracle", words)));
+    let messages = &["messages"];
+    jobs.push(Job::new("oracle", "oracle, messages", move || programs::tier("oracle", messages)));
     jobs
 }
 

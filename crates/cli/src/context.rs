@@ -393,6 +393,15 @@ fn export_hint(error: &ExportError) -> Option<&'static str> {
     }
 }
 
+/// The time of day, with all that the kernel says of it.
+#[cfg(feature = "serve")]
+pub(crate) fn moment() -> store::Moment {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
+    store::Moment { seconds, nanoseconds: since.subsec_nanos() }
+}
+
 /// The time now, in whole seconds since 1970.
 pub(crate) fn now() -> store::Seconds {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);

@@ -1,7 +1,6 @@
 //! `serve --lazy`, and images whose devices it fills.
 
 pub(crate) mod devices;
-mod notify;
 mod prove;
 pub(crate) mod settings;
 mod start;
@@ -36,8 +35,8 @@ use transfer::lazy::{KeptBlobs, LayerIndex};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::lazy::notify::ServiceStep;
 use crate::lazy::settings::{NO_TRACE, Tuning};
+use crate::notify::{self, ServiceStep};
 use crate::pull::{pauses, settings};
 use crate::report;
 use crate::signals::{Heard, until_stopped};

@@ -14,6 +14,11 @@ const SYSTEM: &str = "/etc/quire/policy.toml";
 
 /// The policies in force: the administrator's, and one more, which can only refuse what the first accepts.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
+    Ok(Policies::load(&files(context)?)?)
+}
+
+/// The files of the policies in force: those that are not there say nothing.
+pub(crate) fn files(context: &Context) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = vec![PathBuf::from(SYSTEM)];
     if let Some(file) = context.policy() {
         // One that is named and not there is a mistake; by default none has to be.
@@ -24,7 +29,7 @@ pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     } else {
         files.extend(user_file());
     }
-    Ok(Policies::load(&files)?)
+    Ok(files)
 }
 
 /// The policies in force, as the store asks them.

@@ -56,6 +56,10 @@ enum Input {
     Crane,
     /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
     Runsc,
+    /// containerd's own tests of snapshotters, for `serve --snapshotter`: needs Go
+    Suite,
+    /// The newest containerd, for tests of `serve --snapshotter`: needs Go
+    Containerd,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: a few minutes
@@ -73,6 +77,8 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Crane,
         Input::Makers,
         Input::Runsc,
+        Input::Suite,
+        Input::Containerd,
     ];
     // One that this machine cannot make keeps no other from being made.
     let mut reasons = Vec::new();
@@ -113,6 +119,8 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         }
         Input::Crane => tools::crane(cache)?,
         Input::Runsc => tools::runsc(cache)?,
+        Input::Suite => tools::suite(cache)?,
+        Input::Containerd => tools::containerd(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,

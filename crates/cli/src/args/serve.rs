@@ -82,9 +82,36 @@ impl Door {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
-    /// Fill lazy devices. There is no other service yet
-    #[arg(long, required = true)]
+    /// Fill lazy devices
+    #[arg(long, required_unless_present = "snapshotter")]
     pub(crate) lazy: bool,
+    /// Be a proxy snapshotter of containerd: roots of its containers come from this store
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "lazy", "replace", "complete", "stop", "door", "keeper", "config", "again", "idle", "detached", "lazy_timeout",
+            "plain_http", "authfile", "certs_dir"
+        ]
+    )]
+    pub(crate) snapshotter: bool,
+    /// Where the engine finds the snapshotter: the `address` in its configuration
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/run/quire/snapshotter.sock",
+        requires = "snapshotter",
+        conflicts_with = "lazy"
+    )]
+    pub(crate) socket: PathBuf,
+    /// Which engine this is for: each one has snapshots of its own, and a socket of its own
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "containerd",
+        requires = "snapshotter",
+        conflicts_with = "lazy"
+    )]
+    pub(crate) instance: String,
     /// Take over from the service that runs: readers wait, and see nothing of it
     #[arg(long, conflicts_with = "keeper")]
     pub(crate) replace: bool,

@@ -15,7 +15,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args;
-use crate::lazy::notify::{self, ServiceStep};
+use crate::notify::{self, ServiceStep};
 
 /// The administrator's. It need not be there.
 const SYSTEM: &str = "/etc/quire/serve.toml";

@@ -16,6 +16,8 @@ mod disk;
 #[cfg(feature = "serve")]
 mod doors;
 mod ends;
+#[cfg(feature = "serve")]
+mod engines;
 mod escapes;
 mod export;
 mod faults;

@@ -36,6 +36,13 @@ impl Superblock {
         crate::offer::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
     }
 
+    /// One more mount of it, for whoever keeps it without a folder. `None` if the kernel cannot (before Linux 6.15).
+    #[must_use]
+    pub fn again(&self) -> Option<Self> {
+        let mount = self.mount.clone_detached().ok()?;
+        Some(Self { mount, backing: self.backing, identity: self.identity.clone() })
+    }
+
     /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
     /// the same name may be in other files meanwhile, since damaged ones are replaced.
     #[must_use]

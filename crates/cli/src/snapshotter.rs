@@ -1,0 +1,68 @@
+//! `serve --snapshotter`.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
+
+use anyhow::bail;
+use oci::policy::Policies;
+use serve::snapshots::{SnapshotSurroundings, Snapshotter, serve_snapshots};
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::args;
+use crate::context::{Context, moment};
+use crate::notify::{self, ServiceStep};
+use crate::report;
+use crate::signals::{Heard, until_stopped};
+
+pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
+    if !context.who().is_host_root() {
+        bail!("serve --snapshotter: only the host's root may mount roots for an engine");
+    }
+    // A machine starts it before the first pull.
+    let store = context.open(OpenOptions::create())?;
+    let place = store.path().display().to_string();
+    let files = crate::policy::files(context)?;
+    // What is wrong with them is told now, not at the first container.
+    drop(Policies::load(&files)?);
+    let surroundings = SnapshotSurroundings {
+        policies: Box::new(move || Policies::load(&files).map_err(|error| error.to_string())),
+        now: Box::new(moment),
+        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        scratch: std::env::temp_dir(),
+    };
+    let (end, ended) = mpsc::channel();
+    let ready = || {
+        if !context.is_quiet() {
+            let text = format!(
+                "snapshots of {} in {place} for engines at {}",
+                args.instance,
+                args.socket.display()
+            );
+            // Whoever started it may have gone on.
+            let _told = report::line(&text);
+        }
+        notify::tell(ServiceStep::Ready);
+    };
+    let hear = |signal| {
+        if signal == kernel::process::Signal::HUP {
+            // Policies are read at each use.
+            return Heard::Done;
+        }
+        notify::tell(ServiceStep::Stopping);
+        // It may have ended by itself.
+        let _heard = end.send(());
+        Heard::ToEnd
+    };
+    let stop = move || {
+        let _end = ended.recv();
+    };
+    // Threads that begin before signals are blocked would end the process.
+    let work = || -> anyhow::Result<()> {
+        let snapshotter = Snapshotter::open(store, &args.instance, surroundings)?;
+        Ok(serve_snapshots(snapshotter, &args.socket, stop, ready)?)
+    };
+    until_stopped(&AtomicBool::new(false), hear, work)??;
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,227 @@
+//! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use oci::manifest::Platform;
+use rustix::process::{Pid, Signal, kill_process};
+use testing::fake::wait_for;
+
+use crate::{Place, Ran, add_programs, is_root};
+
+/// The newest containerd, as `cargo xtask inputs containerd` builds it.
+const NEWEST: &str = "containerd-2";
+
+/// A process that ends with its test.
+struct Service(Child);
+
+impl Service {
+    fn end(&mut self) -> std::process::ExitStatus {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        self.0.wait().unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended.
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ended = self.0.kill();
+            let _status = self.0.wait();
+        }
+    }
+}
+
+/// A place whose mounts go with it.
+struct EnginePlace(Place);
+
+impl Drop for EnginePlace {
+    fn drop(&mut self) {
+        let here = self.0.folder.path().canonicalize().unwrap();
+        for mount in kernel::mount::mounted().unwrap().into_iter().rev() {
+            if mount.point.starts_with(&here) {
+                // One that was mounted on another may have gone with it.
+                let _gone = kernel::mount::unmount(&mount.point, kernel::mount::Unmount::Lazy);
+            }
+        }
+    }
+}
+
+/// The snapshotter, ready.
+fn snapshotter(place: &Place, socket: &Path) -> Service {
+    let mut command = place.command(&["serve", "--snapshotter", "--socket"]);
+    let mut service = command.arg(socket).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(service.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("snapshots of containerd"), "{line}");
+    Service(service)
+}
+
+#[test]
+fn the_tests_of_containerd_pass() {
+    let Some(suite) = testing::built("snapshotter-suite-", "suite", "suite") else { return };
+    if !is_root() {
+        return;
+    }
+    let place = EnginePlace(Place::new());
+    if !place.0.is_on_disk() {
+        return;
+    }
+    let mut command = Command::new(suite);
+    command.args(["-test.v", "-test.timeout=5m", "-test.parallel=2"]);
+    command.env("QUIRE", env!("CARGO_BIN_EXE_quire")).env("TMPDIR", place.0.folder.path());
+    let ran = Ran::of(&command.output().unwrap());
+    let passed = ran.out.matches("    --- PASS: TestSuite/").count();
+    assert_eq!(ran.code, Some(0), "{passed} passed\n{}\n{}", ran.out, ran.err);
+    assert!(passed >= 21 && !ran.out.contains("--- SKIP"), "{passed} passed\n{}", ran.out);
+}
+
+/// Which containerd.
+#[derive(Debug, Clone, Copy)]
+enum Engine {
+    /// 1.6, which unpacks layers by itself.
+    Debians,
+    Newest,
+}
+
+/// A containerd with a folder of its own, and its client.
+struct Containerd {
+    _daemon: Service,
+    ctr: PathBuf,
+    socket: PathBuf,
+}
+
+impl Containerd {
+    fn start(place: &Place, engine: Engine, programs: &Path, snapshotter: &Path) -> Self {
+        let folder = place.path("engine");
+        fs::create_dir_all(&folder).unwrap();
+        let socket = folder.join("socket");
+        let (version, unpack) = match engine {
+            Engine::Debians => (2, String::new()),
+            // It unpacks only for snapshotters that its configuration names.
+            Engine::Newest => {
+                let platform = Platform::of_this_machine();
+                let text = format!(
+                    "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\nplatform = \"{}/{}\"\nsnapshotter = \
+                     \"quire\"\ndiffer = \"walking\"\n",
+                    platform.os, platform.architecture
+                );
+                (3, text)
+            }
+        };
+        let config = format!(
+            "version = {version}\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
+             address = {socket:?}\n[proxy_plugins.quire]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n{unpack}",
+            folder.join("root"),
+            folder.join("state")
+        );
+        fs::write(folder.join("config.toml"), config).unwrap();
+        // It finds its shim beside itself, and the runtime on the path.
+        let path = std::env::var("PATH").unwrap();
+        let path = format!("{}:{path}:/usr/sbin", programs.display());
+        let log = fs::File::create(folder.join("log")).unwrap();
+        let mut command = Command::new(programs.join("containerd"));
+        command.arg("--config").arg(folder.join("config.toml")).env("PATH", path);
+        let daemon = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let it = Self { _daemon: Service(daemon), ctr: programs.join("ctr"), socket };
+        wait_for("containerd answers", || it.ctr("version").code == Some(0));
+        it
+    }
+
+    fn ctr(&self, line: &str) -> Ran {
+        let mut command = Command::new(&self.ctr);
+        command.arg("--address").arg(&self.socket).args(line.split(' '));
+        Ran::of(&command.output().unwrap())
+    }
+
+    fn out(&self, line: &str) -> String {
+        let ran = self.ctr(line);
+        assert_eq!(ran.code, Some(0), "ctr {line}: {}{}", ran.out, ran.err);
+        ran.out
+    }
+}
+
+/// An image of two layers in a tar that engines import.
+fn archive(place: &Place) -> PathBuf {
+    let tree = place.tree("tree", "long ");
+    add_programs(&tree, &["/bin/cat", "/bin/sh", "/bin/sleep"]);
+    place.out(&format!("import dir:{} tree", tree.display()));
+    place.out("export tree tar:base.tar");
+    place.out("import tar:base.tar base");
+    let change = ["run", "-d", "--name", "changed", "base", "/bin/sh", "-c"];
+    let ran = place.run_each(&[&change[..], &["echo changed > /etc/short"]].concat());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    place.out("wait changed");
+    place.out("commit changed image:1");
+    place.out("export image:1 docker-archive:image.tar");
+    place.path("image.tar")
+}
+
+fn runs_containers(engine: Engine, programs: &Path) {
+    if !is_root() || testing::program("runc").is_none() {
+        return;
+    }
+    let place = EnginePlace(Place::new());
+    let place = &place.0;
+    if !place.is_on_disk() {
+        return;
+    }
+    let maker = Place::new();
+    let image = archive(&maker);
+    let socket = place.path("snapshotter");
+    // The runtime's own state is where every containerd has it.
+    let two = format!("quire-test-{}-{engine:?}", std::process::id());
+    let mut service = snapshotter(place, &socket);
+    let engine = Containerd::start(place, engine, programs, &socket);
+    let import = format!("image import --snapshotter quire {}", image.display());
+    engine.out(&import);
+    let listed = engine.out("image ls -q");
+    let name = listed.lines().next().unwrap();
+    let run = format!("run --rm --snapshotter quire {name} {two} /bin/cat /etc/short");
+    assert_eq!(engine.out(&run), "changed\n");
+    // A container that runs goes on without the service, and the next service knows it.
+    let run = format!("run --detach --snapshotter quire {name} {two} /bin/sleep 600");
+    engine.out(&run);
+    assert!(service.end().success());
+    let exec = engine.out(&format!("task exec --exec-id a {two} /bin/cat /etc/short"));
+    assert_eq!(exec, "changed\n");
+    let mut service = snapshotter(place, &socket);
+    let write = ["task", "exec", "--exec-id", "b", &two, "/bin/sh", "-c", "echo new > /etc/new"];
+    let mut command = Command::new(&engine.ctr);
+    let written = command.arg("--address").arg(&engine.socket).args(write).status().unwrap();
+    assert!(written.success());
+    engine.out(&format!("task kill --signal SIGKILL {two}"));
+    let gone = || engine.ctr(&format!("task delete {two}")).code == Some(0);
+    wait_for("the container has ended", gone);
+    // A stopped container starts again with what it wrote.
+    // The engine tries to reach a service that was gone after some seconds only.
+    wait_for("it starts", || engine.ctr(&format!("task start --detach {two}")).code == Some(0));
+    assert_eq!(engine.out(&format!("task exec --exec-id c {two} /bin/cat /etc/new")), "new\n");
+    engine.out(&format!("task kill --signal SIGKILL {two}"));
+    wait_for("the container has ended", gone);
+    engine.out(&format!("container delete {two}"));
+    engine.out(&format!("image rm --sync {name}"));
+    let none = || engine.out("snapshot --snapshotter quire ls").lines().count() == 1;
+    wait_for("no snapshot is left", none);
+    assert!(service.end().success());
+    let here = place.folder.path().canonicalize().unwrap();
+    let left = kernel::mount::mounted().unwrap().into_iter();
+    let left: Vec<_> = left.filter(|it| it.point.starts_with(here.join("store"))).collect();
+    assert_eq!(left, []);
+    place.out("gc");
+    assert_eq!(fs::read_dir(place.path("store/layers")).unwrap().count(), 0);
+}
+
+#[test]
+fn debians_containerd_runs_containers() {
+    let Some(containerd) = testing::program("containerd") else { return };
+    runs_containers(Engine::Debians, containerd.parent().unwrap());
+}
+
+#[test]
+fn the_newest_containerd_runs_containers() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    runs_containers(Engine::Newest, containerd.parent().unwrap());
+}

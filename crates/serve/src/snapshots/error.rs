@@ -1,0 +1,100 @@
+//! Why an engine's wish is refused.
+
+use container::changes::ChangesError;
+use container::root::MakeRootError;
+use image::verity::ImageId;
+use kernel::mount::MountError;
+use store::{ContentsError, DiskError, OpenImageError, SnapshotError};
+use transfer::evidence::UseError;
+use transfer::import::ImportError;
+
+use super::filter::FilterError;
+
+/// Why an engine's wish is refused, or failed. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotterError {
+    /// The name is taken.
+    #[error("snapshot {}: already exists", .0.escape_debug())]
+    Exists(String),
+    /// There is none.
+    #[error("snapshot {}: not found", .0.escape_debug())]
+    Absent(String),
+    /// It cannot be mounted.
+    #[error("snapshot {} is committed: only active ones and views have mounts", .0.escape_debug())]
+    Committed(String),
+    /// It cannot be committed.
+    #[error("snapshot {} is not active, so it cannot be committed", .0.escape_debug())]
+    NotActive(String),
+    /// Nothing can stand on it.
+    #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
+    NotCommitted(String),
+    /// Others stand on it.
+    #[error("cannot remove snapshot {}: snapshot {} stands on it", .0.escape_debug(), .1.escape_debug())]
+    HasChild(String, String),
+    /// Another parent than the one that it stands on.
+    #[error(
+        "snapshot {} stands on {}: this snapshotter puts it on no other (capability rebase)",
+        .0.escape_debug(), .1.escape_debug()
+    )]
+    OtherParent(String, String),
+    /// A name that is none.
+    #[error("the name of a snapshot has 1 to {MAX} bytes", MAX = super::NAME_MAX)]
+    Name,
+    /// A label that is too long.
+    #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = super::LABEL_MAX)]
+    Label(String),
+    /// Only labels can be changed.
+    #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]
+    Field(String),
+    /// A filter that is none.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// The policies cannot be read.
+    #[error("the policies cannot be read, so nothing is used: {0}")]
+    Policies(String),
+    /// A policy refuses the image.
+    #[error(transparent)]
+    Refused(#[from] Box<UseError>),
+    /// The image cannot be opened.
+    #[error(transparent)]
+    Image(Box<OpenImageError>),
+    /// The image cannot be read.
+    #[error("cannot read image {image}")]
+    Tree {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        source: Box<ContentsError>,
+    },
+    /// The root cannot be made.
+    #[error(transparent)]
+    Root(Box<MakeRootError>),
+    /// The root cannot be attached or detached.
+    #[error("cannot attach or detach the root of a snapshot")]
+    Mount(#[from] MountError),
+    /// The directory for what is written cannot be opened.
+    #[error("cannot open the directory for what is written to a snapshot")]
+    Directory(#[source] std::io::Error),
+    /// What was written cannot be read.
+    #[error(transparent)]
+    Changes(#[from] ChangesError),
+    /// No layer can be made of what was written.
+    #[error(transparent)]
+    Import(Box<ImportError>),
+    /// The record cannot be written.
+    #[error(transparent)]
+    Store(#[from] SnapshotError),
+}
+
+impl From<DiskError> for SnapshotterError {
+    fn from(error: DiskError) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+impl From<ImportError> for SnapshotterError {
+    fn from(error: ImportError) -> Self {
+        Self::Import(Box::new(error))
+    }
+}

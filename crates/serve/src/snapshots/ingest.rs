@@ -1,0 +1,109 @@
+//! What was written to a root becomes a layer, and an image on the one below.
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use container::changes::{self, Owners as Ids, Upper};
+use image::digest::Digest;
+use image::erofs::read::Owners;
+use image::tree::{Builder, Tree};
+use image::verity::ImageId;
+use store::{Seconds, SnapshotContent, Store};
+use transfer::import::{BUDGET, Below, ImportSurroundings, ImportWishes, Report, add_unknown};
+
+use super::error::SnapshotterError;
+
+/// Resources for layers.
+#[derive(Debug)]
+pub(super) struct Resources {
+    pub(super) threads: NonZeroUsize,
+    pub(super) scratch: PathBuf,
+    /// Set to end soon.
+    pub(super) cancel: AtomicBool,
+}
+
+/// What a layer is put on.
+#[derive(Debug, Clone)]
+pub(super) struct Base {
+    /// None for nothing.
+    pub(super) image: Option<ImageId>,
+    /// The layers of the image, from the lowest up.
+    pub(super) layers: Vec<Digest>,
+}
+
+impl Resources {
+    /// Makes layer and image of all that is in `upper`.
+    pub(super) fn ingest(
+        &self,
+        store: &Store,
+        base: &Base,
+        upper: &Path,
+        now: Seconds,
+    ) -> Result<SnapshotContent, SnapshotterError> {
+        let tree = match &base.image {
+            Some(image) => tree_of(store, image)?,
+            None => Builder::new().finish(),
+        };
+        let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
+        let ids = Ids::default();
+        let upper = Upper {
+            directory: directory.as_fd(),
+            image: &tree,
+            store,
+            ids: &ids,
+            cancel: &self.cancel,
+        };
+        let below = Below { tree: &tree, diff_ids: &base.layers };
+        let (changes, report) = changes::through(
+            |out| changes::write(&upper, out),
+            |tar| self.add(store, below, tar, now),
+        )?;
+        for path in &changes.skipped {
+            let path = path.escape_ascii();
+            tracing::warn!(%path, "left out of the layer of a snapshot: no layer can hold a socket");
+        }
+        Ok(SnapshotContent { inodes: changes.entries, ..content(&report) })
+    }
+
+    /// Makes the image of nothing at all.
+    pub(super) fn nothing(&self, store: &Store, now: Seconds) -> Result<ImageId, SnapshotterError> {
+        let below = Below { tree: &Builder::new().finish(), diff_ids: &[] };
+        // Two blocks of zeros end a tar.
+        Ok(self.add(store, below, &[0; 1024][..], now)?.image)
+    }
+
+    fn add(
+        &self,
+        store: &Store,
+        below: Below<'_>,
+        tar: impl std::io::Read + Send,
+        now: Seconds,
+    ) -> Result<Report, SnapshotterError> {
+        let surroundings = ImportSurroundings {
+            now,
+            threads: self.threads,
+            budget: BUDGET,
+            scratch: &self.scratch,
+            progress: &|_| {},
+            cancel: &self.cancel,
+        };
+        Ok(add_unknown(store, below, tar, &surroundings, &ImportWishes::default())?)
+    }
+}
+
+fn tree_of(store: &Store, image: &ImageId) -> Result<Tree, SnapshotterError> {
+    let opened = store.open_image(image);
+    let opened = opened.map_err(|error| SnapshotterError::Image(Box::new(error)))?;
+    let read = store.tree(&opened, Owners::AsWritten);
+    let failed = |source| SnapshotterError::Tree { image: *image, source: Box::new(source) };
+    Ok(read.map_err(failed)?.tree)
+}
+
+fn content(report: &Report) -> SnapshotContent {
+    let layer = report.layers[0].diff_id;
+    let (image, bytes) = (report.image, report.objects.object_bytes + report.image_bytes);
+    SnapshotContent { layer, image, bytes, inodes: 0 }
+}

@@ -1,0 +1,27 @@
+//! Snapshots for container engines, as containerd's proxy snapshotters have them (decision 20).
+//!
+//! [`Snapshotter`] has the snapshots of one engine: records in the store, and roots that `container` mounts. What is written
+//! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
+
+pub mod api;
+mod error;
+mod filter;
+mod ingest;
+mod roots;
+mod service;
+mod snapshotter;
+mod state;
+mod trash;
+mod usage;
+
+pub use error::SnapshotterError;
+pub use filter::{FilterError, Filters};
+pub use service::{ServeSnapshotsError, serve_snapshots};
+pub use snapshotter::{Labels, SnapshotAccess, SnapshotMount, SnapshotSurroundings, Snapshotter};
+pub use state::SnapshotInfo;
+pub use usage::Usage;
+
+/// The most bytes in the name of a snapshot: names have those of namespaces and containers in them.
+pub const NAME_MAX: usize = 4096;
+/// The most bytes in a label and its value together. Source: containerd's `snapshots.proto`.
+pub const LABEL_MAX: usize = 4096;

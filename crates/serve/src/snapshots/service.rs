@@ -1,0 +1,330 @@
+//! The snapshotter as containerd calls it: gRPC on a socket.
+
+use std::collections::{BTreeMap, HashMap};
+use std::error::Error as _;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use store::{Moment, SnapshotKind};
+use tokio::net::UnixListener;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Code, Request, Response, Status};
+
+use super::api::snapshots_server::{Snapshots, SnapshotsServer};
+use super::api::{self, types};
+use super::error::SnapshotterError;
+use super::filter::Filters;
+use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
+use super::state::SnapshotInfo;
+
+/// Snapshots in one message of a list: messages may have 4 MiB, and labels 4 KiB each.
+const LIST_PART: usize = 64;
+
+/// How long calls that run may take to end.
+const LAST_CALLS: Duration = Duration::from_secs(10);
+
+/// Why a snapshotter cannot serve.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeSnapshotsError {
+    /// There is no socket.
+    #[error("cannot listen on {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// No threads could be started.
+    #[error("cannot start")]
+    Start(#[source] io::Error),
+    /// The connection of an engine failed.
+    #[error("cannot serve")]
+    Serve(#[source] tonic::transport::Error),
+}
+
+/// Serves an engine until `stop` is done. `ready` is called once it can connect.
+///
+/// # Errors
+/// [`ServeSnapshotsError`].
+pub fn serve_snapshots(
+    snapshotter: Snapshotter,
+    socket: &Path,
+    stop: impl FnOnce() + Send + 'static,
+    ready: impl FnOnce(),
+) -> Result<(), ServeSnapshotsError> {
+    let snapshotter = Arc::new(snapshotter);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(ServeSnapshotsError::Start)?;
+    let served = runtime.block_on(async {
+        let failed = |source| ServeSnapshotsError::Listen { path: socket.to_owned(), source };
+        let listener = listen(socket).map_err(failed)?;
+        ready();
+        let stopped = tokio::task::spawn_blocking(stop);
+        let service = SnapshotsServer::new(Service(Arc::clone(&snapshotter)));
+        let server = Server::builder().add_service(service);
+        let incoming = UnixListenerStream::new(listener);
+        let (told, tell) = tokio::sync::oneshot::channel::<()>();
+        let ended = server.serve_with_incoming_shutdown(incoming, async {
+            drop(stopped.await);
+            // The other end may be gone.
+            let _told = told.send(());
+        });
+        let late = async {
+            // An engine that keeps its connection open does not keep the service.
+            drop(tell.await);
+            tokio::time::sleep(LAST_CALLS).await;
+        };
+        tokio::select! {
+            ended = ended => ended.map_err(ServeSnapshotsError::Serve),
+            () = late => Ok(()),
+        }
+    });
+    // Nobody connects to what nobody serves.
+    drop(fs::remove_file(socket));
+    snapshotter.stop();
+    runtime.shutdown_timeout(LAST_CALLS);
+    served
+}
+
+/// Only root reaches the socket. One that is there belongs to a service that has ended: the instance has one lock.
+fn listen(socket: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = socket.parent() {
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    }
+    match fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+struct Service(Arc<Snapshotter>);
+
+impl Service {
+    /// Does what may wait for disks where it keeps no connection waiting. Each call is a line of the log.
+    async fn call<T: Send + 'static>(
+        &self,
+        call: &'static str,
+        key: String,
+        work: impl FnOnce(&Snapshotter, &str) -> Result<T, SnapshotterError> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let snapshotter = Arc::clone(&self.0);
+        let begun = std::time::Instant::now();
+        let name = key.clone();
+        let done = tokio::task::spawn_blocking(move || work(&snapshotter, &key)).await;
+        let took = begun.elapsed();
+        let done = done.map_err(|error| Status::internal(error.to_string()))?;
+        match done {
+            Ok(answer) => {
+                tracing::info!(call, key = %name.escape_debug(), ?took, "done");
+                Ok(Response::new(answer))
+            }
+            Err(error) => {
+                let status = status(&error);
+                tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
+                Err(status)
+            }
+        }
+    }
+}
+
+/// An error as engines know it, with all its causes.
+fn status(error: &SnapshotterError) -> Status {
+    let code = match error {
+        SnapshotterError::Exists(_) => Code::AlreadyExists,
+        SnapshotterError::Absent(_) => Code::NotFound,
+        SnapshotterError::Committed(_)
+        | SnapshotterError::NotActive(_)
+        | SnapshotterError::HasChild(..) => Code::FailedPrecondition,
+        SnapshotterError::NotCommitted(_)
+        | SnapshotterError::OtherParent(..)
+        | SnapshotterError::Name
+        | SnapshotterError::Label(_)
+        | SnapshotterError::Field(_)
+        | SnapshotterError::Filter(_) => Code::InvalidArgument,
+        SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,
+        _ => Code::Internal,
+    };
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message += &format!(": {error}");
+        cause = error.source();
+    }
+    Status::new(code, message)
+}
+
+fn mount(it: &SnapshotMount) -> types::Mount {
+    let access = if it.is_writable { "rw" } else { "ro" };
+    types::Mount {
+        r#type: "bind".to_owned(),
+        source: it.source.to_string_lossy().into_owned(),
+        target: String::new(),
+        options: vec!["rbind".to_owned(), access.to_owned()],
+    }
+}
+
+fn info(it: SnapshotInfo) -> api::Info {
+    let time = |it: Moment| {
+        let nanos = i32::try_from(it.nanoseconds).unwrap_or_default();
+        Some(prost_types::Timestamp { seconds: it.seconds, nanos })
+    };
+    let kind = match it.record.kind {
+        SnapshotKind::View => api::Kind::View,
+        SnapshotKind::Active => api::Kind::Active,
+        SnapshotKind::Committed(_) => api::Kind::Committed,
+    };
+    api::Info {
+        name: it.record.name,
+        parent: it.parent,
+        kind: kind.into(),
+        created_at: time(it.record.created),
+        updated_at: time(it.record.updated),
+        labels: it.record.labels.into_iter().collect(),
+    }
+}
+
+fn labels(labels: HashMap<String, String>) -> Labels {
+    BTreeMap::from_iter(labels)
+}
+
+type Lists = Pin<Box<dyn Stream<Item = Result<api::ListSnapshotsResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Snapshots for Service {
+    async fn prepare(
+        &self,
+        request: Request<api::PrepareSnapshotRequest>,
+    ) -> Result<Response<api::PrepareSnapshotResponse>, Status> {
+        let it = request.into_inner();
+        self.call("prepare", it.key, move |snapshotter, key| {
+            let access = SnapshotAccess::Write;
+            let made = snapshotter.prepare(key, &it.parent, labels(it.labels), access)?;
+            Ok(api::PrepareSnapshotResponse { mounts: vec![mount(&made)] })
+        })
+        .await
+    }
+
+    async fn view(
+        &self,
+        request: Request<api::ViewSnapshotRequest>,
+    ) -> Result<Response<api::ViewSnapshotResponse>, Status> {
+        let it = request.into_inner();
+        self.call("view", it.key, move |snapshotter, key| {
+            let access = SnapshotAccess::Read;
+            let made = snapshotter.prepare(key, &it.parent, labels(it.labels), access)?;
+            Ok(api::ViewSnapshotResponse { mounts: vec![mount(&made)] })
+        })
+        .await
+    }
+
+    async fn mounts(
+        &self,
+        request: Request<api::MountsRequest>,
+    ) -> Result<Response<api::MountsResponse>, Status> {
+        self.call("mounts", request.into_inner().key, |snapshotter, key| {
+            Ok(api::MountsResponse { mounts: vec![mount(&snapshotter.mounts(key)?)] })
+        })
+        .await
+    }
+
+    async fn commit(
+        &self,
+        request: Request<api::CommitSnapshotRequest>,
+    ) -> Result<Response<()>, Status> {
+        let it = request.into_inner();
+        self.call("commit", it.key, move |snapshotter, key| {
+            snapshotter.check_parent(key, &it.parent)?;
+            snapshotter.commit(&it.name, key, &labels(it.labels))
+        })
+        .await
+    }
+
+    async fn remove(
+        &self,
+        request: Request<api::RemoveSnapshotRequest>,
+    ) -> Result<Response<()>, Status> {
+        self.call("remove", request.into_inner().key, Snapshotter::remove).await
+    }
+
+    async fn stat(
+        &self,
+        request: Request<api::StatSnapshotRequest>,
+    ) -> Result<Response<api::StatSnapshotResponse>, Status> {
+        self.call("stat", request.into_inner().key, |snapshotter, key| {
+            Ok(api::StatSnapshotResponse { info: Some(info(snapshotter.stat(key)?)) })
+        })
+        .await
+    }
+
+    async fn update(
+        &self,
+        request: Request<api::UpdateSnapshotRequest>,
+    ) -> Result<Response<api::UpdateSnapshotResponse>, Status> {
+        let it = request.into_inner();
+        let wanted = it.info.unwrap_or_default();
+        let fields = it.update_mask.map(|it| it.paths).unwrap_or_default();
+        self.call("update", wanted.name, move |snapshotter, key| {
+            let updated = snapshotter.update(key, &labels(wanted.labels), &fields)?;
+            Ok(api::UpdateSnapshotResponse { info: Some(info(updated)) })
+        })
+        .await
+    }
+
+    type ListStream = Lists;
+
+    async fn list(
+        &self,
+        request: Request<api::ListSnapshotsRequest>,
+    ) -> Result<Response<Lists>, Status> {
+        let filters = request.into_inner().filters;
+        self.call("list", filters.join(" or "), move |snapshotter, _| {
+            let filters = Filters::parse(filters.iter().map(String::as_str))?;
+            let mut infos = snapshotter.list(&filters).into_iter().map(info);
+            let parts = std::iter::from_fn(move || {
+                let info: Vec<_> = infos.by_ref().take(LIST_PART).collect();
+                (!info.is_empty()).then_some(Ok(api::ListSnapshotsResponse { info }))
+            });
+            Ok(Box::pin(tokio_stream::iter(parts)) as Lists)
+        })
+        .await
+    }
+
+    async fn usage(
+        &self,
+        request: Request<api::UsageRequest>,
+    ) -> Result<Response<api::UsageResponse>, Status> {
+        self.call("usage", request.into_inner().key, |snapshotter, key| {
+            let usage = snapshotter.usage(key)?;
+            let number = |it| i64::try_from(it).unwrap_or(i64::MAX);
+            let (size, inodes) = (number(usage.bytes), number(usage.inodes));
+            Ok(api::UsageResponse { size, inodes })
+        })
+        .await
+    }
+
+    async fn cleanup(
+        &self,
+        _request: Request<api::CleanupRequest>,
+    ) -> Result<Response<()>, Status> {
+        self.call("cleanup", String::new(), |snapshotter, _| {
+            snapshotter.cleanup();
+            Ok(())
+        })
+        .await
+    }
+}

@@ -1,0 +1,533 @@
+//! The snapshots of one engine, and what can be done with them: containerd's rules, without its words on the wire.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use image::verity::ImageId;
+use oci::policy::Policies;
+use store::{
+    Moment, Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind,
+    SnapshotRecord, Store,
+};
+
+use super::error::SnapshotterError;
+use super::filter::Filters;
+use super::ingest::{Base, Resources};
+use super::roots::{self, Purpose, RootPlace, Roots};
+use super::state::{Entry, Root, SnapshotInfo, State, Work};
+use super::trash::{Thrown, Trash};
+use super::usage::{Usage, usage_of};
+use super::{LABEL_MAX, NAME_MAX};
+
+/// Resources and rules of a service.
+pub struct SnapshotSurroundings {
+    /// The policies in force, asked at each root.
+    pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
+    /// The time of day.
+    pub now: Box<dyn Fn() -> Moment + Send + Sync>,
+    /// Number of threads that make a layer.
+    pub threads: NonZeroUsize,
+    /// Directory for unnamed temporary files.
+    pub scratch: PathBuf,
+}
+
+impl std::fmt::Debug for SnapshotSurroundings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("SnapshotSurroundings");
+        debug
+            .field("threads", &self.threads)
+            .field("scratch", &self.scratch)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A mount that an engine makes to reach a root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotMount {
+    /// Where the root is.
+    pub source: PathBuf,
+    /// Whether it can be written.
+    pub is_writable: bool,
+}
+
+/// Labels of a snapshot.
+pub type Labels = BTreeMap<String, String>;
+
+/// The snapshots of one engine.
+#[derive(Debug)]
+pub struct Snapshotter {
+    store: Store,
+    instance: SnapshotInstance,
+    surroundings: SnapshotSurroundings,
+    resources: Resources,
+    roots: Roots,
+    /// The image of nothing.
+    nothing: OnceLock<ImageId>,
+    state: Mutex<State>,
+    /// Somebody is done with a snapshot.
+    turned: Condvar,
+    trash: Trash,
+}
+
+impl Snapshotter {
+    /// Opens the snapshots of an engine in a store. Roots that a service before this one had mounted stay mounted.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`], also if another service has them.
+    pub fn open(
+        store: Store,
+        instance: &str,
+        surroundings: SnapshotSurroundings,
+    ) -> Result<Self, SnapshotterError> {
+        let instance = store.open_snapshots(instance)?;
+        let (records, damaged) = instance.read()?;
+        for error in damaged {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(error, "a snapshot is left out");
+        }
+        let may_have = |number: u64| {
+            let record = records.get(&number);
+            record.is_some_and(|it| !matches!(it.kind, SnapshotKind::Committed(_)))
+        };
+        let mounted = roots::adopt(&instance, &may_have)?;
+        let mut state = State { next: 1, ..State::default() };
+        for (number, record) in records {
+            state.next = number + 1;
+            state.names.insert(record.name.clone(), number);
+            let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
+            state.entries.insert(number, Entry { record, root, work: Work::None });
+        }
+        let resources = Resources {
+            threads: surroundings.threads,
+            scratch: surroundings.scratch.clone(),
+            cancel: AtomicBool::new(false),
+        };
+        Ok(Self {
+            store,
+            instance,
+            surroundings,
+            resources,
+            roots: Roots::default(),
+            nothing: OnceLock::new(),
+            state: Mutex::new(state),
+            turned: Condvar::new(),
+            trash: Trash::new(),
+        })
+    }
+
+    /// Makes a snapshot that can be written (`is_writable`), or only read, and mounts its root.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`]; then there is none.
+    pub fn prepare(
+        &self,
+        key: &str,
+        parent: &str,
+        labels: Labels,
+        access: SnapshotAccess,
+    ) -> Result<SnapshotMount, SnapshotterError> {
+        check_name(key)?;
+        check_labels(&labels)?;
+        let now = (self.surroundings.now)();
+        let kind = match access {
+            SnapshotAccess::Write => SnapshotKind::Active,
+            SnapshotAccess::Read => SnapshotKind::View,
+        };
+        let (number, record) = {
+            let mut state = self.state();
+            if state.names.contains_key(key) {
+                return Err(SnapshotterError::Exists(key.to_owned()));
+            }
+            let parent = match parent {
+                "" => None,
+                parent => Some(state.committed(parent)?),
+            };
+            let number = state.next;
+            state.next += 1;
+            let name = key.to_owned();
+            let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
+            state.names.insert(key.to_owned(), number);
+            let entry = Entry { record: record.clone(), root: Root::No, work: Work::Some };
+            state.entries.insert(number, entry);
+            (number, record)
+        };
+        let made = self.instance.make(number, &record).map_err(SnapshotterError::from);
+        let mounted = made.and_then(|()| self.mount_root(number, &record));
+        let mut state = self.state();
+        match &mounted {
+            Ok(root) => state.done(number, |entry| entry.root = *root),
+            Err(_) => {
+                state.forget(number);
+                drop(state);
+                // It may not have been made at all.
+                if let Ok(folder) = self.instance.hide(number) {
+                    self.trash.throw(Thrown::Folder(folder));
+                }
+            }
+        }
+        self.turned.notify_all();
+        mounted.map(|_| self.mount_of(number, &record))
+    }
+
+    /// How a root is reached. One that is not mounted is mounted: the host may have started anew.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`].
+    pub fn mounts(&self, key: &str) -> Result<SnapshotMount, SnapshotterError> {
+        let (number, record) = self.take(key, |record| match record.kind {
+            SnapshotKind::Committed(_) => Err(SnapshotterError::Committed(key.to_owned())),
+            SnapshotKind::View | SnapshotKind::Active => Ok(()),
+        })?;
+        let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
+        let mounted = match root {
+            Root::No => self.mount_root(number, &record),
+            root => Ok(root),
+        };
+        let now = *mounted.as_ref().unwrap_or(&Root::No);
+        self.give_back(number, |entry| entry.root = now);
+        mounted.map(|_| self.mount_of(number, &record))
+    }
+
+    /// Makes a layer of what was written to an active snapshot, which is a committed one by another name from then on.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`]; then it is active, as it was.
+    pub fn commit(&self, name: &str, key: &str, labels: &Labels) -> Result<(), SnapshotterError> {
+        check_name(name)?;
+        check_labels(labels)?;
+        let (number, record) = self.take(key, |record| match record.kind {
+            SnapshotKind::Active => Ok(()),
+            _ => Err(SnapshotterError::NotActive(key.to_owned())),
+        })?;
+        let reserved = {
+            let mut state = self.state();
+            if state.names.contains_key(name) {
+                Err(SnapshotterError::Exists(name.to_owned()))
+            } else {
+                state.names.insert(name.to_owned(), number);
+                Ok(())
+            }
+        };
+        let done = reserved.and_then(|()| self.settle(number, &record, name, labels));
+        match done {
+            Ok(new) => {
+                self.state().names.remove(key);
+                self.give_back(number, |entry| {
+                    entry.record = new;
+                    entry.root = Root::No;
+                });
+                // All of it is in the layer.
+                if let Err(error) = self.instance.drop_changes(number) {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(error, number, "what a layer was made of is not removed");
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let mut state = self.state();
+                if !matches!(error, SnapshotterError::Exists(_)) {
+                    state.names.remove(name);
+                }
+                drop(state);
+                self.give_back(number, |_| {});
+                Err(error)
+            }
+        }
+    }
+
+    /// Refuses another parent than the one that a snapshot stands on. An empty name is none.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`].
+    pub fn check_parent(&self, key: &str, parent: &str) -> Result<(), SnapshotterError> {
+        let own = self.stat(key)?.parent;
+        match parent.is_empty() || parent == own {
+            true => Ok(()),
+            false => Err(SnapshotterError::OtherParent(key.to_owned(), own)),
+        }
+    }
+
+    /// Makes the layer, and the record of a committed snapshot that has it.
+    fn settle(
+        &self,
+        number: u64,
+        record: &SnapshotRecord,
+        name: &str,
+        labels: &Labels,
+    ) -> Result<SnapshotRecord, SnapshotterError> {
+        let base = self.base(record.parent);
+        self.unmount_root(number)?;
+        let upper = self.instance.changes(number).join("upper");
+        // A `gc` may take what nothing names yet.
+        for attempt in 0.. {
+            let now = (self.surroundings.now)();
+            let content =
+                self.resources.ingest(&self.store, &base, &upper, Seconds(now.seconds))?;
+            let new = SnapshotRecord {
+                name: name.to_owned(),
+                kind: SnapshotKind::Committed(content),
+                parent: record.parent,
+                labels: labels.clone(),
+                created: now,
+                updated: now,
+            };
+            match self.store.settle_snapshot(&self.instance, number, &new) {
+                Err(SnapshotError::Gone(_)) if attempt < GONE_MAX => {}
+                settled => return Ok(settled.map(|()| new)?),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Removes a snapshot, and what was written to it.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`]; then it is still there.
+    pub fn remove(&self, key: &str) -> Result<(), SnapshotterError> {
+        let (number, _) = self.take(key, |_| Ok(()))?;
+        let begun = self.state().begin_removal(number);
+        let removed = begun.and_then(|()| {
+            self.unmount_root(number)?;
+            Ok(self.instance.hide(number)?)
+        });
+        match removed {
+            Ok(folder) => {
+                self.state().forget(number);
+                self.turned.notify_all();
+                self.trash.throw(Thrown::Folder(folder));
+                Ok(())
+            }
+            Err(error) => {
+                self.give_back(number, |_| {});
+                Err(error)
+            }
+        }
+    }
+
+    /// What is known of a snapshot.
+    ///
+    /// # Errors
+    /// [`SnapshotterError::Absent`].
+    pub fn stat(&self, key: &str) -> Result<SnapshotInfo, SnapshotterError> {
+        let state = self.state();
+        let number = state.number(key)?;
+        Ok(state.info(&state.entries[&number].record))
+    }
+
+    /// Changes labels: those of `fields`, written `labels` or `labels.NAME`; all, if there are no fields.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`]; then nothing has changed.
+    pub fn update(
+        &self,
+        key: &str,
+        labels: &Labels,
+        fields: &[String],
+    ) -> Result<SnapshotInfo, SnapshotterError> {
+        check_labels(labels)?;
+        let (number, mut record) = self.take(key, |_| Ok(()))?;
+        let changed = change_labels(&mut record.labels, labels, fields).and_then(|()| {
+            record.updated = (self.surroundings.now)();
+            Ok(self.instance.change(number, &record)?)
+        });
+        match changed {
+            Ok(()) => self.give_back(number, |entry| entry.record = record),
+            Err(_) => self.give_back(number, |_| {}),
+        }
+        changed.and_then(|()| self.stat(key))
+    }
+
+    /// All snapshots for which a filter holds, in the order in which they were made.
+    #[must_use]
+    pub fn list(&self, filters: &Filters) -> Vec<SnapshotInfo> {
+        let state = self.state();
+        let infos = state.entries.values().map(|it| state.info(&it.record));
+        infos.filter(|it| filters.hold(|field| it.field(field))).collect()
+    }
+
+    /// What a snapshot has brought.
+    ///
+    /// # Errors
+    /// [`SnapshotterError`].
+    pub fn usage(&self, key: &str) -> Result<Usage, SnapshotterError> {
+        let (number, record) = {
+            let state = self.state();
+            let number = state.number(key)?;
+            (number, state.entries[&number].record.clone())
+        };
+        match record.kind {
+            SnapshotKind::View => Ok(Usage::default()),
+            SnapshotKind::Committed(SnapshotContent { bytes, inodes, .. }) => {
+                Ok(Usage { bytes, inodes })
+            }
+            SnapshotKind::Active => {
+                let upper = self.instance.changes(number).join("upper");
+                usage_of(&upper).map_err(SnapshotterError::Directory)
+            }
+        }
+    }
+
+    /// Waits until what removed snapshots had is gone.
+    pub fn cleanup(&self) {
+        self.trash.empty();
+    }
+
+    /// Ends what takes long. Roots stay mounted, for a successor.
+    pub fn stop(&self) {
+        self.resources.cancel.store(true, Ordering::Relaxed);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody works on a snapshot, and takes it. [`Self::give_back`] must follow.
+    fn take(
+        &self,
+        key: &str,
+        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
+    ) -> Result<(u64, SnapshotRecord), SnapshotterError> {
+        let mut state = self.state();
+        loop {
+            let number = state.number(key)?;
+            let entry = state.entries.get_mut(&number);
+            let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
+            if entry.work == Work::None {
+                check(&entry.record)?;
+                entry.work = Work::Some;
+                return Ok((number, entry.record.clone()));
+            }
+            state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, number: u64, change: impl FnOnce(&mut Entry)) {
+        self.state().done(number, change);
+        self.turned.notify_all();
+    }
+
+    fn base(&self, parent: Option<u64>) -> Base {
+        let state = self.state();
+        let mut layers = Vec::new();
+        let mut image = None;
+        let mut next = parent;
+        while let Some(number) = next {
+            // Nobody removes what something stands on.
+            let Some(entry) = state.entries.get(&number) else { break };
+            let SnapshotKind::Committed(content) = &entry.record.kind else { break };
+            layers.push(content.layer);
+            image = image.or(Some(content.image));
+            next = entry.record.parent;
+        }
+        layers.reverse();
+        Base { image, layers }
+    }
+
+    fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
+        let image = match self.base(record.parent).image {
+            Some(image) => image,
+            None => self.nothing()?,
+        };
+        let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
+        let purpose = match is_unpacked(record) {
+            true => Purpose::Unpack,
+            false => Purpose::Use,
+        };
+        let access = match record.kind {
+            SnapshotKind::Active => SnapshotAccess::Write,
+            _ => SnapshotAccess::Read,
+        };
+        let place = RootPlace { instance: &self.instance, number, image };
+        self.roots.mount(&self.store, &policies, place, (purpose, access))?;
+        Ok(Root::Ours(image))
+    }
+
+    fn nothing(&self) -> Result<ImageId, SnapshotterError> {
+        // `gc` may have taken it.
+        if let Some(image) = self.nothing.get()
+            && self.store.open_image(image).is_ok()
+        {
+            return Ok(*image);
+        }
+        let now = Seconds((self.surroundings.now)().seconds);
+        let image = self.resources.nothing(&self.store, now)?;
+        Ok(*self.nothing.get_or_init(|| image))
+    }
+
+    fn unmount_root(&self, number: u64) -> Result<(), SnapshotterError> {
+        roots::detach(&self.instance.root(number))?;
+        let mut state = self.state();
+        if let Some(entry) = state.entries.get_mut(&number)
+            && let Root::Ours(image) = std::mem::replace(&mut entry.root, Root::No)
+        {
+            self.roots.release(&image);
+        }
+        Ok(())
+    }
+
+    fn mount_of(&self, number: u64, record: &SnapshotRecord) -> SnapshotMount {
+        let is_writable = record.kind == SnapshotKind::Active;
+        SnapshotMount { source: self.instance.root(number), is_writable }
+    }
+}
+
+/// What can be done with the root of a new snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotAccess {
+    /// Containerd's `View`.
+    Read,
+    /// Containerd's `Prepare`.
+    Write,
+}
+
+/// How often a `gc` may take a layer before it has a name.
+const GONE_MAX: u32 = 3;
+
+/// Whether containerd unpacks a layer on it. Its own names for such begin so, whatever the image says.
+fn is_unpacked(record: &SnapshotRecord) -> bool {
+    record.name.rsplit('/').next().is_some_and(|it| it.starts_with("extract-"))
+}
+
+fn check_name(name: &str) -> Result<(), SnapshotterError> {
+    match (1..=NAME_MAX).contains(&name.len()) {
+        true => Ok(()),
+        false => Err(SnapshotterError::Name),
+    }
+}
+
+fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
+    match labels.iter().find(|it| it.0.len() + it.1.len() > LABEL_MAX) {
+        Some((label, _)) => Err(SnapshotterError::Label(label.chars().take(64).collect())),
+        None => Ok(()),
+    }
+}
+
+/// As containerd changes labels: a field that `new` lacks is removed.
+fn change_labels(
+    labels: &mut Labels,
+    new: &Labels,
+    fields: &[String],
+) -> Result<(), SnapshotterError> {
+    if fields.is_empty() {
+        labels.clone_from(new);
+        return Ok(());
+    }
+    let mut changed = labels.clone();
+    for field in fields {
+        if field == "labels" {
+            changed.clone_from(new);
+            continue;
+        }
+        let label = field.strip_prefix("labels.");
+        let label = label.ok_or_else(|| SnapshotterError::Field(field.clone()))?;
+        match new.get(label) {
+            Some(value) => drop(changed.insert(label.to_owned(), value.clone())),
+            None => drop(changed.remove(label)),
+        }
+    }
+    *labels = changed;
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The records of all snapshots of an engine, in memory.
+
+use std::collections::{BTreeMap, HashMap};
+
+use image::verity::ImageId;
+use store::{SnapshotKind, SnapshotRecord};
+
+use super::error::SnapshotterError;
+
+/// What an engine is told of a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Its record.
+    pub record: SnapshotRecord,
+    /// The name of the one that it stands on; empty for none.
+    pub parent: String,
+}
+
+impl SnapshotInfo {
+    /// A field, as filters name it.
+    pub(super) fn field(&self, field: &[String]) -> Option<&str> {
+        match field {
+            [name] if name == "name" => Some(&self.record.name),
+            [name] if name == "parent" => Some(&*self.parent).filter(|it| !it.is_empty()),
+            [name] if name == "kind" => Some(match self.record.kind {
+                SnapshotKind::View => "view",
+                SnapshotKind::Active => "active",
+                SnapshotKind::Committed(_) => "committed",
+            }),
+            [labels, rest @ ..] if labels == "labels" => {
+                self.record.labels.get(&rest.join(".")).map(String::as_str)
+            }
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) entries: BTreeMap<u64, Entry>,
+    /// Also names that a commit is about to give, with the number of the active snapshot.
+    pub(super) names: HashMap<String, u64>,
+    pub(super) next: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) record: SnapshotRecord,
+    pub(super) root: Root,
+    pub(super) work: Work,
+}
+
+/// What is done with a snapshot just now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    None,
+    Some,
+    /// It is removed: nothing may begin to stand on it.
+    Removal,
+}
+
+/// Whether a root is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Root {
+    No,
+    /// By this service, of this image.
+    Ours(ImageId),
+    /// By one before it.
+    Adopted,
+}
+
+impl State {
+    pub(super) fn number(&self, key: &str) -> Result<u64, SnapshotterError> {
+        let absent = || SnapshotterError::Absent(key.to_owned());
+        let number = *self.names.get(key).ok_or_else(absent)?;
+        // A name that is only about to be given is none.
+        let is_its = self.entries.get(&number).is_some_and(|it| it.record.name == key);
+        is_its.then_some(number).ok_or_else(absent)
+    }
+
+    pub(super) fn committed(&self, name: &str) -> Result<u64, SnapshotterError> {
+        let number = self.number(name)?;
+        let entry = &self.entries[&number];
+        match entry.record.kind {
+            _ if entry.work == Work::Removal => Err(SnapshotterError::Absent(name.to_owned())),
+            SnapshotKind::Committed(_) => Ok(number),
+            _ => Err(SnapshotterError::NotCommitted(name.to_owned())),
+        }
+    }
+
+    pub(super) fn begin_removal(&mut self, number: u64) -> Result<(), SnapshotterError> {
+        let child = self.entries.values().find(|it| it.record.parent == Some(number));
+        let child = child.map(|it| it.record.name.clone());
+        let Some(own) = self.entries.get_mut(&number) else { return Ok(()) };
+        if let Some(child) = child {
+            return Err(SnapshotterError::HasChild(own.record.name.clone(), child));
+        }
+        own.work = Work::Removal;
+        Ok(())
+    }
+
+    pub(super) fn done(&mut self, number: u64, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.entries.get_mut(&number) {
+            change(entry);
+            entry.work = Work::None;
+        }
+    }
+
+    pub(super) fn forget(&mut self, number: u64) {
+        self.entries.remove(&number);
+        self.names.retain(|_, it| *it != number);
+    }
+
+    pub(super) fn info(&self, record: &SnapshotRecord) -> SnapshotInfo {
+        let parent = record.parent.and_then(|it| self.entries.get(&it));
+        let parent = parent.map(|it| it.record.name.clone()).unwrap_or_default();
+        SnapshotInfo { record: record.clone(), parent }
+    }
+}

@@ -1,0 +1,440 @@
+//! Snapshots of an engine, as it asks for them: through the socket, with roots that the kernel mounts.
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+
+use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
+use oci::policy::Policies;
+use quire_serve::snapshots::api::snapshots_client::SnapshotsClient;
+use quire_serve::snapshots::api::{
+    CleanupRequest, CommitSnapshotRequest, Info, Kind, ListSnapshotsRequest, MountsRequest,
+    PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest, UpdateSnapshotRequest,
+    UsageRequest, ViewSnapshotRequest,
+};
+use quire_serve::snapshots::{
+    SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
+};
+use store::{Moment, OpenOptions, Seconds, Store};
+use testing::skipped;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        skipped("mounts need root");
+    }
+    root
+}
+
+/// A store on the disk that the build is on, whose roots are unmounted at the end.
+struct Stage(tempfile::TempDir);
+
+impl Stage {
+    fn new() -> Self {
+        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+    }
+
+    fn store(&self) -> Store {
+        let path = self.0.path().join("store");
+        Store::open(&path, store::Who::this_process(), OpenOptions::create()).unwrap()
+    }
+
+    fn open(&self, policy: Option<&Path>) -> Result<Snapshotter, SnapshotterError> {
+        let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
+        let clock = AtomicU32::new(0);
+        let surroundings = SnapshotSurroundings {
+            policies: Box::new(move || Policies::load(&files).map_err(|it| it.to_string())),
+            now: Box::new(move || {
+                let nanoseconds = clock.fetch_add(1, Ordering::Relaxed);
+                Moment { seconds: 1_700_000_000, nanoseconds }
+            }),
+            threads: NonZeroUsize::new(2).unwrap(),
+            scratch: self.0.path().to_owned(),
+        };
+        Snapshotter::open(self.store(), "test", surroundings)
+    }
+
+    fn roots(&self) -> Vec<PathBuf> {
+        let here = self.0.path().canonicalize().unwrap();
+        let all = mounted().unwrap().into_iter().map(|it| it.point);
+        all.filter(|it| it.starts_with(&here)).collect()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for root in self.roots().into_iter().rev() {
+            unmount(&root, Unmount::Lazy).unwrap();
+        }
+    }
+}
+
+/// An engine that is connected to a service.
+struct Engine {
+    runtime: Runtime,
+    client: SnapshotsClient<Channel>,
+    stop: Sender<()>,
+    service: JoinHandle<()>,
+}
+
+impl Engine {
+    fn start(stage: &Stage, policy: Option<&Path>) -> Self {
+        let snapshotter = stage.open(policy).unwrap();
+        let socket = stage.0.path().join("socket");
+        let (stop, stopped) = mpsc::channel();
+        let (ready, is_ready) = mpsc::channel();
+        let path = socket.clone();
+        let service = thread::spawn(move || {
+            let stop = move || {
+                let _stopped = stopped.recv();
+            };
+            serve_snapshots(snapshotter, &path, stop, || ready.send(()).unwrap()).unwrap();
+        });
+        is_ready.recv().unwrap();
+        assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+        let channel = runtime.block_on(endpoint.connect()).unwrap();
+        Self { runtime, client: SnapshotsClient::new(channel), stop, service }
+    }
+
+    /// Ends the service; what it has mounted stays.
+    fn end(self) {
+        let Self { runtime, client, stop, service } = self;
+        // Nobody drives the connection who could hear that it ends.
+        drop((client, runtime));
+        stop.send(()).unwrap();
+        service.join().unwrap();
+    }
+
+    fn prepare(&mut self, key: &str, parent: &str) -> Result<PathBuf, Status> {
+        let (key, parent) = (key.to_owned(), parent.to_owned());
+        let request = PrepareSnapshotRequest { key, parent, ..PrepareSnapshotRequest::default() };
+        let answer = self.runtime.block_on(self.client.prepare(request))?.into_inner();
+        let [mount] = answer.mounts.try_into().unwrap();
+        assert_eq!(
+            (&*mount.r#type, &*mount.options[0], &*mount.options[1]),
+            ("bind", "rbind", "rw")
+        );
+        Ok(mount.source.into())
+    }
+
+    fn view(&mut self, key: &str, parent: &str) -> Result<PathBuf, Status> {
+        let (key, parent) = (key.to_owned(), parent.to_owned());
+        let request = ViewSnapshotRequest { key, parent, ..ViewSnapshotRequest::default() };
+        let answer = self.runtime.block_on(self.client.view(request))?.into_inner();
+        let [mount] = answer.mounts.try_into().unwrap();
+        assert_eq!((&*mount.r#type, &*mount.options[1]), ("bind", "ro"));
+        Ok(mount.source.into())
+    }
+
+    fn mounts(&mut self, key: &str) -> Result<PathBuf, Status> {
+        let request = MountsRequest { key: key.to_owned(), ..MountsRequest::default() };
+        let answer = self.runtime.block_on(self.client.mounts(request))?.into_inner();
+        Ok(answer.mounts.into_iter().next().unwrap().source.into())
+    }
+
+    fn commit(&mut self, name: &str, key: &str) -> Result<(), Status> {
+        let (name, key) = (name.to_owned(), key.to_owned());
+        let request = CommitSnapshotRequest { name, key, ..CommitSnapshotRequest::default() };
+        self.runtime.block_on(self.client.commit(request)).map(drop)
+    }
+
+    fn remove(&mut self, key: &str) -> Result<(), Status> {
+        let request =
+            RemoveSnapshotRequest { key: key.to_owned(), ..RemoveSnapshotRequest::default() };
+        self.runtime.block_on(self.client.remove(request)).map(drop)
+    }
+
+    fn stat(&mut self, key: &str) -> Result<Info, Status> {
+        let request = StatSnapshotRequest { key: key.to_owned(), ..StatSnapshotRequest::default() };
+        Ok(self.runtime.block_on(self.client.stat(request))?.into_inner().info.unwrap())
+    }
+
+    fn usage(&mut self, key: &str) -> (i64, i64) {
+        let request = UsageRequest { key: key.to_owned(), ..UsageRequest::default() };
+        let answer = self.runtime.block_on(self.client.usage(request)).unwrap().into_inner();
+        (answer.size, answer.inodes)
+    }
+
+    fn cleanup(&mut self) {
+        self.runtime.block_on(self.client.cleanup(CleanupRequest::default())).unwrap();
+    }
+
+    fn list(&mut self, filters: &[&str]) -> Result<Vec<String>, Status> {
+        let filters = filters.iter().map(|it| (*it).to_owned()).collect();
+        let request = ListSnapshotsRequest { filters, ..ListSnapshotsRequest::default() };
+        self.runtime.block_on(async {
+            let mut answers = self.client.list(request).await?.into_inner();
+            let mut names = Vec::new();
+            while let Some(answer) = answers.message().await? {
+                names.extend(answer.info.into_iter().map(|it| it.name));
+            }
+            Ok(names)
+        })
+    }
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, text: &str) {
+    let status = result.unwrap_err();
+    assert_eq!(status.code(), code, "{status}");
+    assert!(status.message().contains(text), "{status}");
+}
+
+/// A layer with a file that a link has too, and one above it that removes, replaces and renames.
+fn two_layers(engine: &mut Engine) {
+    let root = engine.prepare("extract-1 sha256:a", "").unwrap();
+    fs::create_dir(root.join("etc")).unwrap();
+    fs::write(root.join("etc/old"), "old").unwrap();
+    fs::write(root.join("etc/kept"), "kept".repeat(5000)).unwrap();
+    fs::hard_link(root.join("etc/kept"), root.join("link")).unwrap();
+    fs::set_permissions(root.join("etc/kept"), fs::Permissions::from_mode(0o4755)).unwrap();
+    engine.commit("sha256:a", "extract-1 sha256:a").unwrap();
+    let root = engine.prepare("extract-2 sha256:b", "sha256:a").unwrap();
+    assert_eq!(fs::read_to_string(root.join("etc/old")).unwrap(), "old");
+    fs::remove_file(root.join("etc/old")).unwrap();
+    fs::write(root.join("etc/new"), "new").unwrap();
+    engine.commit("sha256:b", "extract-2 sha256:b").unwrap();
+}
+
+#[test]
+fn layers_become_roots_that_share_one_image() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    assert_eq!(stage.roots(), [] as [PathBuf; 0]);
+    let roots = ["one", "two"].map(|key| engine.prepare(key, "sha256:b").unwrap());
+    let view = engine.view("view", "sha256:b").unwrap();
+    for root in roots.iter().chain([&view]) {
+        assert_eq!(fs::read_to_string(root.join("etc/kept")).unwrap(), "kept".repeat(5000));
+        let found = fs::metadata(root.join("etc/kept")).unwrap();
+        assert_eq!((found.mode() & 0o7777, found.nlink()), (0o4755, 2));
+        assert!(!root.join("etc/old").exists());
+        assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    }
+    // No other user can reach a root, in which programs may be root's.
+    let above = stage.0.path().join("store/snapshots");
+    assert_eq!(fs::metadata(above).unwrap().permissions().mode() & 0o777, 0o700);
+    // What one writes is its own.
+    fs::write(roots[0].join("etc/new"), "mine").unwrap();
+    assert_eq!(fs::read_to_string(roots[1].join("etc/new")).unwrap(), "new");
+    assert_eq!(
+        fs::write(view.join("x"), "x").unwrap_err().kind(),
+        std::io::ErrorKind::ReadOnlyFilesystem
+    );
+    let options = mounted().unwrap();
+    let of_roots: Vec<_> = options.iter().filter(|it| roots.contains(&it.point)).collect();
+    assert!(of_roots.iter().all(|it| it.kind == "overlay"), "{of_roots:?}");
+    for key in ["one", "two", "view", "sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    assert_eq!(stage.roots(), [] as [PathBuf; 0]);
+    assert_eq!(engine.list(&[]).unwrap(), [] as [&str; 0]);
+    engine.cleanup();
+    let left = |name: &str| fs::read_dir(stage.0.path().join("store").join(name)).unwrap().count();
+    assert_eq!((left("snapshots/test"), left("tmp")), (0, 0));
+    engine.end();
+}
+
+#[test]
+fn wishes_that_are_refused() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    engine.prepare("active", "sha256:b").unwrap();
+    code(engine.prepare("active", "sha256:b"), Code::AlreadyExists, "active");
+    code(engine.view("sha256:a", ""), Code::AlreadyExists, "sha256:a");
+    code(engine.prepare("x", "none"), Code::NotFound, "none");
+    code(engine.prepare("x", "active"), Code::InvalidArgument, "not committed");
+    code(engine.prepare("", ""), Code::InvalidArgument, "1 to 4096");
+    code(engine.mounts("sha256:a"), Code::FailedPrecondition, "committed");
+    code(engine.mounts("none"), Code::NotFound, "none");
+    code(engine.commit("sha256:a", "active"), Code::AlreadyExists, "sha256:a");
+    code(engine.commit("c", "sha256:a"), Code::FailedPrecondition, "not active");
+    code(engine.commit("c", "none"), Code::NotFound, "none");
+    code(engine.remove("sha256:a"), Code::FailedPrecondition, "sha256:b");
+    code(engine.remove("none"), Code::NotFound, "none");
+    code(engine.stat("none"), Code::NotFound, "none");
+    code(engine.list(&["kind=active"]), Code::InvalidArgument, "character 5");
+    // None of that has changed anything.
+    assert_eq!(engine.list(&[]).unwrap(), ["sha256:a", "sha256:b", "active"]);
+    let root = engine.mounts("active").unwrap();
+    assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    // Another service cannot have the same snapshots.
+    let error = stage.open(None).unwrap_err().to_string();
+    assert!(error.contains("--instance"), "{error}");
+    engine.end();
+}
+
+#[test]
+fn labels_are_changed_and_found() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    engine.prepare("a", "").unwrap();
+    let map = |all: &[(&str, &str)]| -> HashMap<String, String> {
+        all.iter().map(|it| (it.0.to_owned(), it.1.to_owned())).collect()
+    };
+    let mut update = |labels: HashMap<String, String>, paths: &[&str]| {
+        let info =
+            Info { name: "a".to_owned(), parent: "other".to_owned(), labels, ..Info::default() };
+        let paths = paths.iter().map(|it| (*it).to_owned()).collect();
+        let update_mask = Some(prost_types::FieldMask { paths });
+        let request = UpdateSnapshotRequest {
+            info: Some(info),
+            update_mask,
+            ..UpdateSnapshotRequest::default()
+        };
+        let answer = engine.runtime.block_on(engine.client.update(request));
+        answer.map(|it| it.into_inner().info.unwrap())
+    };
+    let first = update(map(&[("l1", "v1"), ("l2", "v2")]), &[]).unwrap();
+    assert_eq!((first.kind(), &*first.parent), (Kind::Active, ""));
+    assert_eq!(first.labels, map(&[("l1", "v1"), ("l2", "v2")]));
+    assert!(first.updated_at.unwrap().nanos > first.created_at.unwrap().nanos);
+    let second = update(map(&[("l1", "new"), ("l3", "v3")]), &["labels.l1", "labels.l2"]).unwrap();
+    assert_eq!(second.labels, map(&[("l1", "new")]));
+    code(update(map(&[]), &["labels.l1", "parent"]), Code::InvalidArgument, "parent");
+    code(update(map(&[("x", &"y".repeat(4096))]), &[]), Code::InvalidArgument, "4096");
+    assert_eq!(engine.list(&["kind==active,labels.l1==new"]).unwrap(), ["a"]);
+    assert_eq!(engine.list(&["kind==view", "labels.l2"]).unwrap(), [] as [&str; 0]);
+    engine.end();
+    // All of it is on the disk.
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(engine.stat("a").unwrap().labels, map(&[("l1", "new")]));
+    engine.end();
+}
+
+#[test]
+fn roots_outlive_their_service() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    let root = engine.prepare("running", "sha256:b").unwrap();
+    fs::write(root.join("written"), "before").unwrap();
+    let gone = engine.prepare("removed behind its back", "sha256:b").unwrap();
+    engine.end();
+    fs::write(root.join("written"), "meanwhile").unwrap();
+    // What a crash may leave: a torn record, and something mounted in a folder without a record.
+    let number = gone.parent().unwrap();
+    fs::write(number.join("snapshot.json"), "torn").unwrap();
+    let stray = stage.0.path().join("store/snapshots/test/99");
+    fs::create_dir(&stray).unwrap();
+    bind(fs::File::open(&root).unwrap().as_fd(), Reach::One).unwrap().attach_at(&stray).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(stage.roots(), [&*root]);
+    assert_eq!(engine.list(&["kind==active"]).unwrap(), ["running"]);
+    assert_eq!(engine.mounts("running").unwrap(), root);
+    assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
+    engine.end();
+    // As after a restart of the host: nothing is mounted, and what was written is there.
+    unmount(&root, Unmount::Now).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(engine.mounts("running").unwrap(), root);
+    assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
+    assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    engine.remove("running").unwrap();
+    engine.end();
+    let store = stage.store();
+    assert!(store.plan_gc(Seconds(0)).unwrap_err().to_string().contains("fsck --repair"));
+    let report = store.fsck(store::FsckOptions::default()).unwrap();
+    assert_eq!(report.damage.len(), 2, "{report:?}");
+    assert_eq!(store.remove_damaged(&report).unwrap(), 2);
+    assert!(store.fsck(store::FsckOptions::default()).unwrap().is_sound());
+}
+
+#[test]
+fn gc_keeps_what_snapshots_need() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    let store = stage.store();
+    store.gc(Seconds(0)).unwrap();
+    let root = engine.prepare("a", "sha256:b").unwrap();
+    assert_eq!(fs::read_to_string(root.join("link")).unwrap(), "kept".repeat(5000));
+    // Also the image of nothing, which no record names.
+    let root = engine.prepare("b", "").unwrap();
+    fs::write(root.join("file"), "file").unwrap();
+    engine.remove("a").unwrap();
+    engine.commit("c", "b").unwrap();
+    for key in ["c", "sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    store.gc(Seconds(0)).unwrap();
+    engine.prepare("d", "").unwrap();
+    engine.remove("d").unwrap();
+    engine.end();
+    store.gc(Seconds(0)).unwrap();
+    let left = |name: &str| fs::read_dir(stage.0.path().join("store").join(name)).unwrap().count();
+    assert_eq!((left("images"), left("layers"), left("tmp")), (0, 0, 0));
+}
+
+#[test]
+fn a_policy_is_asked_before_something_runs() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let policy = stage.0.path().join("policy.toml");
+    fs::write(&policy, "default = \"none\"\n").unwrap();
+    let mut engine = Engine::start(&stage, Some(&policy));
+    // A layer can be unpacked.
+    two_layers(&mut engine);
+    code(engine.prepare("container", "sha256:b"), Code::PermissionDenied, "");
+    code(engine.view("view", "sha256:b"), Code::PermissionDenied, "");
+    assert_eq!(engine.list(&["kind!=committed"]).unwrap(), [] as [&str; 0]);
+    fs::write(&policy, "default = \"any\"\n").unwrap();
+    engine.prepare("container", "sha256:b").unwrap();
+    fs::write(&policy, "default = ").unwrap();
+    code(engine.prepare("other", "sha256:b"), Code::PermissionDenied, "policies");
+    engine.end();
+}
+
+#[test]
+fn usage_is_what_was_written() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    let root = engine.prepare("a", "").unwrap();
+    let before = engine.usage("a");
+    fs::write(root.join("file"), vec![7; 1 << 20]).unwrap();
+    fs::hard_link(root.join("file"), root.join("link")).unwrap();
+    let file = fs::File::open(root.join("file")).unwrap();
+    rustix::fs::syncfs(&file).unwrap();
+    let after = engine.usage("a");
+    assert_eq!(after.1 - before.1, 1);
+    assert!((1 << 20..2 << 20).contains(&(after.0 - before.0)), "{after:?} {before:?}");
+    drop(file);
+    engine.commit("c", "a").unwrap();
+    let committed = engine.usage("c");
+    assert!((1 << 20..2 << 20).contains(&committed.0), "{committed:?}");
+    engine.view("v", "c").unwrap();
+    assert_eq!(engine.usage("v"), (0, 0));
+    engine.end();
+}

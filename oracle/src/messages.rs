@@ -1,0 +1,47 @@
+//! The code for containerd's messages, as its generators make it of the `.proto` files: the one in the tree has to be that.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Write the code into the tree
+    #[arg(long)]
+    update: bool,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let serve = Path::new("crates/serve");
+    let files = protox::compile(["snapshots.proto", "mount.proto"], [serve.join("proto")])?;
+    let made = tempfile::tempdir()?;
+    let generate = |folder: &str| {
+        let out = made.path().join(folder);
+        fs::create_dir(&out)?;
+        Ok::<_, std::io::Error>(tonic_prost_build::configure().out_dir(out))
+    };
+    // One package refers to the other by its place in the crate.
+    generate("services")?
+        .extern_path(".containerd.types", "crate::snapshots::api::types")
+        .compile_fds(files.clone())?;
+    generate("types")?.compile_fds(files)?;
+    for (made_as, name) in [
+        ("services/containerd.services.snapshots.v1.rs", "snapshots.rs"),
+        ("types/containerd.types.rs", "types.rs"),
+    ] {
+        let text = fs::read_to_string(made.path().join(made_as))?;
+        let file = serve.join("src/snapshots/api").join(name);
+        if args.update {
+            fs::write(&file, &text)?;
+        }
+        let found = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        ensure!(
+            found == text,
+            "{} is not what the generators make: `cargo xtask oracle messages --update`",
+            file.display()
+        );
+    }
+    println!("the code for containerd's messages is what the generators make");
+    Ok(())
+}
