@@ -12,9 +12,19 @@ pub struct Args {
     update: bool,
 }
 
+/// Services: a file, its package, and what its code is called.
+const FILES: [(&str, &str, &str); 3] = [
+    ("snapshots.proto", "containerd.services.snapshots.v1", "snapshots.rs"),
+    ("diff.proto", "containerd.services.diff.v1", "diff.rs"),
+    ("content.proto", "containerd.services.content.v1", "content.rs"),
+];
+/// Of one package.
+const TYPES: [&str; 2] = ["mount.proto", "descriptor.proto"];
+
 pub fn run(args: &Args) -> Result<()> {
     let serve = Path::new("crates/serve");
-    let files = protox::compile(["snapshots.proto", "mount.proto"], [serve.join("proto")])?;
+    let files = FILES.iter().map(|it| it.0).chain(TYPES.iter().copied());
+    let files = protox::compile(files, [serve.join("proto")])?;
     let made = tempfile::tempdir()?;
     let generate = |folder: &str| {
         let out = made.path().join(folder);
@@ -26,10 +36,9 @@ pub fn run(args: &Args) -> Result<()> {
         .extern_path(".containerd.types", "crate::snapshots::api::types")
         .compile_fds(files.clone())?;
     generate("types")?.compile_fds(files)?;
-    for (made_as, name) in [
-        ("services/containerd.services.snapshots.v1.rs", "snapshots.rs"),
-        ("types/containerd.types.rs", "types.rs"),
-    ] {
+    let services = FILES.map(|(_, package, name)| (format!("services/{package}.rs"), name));
+    let types = ("types/containerd.types.rs".to_owned(), "types.rs");
+    for (made_as, name) in services.into_iter().chain([types]) {
         let text = fs::read_to_string(made.path().join(made_as))?;
         let file = serve.join("src/snapshots/api").join(name);
         if args.update {

@@ -87,8 +87,19 @@ impl Mounted<'_> {
     /// Takes all down. A service that was killed may have left mounts.
     pub(super) fn end(&self, place: &Path, may_be_dead: bool) -> Result<()> {
         let left = self.way.after();
-        for pid in processes(&self.program, &self.work)? {
-            let _gone = kill_process(pid, Signal::KILL);
+        // One may have started another this moment: all stand still before the first is killed.
+        let begun = Instant::now();
+        loop {
+            let found = processes(&self.program, &self.work)?;
+            if found.is_empty() || begun.elapsed() > Duration::from_secs(10) {
+                break;
+            }
+            for signal in [Signal::STOP, Signal::KILL] {
+                for pid in &found {
+                    let _gone = kill_process(*pid, signal);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
         unmount_all(place)?;
         // A disk that it was on is let go by the last process.

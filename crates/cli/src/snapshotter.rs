@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use anyhow::bail;
 use oci::policy::Policies;
-use serve::snapshots::{SnapshotSurroundings, Snapshotter, serve_snapshots};
+use serve::snapshots::{SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots};
 use store::OpenOptions;
 
 use crate::Answer;
@@ -31,6 +31,11 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         now: Box::new(moment),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         scratch: std::env::temp_dir(),
+        skip: match args.skip {
+            args::Skip::Download => SkipLayers::Download,
+            args::Skip::Unpack => SkipLayers::Unpack,
+            args::Skip::Never => SkipLayers::Never,
+        },
     };
     let (end, ended) = mpsc::channel();
     let ready = || {
@@ -61,7 +66,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     // Threads that begin before signals are blocked would end the process.
     let work = || -> anyhow::Result<()> {
         let snapshotter = Snapshotter::open(store, &args.instance, surroundings)?;
-        Ok(serve_snapshots(snapshotter, &args.socket, stop, ready)?)
+        Ok(serve_snapshots(snapshotter, (&args.socket, &args.engine), stop, ready)?)
     };
     until_stopped(&AtomicBool::new(false), hear, work)??;
     Ok(Answer::Yes)

@@ -31,7 +31,7 @@ use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
-use crate::shelf::snapshots::{SeenSnapshot, SnapshotKind};
+use crate::shelf::snapshots::SeenSnapshot;
 use crate::store::{Store, belongs};
 use image::digest::Digest;
 
@@ -196,14 +196,17 @@ impl Store {
             report.checked += 1;
             let why = match record {
                 Err(source) => format!("its record is damaged: {}", chain(&source)),
-                Ok(record) => match record.kind {
-                    SnapshotKind::Committed(content) if !found.images.contains(&content.image) => {
-                        format!("its image {} is not in the store", content.image)
-                    }
-                    SnapshotKind::Committed(content) if !found.layers.contains(&content.layer) => {
+                Ok(record) => match record.content() {
+                    Some(content) if !found.layers.contains(&content.layer) => {
                         format!("its layer {} is not in the store", content.layer)
                     }
-                    _ => continue,
+                    Some(content) => match content.image {
+                        Some(image) if !found.images.contains(&image) => {
+                            format!("its image {image} is not in the store")
+                        }
+                        _ => continue,
+                    },
+                    None => continue,
                 },
             };
             report.add(Damage::Bad(StoreItem::Snapshot(instance, number), why));

@@ -23,7 +23,7 @@ use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
 use crate::shelf::objects::split;
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
-use crate::shelf::snapshots::{SeenSnapshot, SnapshotKind};
+use crate::shelf::snapshots::SeenSnapshot;
 use crate::store::Store;
 use crate::trash::{self, Trash};
 use crate::work::{self, Owner};
@@ -254,11 +254,13 @@ impl Store {
         let mut layers = BTreeSet::new();
         for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
             let failed = |source| GcError::Snapshot { instance: instance.clone(), number, source };
-            if let SnapshotKind::Committed(content) = record.map_err(failed)?.kind {
-                layers.insert(content.layer);
-                if roots.insert(content.image) {
-                    kept.push(Kept::Snapshot(content.image, instance));
-                }
+            let record = record.map_err(failed)?;
+            let Some(content) = record.content() else { continue };
+            layers.insert(content.layer);
+            if let Some(image) = content.image
+                && roots.insert(image)
+            {
+                kept.push(Kept::Snapshot(image, instance));
             }
         }
         let found = Inventory::of(self)?;

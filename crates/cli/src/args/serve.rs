@@ -79,6 +79,17 @@ impl Door {
     }
 }
 
+/// When an engine need not bring a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Skip {
+    /// Before the download
+    Download,
+    /// After it
+    Unpack,
+    /// Never
+    Never,
+}
+
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
@@ -103,6 +114,26 @@ pub(crate) struct Serve {
         conflicts_with = "lazy"
     )]
     pub(crate) socket: PathBuf,
+    /// Where the engine listens: the differ reads the blobs of layers there
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/run/containerd/containerd.sock",
+        requires = "snapshotter",
+        conflicts_with = "lazy"
+    )]
+    pub(crate) engine: PathBuf,
+    /// When the engine need not bring a layer that the store has. `download`: it does not download it; the image cannot be
+    /// pushed or exported then. `unpack`: it downloads it, and unpacking takes no time. `never`: each layer is read
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        default_value = "unpack",
+        requires = "snapshotter",
+        conflicts_with = "lazy"
+    )]
+    pub(crate) skip: Skip,
     /// Which engine this is for: each one has snapshots of its own, and a socket of its own
     #[arg(
         long,

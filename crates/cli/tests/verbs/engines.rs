@@ -1,5 +1,7 @@
 //! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 
 use oci::manifest::Platform;
 use rustix::process::{Pid, Signal, kill_process};
+#[cfg(feature = "registry")]
+use testing::daemon::Daemon;
 use testing::fake::wait_for;
 
 use crate::{Place, Ran, add_programs, is_root};
@@ -50,9 +54,10 @@ impl Drop for EnginePlace {
 }
 
 /// The snapshotter, ready.
-fn snapshotter(place: &Place, socket: &Path) -> Service {
+fn snapshotter(place: &Place, socket: &Path, options: &[&str]) -> Service {
     let mut command = place.command(&["serve", "--snapshotter", "--socket"]);
-    let mut service = command.arg(socket).stdout(Stdio::piped()).spawn().unwrap();
+    command.arg(socket).arg("--engine").arg(place.path("engine/socket")).args(options);
+    let mut service = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(service.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("snapshots of containerd"), "{line}");
@@ -84,6 +89,8 @@ enum Engine {
     /// 1.6, which unpacks layers by itself.
     Debians,
     Newest,
+    /// It gives layers to the differ of the service.
+    NewestWithDiffer,
 }
 
 /// A containerd with a folder of its own, and its client.
@@ -101,11 +108,21 @@ impl Containerd {
         let (version, unpack) = match engine {
             Engine::Debians => (2, String::new()),
             // It unpacks only for snapshotters that its configuration names.
-            Engine::Newest => {
+            Engine::Newest | Engine::NewestWithDiffer => {
+                let (differ, plugin) = match engine {
+                    Engine::NewestWithDiffer => (
+                        "quire-diff",
+                        format!(
+                            "[proxy_plugins.quire.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
+                             [proxy_plugins.quire-diff]\ntype = \"diff\"\naddress = {snapshotter:?}\n"
+                        ),
+                    ),
+                    _ => ("walking", String::new()),
+                };
                 let platform = Platform::of_this_machine();
                 let text = format!(
                     "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\nplatform = \"{}/{}\"\nsnapshotter = \
-                     \"quire\"\ndiffer = \"walking\"\n",
+                     \"quire\"\ndiffer = \"{differ}\"\n{plugin}",
                     platform.os, platform.architecture
                 );
                 (3, text)
@@ -173,10 +190,24 @@ fn runs_containers(engine: Engine, programs: &Path) {
     let socket = place.path("snapshotter");
     // The runtime's own state is where every containerd has it.
     let two = format!("quire-test-{}-{engine:?}", std::process::id());
-    let mut service = snapshotter(place, &socket);
+    let mut service = snapshotter(place, &socket, &[]);
+    let is_differ = matches!(engine, Engine::NewestWithDiffer);
     let engine = Containerd::start(place, engine, programs, &socket);
     let import = format!("image import --snapshotter quire {}", image.display());
     engine.out(&import);
+    if is_differ {
+        // The layers that the image has, byte for byte: an import makes the same ones.
+        let names = |place: &Place| {
+            let all = fs::read_dir(place.path("store/layers")).unwrap();
+            all.map(|it| it.unwrap().file_name()).collect::<BTreeSet<_>>()
+        };
+        // Of the first root: a layer of nothing at all.
+        let nothing = store::Digest::sha256(&[0; 1024]).to_string().replace(':', "-");
+        let mut found = names(place);
+        assert!(found.remove(OsStr::new(&nothing)), "{found:?}");
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.is_subset(&names(&maker)), "{found:?}");
+    }
     let listed = engine.out("image ls -q");
     let name = listed.lines().next().unwrap();
     let run = format!("run --rm --snapshotter quire {name} {two} /bin/cat /etc/short");
@@ -187,7 +218,7 @@ fn runs_containers(engine: Engine, programs: &Path) {
     assert!(service.end().success());
     let exec = engine.out(&format!("task exec --exec-id a {two} /bin/cat /etc/short"));
     assert_eq!(exec, "changed\n");
-    let mut service = snapshotter(place, &socket);
+    let mut service = snapshotter(place, &socket, &[]);
     let write = ["task", "exec", "--exec-id", "b", &two, "/bin/sh", "-c", "echo new > /etc/new"];
     let mut command = Command::new(&engine.ctr);
     let written = command.arg("--address").arg(&engine.socket).args(write).status().unwrap();
@@ -224,4 +255,45 @@ fn debians_containerd_runs_containers() {
 fn the_newest_containerd_runs_containers() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
     runs_containers(Engine::Newest, containerd.parent().unwrap());
+}
+
+#[test]
+fn layers_go_into_the_store_without_being_unpacked() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    runs_containers(Engine::NewestWithDiffer, containerd.parent().unwrap());
+}
+
+#[cfg(feature = "registry")]
+#[test]
+fn what_the_store_has_is_not_downloaded() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    if !is_root() || testing::program("runc").is_none() {
+        return;
+    }
+    let (maker, place) = (Place::new(), EnginePlace(Place::new()));
+    let place = &place.0;
+    if !place.is_on_disk() {
+        return;
+    }
+    let Some(registry) = Daemon::start(maker.folder.path(), "").unwrap() else {
+        return testing::skipped("docker-registry is not installed");
+    };
+    archive(&maker);
+    let name = format!("{}/image:1", registry.host);
+    maker.out(&format!("push image:1 {name}"));
+    place.out(&format!("pull {name}"));
+    let socket = place.path("snapshotter");
+    let mut service = snapshotter(place, &socket, &["--skip", "download"]);
+    let programs = containerd.parent().unwrap();
+    let engine = Containerd::start(place, Engine::NewestWithDiffer, programs, &socket);
+    engine.out(&format!("image pull --plain-http --snapshotter quire {name}"));
+    // A manifest and a config.
+    assert_eq!(engine.out("content ls -q").lines().count(), 2);
+    let container = format!("quire-test-{}-skip", std::process::id());
+    let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
+    assert_eq!(engine.out(&run), "changed\n");
+    // The layers are those of the pulled image, and so is the image, bit by bit.
+    let left = |name: &str| fs::read_dir(place.path("store").join(name)).unwrap().count();
+    assert_eq!((left("layers"), left("images")), (2, 1));
+    assert!(service.end().success());
 }

@@ -4,7 +4,7 @@ use container::changes::ChangesError;
 use container::root::MakeRootError;
 use image::verity::ImageId;
 use kernel::mount::MountError;
-use store::{ContentsError, DiskError, OpenImageError, SnapshotError};
+use store::{ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
 use transfer::evidence::UseError;
 use transfer::import::ImportError;
 
@@ -26,6 +26,16 @@ pub enum SnapshotterError {
     /// It cannot be committed.
     #[error("snapshot {} is not active, so it cannot be committed", .0.escape_debug())]
     NotActive(String),
+    /// A layer can only be applied where nothing was written.
+    #[error("something was written to snapshot {} already, so no layer can be applied to it", .0.escape_debug())]
+    Written(String),
+    /// An engine's own differ has unpacked elsewhere.
+    #[error(
+        "no layer was applied to snapshot {}, and its root was not mounted: let containerd use the differ of this service \
+         for all layers of an image, or for none",
+        .0.escape_debug()
+    )]
+    NeverUnpacked(String),
     /// Nothing can stand on it.
     #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
     NotCommitted(String),
@@ -82,6 +92,9 @@ pub enum SnapshotterError {
     /// No layer can be made of what was written.
     #[error(transparent)]
     Import(Box<ImportError>),
+    /// A layer of the store cannot be read.
+    #[error(transparent)]
+    Layer(LayerError),
     /// The record cannot be written.
     #[error(transparent)]
     Store(#[from] SnapshotError),

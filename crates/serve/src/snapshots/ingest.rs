@@ -1,6 +1,7 @@
 //! What was written to a root becomes a layer, and an image on the one below.
 
 use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,10 @@ use image::erofs::read::Owners;
 use image::tree::{Builder, Tree};
 use image::verity::ImageId;
 use store::{Seconds, SnapshotContent, Store};
-use transfer::import::{BUDGET, Below, ImportSurroundings, ImportWishes, Report, add_unknown};
+use transfer::import::{
+    BUDGET, Below, Durable, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport, Report,
+    add_unknown, stack,
+};
 
 use super::error::SnapshotterError;
 
@@ -23,6 +27,16 @@ pub(super) struct Resources {
     pub(super) scratch: PathBuf,
     /// Set to end soon.
     pub(super) cancel: AtomicBool,
+}
+
+/// What an engine says of a blob. All of it is compared.
+#[derive(Debug, Clone)]
+pub(super) struct LayerClaim {
+    pub(super) digest: Digest,
+    /// In bytes.
+    pub(super) size: Option<u64>,
+    /// Empty if it is not known.
+    pub(super) media_type: String,
 }
 
 /// What a layer is put on.
@@ -75,22 +89,61 @@ impl Resources {
         Ok(self.add(store, below, &[0; 1024][..], now)?.image)
     }
 
-    fn add(
+    /// Reads a blob into the store.
+    pub(super) fn layer(
         &self,
         store: &Store,
-        below: Below<'_>,
-        tar: impl std::io::Read + Send,
+        claim: &LayerClaim,
+        blob: impl Read + Send,
         now: Seconds,
-    ) -> Result<Report, SnapshotterError> {
-        let surroundings = ImportSurroundings {
+    ) -> Result<SnapshotContent, SnapshotterError> {
+        let wishes = ImportWishes { durable: Durable::EachLayer, ..ImportWishes::default() };
+        let import = LayerImport::begin(store, &self.surroundings(now), &wishes)?;
+        let layers = import.layers().layer(IncomingLayer {
+            name: claim.digest.to_string(),
+            blob: Box::new(blob),
+            media_type: claim.media_type.clone(),
+            digest: Some(claim.digest),
+            size: claim.size,
+            diff_id: None,
+        })?;
+        let committed = layers.committed();
+        let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
+        let bytes = committed.object_bytes;
+        Ok(SnapshotContent { layer, image: None, bytes, inodes: committed.objects })
+    }
+
+    /// Makes the image of layers, and says how many bytes it has.
+    pub(super) fn stack(
+        &self,
+        store: &Store,
+        layers: &[Digest],
+        now: Seconds,
+    ) -> Result<(ImageId, u64), SnapshotterError> {
+        let made = stack(store, layers, &self.surroundings(now), &ImportWishes::default())?;
+        Ok((made.image, made.image_bytes))
+    }
+
+    fn surroundings(&self, now: Seconds) -> ImportSurroundings<'_> {
+        ImportSurroundings {
             now,
             threads: self.threads,
             budget: BUDGET,
             scratch: &self.scratch,
             progress: &|_| {},
             cancel: &self.cancel,
-        };
-        Ok(add_unknown(store, below, tar, &surroundings, &ImportWishes::default())?)
+        }
+    }
+
+    fn add(
+        &self,
+        store: &Store,
+        below: Below<'_>,
+        tar: impl Read + Send,
+        now: Seconds,
+    ) -> Result<Report, SnapshotterError> {
+        let wishes = ImportWishes::default();
+        Ok(add_unknown(store, below, tar, &self.surroundings(now), &wishes)?)
     }
 }
 
@@ -105,5 +158,5 @@ fn tree_of(store: &Store, image: &ImageId) -> Result<Tree, SnapshotterError> {
 fn content(report: &Report) -> SnapshotContent {
     let layer = report.layers[0].diff_id;
     let (image, bytes) = (report.image, report.objects.object_bytes + report.image_bytes);
-    SnapshotContent { layer, image, bytes, inodes: 0 }
+    SnapshotContent { layer, image: Some(image), bytes, inodes: 0 }
 }

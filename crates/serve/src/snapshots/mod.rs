@@ -4,9 +4,12 @@
 //! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
 
 pub mod api;
+mod content;
+mod differ;
 mod error;
 mod filter;
 mod ingest;
+mod layers;
 mod roots;
 mod service;
 mod snapshotter;
@@ -16,6 +19,7 @@ mod usage;
 
 pub use error::SnapshotterError;
 pub use filter::{FilterError, Filters};
+pub use layers::SkipLayers;
 pub use service::{ServeSnapshotsError, serve_snapshots};
 pub use snapshotter::{Labels, SnapshotAccess, SnapshotMount, SnapshotSurroundings, Snapshotter};
 pub use state::SnapshotInfo;

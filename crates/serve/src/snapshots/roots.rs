@@ -127,8 +127,8 @@ impl Roots {
 pub(super) fn detach(path: &Path) -> Result<(), MountError> {
     match unmount(path, Unmount::Now) {
         Err(error) if error.errno() == Some(Errno::BUSY) => unmount(path, Unmount::Lazy),
-        // Nothing is mounted there.
-        Err(error) if error.errno() == Some(Errno::INVAL) => Ok(()),
+        // Nothing is mounted there, or never was.
+        Err(error) if matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => Ok(()),
         done => done,
     }
 }

@@ -17,8 +17,11 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-use super::api::snapshots_server::{Snapshots, SnapshotsServer};
-use super::api::{self, types};
+use super::api::diff::diff_server::DiffServer;
+use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
+use super::api::{snapshots as api, types};
+use super::content::ContentStore;
+use super::differ::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
@@ -50,13 +53,13 @@ pub enum ServeSnapshotsError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Serves an engine until `stop` is done. `ready` is called once it can connect.
+/// Serves an engine, which calls at `socket` and is called at `engine`, until `stop` is done. `ready` is called once it can connect.
 ///
 /// # Errors
 /// [`ServeSnapshotsError`].
 pub fn serve_snapshots(
     snapshotter: Snapshotter,
-    socket: &Path,
+    (socket, engine): (&Path, &Path),
     stop: impl FnOnce() + Send + 'static,
     ready: impl FnOnce(),
 ) -> Result<(), ServeSnapshotsError> {
@@ -73,7 +76,9 @@ pub fn serve_snapshots(
         ready();
         let stopped = tokio::task::spawn_blocking(stop);
         let service = SnapshotsServer::new(Service(Arc::clone(&snapshotter)));
-        let server = Server::builder().add_service(service);
+        let content = ContentStore { socket: engine.to_owned() };
+        let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
+        let server = Server::builder().add_service(service).add_service(DiffServer::new(differ));
         let incoming = UnixListenerStream::new(listener);
         let (told, tell) = tokio::sync::oneshot::channel::<()>();
         let ended = server.serve_with_incoming_shutdown(incoming, async {
@@ -143,7 +148,7 @@ impl Service {
 }
 
 /// An error as engines know it, with all its causes.
-fn status(error: &SnapshotterError) -> Status {
+pub(super) fn status(error: &SnapshotterError) -> Status {
     let code = match error {
         SnapshotterError::Exists(_) => Code::AlreadyExists,
         SnapshotterError::Absent(_) => Code::NotFound,
@@ -185,7 +190,7 @@ fn info(it: SnapshotInfo) -> api::Info {
     };
     let kind = match it.record.kind {
         SnapshotKind::View => api::Kind::View,
-        SnapshotKind::Active => api::Kind::Active,
+        SnapshotKind::Active(_) => api::Kind::Active,
         SnapshotKind::Committed(_) => api::Kind::Committed,
     };
     api::Info {
@@ -213,7 +218,9 @@ impl Snapshots for Service {
         let it = request.into_inner();
         self.call("prepare", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Write;
-            let made = snapshotter.prepare(key, &it.parent, labels(it.labels), access)?;
+            let labels = labels(it.labels);
+            snapshotter.skip(&it.parent, &labels)?;
+            let made = snapshotter.prepare(key, &it.parent, &labels, access)?;
             Ok(api::PrepareSnapshotResponse { mounts: vec![mount(&made)] })
         })
         .await
@@ -226,7 +233,7 @@ impl Snapshots for Service {
         let it = request.into_inner();
         self.call("view", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Read;
-            let made = snapshotter.prepare(key, &it.parent, labels(it.labels), access)?;
+            let made = snapshotter.prepare(key, &it.parent, &labels(it.labels), access)?;
             Ok(api::ViewSnapshotResponse { mounts: vec![mount(&made)] })
         })
         .await

@@ -16,8 +16,9 @@ use store::{
 use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::ingest::{Base, Resources};
+use super::layers::{KnownBlobs, SkipLayers};
 use super::roots::{self, Purpose, RootPlace, Roots};
-use super::state::{Entry, Root, SnapshotInfo, State, Work};
+use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 use super::trash::{Thrown, Trash};
 use super::usage::{Usage, usage_of};
 use super::{LABEL_MAX, NAME_MAX};
@@ -32,6 +33,8 @@ pub struct SnapshotSurroundings {
     pub threads: NonZeroUsize,
     /// Directory for unnamed temporary files.
     pub scratch: PathBuf,
+    /// When the engine need not bring layers that the store has.
+    pub skip: SkipLayers,
 }
 
 impl std::fmt::Debug for SnapshotSurroundings {
@@ -59,10 +62,11 @@ pub type Labels = BTreeMap<String, String>;
 /// The snapshots of one engine.
 #[derive(Debug)]
 pub struct Snapshotter {
-    store: Store,
-    instance: SnapshotInstance,
-    surroundings: SnapshotSurroundings,
-    resources: Resources,
+    pub(super) store: Store,
+    pub(super) instance: SnapshotInstance,
+    pub(super) surroundings: SnapshotSurroundings,
+    pub(super) resources: Resources,
+    blobs: Mutex<KnownBlobs>,
     roots: Roots,
     /// The image of nothing.
     nothing: OnceLock<ImageId>,
@@ -98,7 +102,7 @@ impl Snapshotter {
             state.next = number + 1;
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
-            state.entries.insert(number, Entry { record, root, work: Work::None });
+            state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
         let resources = Resources {
             threads: surroundings.threads,
@@ -110,6 +114,7 @@ impl Snapshotter {
             instance,
             surroundings,
             resources,
+            blobs: Mutex::default(),
             roots: Roots::default(),
             nothing: OnceLock::new(),
             state: Mutex::new(state),
@@ -126,50 +131,76 @@ impl Snapshotter {
         &self,
         key: &str,
         parent: &str,
-        labels: Labels,
+        labels: &Labels,
         access: SnapshotAccess,
     ) -> Result<SnapshotMount, SnapshotterError> {
-        check_name(key)?;
-        check_labels(&labels)?;
-        let now = (self.surroundings.now)();
-        let kind = match access {
-            SnapshotAccess::Write => SnapshotKind::Active,
+        let (number, record) = self.reserve(key, parent, labels, |_| match access {
+            SnapshotAccess::Write => SnapshotKind::Active(None),
             SnapshotAccess::Read => SnapshotKind::View,
-        };
-        let (number, record) = {
-            let mut state = self.state();
-            if state.names.contains_key(key) {
-                return Err(SnapshotterError::Exists(key.to_owned()));
-            }
-            let parent = match parent {
-                "" => None,
-                parent => Some(state.committed(parent)?),
-            };
-            let number = state.next;
-            state.next += 1;
-            let name = key.to_owned();
-            let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
-            state.names.insert(key.to_owned(), number);
-            let entry = Entry { record: record.clone(), root: Root::No, work: Work::Some };
-            state.entries.insert(number, entry);
-            (number, record)
-        };
+        })?;
         let made = self.instance.make(number, &record).map_err(SnapshotterError::from);
-        let mounted = made.and_then(|()| self.mount_root(number, &record));
+        let mounted = made.and_then(|()| match self.is_for_the_differ(&record) {
+            true => Ok(Root::No),
+            false => self.mount_root(number, &record),
+        });
         let mut state = self.state();
         match &mounted {
             Ok(root) => state.done(number, |entry| entry.root = *root),
             Err(_) => {
-                state.forget(number);
                 drop(state);
-                // It may not have been made at all.
-                if let Ok(folder) = self.instance.hide(number) {
-                    self.trash.throw(Thrown::Folder(folder));
-                }
+                self.forget(number);
             }
         }
         self.turned.notify_all();
         mounted.map(|_| self.mount_of(number, &record))
+    }
+
+    /// Takes a name for a new snapshot, on which somebody works from then on. Its folder is not there yet.
+    pub(super) fn reserve(
+        &self,
+        key: &str,
+        parent: &str,
+        labels: &Labels,
+        kind: impl FnOnce(u64) -> SnapshotKind,
+    ) -> Result<(u64, SnapshotRecord), SnapshotterError> {
+        check_name(key)?;
+        check_labels(labels)?;
+        let now = (self.surroundings.now)();
+        let mut state = self.state();
+        if state.names.contains_key(key) {
+            return Err(SnapshotterError::Exists(key.to_owned()));
+        }
+        let parent = match parent {
+            "" => None,
+            parent => Some(state.committed(parent)?),
+        };
+        let number = state.next;
+        state.next += 1;
+        let (name, kind, labels) = (key.to_owned(), kind(number), labels.clone());
+        let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
+        state.names.insert(key.to_owned(), number);
+        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
+        state.entries.insert(number, entry);
+        Ok((number, record))
+    }
+
+    /// Gives up a snapshot that was only begun.
+    pub(super) fn forget(&self, number: u64) {
+        self.state().forget(number);
+        // It may not have been made at all.
+        if let Ok(folder) = self.instance.hide(number) {
+            self.trash.throw(Thrown::Folder(folder));
+        }
+        self.turned.notify_all();
+    }
+
+    /// Whether only the differ is to have this root. It needs none, and without one nobody pays for the image of each layer
+    /// that another one is put on. Where the engine's own differ is used, the layers below have images already.
+    fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
+        let Some(parent) = record.parent else { return false };
+        let state = self.state();
+        let below = state.entries.get(&parent).and_then(|it| it.record.content());
+        is_unpacked(record) && below.is_some_and(|it| it.image.is_none())
     }
 
     /// How a root is reached. One that is not mounted is mounted: the host may have started anew.
@@ -179,7 +210,7 @@ impl Snapshotter {
     pub fn mounts(&self, key: &str) -> Result<SnapshotMount, SnapshotterError> {
         let (number, record) = self.take(key, |record| match record.kind {
             SnapshotKind::Committed(_) => Err(SnapshotterError::Committed(key.to_owned())),
-            SnapshotKind::View | SnapshotKind::Active => Ok(()),
+            SnapshotKind::View | SnapshotKind::Active(_) => Ok(()),
         })?;
         let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
         let mounted = match root {
@@ -199,7 +230,7 @@ impl Snapshotter {
         check_name(name)?;
         check_labels(labels)?;
         let (number, record) = self.take(key, |record| match record.kind {
-            SnapshotKind::Active => Ok(()),
+            SnapshotKind::Active(_) => Ok(()),
             _ => Err(SnapshotterError::NotActive(key.to_owned())),
         })?;
         let reserved = {
@@ -258,14 +289,23 @@ impl Snapshotter {
         name: &str,
         labels: &Labels,
     ) -> Result<SnapshotRecord, SnapshotterError> {
-        let base = self.base(record.parent);
         self.unmount_root(number)?;
         let upper = self.instance.changes(number).join("upper");
+        let applied = record.content().cloned();
+        if applied.is_none() && record.parent.is_some() && !upper.exists() {
+            return Err(SnapshotterError::NeverUnpacked(record.name.clone()));
+        }
+        let mut base = self.base(record.parent);
+        if applied.is_none() {
+            base.image = record.parent.map(|it| self.image_of(it)).transpose()?;
+        }
         // A `gc` may take what nothing names yet.
         for attempt in 0.. {
             let now = (self.surroundings.now)();
-            let content =
-                self.resources.ingest(&self.store, &base, &upper, Seconds(now.seconds))?;
+            let content = match &applied {
+                Some(content) => content.clone(),
+                None => self.resources.ingest(&self.store, &base, &upper, Seconds(now.seconds))?,
+            };
             let new = SnapshotRecord {
                 name: name.to_owned(),
                 kind: SnapshotKind::Committed(content),
@@ -360,10 +400,11 @@ impl Snapshotter {
         };
         match record.kind {
             SnapshotKind::View => Ok(Usage::default()),
-            SnapshotKind::Committed(SnapshotContent { bytes, inodes, .. }) => {
+            SnapshotKind::Committed(SnapshotContent { bytes, inodes, .. })
+            | SnapshotKind::Active(Some(SnapshotContent { bytes, inodes, .. })) => {
                 Ok(Usage { bytes, inodes })
             }
-            SnapshotKind::Active => {
+            SnapshotKind::Active(None) => {
                 let upper = self.instance.changes(number).join("upper");
                 usage_of(&upper).map_err(SnapshotterError::Directory)
             }
@@ -380,12 +421,16 @@ impl Snapshotter {
         self.resources.cancel.store(true, Ordering::Relaxed);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn known_blobs(&self) -> MutexGuard<'_, KnownBlobs> {
+        self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until nobody works on a snapshot, and takes it. [`Self::give_back`] must follow.
-    fn take(
+    pub(super) fn take(
         &self,
         key: &str,
         check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
@@ -404,40 +449,39 @@ impl Snapshotter {
         }
     }
 
-    fn give_back(&self, number: u64, change: impl FnOnce(&mut Entry)) {
+    pub(super) fn give_back(&self, number: u64, change: impl FnOnce(&mut SnapshotEntry)) {
         self.state().done(number, change);
         self.turned.notify_all();
     }
 
-    fn base(&self, parent: Option<u64>) -> Base {
+    pub(super) fn base(&self, parent: Option<u64>) -> Base {
         let state = self.state();
         let mut layers = Vec::new();
-        let mut image = None;
         let mut next = parent;
         while let Some(number) = next {
             // Nobody removes what something stands on.
             let Some(entry) = state.entries.get(&number) else { break };
             let SnapshotKind::Committed(content) = &entry.record.kind else { break };
             layers.push(content.layer);
-            image = image.or(Some(content.image));
             next = entry.record.parent;
         }
         layers.reverse();
-        Base { image, layers }
+        Base { image: None, layers }
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
-        let image = match self.base(record.parent).image {
-            Some(image) => image,
+        let image = match record.parent {
+            Some(parent) => self.image_of(parent)?,
             None => self.nothing()?,
         };
+        self.instance.make_root(number)?;
         let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
         let purpose = match is_unpacked(record) {
             true => Purpose::Unpack,
             false => Purpose::Use,
         };
         let access = match record.kind {
-            SnapshotKind::Active => SnapshotAccess::Write,
+            SnapshotKind::Active(_) => SnapshotAccess::Write,
             _ => SnapshotAccess::Read,
         };
         let place = RootPlace { instance: &self.instance, number, image };
@@ -457,7 +501,7 @@ impl Snapshotter {
         Ok(*self.nothing.get_or_init(|| image))
     }
 
-    fn unmount_root(&self, number: u64) -> Result<(), SnapshotterError> {
+    pub(super) fn unmount_root(&self, number: u64) -> Result<(), SnapshotterError> {
         roots::detach(&self.instance.root(number))?;
         let mut state = self.state();
         if let Some(entry) = state.entries.get_mut(&number)
@@ -469,7 +513,7 @@ impl Snapshotter {
     }
 
     fn mount_of(&self, number: u64, record: &SnapshotRecord) -> SnapshotMount {
-        let is_writable = record.kind == SnapshotKind::Active;
+        let is_writable = matches!(record.kind, SnapshotKind::Active(_));
         SnapshotMount { source: self.instance.root(number), is_writable }
     }
 }
@@ -484,10 +528,10 @@ pub enum SnapshotAccess {
 }
 
 /// How often a `gc` may take a layer before it has a name.
-const GONE_MAX: u32 = 3;
+pub(super) const GONE_MAX: u32 = 3;
 
 /// Whether containerd unpacks a layer on it. Its own names for such begin so, whatever the image says.
-fn is_unpacked(record: &SnapshotRecord) -> bool {
+pub(super) fn is_unpacked(record: &SnapshotRecord) -> bool {
     record.name.rsplit('/').next().is_some_and(|it| it.starts_with("extract-"))
 }
 

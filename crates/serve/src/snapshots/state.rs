@@ -24,7 +24,7 @@ impl SnapshotInfo {
             [name] if name == "parent" => Some(&*self.parent).filter(|it| !it.is_empty()),
             [name] if name == "kind" => Some(match self.record.kind {
                 SnapshotKind::View => "view",
-                SnapshotKind::Active => "active",
+                SnapshotKind::Active(_) => "active",
                 SnapshotKind::Committed(_) => "committed",
             }),
             [labels, rest @ ..] if labels == "labels" => {
@@ -37,14 +37,14 @@ impl SnapshotInfo {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    pub(super) entries: BTreeMap<u64, Entry>,
+    pub(super) entries: BTreeMap<u64, SnapshotEntry>,
     /// Also names that a commit is about to give, with the number of the active snapshot.
     pub(super) names: HashMap<String, u64>,
     pub(super) next: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct SnapshotEntry {
     pub(super) record: SnapshotRecord,
     pub(super) root: Root,
     pub(super) work: Work,
@@ -99,7 +99,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn done(&mut self, number: u64, change: impl FnOnce(&mut Entry)) {
+    pub(super) fn done(&mut self, number: u64, change: impl FnOnce(&mut SnapshotEntry)) {
         if let Some(entry) = self.entries.get_mut(&number) {
             change(entry);
             entry.work = Work::None;

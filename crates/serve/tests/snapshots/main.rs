@@ -7,26 +7,29 @@ use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
+use image::digest::Digest;
 use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
-use quire_serve::snapshots::api::snapshots_client::SnapshotsClient;
-use quire_serve::snapshots::api::{
+use oci::source::{Input, Source};
+use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
+use quire_serve::snapshots::api::snapshots::{
     CleanupRequest, CommitSnapshotRequest, Info, Kind, ListSnapshotsRequest, MountsRequest,
     PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest, UpdateSnapshotRequest,
     UsageRequest, ViewSnapshotRequest,
 };
 use quire_serve::snapshots::{
-    SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
+    SkipLayers, SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
 };
 use store::{Moment, OpenOptions, Seconds, Store};
 use testing::skipped;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
+use transfer::import::{BUDGET, ImportSurroundings, ImportWishes, import};
 
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -49,7 +52,11 @@ impl Stage {
         Store::open(&path, store::Who::this_process(), OpenOptions::create()).unwrap()
     }
 
-    fn open(&self, policy: Option<&Path>) -> Result<Snapshotter, SnapshotterError> {
+    fn open(
+        &self,
+        policy: Option<&Path>,
+        skip: SkipLayers,
+    ) -> Result<Snapshotter, SnapshotterError> {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
         let surroundings = SnapshotSurroundings {
@@ -60,6 +67,7 @@ impl Stage {
             }),
             threads: NonZeroUsize::new(2).unwrap(),
             scratch: self.0.path().to_owned(),
+            skip,
         };
         Snapshotter::open(self.store(), "test", surroundings)
     }
@@ -89,7 +97,10 @@ struct Engine {
 
 impl Engine {
     fn start(stage: &Stage, policy: Option<&Path>) -> Self {
-        let snapshotter = stage.open(policy).unwrap();
+        Self::serve(stage, stage.open(policy, SkipLayers::Unpack).unwrap())
+    }
+
+    fn serve(stage: &Stage, snapshotter: Snapshotter) -> Self {
         let socket = stage.0.path().join("socket");
         let (stop, stopped) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
@@ -98,7 +109,7 @@ impl Engine {
             let stop = move || {
                 let _stopped = stopped.recv();
             };
-            serve_snapshots(snapshotter, &path, stop, || ready.send(()).unwrap()).unwrap();
+            serve_snapshots(snapshotter, (&path, &path), stop, || ready.send(()).unwrap()).unwrap();
         });
         is_ready.recv().unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
@@ -127,6 +138,22 @@ impl Engine {
             ("bind", "rbind", "rw")
         );
         Ok(mount.source.into())
+    }
+
+    /// As containerd asks before it fetches a layer.
+    fn prepare_layer(&mut self, parent: &str, chain: &Digest, blob: &Digest) -> Result<(), Status> {
+        let labels = [
+            ("containerd.io/snapshot.ref", chain),
+            ("containerd.io/snapshot/cri.layer-digest", blob),
+        ];
+        let labels = labels.map(|(name, digest)| (name.to_owned(), digest.to_string()));
+        let request = PrepareSnapshotRequest {
+            key: format!("default/1/extract-1 {chain}"),
+            parent: parent.to_owned(),
+            labels: labels.into(),
+            ..PrepareSnapshotRequest::default()
+        };
+        self.runtime.block_on(self.client.prepare(request)).map(drop)
     }
 
     fn view(&mut self, key: &str, parent: &str) -> Result<PathBuf, Status> {
@@ -277,7 +304,7 @@ fn wishes_that_are_refused() {
     let root = engine.mounts("active").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     // Another service cannot have the same snapshots.
-    let error = stage.open(None).unwrap_err().to_string();
+    let error = stage.open(None, SkipLayers::Unpack).unwrap_err().to_string();
     assert!(error.contains("--instance"), "{error}");
     engine.end();
 }
@@ -436,5 +463,71 @@ fn usage_is_what_was_written() {
     assert!((1 << 20..2 << 20).contains(&committed.0), "{committed:?}");
     engine.view("v", "c").unwrap();
     assert_eq!(engine.usage("v"), (0, 0));
+    engine.end();
+}
+
+/// A layer of one file, in the store by the blob that is its tar.
+fn layer(stage: &Stage, name: &str) -> Digest {
+    let tree = stage.0.path().join(name);
+    fs::create_dir(&tree).unwrap();
+    fs::write(tree.join(name), name).unwrap();
+    let tar = stage.0.path().join(format!("{name}.tar"));
+    let mut command = std::process::Command::new("tar");
+    let status = command.arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status().unwrap();
+    assert!(status.success());
+    let digest = Digest::sha256(&fs::read(&tar).unwrap());
+    let name = name.parse().unwrap();
+    let wishes = ImportWishes { name: Some(&name), ..ImportWishes::default() };
+    let surroundings = ImportSurroundings {
+        now: Seconds(0),
+        threads: NonZeroUsize::MIN,
+        budget: BUDGET,
+        scratch: stage.0.path(),
+        progress: &|_| {},
+        cancel: &AtomicBool::new(false),
+    };
+    import(&stage.store(), &Source::Tar(Input::File(tar)), &surroundings, &wishes).unwrap();
+    digest
+}
+
+/// A manifest names blobs and chains as it likes. A layer is only given to who names the blob that gave it.
+#[test]
+fn labels_give_nobody_a_layer() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let [lower, upper] = ["lower", "upper"].map(|name| layer(&stage, name));
+    let chain = |below: &Digest, it: &Digest| Digest::sha256(format!("{below} {it}").as_bytes());
+    let mut engine = Engine::serve(&stage, stage.open(None, SkipLayers::Download).unwrap());
+    let other = Digest::sha256(b"a blob that nobody has hashed");
+    let below = format!("quire/{lower}");
+    for (chain, blob) in [(&lower, &other), (&other, &lower), (&upper, &lower)] {
+        engine.prepare_layer("", chain, blob).unwrap();
+        engine.remove(&format!("default/1/extract-1 {chain}")).unwrap();
+    }
+    code(engine.prepare_layer("", &lower, &lower), Code::AlreadyExists, &below);
+    // Containerd finds it by these two.
+    let filter = format!("labels.\"containerd.io/snapshot.ref\"=={lower},parent==\"\"");
+    assert_eq!(engine.list(&[&filter]).unwrap(), [&*below]);
+    let top = chain(&lower, &upper);
+    for (chain, blob) in [(&top, &other), (&chain(&upper, &upper), &upper), (&upper, &upper)] {
+        engine.prepare_layer(&below, chain, blob).unwrap();
+        engine.remove(&format!("default/1/extract-1 {chain}")).unwrap();
+    }
+    let above = format!("quire/{top}");
+    code(engine.prepare_layer(&below, &top, &upper), Code::AlreadyExists, &above);
+    // Asked again, it is the same one.
+    code(engine.prepare_layer(&below, &top, &upper), Code::AlreadyExists, &above);
+    let root = engine.prepare("container", &above).unwrap();
+    for name in ["lower", "upper"] {
+        assert_eq!(fs::read_to_string(root.join(name)).unwrap(), name);
+    }
+    engine.end();
+    // Who wants each blob is given nothing.
+    let mut engine = Engine::start(&stage, None);
+    engine.remove("container").unwrap();
+    engine.remove(&above).unwrap();
+    engine.prepare_layer(&below, &top, &upper).unwrap();
     engine.end();
 }

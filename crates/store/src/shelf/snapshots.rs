@@ -41,8 +41,8 @@ pub struct Moment {
 pub enum SnapshotKind {
     /// It can be read.
     View,
-    /// It can be written.
-    Active,
+    /// It can be written. A layer that a differ has unpacked for it is in the store already: nothing was written then.
+    Active(Option<SnapshotContent>),
     /// It is done, and others may stand on it.
     Committed(SnapshotContent),
 }
@@ -52,8 +52,8 @@ pub enum SnapshotKind {
 pub struct SnapshotContent {
     /// The layer that was made of its changes.
     pub layer: Digest,
-    /// The image of this layer on those below.
-    pub image: ImageId,
+    /// The image of this layer on those below, once it was needed.
+    pub image: Option<ImageId>,
     /// Bytes on disk that it has brought.
     pub bytes: u64,
     /// Files that it has brought.
@@ -95,7 +95,37 @@ struct Raw {
 enum RawKind {
     View,
     Active,
-    Committed { layer: String, image: String, bytes: u64, inodes: u64 },
+    Applied(RawContent),
+    Committed(RawContent),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RawContent {
+    layer: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image: Option<String>,
+    bytes: u64,
+    inodes: u64,
+}
+
+impl SnapshotContent {
+    fn of(raw: &RawContent) -> Result<Self, RecordError> {
+        let RawContent { layer, image, bytes, inodes } = raw;
+        // The checksum is right, so this is our own text or no text of ours.
+        let layer = layer.parse().ok().ok_or(RecordError::Checksum)?;
+        let image = image.as_deref().map(str::parse).transpose();
+        let image = image.ok().ok_or(RecordError::Checksum)?;
+        Ok(Self { layer, image, bytes: *bytes, inodes: *inodes })
+    }
+
+    fn raw(&self) -> RawContent {
+        RawContent {
+            layer: self.layer.to_string(),
+            image: self.image.map(|it| it.to_string()),
+            bytes: self.bytes,
+            inodes: self.inodes,
+        }
+    }
 }
 
 /// Why snapshots cannot be opened or changed.
@@ -242,16 +272,21 @@ fn read_record(
 }
 
 impl SnapshotRecord {
+    /// What the store has to have for it.
+    #[must_use]
+    pub const fn content(&self) -> Option<&SnapshotContent> {
+        match &self.kind {
+            SnapshotKind::View | SnapshotKind::Active(None) => None,
+            SnapshotKind::Active(Some(content)) | SnapshotKind::Committed(content) => Some(content),
+        }
+    }
+
     fn of(raw: Raw) -> Result<Self, RecordError> {
         let kind = match raw.kind {
             RawKind::View => SnapshotKind::View,
-            RawKind::Active => SnapshotKind::Active,
-            RawKind::Committed { layer, image, bytes, inodes } => {
-                // The checksum is right, so this is our own text or no text of ours.
-                let layer = layer.parse().ok().ok_or(RecordError::Checksum)?;
-                let image = image.parse().ok().ok_or(RecordError::Checksum)?;
-                SnapshotKind::Committed(SnapshotContent { layer, image, bytes, inodes })
-            }
+            RawKind::Active => SnapshotKind::Active(None),
+            RawKind::Applied(content) => SnapshotKind::Active(Some(SnapshotContent::of(&content)?)),
+            RawKind::Committed(content) => SnapshotKind::Committed(SnapshotContent::of(&content)?),
         };
         let Raw { name, parent, labels, created, updated, .. } = raw;
         Ok(Self { name, kind, parent, labels, created, updated })
@@ -260,13 +295,9 @@ impl SnapshotRecord {
     fn encode(&self) -> Vec<u8> {
         let kind = match &self.kind {
             SnapshotKind::View => RawKind::View,
-            SnapshotKind::Active => RawKind::Active,
-            SnapshotKind::Committed(content) => RawKind::Committed {
-                layer: content.layer.to_string(),
-                image: content.image.to_string(),
-                bytes: content.bytes,
-                inodes: content.inodes,
-            },
+            SnapshotKind::Active(None) => RawKind::Active,
+            SnapshotKind::Active(Some(content)) => RawKind::Applied(content.raw()),
+            SnapshotKind::Committed(content) => RawKind::Committed(content.raw()),
         };
         record::encode(&Raw {
             name: self.name.clone(),
@@ -322,15 +353,28 @@ impl SnapshotInstance {
         file.publish_mode()?;
         drop(file);
         work.directory.sync_file(RECORD)?;
-        for name in [CHANGES, ROOT] {
-            work.directory.make_private(name)?;
-        }
+        work.directory.make_private(CHANGES)?;
         work.directory.sync()?;
         let name = number.to_string();
         if work.publish(&self.directory, &name)?.is_none() {
             return Err(self.directory.failed("publish", name, rustix::io::Errno::EXIST));
         }
         self.directory.sync()
+    }
+
+    /// Makes the directory where a snapshot's root is mounted.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn make_root(&self, number: u64) -> Result<(), DiskError> {
+        self.directory.open(number.to_string())?.make_private(ROOT).map(drop)
+    }
+
+    /// Whether something was written to a snapshot's root.
+    #[must_use]
+    pub fn is_changed(&self, number: u64) -> bool {
+        let upper = self.changes(number).join("upper");
+        upper.read_dir().is_ok_and(|mut entries| entries.next().is_some())
     }
 
     /// Puts a record in the place of the one that a snapshot has, durably.

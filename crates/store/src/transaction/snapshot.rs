@@ -1,9 +1,7 @@
 //! Snapshots of container engines: what their records need is in the store.
 
 use crate::disk::DiskError;
-use crate::shelf::snapshots::{
-    SNAPSHOTS, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
-};
+use crate::shelf::snapshots::{SNAPSHOTS, SnapshotError, SnapshotInstance, SnapshotRecord};
 use crate::store::{Store, mode_of};
 
 impl Store {
@@ -38,10 +36,11 @@ impl Store {
         record: &SnapshotRecord,
     ) -> Result<(), SnapshotError> {
         let _lock = self.lock_shared()?;
-        if let SnapshotKind::Committed(content) = &record.kind
-            && !(self.images.has(&content.image)? && self.layers.has(&content.layer)?)
-        {
-            return Err(SnapshotError::Gone(number));
+        if let Some(content) = record.content() {
+            let has_image = content.image.map_or(Ok(true), |image| self.images.has(&image))?;
+            if !has_image || !self.layers.has(&content.layer)? {
+                return Err(SnapshotError::Gone(number));
+            }
         }
         Ok(instance.change(number, record)?)
     }

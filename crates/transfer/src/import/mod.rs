@@ -51,7 +51,7 @@ pub use layers::Document;
 pub use limits::{LimitError, Limits};
 pub use platform::{OtherPlatform, PlatformMismatch};
 pub use running::{IncomingLayer, LayerImport, MadeImage, RunningImport};
-pub use stacked::{Below, add_unknown, preview};
+pub use stacked::{Below, add_unknown, preview, stack};
 pub use surroundings::{BUDGET, ImportSurroundings};
 pub use wishes::{Durable, ImportWishes, Unsupported};
 

@@ -140,6 +140,14 @@ impl<'i> RunningImport<'i> {
         Ok(self)
     }
 
+    /// What was added to the store so far, of layers that are durable.
+    #[must_use]
+    pub fn committed(&self) -> store::Committed {
+        let mut all = store::Committed::default();
+        self.gathered.iter().for_each(|it| all += it.committed);
+        all
+    }
+
     /// Results of the layers, from the lowest to the uppermost.
     pub fn reports(&self) -> impl Iterator<Item = &LayerReport> {
         self.gathered.iter().map(|it| &it.report)

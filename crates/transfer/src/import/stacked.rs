@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use image::tree::Tree;
+use image::tree::{Builder, Tree};
 use image::verity::Algorithm;
 use store::{Blob, Store};
 
@@ -69,6 +69,50 @@ pub fn add_unknown(
     let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
     let (made, _, _) = job.stacked(below, tar)?;
     job.finish(made, None, start)
+}
+
+/// Makes the image of layers that the store has. It has no documents, and no origin for policies. Nothing keeps it from
+/// `gc` but its caller.
+///
+/// # Errors
+/// [`ImportError`], also if a layer is not there; then nothing was changed.
+pub fn stack(
+    store: &Store,
+    layers: &[Digest],
+    surroundings: &ImportSurroundings<'_>,
+    wishes: &ImportWishes<'_>,
+) -> Result<Report, ImportError> {
+    let start = Instant::now();
+    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    for (number, diff_id) in (1..).zip(layers) {
+        // From here on `gc` leaves it, and what is in it, alone.
+        let found = job.transaction.reuse_layer(diff_id);
+        if found.map_err(|error| failed(number, error.into()))?.is_none() {
+            return Err(ImportError::LayerBelow(Box::new(*diff_id)));
+        }
+    }
+    let sources = layers.iter().map(|diff_id| LayerSource {
+        name: diff_id.to_string(),
+        source: Mutex::new(Box::new(Once::new(std::io::empty()))),
+        media_type: String::new(),
+        digest: None,
+        size: None,
+        diff_id: Some(*diff_id),
+        title: Title::Own,
+        is_wanted: false,
+    });
+    let sources: Vec<_> = sources.collect();
+    let stop = Stop::new(surroundings.cancel);
+    let gathered = job.gather(&sources, 0, &stop, &Totals::default())?;
+    let mut tree: Option<Builder> = None;
+    let mut reports = Vec::new();
+    for (number, gathered) in (1..).zip(gathered) {
+        let onto = gathered.layer.onto(tree);
+        tree = Some(onto.map_err(|error| failed(number, error.into()))?);
+        reports.push(gathered.report);
+    }
+    let made = Made::of(tree.unwrap_or_default().finish(), None);
+    job.finish(Made { layers: reports, ..made }, None, start)
 }
 
 /// The trees that an image has, and would have with one more layer. Nothing is stored.

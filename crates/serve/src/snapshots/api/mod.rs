@@ -1,18 +1,30 @@
-//! Messages and services of containerd. `cargo xtask oracle messages` makes `snapshots.rs` and `types.rs` of the files in
-//! `proto/`, and compares them.
+//! Messages and services of containerd. `cargo xtask oracle messages` makes all files beside this one of those in `proto/`,
+//! and compares them.
 
-#[expect(
-    missing_docs,
-    clippy::allow_attributes,
-    clippy::allow_attributes_without_reason,
-    clippy::missing_errors_doc,
-    clippy::must_use_candidate,
-    reason = "generated"
-)]
-#[rustfmt::skip]
-mod snapshots;
-#[expect(missing_docs, reason = "generated")]
-#[rustfmt::skip]
-pub mod types;
+macro_rules! generated {
+    ($(#[doc = $text:literal] $name:ident,)*) => {$(
+        #[doc = $text]
+        #[allow(
+            missing_docs,
+            unreachable_pub,
+            clippy::allow_attributes,
+            clippy::allow_attributes_without_reason,
+            clippy::missing_errors_doc,
+            clippy::must_use_candidate,
+            reason = "generated"
+        )]
+        #[rustfmt::skip]
+        pub mod $name;
+    )*};
+}
 
-pub use snapshots::*;
+generated! {
+    /// Where an engine keeps blobs.
+    content,
+    /// Unpacks layers.
+    diff,
+    /// Roots of containers.
+    snapshots,
+    /// Mounts and descriptors.
+    types,
+}

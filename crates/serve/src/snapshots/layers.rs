@@ -1,0 +1,266 @@
+//! Layers that come as blobs, or are here already: nothing is unpacked for them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::Read;
+use std::path::Path;
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, Store};
+
+use super::error::SnapshotterError;
+use super::ingest::LayerClaim;
+use super::snapshotter::{GONE_MAX, Labels, Snapshotter, is_unpacked};
+
+/// The chain id that a snapshot is to have. Source: containerd's `unpacker.go`, `labelSnapshotRef`.
+const TARGET: &str = "containerd.io/snapshot.ref";
+/// The digest of the layer's blob. Source: containerd's `pkg/snapshotters/annotations.go`.
+const BLOB: &str = "containerd.io/snapshot/cri.layer-digest";
+
+/// When an engine is told that it need not bring a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SkipLayers {
+    /// Before it downloads the blob. It cannot push or export the image then.
+    Download,
+    /// When it has the blob: unpacking takes no time.
+    Unpack,
+    /// Never: each blob is read.
+    Never,
+}
+
+/// A layer that was applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AppliedLayer {
+    pub(super) diff_id: Digest,
+    /// Size of its tar.
+    pub(super) bytes: u64,
+}
+
+/// Which layer a blob gives, of the store's: all bytes of the blob were hashed while it did.
+#[derive(Debug, Default)]
+pub(super) struct KnownBlobs {
+    layers: HashMap<Digest, Digest>,
+    /// Layers that were looked at.
+    seen: BTreeSet<Digest>,
+}
+
+impl KnownBlobs {
+    fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
+        if let Some(layer) = self.layers.get(blob)
+            && matches!(store.layers.open(layer), Ok(Some(_)))
+        {
+            return Some(*layer);
+        }
+        // A layer may have been read from one more blob meanwhile: then it is read once more, which only takes time.
+        for layer in store.layers.diff_ids().unwrap_or_default() {
+            if self.seen.insert(layer)
+                && let Ok(Some(opened)) = store.layers.open(&layer)
+            {
+                let hashed = opened.info().blobs.iter().filter(|it| it.is_hashed);
+                self.layers.extend(hashed.map(|it| (it.digest, layer)));
+            }
+        }
+        let layer = self.layers.get(blob)?;
+        matches!(store.layers.open(layer), Ok(Some(_))).then_some(*layer)
+    }
+
+    fn note(&mut self, blob: Digest, layer: Digest) {
+        self.layers.insert(blob, layer);
+    }
+}
+
+/// The id of a chain of layers, from that of all but the last one. Source: OCI image-spec, "Layer ChainID".
+fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+    match below {
+        None => *diff_id,
+        Some(below) => Digest::sha256(format!("{below} {diff_id}").as_bytes()),
+    }
+}
+
+impl Snapshotter {
+    /// The snapshot that has its root here, if a layer can be applied to it.
+    pub(super) fn unpacked_at(&self, root: &Path) -> Option<String> {
+        let state = self.state();
+        let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
+        let record = &found?.1.record;
+        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(record);
+        is_open.then(|| record.name.clone())
+    }
+
+    /// The layer that a blob gives, if the store has it.
+    pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
+        match self.surroundings.skip {
+            SkipLayers::Never => None,
+            SkipLayers::Download | SkipLayers::Unpack => self.known_blobs().find(&self.store, blob),
+        }
+    }
+
+    /// Reads a blob into the store, as the layer of a snapshot to which nothing was written yet.
+    pub(super) fn apply(
+        &self,
+        key: &str,
+        claim: &LayerClaim,
+        blob: impl Read + Send,
+    ) -> Result<AppliedLayer, SnapshotterError> {
+        let applied = self.apply_with(key, |now| {
+            let content = self.resources.layer(&self.store, claim, blob, now)?;
+            self.known_blobs().note(claim.digest, content.layer);
+            Ok(content)
+        })?;
+        self.applied(&applied)
+    }
+
+    /// The same for a layer that the store has.
+    pub(super) fn apply_known(
+        &self,
+        key: &str,
+        layer: &Digest,
+    ) -> Result<AppliedLayer, SnapshotterError> {
+        self.apply_with(key, |_| Ok(shared(layer)))?;
+        self.applied(layer)
+    }
+
+    fn applied(&self, layer: &Digest) -> Result<AppliedLayer, SnapshotterError> {
+        let opened = self.store.layers.open(layer).map_err(SnapshotterError::Layer)?;
+        let bytes = opened.map_or(0, |it| it.info().size);
+        Ok(AppliedLayer { diff_id: *layer, bytes })
+    }
+
+    fn apply_with(
+        &self,
+        key: &str,
+        content: impl FnOnce(Seconds) -> Result<SnapshotContent, SnapshotterError>,
+    ) -> Result<Digest, SnapshotterError> {
+        let (number, record) = self.take(key, |record| match record.kind {
+            SnapshotKind::Active(None) => Ok(()),
+            _ => Err(SnapshotterError::NotActive(key.to_owned())),
+        })?;
+        let done = self.unmount_root(number).and_then(|()| {
+            if self.instance.is_changed(number) {
+                return Err(SnapshotterError::Written(key.to_owned()));
+            }
+            let content = content(Seconds((self.surroundings.now)().seconds))?;
+            let new = SnapshotRecord { kind: SnapshotKind::Active(Some(content)), ..record };
+            self.store.settle_snapshot(&self.instance, number, &new)?;
+            Ok(new)
+        });
+        match done {
+            Ok(new) => {
+                let layer = new.content().map(|it| it.layer);
+                self.give_back(number, |entry| entry.record = new);
+                Ok(layer.expect("it was just given one"))
+            }
+            Err(error) => {
+                self.give_back(number, |_| {});
+                Err(error)
+            }
+        }
+    }
+
+    /// Tells an engine that a layer is here, if it may have it. `labels` come from the image's manifest, in part: a chain of
+    /// layers counts only if it has the id that is asked for, and a layer only if this very blob gave it.
+    ///
+    /// # Errors
+    /// [`SnapshotterError::Exists`] if the layer is here: there is a committed snapshot with these labels then.
+    pub fn skip(&self, parent: &str, labels: &Labels) -> Result<(), SnapshotterError> {
+        if self.surroundings.skip != SkipLayers::Download {
+            return Ok(());
+        }
+        tracing::debug!(parent, ?labels, "is it here?");
+        let digest = |label: &str| labels.get(label)?.parse::<Digest>().ok();
+        let (Some(target), Some(blob)) = (digest(TARGET), digest(BLOB)) else { return Ok(()) };
+        let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
+        let below = match parent {
+            "" => None,
+            parent => {
+                let number = self.state().committed(parent)?;
+                let layers = self.base(Some(number)).layers;
+                layers.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
+            }
+        };
+        if chain_id(below.as_ref(), &layer) != target {
+            return Ok(());
+        }
+        let name = format!("{SKIPPED}{target}");
+        let made = self.reserve(&name, parent, labels, |_| SnapshotKind::Committed(shared(&layer)));
+        let (number, record) = match made {
+            Err(SnapshotterError::Exists(_)) => return Err(SnapshotterError::Exists(name)),
+            made => made?,
+        };
+        let settled = self.instance.make(number, &record).map_err(SnapshotterError::from);
+        // From here on `gc` leaves the layer alone, if it has not taken it this moment.
+        let settled = settled
+            .and_then(|()| Ok(self.store.settle_snapshot(&self.instance, number, &record)?));
+        match settled {
+            Ok(()) => {
+                self.give_back(number, |_| {});
+                Err(SnapshotterError::Exists(name))
+            }
+            Err(error) => {
+                self.forget(number);
+                match error {
+                    SnapshotterError::Store(SnapshotError::Gone(_)) => Ok(()),
+                    error => Err(error),
+                }
+            }
+        }
+    }
+
+    /// The image of a committed snapshot, which is made when it is first needed.
+    pub(super) fn image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
+        let name = match self.state().entries.get(&number) {
+            Some(entry) => match entry.record.content().and_then(|it| it.image) {
+                Some(image) => return Ok(image),
+                None => entry.record.name.clone(),
+            },
+            None => return Err(SnapshotterError::Absent(number.to_string())),
+        };
+        let (_, record) = self.take(&name, |_| Ok(()))?;
+        let made = self.make_image(number, record);
+        match made {
+            Ok((record, image)) => {
+                self.give_back(number, |entry| entry.record = record);
+                Ok(image)
+            }
+            Err(error) => {
+                self.give_back(number, |_| {});
+                Err(error)
+            }
+        }
+    }
+
+    fn make_image(
+        &self,
+        number: u64,
+        mut record: SnapshotRecord,
+    ) -> Result<(SnapshotRecord, ImageId), SnapshotterError> {
+        let SnapshotKind::Committed(content) = &record.kind else {
+            return Err(SnapshotterError::NotCommitted(record.name));
+        };
+        // Somebody else has made it meanwhile.
+        if let Some(image) = content.image {
+            return Ok((record, image));
+        }
+        let (content, layers) = (content.clone(), self.base(Some(number)).layers);
+        for attempt in 0.. {
+            let now = Seconds((self.surroundings.now)().seconds);
+            let (image, bytes) = self.resources.stack(&self.store, &layers, now)?;
+            let bytes = content.bytes + bytes;
+            let content = SnapshotContent { image: Some(image), bytes, ..content };
+            record.kind = SnapshotKind::Committed(content);
+            match self.store.settle_snapshot(&self.instance, number, &record) {
+                Err(SnapshotError::Gone(_)) if attempt < GONE_MAX => {}
+                settled => return Ok(settled.map(|()| (record, image))?),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+}
+
+/// How snapshots are named that the engine did not have to bring: no engine's own names begin so.
+const SKIPPED: &str = "quire/";
+
+/// A layer that was here before: the snapshot brings nothing.
+fn shared(layer: &Digest) -> SnapshotContent {
+    SnapshotContent { layer: *layer, image: None, bytes: 0, inodes: 0 }
+}
