@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use container::owner::check_lazy;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use kernel::process::{Signal, Signals};
@@ -25,7 +26,7 @@ use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{
-    ClientError, LazyService, LazyWatch, Program, Replace, Supply, Surroundings, folder_of,
+    ClientError, LazyService, LazyWatch, Left, Program, Replace, Supply, Surroundings, folder_of,
 };
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
@@ -37,7 +38,7 @@ use crate::args;
 use crate::context::Context;
 use crate::lazy::settings::{NO_TRACE, Tuning};
 use crate::notify::{self, ServiceStep};
-use crate::pull::{pauses, settings};
+use crate::pull::{lenient_settings, pauses, settings};
 use crate::report;
 use crate::signals::{Heard, until_stopped};
 
@@ -76,19 +77,13 @@ impl Supply for StoreSupply<'_> {
         let Some(index) = LayerIndex::load(self.store, device)? else { return Ok(None) };
         let mut sources = Vec::new();
         // One record that is damaged keeps no other image from its bytes, and what is here needs no source.
-        for found in self.store.refs.readable()?.0.into_values() {
-            let of_it = || -> Result<Vec<Reference>, Box<dyn std::error::Error + Send + Sync>> {
-                // Only those who had this image are asked for its layers.
-                if !self.store.sparse_devices(&found.image)?.contains(device) {
-                    return Ok(Vec::new());
-                }
-                Ok(transfer::lazy::sources(self.store, &found.image)?)
-            };
-            match of_it() {
+        // Only those who had such an image are asked for its layers. It may have no name any more, and be in use.
+        for image in self.images_with(device)? {
+            match transfer::lazy::sources(self.store, &image) {
                 Ok(found) => sources.extend(found),
                 Err(error) => {
-                    let error: &dyn std::error::Error = &*error;
-                    tracing::warn!(image = %found.image, error, "where the image is from is not known");
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(%image, error, "where the image is from is not known");
                 }
             }
         }
@@ -114,13 +109,9 @@ impl Supply for StoreSupply<'_> {
     }
 
     fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
-        let has_device =
-            |image: &ImageId| self.store.sparse_devices(image).is_ok_and(|it| it.contains(device));
-        let named = self.store.refs.all().unwrap_or_default();
-        let Some((_, found)) = named.iter().find(|it| has_device(&it.1.image)) else {
-            return Vec::new();
-        };
-        self.store.file_places(&found.image, device).unwrap_or_else(|error| {
+        let images = self.images_with(device).unwrap_or_default();
+        let Some(image) = images.first() else { return Vec::new() };
+        self.store.file_places(image, device).unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
             tracing::debug!(%device, error, "where its files are is not known");
             Vec::new()
@@ -132,14 +123,19 @@ impl Supply for StoreSupply<'_> {
         device: &DeviceId,
         cancel: &AtomicBool,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let named = self.store.refs.all()?.into_iter();
+        let named = named.filter(|it| it.1.form == Form::Tar);
+        let named = named.filter_map(|it| Some((it.1.image, it.1.manifest?)));
+        // A container keeps its image though the name has gone to another.
+        let used = self.store.containers.all()?.into_iter();
+        let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
         let mut images = BTreeSet::new();
-        for (_, found) in self.store.refs.all()? {
-            let (Form::Tar, Some(manifest)) = (found.form, found.manifest) else { continue };
+        for (image, manifest) in named.chain(used) {
             // Or another import has brought the device, while it was filled.
-            if self.store.sparse_devices(&found.image)?.contains(device)
-                || self.store.presence(&found.image)? == Presence::Unproven
+            if self.store.sparse_devices(&image)?.contains(device)
+                || self.store.presence(&image)? == Presence::Unproven
             {
-                images.insert((found.image, manifest));
+                images.insert((image, manifest));
             }
         }
         // One that cannot be made complete keeps no other from it.
@@ -150,6 +146,19 @@ impl Supply for StoreSupply<'_> {
 }
 
 impl StoreSupply<'_> {
+    /// All images of which this is a device that may lack something. One that cannot be read keeps no other from its bytes.
+    fn images_with(&self, device: &DeviceId) -> Result<Vec<ImageId>, store::DiskError> {
+        let has = |image: &ImageId| match self.store.sparse_devices(image) {
+            Ok(devices) => devices.contains(device),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%image, error, "the devices of the image are not known");
+                false
+            }
+        };
+        Ok(self.store.images.ids()?.into_iter().filter(has).collect())
+    }
+
     /// Makes an image complete if all bytes of its devices are here.
     fn complete(
         &self,
@@ -295,11 +304,15 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     // A machine starts it before the first pull.
     let is_new = !context.store_directory()?.join("meta").exists();
     let store = context.open(OpenOptions::create())?;
+    // Nothing of it is mounted, and root works on no files that another can change.
+    check_lazy(&store)?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
     if args.detached {
         start::leave_group();
     }
     let stop = Arc::new(AtomicBool::new(false));
+    // Readers wait for one that is started again.
+    let settings = if args.again { lenient_settings } else { settings };
     let settings = settings(context.who(), &args.registry, &stop, pauses(context))?;
     let blobs = StoreBlobs::new(&store, settings);
     let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
@@ -333,10 +346,10 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     let work = || serve::lazy::serve(&store, &surroundings, replace, ready);
     let left = until_stopped(&stop, hear, work)??;
-    if left == 0 && args.detached {
+    if left == Left::Nothing && args.detached {
         start::remove_empty_log(&folder);
     }
-    if left > 0 {
+    if let Left::InUse(left) = left {
         context.remark(&format!(
             "{left} lazy devices are in use: their readers get I/O errors in ten seconds, until `quire serve --lazy` runs again"
         ));
@@ -434,6 +447,7 @@ impl LendDevices for Lender<'_> {
             None => {
                 let folder = folder_of(self.store.path())?;
                 let registry = &self.wanted.pull.registry;
+                check_lazy(self.store)?;
                 let found = start::service(self.context, &folder, registry)?;
                 self.service.get_or_init(|| found)
             }

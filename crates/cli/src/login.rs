@@ -12,7 +12,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::Context;
 use crate::prompt::Terminal;
-use crate::pull::{pauses, settings};
+use crate::pull::{lenient_settings, pauses};
 use crate::report;
 use crate::signals::until_signal;
 
@@ -76,7 +76,7 @@ fn target(
     options: &args::RegistryOptions,
     cancel: &Arc<AtomicBool>,
 ) -> anyhow::Result<Login> {
-    let settings = settings(context.who(), options, cancel, pauses(context))?;
+    let settings = lenient_settings(context.who(), options, cancel, pauses(context))?;
     Login::new(host, &settings).with_context(|| {
         format!(
             "\"{}\" is not a registry: write it like ghcr.io or localhost:5000",

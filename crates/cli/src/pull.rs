@@ -38,6 +38,21 @@ pub(crate) fn settings(
     cancel: &Arc<AtomicBool>,
     pauses: Pauses,
 ) -> anyhow::Result<Settings> {
+    if let Some(file) = &options.authfile {
+        // Without it, registries would be asked as by a stranger.
+        std::fs::File::open(file)
+            .with_context(|| format!("--authfile {}: cannot read it", file.display()))?;
+    }
+    lenient_settings(who, options, cancel, pauses)
+}
+
+/// The same, also where the file of credentials is not there yet, or no longer.
+pub(crate) fn lenient_settings(
+    who: Who,
+    options: &RegistryOptions,
+    cancel: &Arc<AtomicBool>,
+    pauses: Pauses,
+) -> anyhow::Result<Settings> {
     let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
         // One that is not there would mean the system's CAs, and no mirror.

@@ -17,6 +17,18 @@ pub enum OwnerError {
         /// The file or directory that another user can change.
         exposure: Exposure,
     },
+    /// Lazy devices that another user can change.
+    #[error(
+        "lazy devices of the store {} are not filled: {exposure}. Pull into a store of your own (without --store, the \
+         usual one)",
+        store.display()
+    )]
+    Lazy {
+        /// The store's directory.
+        store: PathBuf,
+        /// The file or directory that another user can change.
+        exposure: Exposure,
+    },
     /// An image that another user can change.
     #[error(
         "image {image} is not mounted: {exposure}. Pull or import it into a store of your own (without --store, the usual \
@@ -53,6 +65,17 @@ pub fn check_containers(store: &Store) -> Result<(), OwnerError> {
     match changeable(store)? {
         None => Ok(()),
         Some(exposure) => Err(OwnerError::Containers { store: store.path().to_owned(), exposure }),
+    }
+}
+
+/// Refuses to fill lazy devices of a store that another user can change: nothing of it would be mounted.
+///
+/// # Errors
+/// [`OwnerError`].
+pub fn check_lazy(store: &Store) -> Result<(), OwnerError> {
+    match changeable(store)? {
+        None => Ok(()),
+        Some(exposure) => Err(OwnerError::Lazy { store: store.path().to_owned(), exposure }),
     }
 }
 

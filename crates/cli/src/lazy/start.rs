@@ -34,6 +34,20 @@ pub(super) fn service(
     registry: &RegistryOptions,
 ) -> anyhow::Result<LazyService> {
     if let Some(service) = LazyService::connect(folder)? {
+        let mut options = Vec::new();
+        for (option, path) in
+            [("--authfile", &registry.authfile), ("--certs-dir", &registry.certs_dir)]
+        {
+            options.extend(path.as_ref().map(|path| format!("{option} {}", path.display())));
+        }
+        options.extend(registry.plain_http.then(|| "--plain-http".to_owned()));
+        if !options.is_empty() {
+            let options = options.join(" ");
+            context.remark(&format!(
+                "the service that runs fetches with its own credentials and settings: `quire serve --lazy --replace {options}` \
+                 gives it these"
+            ));
+        }
         return Ok(service);
     }
     if !context.who().is_host_root() {

@@ -3,6 +3,8 @@
 mod kills;
 mod lazy;
 mod no_room;
+#[cfg(feature = "serve")]
+mod outlived;
 mod pushes;
 
 use std::process::Command;

@@ -24,7 +24,7 @@ mod transport;
 mod upload;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -79,6 +79,8 @@ struct Core {
     /// Which hosts gave wrong bytes for it.
     distrusted: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
     unwell: Mutex<BTreeMap<usize, Instant>>,
+    /// No host could be reached, in all attempts of the request before. Until one is, nobody waits for them again.
+    is_given_up: AtomicBool,
     places: Places,
     /// Hosts that take one range at a time.
     single_range: Mutex<BTreeSet<usize>>,
@@ -105,6 +107,7 @@ impl Registry {
             served: Mutex::default(),
             distrusted: Mutex::default(),
             unwell: Mutex::default(),
+            is_given_up: AtomicBool::new(false),
             places: Places::default(),
             single_range: Mutex::default(),
         };

@@ -5,6 +5,7 @@ use std::error::Error as _;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
@@ -61,7 +62,10 @@ impl Turns {
         }
         if self.next >= self.order.len() {
             self.rounds += 1;
-            if self.rounds > self.core.settings.retries {
+            let is_unreachable = self.last.as_ref().is_some_and(|it| it.1.is_unreachable());
+            let is_given_up = self.core.is_given_up.load(Ordering::Relaxed);
+            if self.rounds > self.core.settings.retries || (is_unreachable && is_given_up) {
+                self.core.is_given_up.store(is_unreachable, Ordering::Relaxed);
                 return Err(self.give_up());
             }
             let own = backoff(self.core.settings.backoff, self.rounds, random());
@@ -97,7 +101,11 @@ impl Turns {
         let Some(index) = self.order.get(self.next) else { return work.await };
         let full = self.core.settings.patience;
         let patience = self.patience.entry(*index).or_insert_with(|| Patience::document(full));
-        patience.during(work).await
+        let done = patience.during(work).await;
+        if done.is_ok() {
+            self.core.is_given_up.store(false, Ordering::Relaxed);
+        }
+        done
     }
 
     /// The attempt made progress, so a failure does not count as one in a row.

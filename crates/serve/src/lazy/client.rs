@@ -4,16 +4,20 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use image::verity::{DeviceId, ImageId};
 use kernel::precontent::Group;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::service::{LEAVE, SOCKET};
 use super::watch::LazyWatch;
 use super::wire::{self, Answer, Ask, DeviceStatus};
+
+/// How long a service may take to answer: it waits for no source and reads no device meanwhile.
+const ANSWER: Duration = Duration::from_secs(20);
 
 /// Why a service lends no device.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +46,9 @@ impl LazyService {
     /// # Errors
     /// When a socket is there, and cannot be connected to.
     pub fn connect(folder: &Path) -> io::Result<Option<Self>> {
-        Ok(wire::connect(&folder.join(SOCKET))?.map(|socket| Self { socket }))
+        let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
+        Ok(Some(Self { socket }))
     }
 
     /// A lazy device, open for reading. Its readers wait until the service has filled what they want, also through files
@@ -123,7 +129,7 @@ impl LazyService {
                 (Answer::Done, None) => return Ok(devices),
                 _ => return Err(unknown()),
             }
-            next = wire::expect(wire::receive(self.socket.as_fd()))?;
+            next = self.answer()?;
         }
     }
 
@@ -162,7 +168,26 @@ impl LazyService {
 
     fn ask(&self, ask: &Ask) -> io::Result<(Answer, Option<OwnedFd>)> {
         wire::send(self.socket.as_fd(), ask, None)?;
-        wire::expect(wire::receive(self.socket.as_fd()))
+        self.answer()
+    }
+
+    fn answer(&self) -> io::Result<(Answer, Option<OwnedFd>)> {
+        match wire::expect(wire::receive(self.socket.as_fd())) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let process = socket_peercred(&self.socket).map(|it| it.pid.as_raw_nonzero());
+                let process =
+                    process.map_or_else(|_| String::new(), |it| format!(" (process {it})"));
+                Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!(
+                        "it{process} has not answered within {} seconds: it stands still, or its keeper does. Let them go \
+                         on (`kill -CONT`)",
+                        ANSWER.as_secs()
+                    ),
+                ))
+            }
+            answer => answer,
+        }
     }
 }
 

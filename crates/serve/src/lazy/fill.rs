@@ -4,8 +4,10 @@ mod fetch;
 mod spans;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -528,27 +530,39 @@ impl<'a> LayerFiller<'a> {
         chosen
     }
 
-    /// Takes the units that the device has already, from an earlier filler or an earlier boot.
+    /// Takes the units that the device has already, from an earlier filler or an earlier boot, and those of the whole device
+    /// that an import has brought meanwhile.
     fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
         let head = &self.index.head;
         let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
+        let whole = self.device.whole();
         for unit in units.clone().filter(|it| !self.filled[*it].load(Ordering::Acquire)) {
             let place = unit as u64 * UNIT;
             let length = head.device_bytes.saturating_sub(place).min(UNIT);
             // Nothing but holes: the usual case needs no hash. Nobody uses the file's position.
-            match rustix::fs::seek(self.device.file(), SeekFrom::Data(place)) {
-                Ok(data) if data >= place + length => continue,
-                Err(rustix::io::Errno::NXIO) => continue,
-                Ok(_) | Err(_) => {}
-            }
+            let is_hole = match rustix::fs::seek(self.device.file(), SeekFrom::Data(place)) {
+                Ok(data) => data >= place + length,
+                Err(errno) => errno == rustix::io::Errno::NXIO,
+            };
             let Ok(length) = usize::try_from(length) else { continue };
-            self.device.read_at(&mut bytes[..length], place).map_err(FillError::Read)?;
-            if head.is_unit(unit, &bytes[..length]) {
+            let bytes = &mut bytes[..length];
+            if !is_hole {
+                self.device.read_at(bytes, place).map_err(FillError::Read)?;
+            }
+            let is_here = !is_hole && head.is_unit(unit, bytes);
+            if is_here || self.copy_whole(whole.as_ref(), unit, bytes) {
                 self.set_filled(unit);
                 self.counts.recalled();
             }
         }
         Ok(())
+    }
+
+    /// Copies a unit of the whole device, if it is right there and the disk takes it. Otherwise it is fetched.
+    fn copy_whole(&self, whole: Option<&File>, unit: usize, bytes: &mut [u8]) -> bool {
+        let place = unit as u64 * UNIT;
+        let read = whole.is_some_and(|it| it.read_exact_at(bytes, place).is_ok());
+        read && self.index.head.is_unit(unit, bytes) && self.device.write_at(bytes, place).is_ok()
     }
 
     fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {

@@ -34,6 +34,6 @@ pub use fill::{Cause, FillError, LayerFiller};
 pub use folder::{Replace, folder_of};
 pub use keeper::{KeeperError, Program, keep};
 pub use record::Recorder;
-pub use service::{Completion, ServiceError, Supply, Surroundings, serve};
+pub use service::{Completion, Left, ServiceError, Supply, Surroundings, serve};
 pub use watch::LazyWatch;
 pub use wire::DeviceStatus;

@@ -169,7 +169,7 @@ pub fn serve(
     surroundings: &Surroundings<'_>,
     replace: Replace,
     ready: impl FnOnce(),
-) -> Result<usize, ServiceError> {
+) -> Result<Left, ServiceError> {
     let folder = surroundings.folder;
     let (_lock, watch) = folder::lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, instance, journal, inherited, devices, connections } =
@@ -179,8 +179,16 @@ pub fn serve(
     let door = Door::succeed(group, journal, inherited)?.with_cancel(surroundings.stop);
     let completer = Completer::new(store, surroundings.supply, &door);
     let (readers, completer) = (&door, &completer);
-    let service =
-        Service { store, surroundings, door: readers, completer, instance: &instance, orphans };
+    let is_replaced = AtomicBool::new(false);
+    let service = Service {
+        store,
+        surroundings,
+        door: readers,
+        completer,
+        instance: &instance,
+        orphans,
+        is_replaced,
+    };
     service.take_over(&keeper, devices, connections);
     let path = folder.join(SOCKET);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
@@ -236,8 +244,23 @@ pub fn serve(
             let _gone = fs::remove_file(folder.join(watch::LIFE));
             let _gone = fs::remove_dir(folder);
         }
-        Ok(left)
+        Ok(match (left, service.is_replaced.load(Ordering::Relaxed)) {
+            (0, _) => Left::Nothing,
+            (_, true) => Left::ToAnother,
+            (left, false) => Left::InUse(left),
+        })
     })
+}
+
+/// The lazy devices that a service leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// None.
+    Nothing,
+    /// Another service has asked for them.
+    ToAnother,
+    /// So many are in use, and wait for another service.
+    InUse(usize),
 }
 
 /// Takes over from a keeper, or starts one.
@@ -288,6 +311,8 @@ struct Service<'s, 'a> {
     instance: &'s str,
     /// The readers of a group that nobody else has.
     orphans: Option<LazyWatch>,
+    /// Whether another service has asked for its place.
+    is_replaced: AtomicBool,
 }
 
 /// Devices that the keeper need not hold any more, and who is told when that is done.
@@ -508,6 +533,7 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Leave => {
+                self.is_replaced.store(true, Ordering::Relaxed);
                 end.store(true, Ordering::Relaxed);
                 wire::send(client, &Answer::Done, None)
             }

@@ -535,7 +535,12 @@ impl SparseShelf {
                     !self.is_in_use(id)? && !matches!(self.index_head(id), Ok(Some(_)))
                 }
             };
-        Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
+        Ok(is_lacking.then(|| match partial {
+            Lacks::Always => "it is lazy, and not known to be here as a whole: nothing is wrong with it, but there is \
+                              nothing to verify yet"
+                .to_owned(),
+            Lacks::IfNobodyCanFillIt => "its bytes are not known to be complete".to_owned(),
+        }))
     }
 
     /// Checks every index, and every device but these, and tells strays.

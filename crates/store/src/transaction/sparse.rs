@@ -129,6 +129,13 @@ impl<'s> SparseFill<'s> {
         Ok(read.map_err(|error| self.file.failed("read", error))?)
     }
 
+    /// The device of this name that an import has brought as a whole, if the store has one.
+    #[must_use]
+    pub fn whole(&self) -> Option<File> {
+        let (file, stat) = self.store.devices.file(&self.id)?;
+        (u64::try_from(stat.st_size) == Ok(self.bytes)).then_some(file)
+    }
+
     /// Looks whether so many bytes can be written, and the last of the disk is left to others: as imports do.
     ///
     /// # Errors

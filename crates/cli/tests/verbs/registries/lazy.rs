@@ -12,10 +12,10 @@ use super::{Daemon, last_event, place, start};
 use crate::Place;
 
 /// An image in a registry, and its index.
-struct Stage {
+pub(super) struct Stage {
     from: Place,
-    daemon: Daemon,
-    target: String,
+    pub(super) daemon: Daemon,
+    pub(super) target: String,
     manifest: String,
 }
 
@@ -41,7 +41,7 @@ impl Stage {
 
     /// With an index, and an empty place whose programs can wait for it.
     #[cfg(feature = "serve")]
-    fn to_wait_for() -> Option<(Self, Place)> {
+    pub(super) fn to_wait_for() -> Option<(Self, Place)> {
         if !crate::served::can_wait() {
             return None;
         }
@@ -63,7 +63,7 @@ impl Stage {
     }
 }
 
-fn names(place: &Place, folder: &str) -> Vec<String> {
+pub(super) fn names(place: &Place, folder: &str) -> Vec<String> {
     let Ok(files) = std::fs::read_dir(place.path("store").join(folder)) else {
         return Vec::new();
     };
