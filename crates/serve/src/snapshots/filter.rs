@@ -75,9 +75,9 @@ impl<'a> Parser<'a> {
         }
         loop {
             all.push(self.selector()?);
-            match self.next() {
+            match self.rest().chars().next() {
                 None => return Ok(all),
-                Some(',') => {}
+                Some(',') => self.at += 1,
                 Some(_) => return Err(self.failed("expected a comma, or the end")),
             }
         }
@@ -102,9 +102,12 @@ impl<'a> Parser<'a> {
             "==" => Test::Equal(self.value(&['"', '\''])?),
             "!=" => Test::Other(self.value(&['"', '\''])?),
             _ => {
-                let pattern = self.value(&['"', '\'', '/', '|'])?;
-                let pattern = Regex::new(&pattern);
-                Test::Matches(pattern.map_err(|error| self.failed(&error.to_string()))?)
+                let begin = self.at;
+                let pattern = Regex::new(&self.value(&['"', '\'', '/', '|'])?);
+                Test::Matches(pattern.map_err(|error| {
+                    self.at = begin;
+                    self.failed(&error.to_string())
+                })?)
             }
         };
         Ok(Selector { field, test })
@@ -150,18 +153,24 @@ impl<'a> Parser<'a> {
                     return Err(self.failed("this quote has no end"));
                 }
                 end if end == quote => return Ok(value),
-                Some('\\') => match self.next() {
-                    Some('n') => '\n',
-                    Some('r') => '\r',
-                    Some('t') => '\t',
-                    Some(char) if char == '\\' || Some(char) == quote => char,
-                    // A pattern has these for itself.
-                    Some(char) if matches!(quote, Some('/' | '|')) => {
-                        value.push('\\');
-                        char
+                Some('\\') => {
+                    let after = self.at;
+                    match self.next() {
+                        Some('n') => '\n',
+                        Some('r') => '\r',
+                        Some('t') => '\t',
+                        Some(char) if char == '\\' || Some(char) == quote => char,
+                        // A pattern has these for itself.
+                        Some(char) if matches!(quote, Some('/' | '|')) => {
+                            value.push('\\');
+                            char
+                        }
+                        _ => {
+                            self.at = after;
+                            return Err(self.failed("this cannot stand after a backslash"));
+                        }
                     }
-                    _ => return Err(self.failed("this cannot stand behind \\")),
-                },
+                }
                 Some(char) => char,
             };
             value.push(char);
@@ -241,9 +250,9 @@ mod tests {
             ("labels.\"x", 8),
             ("kind==active,", 14),
             ("1==x", 1),
-            ("kind~=(", 8),
+            ("kind~=(", 7),
             ("ä==x", 1),
-            ("name==\"ä\\x\"", 11),
+            ("name==\"ä\\x\"", 10),
         ] {
             let error = Filters::parse([filter]).unwrap_err();
             assert_eq!(error.at, at, "{error}");
