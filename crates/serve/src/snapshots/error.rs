@@ -54,6 +54,9 @@ pub enum SnapshotterError {
     /// A label that is too long.
     #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = super::LABEL_MAX)]
     Label(String),
+    /// Too many labels.
+    #[error("all labels together have more than {MAX} bytes", MAX = super::LABELS_MAX)]
+    Labels,
     /// Only labels can be changed.
     #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]
     Field(String),

@@ -29,3 +29,5 @@ pub use usage::Usage;
 pub const NAME_MAX: usize = 4096;
 /// The most bytes in a label and its value together. Source: containerd's `snapshots.proto`.
 pub const LABEL_MAX: usize = 4096;
+/// The most bytes in all labels of a snapshot.
+pub const LABELS_MAX: usize = 128 << 10;

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use container::root::share::Superblock;
 use container::root::{Shape, Space, Trust, TrustedImage, Writable, WritableWish, make};
 use image::verity::ImageId;
-use kernel::mount::{Durability, MountError, Unmount, mounted, unmount};
+use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
 use rustix::io::Errno;
 use store::{Resolved, SnapshotInstance, Store, UsePolicy};
@@ -123,8 +124,24 @@ impl Roots {
     }
 }
 
+/// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that it
+/// was written to. That may take long: whoever drops this waits for it.
+pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
+    let root = File::open(path).and_then(|root| {
+        let is_mount = root.metadata()?.dev() != path.parent().unwrap_or(path).metadata()?.dev();
+        Ok(is_mount.then_some(root))
+    });
+    let kept = match root {
+        Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One)?),
+        // Nothing is mounted there, or it was never made.
+        Ok(None) | Err(_) => None,
+    };
+    detach(path)?;
+    Ok(kept)
+}
+
 /// Unmounts what is mounted at a path; at once, unless somebody is in there. What others have mounted of it stays theirs.
-pub(super) fn detach(path: &Path) -> Result<(), MountError> {
+fn detach(path: &Path) -> Result<(), MountError> {
     match unmount(path, Unmount::Now) {
         Err(error) if error.errno() == Some(Errno::BUSY) => unmount(path, Unmount::Lazy),
         // Nothing is mounted there, or never was.

@@ -159,6 +159,7 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::OtherParent(..)
         | SnapshotterError::Name
         | SnapshotterError::Label(_)
+        | SnapshotterError::Labels
         | SnapshotterError::Field(_)
         | SnapshotterError::Filter(_) => Code::InvalidArgument,
         SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,

@@ -21,7 +21,7 @@ use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 use super::trash::{Thrown, Trash};
 use super::usage::{Usage, usage_of};
-use super::{LABEL_MAX, NAME_MAX};
+use super::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 
 /// Resources and rules of a service.
 pub struct SnapshotSurroundings {
@@ -214,7 +214,11 @@ impl Snapshotter {
         })?;
         let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
         let mounted = match root {
-            Root::No => self.mount_root(number, &record),
+            Root::No => {
+                // What was written to belongs to one overlay at a time, and the one before may be on its way out.
+                self.trash.empty();
+                self.mount_root(number, &record)
+            }
             root => Ok(root),
         };
         let now = *mounted.as_ref().unwrap_or(&Root::No);
@@ -502,7 +506,9 @@ impl Snapshotter {
     }
 
     pub(super) fn unmount_root(&self, number: u64) -> Result<(), SnapshotterError> {
-        roots::detach(&self.instance.root(number))?;
+        if let Some(root) = roots::detach_later(&self.instance.root(number))? {
+            self.trash.throw(Thrown::Root(root));
+        }
         let mut state = self.state();
         if let Some(entry) = state.entries.get_mut(&number)
             && let Root::Ours(image) = std::mem::replace(&mut entry.root, Root::No)
@@ -543,6 +549,10 @@ fn check_name(name: &str) -> Result<(), SnapshotterError> {
 }
 
 fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
+    // All of a record is to be read again.
+    if labels.iter().map(|it| it.0.len() + it.1.len()).sum::<usize>() > LABELS_MAX {
+        return Err(SnapshotterError::Labels);
+    }
     match labels.iter().find(|it| it.0.len() + it.1.len() > LABEL_MAX) {
         Some((label, _)) => Err(SnapshotterError::Label(label.chars().take(64).collect())),
         None => Ok(()),

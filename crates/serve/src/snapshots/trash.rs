@@ -3,6 +3,7 @@
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread::JoinHandle;
 
+use kernel::mount::Detached;
 use store::HiddenSnapshot;
 
 /// What removes folders, behind its callers' backs.
@@ -14,6 +15,8 @@ pub(super) struct Trash {
 
 pub(super) enum Thrown {
     Folder(HiddenSnapshot),
+    /// A root that is attached nowhere any more.
+    Root(Detached),
     /// All before it is to be gone.
     Emptied(SyncSender<()>),
 }
@@ -33,6 +36,8 @@ impl Trash {
                             );
                         }
                     }
+                    // The kernel syncs what was written to it.
+                    Thrown::Root(root) => drop(root),
                     Thrown::Emptied(told) => drop(told.send(())),
                 }
             }

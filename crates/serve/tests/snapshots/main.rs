@@ -341,6 +341,8 @@ fn labels_are_changed_and_found() {
     assert_eq!(second.labels, map(&[("l1", "new")]));
     code(update(map(&[]), &["labels.l1", "parent"]), Code::InvalidArgument, "parent");
     code(update(map(&[("x", &"y".repeat(4096))]), &[]), Code::InvalidArgument, "4096");
+    let many: HashMap<_, _> = (0..40).map(|it| (it.to_string(), "y".repeat(4000))).collect();
+    code(update(many, &[]), Code::InvalidArgument, "all labels");
     assert_eq!(engine.list(&["kind==active,labels.l1==new"]).unwrap(), ["a"]);
     assert_eq!(engine.list(&["kind==view", "labels.l2"]).unwrap(), [] as [&str; 0]);
     engine.end();
