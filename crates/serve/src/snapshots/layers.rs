@@ -131,30 +131,21 @@ impl Snapshotter {
         key: &str,
         content: impl FnOnce(Seconds) -> Result<SnapshotContent, SnapshotterError>,
     ) -> Result<Digest, SnapshotterError> {
-        let (number, record) = self.take(key, |record| match record.kind {
+        let taken = self.take(key, |record| match record.kind {
             SnapshotKind::Active(None) => Ok(()),
             _ => Err(SnapshotterError::NotActive(key.to_owned())),
         })?;
-        let done = self.unmount_root(number).and_then(|()| {
-            if self.instance.is_changed(number) {
-                return Err(SnapshotterError::Written(key.to_owned()));
-            }
-            let content = content(Seconds((self.surroundings.now)().seconds))?;
-            let new = SnapshotRecord { kind: SnapshotKind::Active(Some(content)), ..record };
-            self.store.settle_snapshot(&self.instance, number, &new)?;
-            Ok(new)
-        });
-        match done {
-            Ok(new) => {
-                let layer = new.content().map(|it| it.layer);
-                self.give_back(number, |entry| entry.record = new);
-                Ok(layer.expect("it was just given one"))
-            }
-            Err(error) => {
-                self.give_back(number, |_| {});
-                Err(error)
-            }
+        self.unmount_root(taken.number)?;
+        if self.instance.is_changed(taken.number) {
+            return Err(SnapshotterError::Written(key.to_owned()));
         }
+        let content = content(Seconds((self.surroundings.now)().seconds))?;
+        let layer = content.layer;
+        let kind = SnapshotKind::Active(Some(content));
+        let new = SnapshotRecord { kind, ..taken.record.clone() };
+        self.store.settle_snapshot(&self.instance, taken.number, &new)?;
+        taken.change(|entry| entry.record = new);
+        Ok(layer)
     }
 
     /// Tells an engine that a layer is here, if it may have it. `labels` come from the image's manifest, in part: a chain of
@@ -183,25 +174,18 @@ impl Snapshotter {
         }
         let name = format!("{SKIPPED}{target}");
         let made = self.reserve(&name, parent, labels, |_| SnapshotKind::Committed(shared(&layer)));
-        let (number, record) = match made {
+        let new = match made {
             Err(SnapshotterError::Exists(_)) => return Err(SnapshotterError::Exists(name)),
             made => made?,
         };
-        let settled = self.instance.make(number, &record).map_err(SnapshotterError::from);
+        self.instance.make(new.number, &new.record)?;
         // From here on `gc` leaves the layer alone, if it has not taken it this moment.
-        let settled = settled
-            .and_then(|()| Ok(self.store.settle_snapshot(&self.instance, number, &record)?));
-        match settled {
-            Ok(()) => {
-                self.give_back(number, |_| {});
+        match self.store.settle_snapshot(&self.instance, new.number, &new.record) {
+            Err(SnapshotError::Gone(_)) => Ok(()),
+            settled => {
+                settled?;
+                new.keep(|_| {});
                 Err(SnapshotterError::Exists(name))
-            }
-            Err(error) => {
-                self.forget(number);
-                match error {
-                    SnapshotterError::Store(SnapshotError::Gone(_)) => Ok(()),
-                    error => Err(error),
-                }
             }
         }
     }
@@ -215,18 +199,10 @@ impl Snapshotter {
             },
             None => return Err(SnapshotterError::Absent(number.to_string())),
         };
-        let (_, record) = self.take(&name, |_| Ok(()))?;
-        let made = self.make_image(number, record);
-        match made {
-            Ok((record, image)) => {
-                self.give_back(number, |entry| entry.record = record);
-                Ok(image)
-            }
-            Err(error) => {
-                self.give_back(number, |_| {});
-                Err(error)
-            }
-        }
+        let taken = self.take(&name, |_| Ok(()))?;
+        let (record, image) = self.make_image(number, taken.record.clone())?;
+        taken.change(|entry| entry.record = record);
+        Ok(image)
     }
 
     fn make_image(

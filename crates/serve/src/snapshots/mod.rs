@@ -14,6 +14,7 @@ mod roots;
 mod service;
 mod snapshotter;
 mod state;
+mod taken;
 mod trash;
 mod usage;
 

@@ -19,6 +19,7 @@ use super::ingest::{Base, Resources};
 use super::layers::{KnownBlobs, SkipLayers};
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
+use super::taken::{NewSnapshot, Taken};
 use super::trash::{Thrown, Trash};
 use super::usage::{Usage, usage_of};
 use super::{LABEL_MAX, LABELS_MAX, NAME_MAX};
@@ -72,8 +73,8 @@ pub struct Snapshotter {
     nothing: OnceLock<ImageId>,
     state: Mutex<State>,
     /// Somebody is done with a snapshot.
-    turned: Condvar,
-    trash: Trash,
+    pub(super) turned: Condvar,
+    pub(super) trash: Trash,
 }
 
 impl Snapshotter {
@@ -134,25 +135,19 @@ impl Snapshotter {
         labels: &Labels,
         access: SnapshotAccess,
     ) -> Result<SnapshotMount, SnapshotterError> {
-        let (number, record) = self.reserve(key, parent, labels, |_| match access {
+        let new = self.reserve(key, parent, labels, |_| match access {
             SnapshotAccess::Write => SnapshotKind::Active(None),
             SnapshotAccess::Read => SnapshotKind::View,
         })?;
-        let made = self.instance.make(number, &record).map_err(SnapshotterError::from);
-        let mounted = made.and_then(|()| match self.is_for_the_differ(&record) {
-            true => Ok(Root::No),
-            false => self.mount_root(number, &record),
-        });
-        let mut state = self.state();
-        match &mounted {
-            Ok(root) => state.done(number, |entry| entry.root = *root),
-            Err(_) => {
-                drop(state);
-                self.forget(number);
-            }
-        }
-        self.turned.notify_all();
-        mounted.map(|_| self.mount_of(number, &record))
+        let (number, record) = (new.number, &new.record);
+        self.instance.make(number, record)?;
+        let root = match self.is_for_the_differ(record) {
+            true => Root::No,
+            false => self.mount_root(number, record)?,
+        };
+        let mount = self.mount_of(number, record);
+        new.keep(|entry| entry.root = root);
+        Ok(mount)
     }
 
     /// Takes a name for a new snapshot, on which somebody works from then on. Its folder is not there yet.
@@ -162,7 +157,7 @@ impl Snapshotter {
         parent: &str,
         labels: &Labels,
         kind: impl FnOnce(u64) -> SnapshotKind,
-    ) -> Result<(u64, SnapshotRecord), SnapshotterError> {
+    ) -> Result<NewSnapshot<'_>, SnapshotterError> {
         check_name(key)?;
         check_labels(labels)?;
         let now = (self.surroundings.now)();
@@ -181,17 +176,7 @@ impl Snapshotter {
         state.names.insert(key.to_owned(), number);
         let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
         state.entries.insert(number, entry);
-        Ok((number, record))
-    }
-
-    /// Gives up a snapshot that was only begun.
-    pub(super) fn forget(&self, number: u64) {
-        self.state().forget(number);
-        // It may not have been made at all.
-        if let Ok(folder) = self.instance.hide(number) {
-            self.trash.throw(Thrown::Folder(folder));
-        }
-        self.turned.notify_all();
+        Ok(NewSnapshot { snapshotter: self, number, record, is_kept: false })
     }
 
     /// Whether only the differ is to have this root. It needs none, and without one nobody pays for the image of each layer
@@ -208,22 +193,19 @@ impl Snapshotter {
     /// # Errors
     /// [`SnapshotterError`].
     pub fn mounts(&self, key: &str) -> Result<SnapshotMount, SnapshotterError> {
-        let (number, record) = self.take(key, |record| match record.kind {
+        let taken = self.take(key, |record| match record.kind {
             SnapshotKind::Committed(_) => Err(SnapshotterError::Committed(key.to_owned())),
             SnapshotKind::View | SnapshotKind::Active(_) => Ok(()),
         })?;
+        let (number, record) = (taken.number, &taken.record);
         let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
-        let mounted = match root {
-            Root::No => {
-                // What was written to belongs to one overlay at a time, and the one before may be on its way out.
-                self.trash.empty();
-                self.mount_root(number, &record)
-            }
-            root => Ok(root),
-        };
-        let now = *mounted.as_ref().unwrap_or(&Root::No);
-        self.give_back(number, |entry| entry.root = now);
-        mounted.map(|_| self.mount_of(number, &record))
+        if root == Root::No {
+            // What was written to belongs to one overlay at a time, and the one before may be on its way out.
+            self.trash.empty();
+            let root = self.mount_root(number, record)?;
+            taken.change(|entry| entry.root = root);
+        }
+        Ok(self.mount_of(number, record))
     }
 
     /// Makes a layer of what was written to an active snapshot, which is a committed one by another name from then on.
@@ -233,44 +215,26 @@ impl Snapshotter {
     pub fn commit(&self, name: &str, key: &str, labels: &Labels) -> Result<(), SnapshotterError> {
         check_name(name)?;
         check_labels(labels)?;
-        let (number, record) = self.take(key, |record| match record.kind {
+        let taken = self.take(key, |record| match record.kind {
             SnapshotKind::Active(_) => Ok(()),
             _ => Err(SnapshotterError::NotActive(key.to_owned())),
         })?;
-        let reserved = {
-            let mut state = self.state();
-            if state.names.contains_key(name) {
-                Err(SnapshotterError::Exists(name.to_owned()))
-            } else {
-                state.names.insert(name.to_owned(), number);
-                Ok(())
-            }
-        };
-        let done = reserved.and_then(|()| self.settle(number, &record, name, labels));
-        match done {
-            Ok(new) => {
-                self.state().names.remove(key);
-                self.give_back(number, |entry| {
-                    entry.record = new;
-                    entry.root = Root::No;
-                });
-                // All of it is in the layer.
-                if let Err(error) = self.instance.drop_changes(number) {
-                    let error: &dyn std::error::Error = &error;
-                    tracing::warn!(error, number, "what a layer was made of is not removed");
-                }
-                Ok(())
-            }
-            Err(error) => {
-                let mut state = self.state();
-                if !matches!(error, SnapshotterError::Exists(_)) {
-                    state.names.remove(name);
-                }
-                drop(state);
-                self.give_back(number, |_| {});
-                Err(error)
-            }
+        let number = taken.number;
+        if self.state().names.contains_key(name) {
+            return Err(SnapshotterError::Exists(name.to_owned()));
         }
+        self.state().names.insert(name.to_owned(), number);
+        let settled = self.settle(number, &taken.record, name, labels);
+        // One of the two names goes.
+        self.state().names.remove(if settled.is_ok() { key } else { name });
+        let new = settled?;
+        taken.change(|entry| entry.record = new);
+        // All of it is in the layer.
+        if let Err(error) = self.instance.drop_changes(number) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, number, "what a layer was made of is not removed");
+        }
+        Ok(())
     }
 
     /// Refuses another parent than the one that a snapshot stands on. An empty name is none.
@@ -331,24 +295,15 @@ impl Snapshotter {
     /// # Errors
     /// [`SnapshotterError`]; then it is still there.
     pub fn remove(&self, key: &str) -> Result<(), SnapshotterError> {
-        let (number, _) = self.take(key, |_| Ok(()))?;
+        let taken = self.take(key, |_| Ok(()))?;
+        let number = taken.number;
         let begun = self.state().begin_removal(number);
-        let removed = begun.and_then(|()| {
-            self.unmount_root(number)?;
-            Ok(self.instance.hide(number)?)
-        });
-        match removed {
-            Ok(folder) => {
-                self.state().forget(number);
-                self.turned.notify_all();
-                self.trash.throw(Thrown::Folder(folder));
-                Ok(())
-            }
-            Err(error) => {
-                self.give_back(number, |_| {});
-                Err(error)
-            }
-        }
+        begun?;
+        self.unmount_root(number)?;
+        let folder = self.instance.hide(number)?;
+        self.state().forget(number);
+        self.trash.throw(Thrown::Folder(folder));
+        Ok(())
     }
 
     /// What is known of a snapshot.
@@ -372,16 +327,15 @@ impl Snapshotter {
         fields: &[String],
     ) -> Result<SnapshotInfo, SnapshotterError> {
         check_labels(labels)?;
-        let (number, mut record) = self.take(key, |_| Ok(()))?;
-        let changed = change_labels(&mut record.labels, labels, fields).and_then(|()| {
+        {
+            let taken = self.take(key, |_| Ok(()))?;
+            let mut record = taken.record.clone();
+            change_labels(&mut record.labels, labels, fields)?;
             record.updated = (self.surroundings.now)();
-            Ok(self.instance.change(number, &record)?)
-        });
-        match changed {
-            Ok(()) => self.give_back(number, |entry| entry.record = record),
-            Err(_) => self.give_back(number, |_| {}),
+            self.instance.change(taken.number, &record)?;
+            taken.change(|entry| entry.record = record);
         }
-        changed.and_then(|()| self.stat(key))
+        self.stat(key)
     }
 
     /// All snapshots for which a filter holds, in the order in which they were made.
@@ -433,12 +387,12 @@ impl Snapshotter {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until nobody works on a snapshot, and takes it. [`Self::give_back`] must follow.
+    /// Waits until nobody works on a snapshot, and takes it.
     pub(super) fn take(
         &self,
         key: &str,
         check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
-    ) -> Result<(u64, SnapshotRecord), SnapshotterError> {
+    ) -> Result<Taken<'_>, SnapshotterError> {
         let mut state = self.state();
         loop {
             let number = state.number(key)?;
@@ -447,15 +401,10 @@ impl Snapshotter {
             if entry.work == Work::None {
                 check(&entry.record)?;
                 entry.work = Work::Some;
-                return Ok((number, entry.record.clone()));
+                return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
             }
             state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    pub(super) fn give_back(&self, number: u64, change: impl FnOnce(&mut SnapshotEntry)) {
-        self.state().done(number, change);
-        self.turned.notify_all();
     }
 
     pub(super) fn base(&self, parent: Option<u64>) -> Base {

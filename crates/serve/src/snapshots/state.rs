@@ -99,13 +99,6 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn done(&mut self, number: u64, change: impl FnOnce(&mut SnapshotEntry)) {
-        if let Some(entry) = self.entries.get_mut(&number) {
-            change(entry);
-            entry.work = Work::None;
-        }
-    }
-
     pub(super) fn forget(&mut self, number: u64) {
         self.entries.remove(&number);
         self.names.retain(|_, it| *it != number);
