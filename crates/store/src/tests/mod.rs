@@ -16,6 +16,7 @@ mod names;
 mod pieces;
 mod records;
 mod sealing;
+mod snapshots;
 mod sparse;
 mod trim;
 mod unproven;

@@ -1,0 +1,164 @@
+//! Snapshots of engines.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::crash::record;
+use super::{Failure, NOW, check, check_clean, import, name, open, sample};
+use crate::{
+    Damage, GcError, Kept, Moment, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord,
+    Store, StoreItem,
+};
+
+const EARLY: Moment = Moment { seconds: -1, nanoseconds: 999_999_999 };
+
+fn snapshot(name: &str, kind: SnapshotKind, parent: Option<u64>) -> SnapshotRecord {
+    let labels = BTreeMap::from([("a".to_owned(), "\u{1f}\"\n".to_owned())]);
+    SnapshotRecord { name: name.to_owned(), kind, parent, labels, created: EARLY, updated: EARLY }
+}
+
+/// What a snapshot has of the one image in a store.
+fn content(store: &Store) -> SnapshotContent {
+    let layer = store.layers.diff_ids().unwrap()[0];
+    let image = store.images.ids().unwrap().first().copied();
+    SnapshotContent { layer, image, bytes: 5, inodes: 6 }
+}
+
+#[test]
+fn what_is_written_is_read_by_the_next_service() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    assert!(!store.meta().has_snapshots);
+    import(&store, "one", &sample("one", 3)).unwrap();
+    let content = content(&store);
+    let bare = SnapshotContent { image: None, ..content.clone() };
+    let records = [
+        snapshot("active", SnapshotKind::Active(None), None),
+        snapshot("applied", SnapshotKind::Active(Some(bare.clone())), Some(4)),
+        snapshot("view", SnapshotKind::View, Some(5)),
+        snapshot("committed", SnapshotKind::Committed(bare), None),
+        snapshot(&"n".repeat(4096), SnapshotKind::Committed(content), Some(4)),
+    ];
+    let records: BTreeMap<u64, _> = (1..).zip(records).collect();
+    let instance = store.open_snapshots("engine").unwrap();
+    for (number, record) in &records {
+        instance.make(*number, record).unwrap();
+    }
+    let other = store.open_snapshots("engine").unwrap_err();
+    assert!(matches!(other, SnapshotError::InUse(_)), "{other}");
+    assert!(store.open_snapshots("other").is_ok());
+    for bad in ["", ".x", "-x", "a/b", "..", &"x".repeat(65)] {
+        assert!(matches!(store.open_snapshots(bad), Err(SnapshotError::Instance(_))), "{bad}");
+    }
+    drop(instance);
+    let store = open(directory.path());
+    // A version that does not know of them must not remove what they need.
+    assert!(store.meta().has_snapshots);
+    let (read, damaged) = store.open_snapshots("engine").unwrap().read().unwrap();
+    assert_eq!((read, damaged.len()), (records, 0));
+    assert!(store.du().unwrap().snapshots > 0);
+    check(&store).unwrap();
+}
+
+#[test]
+fn gc_keeps_what_a_record_names() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 3)).unwrap();
+    let content = content(&store);
+    let instance = store.open_snapshots("engine").unwrap();
+    instance.make(1, &snapshot("a", SnapshotKind::Active(None), None)).unwrap();
+    let committed = snapshot("c", SnapshotKind::Committed(content.clone()), None);
+    store.settle_snapshot(&instance, 1, &committed).unwrap();
+    store.remove_ref(&name("one")).unwrap();
+    let (plan, _) = store.gc(NOW).unwrap();
+    let image = content.image.unwrap();
+    assert_eq!(plan.kept, [Kept::Snapshot(image, "engine".to_owned())]);
+    check(&store).unwrap();
+    // A layer alone is enough.
+    let bare = SnapshotContent { image: None, ..content.clone() };
+    let applied = snapshot("a", SnapshotKind::Active(Some(bare)), None);
+    store.settle_snapshot(&instance, 1, &applied).unwrap();
+    store.gc(NOW).unwrap();
+    assert_eq!((store.images.ids().unwrap().len(), store.layers.diff_ids().unwrap().len()), (0, 1));
+    // The image is gone, so nobody is told that it is kept.
+    let gone = store.settle_snapshot(&instance, 1, &committed).unwrap_err();
+    assert!(matches!(gone, SnapshotError::Gone(1)), "{gone}");
+    instance.hide(1).unwrap().remove().unwrap();
+    check_clean(&store).unwrap();
+    assert_eq!(store.layers.diff_ids().unwrap(), []);
+}
+
+#[test]
+fn a_damaged_record_stops_gc_until_it_is_removed() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let instance = store.open_snapshots("engine").unwrap();
+    for number in [1, 2] {
+        let name = format!("n{number}");
+        instance.make(number, &snapshot(&name, SnapshotKind::View, None)).unwrap();
+    }
+    let file = directory.path().join("snapshots/engine/2/snapshot.json");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[3] ^= 1;
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, bytes).unwrap();
+    let (read, damaged) = instance.read().unwrap();
+    assert_eq!(read.into_keys().collect::<Vec<_>>(), [1]);
+    assert!(damaged[0].to_string().contains("fsck --repair"), "{}", damaged[0]);
+    assert!(matches!(store.gc(NOW), Err(GcError::Snapshot { number: 2, .. })));
+    let report = store.fsck(crate::FsckOptions::default()).unwrap();
+    let [(Damage::Bad(item, why), _)] = &report.damage[..] else { panic!("{report:?}") };
+    assert_eq!(*item, StoreItem::Snapshot("engine".to_owned(), 2));
+    assert!(why.contains("checksum"), "{why}");
+    assert_eq!(store.remove_damaged(&report).unwrap(), 1);
+    check_clean(&store).unwrap();
+    assert_eq!(instance.read().unwrap().0.len(), 1);
+}
+
+#[test]
+fn a_crash_leaves_each_snapshot_as_it_was_or_as_it_is() {
+    let prepare = |store: &Store| {
+        import(store, "one", &sample("one", 2)).unwrap();
+    };
+    let steps = |content: SnapshotContent| {
+        let active = snapshot("a", SnapshotKind::Active(None), None);
+        let committed = snapshot("c", SnapshotKind::Committed(content), None);
+        let labels = BTreeMap::from([("new".to_owned(), "x".repeat(9000))]);
+        let changed = SnapshotRecord { labels, ..committed.clone() };
+        [active, committed, changed]
+    };
+    let view = snapshot("v", SnapshotKind::View, Some(1));
+    let recorded = record(prepare, |store| {
+        let [active, committed, changed] = steps(content(store));
+        let instance = store.open_snapshots("engine").unwrap();
+        instance.make(1, &active).unwrap();
+        store.settle_snapshot(&instance, 1, &committed).unwrap();
+        instance.drop_changes(1).unwrap();
+        store.remove_ref(&name("one")).unwrap();
+        instance.change(1, &changed).unwrap();
+        instance.make(2, &view).unwrap();
+        instance.hide(2).unwrap().remove().unwrap();
+    });
+    let judge = |directory: &std::path::Path, _| -> Result<(), Failure> {
+        let store = open(directory);
+        let content = content(&store);
+        let (read, damaged) = store.open_snapshots("engine")?.read()?;
+        let first = read.get(&1);
+        let is_a_step = first.is_none_or(|it| steps(content).contains(it));
+        let is_view = read.get(&2).is_none_or(|it| *it == view);
+        if !is_a_step || !is_view || !damaged.is_empty() {
+            return Err(format!("{read:?} {damaged:?}").into());
+        }
+        // Who has lost its name is kept by the snapshot.
+        if store.refs.all()?.is_empty()
+            && !matches!(first.map(|it| &it.kind), Some(SnapshotKind::Committed(_)))
+        {
+            return Err("the name is gone, and the snapshot does not have the image".into());
+        }
+        check_clean(&store).map(drop)
+    };
+    assert!(recorded.replay(&judge).unwrap() > 10);
+}
