@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use oci::manifest::Platform;
 use rustix::process::{Pid, Signal, kill_process};
@@ -296,4 +297,53 @@ fn what_the_store_has_is_not_downloaded() {
     let left = |name: &str| fs::read_dir(place.path("store").join(name)).unwrap().count();
     assert_eq!((left("layers"), left("images")), (2, 1));
     assert!(service.end().success());
+}
+
+/// Whenever the service is killed, each image can be unpacked by the next one, and runs.
+#[test]
+fn a_killed_service_leaves_nothing_half_done() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    if !is_root() || testing::program("runc").is_none() {
+        return;
+    }
+    let (maker, place) = (Place::new(), EnginePlace(Place::new()));
+    let place = &place.0;
+    if !place.is_on_disk() {
+        return;
+    }
+    let image = archive(&maker);
+    let socket = place.path("snapshotter");
+    let mut service = snapshotter(place, &socket, &[]);
+    let programs = containerd.parent().unwrap();
+    let kind = Engine::NewestWithDiffer;
+    let engine = Containerd::start(place, kind, programs, &socket);
+    let import = format!("image import --snapshotter quire {}", image.display());
+    for round in 0..10 {
+        std::thread::scope(|scope| {
+            // It fails, or has ended before.
+            let importing = scope.spawn(|| engine.ctr(&import));
+            std::thread::sleep(Duration::from_millis(round * 30));
+            service.0.kill().unwrap();
+            service.0.wait().unwrap();
+            importing.join().unwrap();
+        });
+        service = snapshotter(place, &socket, &[]);
+        // The engine tries again after some seconds.
+        wait_for("it is unpacked", || engine.ctr(&import).code == Some(0));
+        let name = engine.out("image ls -q");
+        let name = name.lines().next().unwrap();
+        let container = format!("quire-test-{}-killed", std::process::id());
+        let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
+        assert_eq!(engine.out(&run), "changed\n");
+        engine.out(&format!("image rm --sync {name}"));
+        assert!(place.out("fsck").starts_with("sound"));
+    }
+    let none = || engine.out("snapshot --snapshotter quire ls").lines().count() == 1;
+    wait_for("no snapshot is left", none);
+    assert!(service.end().success());
+    place.out("gc");
+    for folder in ["layers", "images", "snapshots/containerd", "tmp"] {
+        let left = fs::read_dir(place.path("store").join(folder)).unwrap().count();
+        assert_eq!(left, 0, "{folder}");
+    }
 }
