@@ -129,6 +129,15 @@ pub(super) fn unmount_all(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The same for what somebody may still use, and nobody waits for.
+pub(super) fn detach_all(folder: &Path) -> Result<()> {
+    for target in mounts()?.iter().rev().filter(|it| it.starts_with(folder)) {
+        // One that was mounted on another has gone with it.
+        let _gone = unmount(target, UnmountFlags::DETACH);
+    }
+    Ok(())
+}
+
 /// Whether something is mounted at this path.
 pub(super) fn is_mounted(target: &Path) -> Result<bool> {
     Ok(mounts()?.iter().any(|it| it == target))
