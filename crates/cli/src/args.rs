@@ -39,7 +39,7 @@ pub(crate) use registry::{
 };
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
-pub(crate) use serve::{Door, LazyOptions, Serve, Skip, Trace};
+pub(crate) use serve::{Door, Engine, LazyOptions, Serve, Skip, Trace};
 pub(crate) use trust::Trust;
 pub(crate) use volumes::volumes;
 

@@ -1,5 +1,7 @@
 //! `serve --snapshotter`.
 
+pub(crate) mod config;
+
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -17,6 +19,12 @@ use crate::report;
 use crate::signals::{Heard, until_stopped};
 
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
+    if let Some(args::Engine::Containerd) = args.print_config {
+        let socket = std::path::absolute(&args.socket)?;
+        let text = config::containerd(args.version, &socket, &context.store_directory()?);
+        report::line(text.trim_end())?;
+        return Ok(Answer::Yes);
+    }
     if !context.who().is_host_root() {
         bail!("serve --snapshotter: only the host's root may mount roots for an engine");
     }

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
 use super::{LazyWish, PullOptions, RegistryOptions};
+use crate::snapshotter::config::EngineVersion;
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
                                --lazy` has fetched and verified it. It is started if it does not run, and ends five \
@@ -79,6 +80,13 @@ impl Door {
     }
 }
 
+/// An engine whose configuration is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Engine {
+    /// In /etc/containerd/config.toml
+    Containerd,
+}
+
 /// When an engine need not bring a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Skip {
@@ -134,6 +142,18 @@ pub(crate) struct Serve {
         conflicts_with = "lazy"
     )]
     pub(crate) skip: Skip,
+    /// Print what belongs in the configuration of this engine, and start nothing
+    #[arg(
+        long,
+        value_name = "ENGINE",
+        value_enum,
+        requires = "snapshotter",
+        conflicts_with = "lazy"
+    )]
+    pub(crate) print_config: Option<Engine>,
+    /// Which version of the engine the configuration is for
+    #[arg(long, value_name = "VERSION", default_value = "2.4", requires = "print_config")]
+    pub(crate) version: EngineVersion,
     /// Which engine this is for: each one has snapshots of its own, and a socket of its own
     #[arg(
         long,

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use oci::manifest::Platform;
 use rustix::process::{Pid, Signal, kill_process};
 #[cfg(feature = "registry")]
 use testing::daemon::Daemon;
@@ -106,32 +105,21 @@ impl Containerd {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
-        let (version, unpack) = match engine {
-            Engine::Debians => (2, String::new()),
-            // It unpacks only for snapshotters that its configuration names.
-            Engine::Newest | Engine::NewestWithDiffer => {
-                let (differ, plugin) = match engine {
-                    Engine::NewestWithDiffer => (
-                        "quire-diff",
-                        format!(
-                            "[proxy_plugins.quire.exports]\nenable_remote_snapshot_annotations = \"true\"\n\
-                             [proxy_plugins.quire-diff]\ntype = \"diff\"\naddress = {snapshotter:?}\n"
-                        ),
-                    ),
-                    _ => ("walking", String::new()),
-                };
-                let platform = Platform::of_this_machine();
-                let text = format!(
-                    "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\nplatform = \"{}/{}\"\nsnapshotter = \
-                     \"quire\"\ndiffer = \"{differ}\"\n{plugin}",
-                    platform.os, platform.architecture
-                );
-                (3, text)
-            }
+        // As the service itself says, but for where all of it lies.
+        let version = if matches!(engine, Engine::Debians) { "1.6" } else { "2.4" };
+        let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
+        let mut command = place.command(&arguments);
+        let printed =
+            Ran::of(&command.arg(version).arg("--socket").arg(snapshotter).output().unwrap());
+        assert_eq!(printed.code, Some(0), "{}", printed.err);
+        let (first, rest) = printed.out.split_once('\n').unwrap();
+        let rest = match engine {
+            Engine::Newest => rest.replace("differ = \"quire-diff\"", "differ = \"walking\""),
+            Engine::Debians | Engine::NewestWithDiffer => rest.to_owned(),
         };
         let config = format!(
-            "version = {version}\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
-             address = {socket:?}\n[proxy_plugins.quire]\ntype = \"snapshot\"\naddress = {snapshotter:?}\n{unpack}",
+            "{first}\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
+             address = {socket:?}\n{rest}",
             folder.join("root"),
             folder.join("state")
         );
