@@ -16,9 +16,10 @@ use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 37] = [
+const PACKAGES: [(&str, &str); 38] = [
     ("crun", "crun"),
     ("runc", "runc"),
+    ("containerd", "containerd"),
     ("podman", "podman"),
     ("umoci", "umoci"),
     ("skopeo", "skopeo"),

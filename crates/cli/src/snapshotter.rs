@@ -1,7 +1,5 @@
 //! `serve --snapshotter`.
 
-pub(crate) mod config;
-
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -14,6 +12,7 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, moment};
+use crate::engines;
 use crate::notify::{self, ServiceStep};
 use crate::report;
 use crate::signals::{Heard, until_stopped};
@@ -21,7 +20,7 @@ use crate::signals::{Heard, until_stopped};
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
     if let Some(args::Engine::Containerd) = args.print_config {
         let socket = std::path::absolute(&args.socket)?;
-        let text = config::containerd(args.version, &socket, &context.store_directory()?);
+        let text = engines::containerd(args.version, &socket, &context.store_directory()?);
         report::line(text.trim_end())?;
         return Ok(Answer::Yes);
     }

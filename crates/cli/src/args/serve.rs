@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
 use super::{LazyWish, PullOptions, RegistryOptions};
-use crate::snapshotter::config::EngineVersion;
+use crate::engines::EngineVersion;
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
                                --lazy` has fetched and verified it. It is started if it does not run, and ends five \
@@ -99,6 +99,8 @@ pub(crate) enum Skip {
 }
 
 #[derive(Debug, Args)]
+// Its own `--version` is that of an engine.
+#[command(disable_version_flag = true)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
     /// Fill lazy devices
