@@ -528,19 +528,19 @@ impl SparseShelf {
         if let Some(expected) = stated.into_iter().find(|it| *it != actual) {
             return Ok(Some(format!("it has {actual} bytes, not {expected}, as an image says")));
         }
-        let is_lacking = info.state == SparseState::Partial
-            && match partial {
-                Lacks::Always => true,
-                Lacks::IfNobodyCanFillIt => {
-                    !self.is_in_use(id)? && !matches!(self.index_head(id), Ok(Some(_)))
-                }
-            };
-        Ok(is_lacking.then(|| match partial {
-            Lacks::Always => "it is lazy, and not known to be here as a whole: nothing is wrong with it, but there is \
-                              nothing to verify yet"
-                .to_owned(),
-            Lacks::IfNobodyCanFillIt => "its bytes are not known to be complete".to_owned(),
-        }))
+        if info.state != SparseState::Partial {
+            return Ok(None);
+        }
+        let can_be_filled = self.is_in_use(id)? || matches!(self.index_head(id), Ok(Some(_)));
+        let why = match (can_be_filled, partial) {
+            (true, Lacks::IfNobodyCanFillIt) => return Ok(None),
+            (true, Lacks::Always) => {
+                "it is lazy, and not known to be here as a whole: nothing is wrong with it, but there is nothing to verify \
+                 yet"
+            }
+            (false, _) => "its bytes are not known to be complete",
+        };
+        Ok(Some(why.to_owned()))
     }
 
     /// Checks every index, and every device but these, and tells strays.
