@@ -16,8 +16,8 @@ mod rounds;
 pub mod trees;
 
 pub use self::chain::chain;
-pub use self::crane::{built, crane};
-pub use self::programs::{command, find, program, programs, skipped};
+pub use self::crane::crane;
+pub use self::programs::{built, command, find, program, programs, skipped};
 pub use self::rounds::{long_tests, rounds};
 
 /// Bytes that are nowhere the same.

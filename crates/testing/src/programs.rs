@@ -40,3 +40,20 @@ pub fn programs(names: &[&str]) -> bool {
 pub fn command(name: &str) -> Option<Command> {
     program(name).map(Command::new)
 }
+
+/// A program that `cargo xtask inputs INPUT` has built: the newest of those whose folder in the cache begins with `folder`.
+/// Says so if there is none.
+#[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
+pub fn built(folder: &str, program: &str, input: &str) -> Option<PathBuf> {
+    let cache = env::var_os("QUIRE_CACHE").map(PathBuf::from);
+    let entries = cache.and_then(|it| it.read_dir().ok()).into_iter().flatten().flatten();
+    let named = entries.filter(|it| it.file_name().to_string_lossy().starts_with(folder));
+    let programs = named.map(|it| it.path().join("bin").join(program)).filter(|it| it.is_file());
+    let found = programs.max_by_key(|it| it.metadata().and_then(|it| it.modified()).ok());
+    if found.is_none() {
+        skipped(&format!(
+            "{program} is not there (`cargo xtask inputs {input}`), or QUIRE_CACHE is not set"
+        ));
+    }
+    found
+}
