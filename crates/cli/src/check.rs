@@ -36,7 +36,9 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
             ));
         }
     }
-    tell(context, &store.verify_all(&images, options())?, WAY_OUT)
+    let found = store.verify_all(&images, options())?;
+    let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
+    tell(context, &found, if is_lazy { COMPLETE } else { WAY_OUT })
 }
 
 pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answer> {
@@ -74,6 +76,7 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
+const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` brings the rest";
 const WAY_OUT: &str =
     "`quire fsck --repair` removes the damage; then import the affected images again";
 
@@ -135,16 +138,18 @@ impl CheckReport {
 
     /// For people, with what they can do about damage.
     fn write(&self, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
-        for DamageReport { text, harms, .. } in &self.damage {
+        for DamageReport { text, harms, finding } in &self.damage {
             writeln!(out, "{text}")?;
+            let hurts = if finding.problem == "incomplete" { "is of" } else { "hurts" };
             for harm in harms {
                 let names = harm.names.join(" ");
                 let name = if names.is_empty() { &harm.image } else { &names };
                 match &harm.paths[..] {
-                    [] => writeln!(out, "  hurts all of {name}")?,
+                    [] if hurts == "hurts" => writeln!(out, "  hurts all of {name}")?,
+                    [] => writeln!(out, "  {hurts} {name}")?,
                     paths => {
                         let paths: Vec<_> = paths.iter().map(|it| describe::name(&it.0)).collect();
-                        writeln!(out, "  hurts {name}: {}", paths.join(" "))?;
+                        writeln!(out, "  {hurts} {name}: {}", paths.join(" "))?;
                     }
                 }
             }
@@ -226,7 +231,8 @@ struct Finding {
     kind: &'static str,
     /// Id, digest, name or path of the damaged thing.
     id: String,
-    /// `different` from what was expected, `missing`, `damaged` as the reason says, or `stray`.
+    /// `different` from what was expected, `missing`, `damaged` as the reason says, `incomplete` of a lazy
+    /// device, or `stray`.
     problem: &'static str,
     /// Expected id, or size in bytes. Null unless `problem` is `different`.
     expected: Option<Evidence>,
@@ -285,6 +291,7 @@ fn finding(damage: &Damage) -> Finding {
             different("object", object.digest(), Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
+        Damage::Lazy(device) => new("sparse device", device.to_string(), "incomplete"),
         Damage::Stored { object, device, why } => {
             damaged("object", object.to_string(), &format!("in device {device}, {why}"))
         }
@@ -304,6 +311,11 @@ fn words(damage: &Damage) -> String {
             format!("object {id} has {actual} bytes, and an image says {stated}")
         }
         (Damage::Missing(_), _) => format!("object {id} is missing"),
+        (Damage::Lazy(_), _) => {
+            format!(
+                "device {id} is lazy and not here as a whole: nothing is wrong with it, but it cannot be verified"
+            )
+        }
         (Damage::Stray(path), _) => format!("{} has no place in a store", report::plain(path)),
         (Damage::Bad(StoreItem::Blob(BlobFile::Chunks(_)), _), Some(reason)) => {
             format!("table of chunks of layer {id} is damaged: {reason}")

@@ -394,7 +394,6 @@ fn export_hint(error: &ExportError) -> Option<&'static str> {
 }
 
 /// The time of day, with all that the kernel says of it.
-#[cfg(feature = "serve")]
 pub(crate) fn moment() -> store::Moment {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let since = since.unwrap_or_default();
@@ -404,6 +403,5 @@ pub(crate) fn moment() -> store::Moment {
 
 /// The time now, in whole seconds since 1970.
 pub(crate) fn now() -> store::Seconds {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    store::Seconds(since.ok().and_then(|it| i64::try_from(it.as_secs()).ok()).unwrap_or(0))
+    store::Seconds(moment().seconds)
 }

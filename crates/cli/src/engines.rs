@@ -34,7 +34,7 @@ impl FromStr for EngineVersion {
         };
         if Self::new(major, minor) < OLDEST {
             return Err(format!(
-                "containerd {text} is too old: {}.{} is the oldest that was tried",
+                "containerd {major}.{minor} is too old: {}.{} is the oldest that was tried",
                 OLDEST.major, OLDEST.minor
             ));
         }
@@ -86,8 +86,12 @@ pub(crate) fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> 
 
 /// A string of TOML.
 fn quoted(path: &Path) -> String {
-    let text = path.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"");
-    format!("\"{text}\"")
+    let escaped = |it: char| match it {
+        '"' | '\\' => format!("\\{it}"),
+        it if it.is_control() => format!("\\u{:04X}", u32::from(it)),
+        it => it.to_string(),
+    };
+    format!("\"{}\"", path.to_string_lossy().chars().map(escaped).collect::<String>())
 }
 
 #[cfg(test)]
@@ -97,10 +101,10 @@ mod tests {
     #[test]
     fn each_version_gets_what_it_knows() {
         let has = |version: &str, words: &str| {
-            let text = containerd(version.parse().unwrap(), Path::new("/s"), Path::new("/r\"x"));
+            let text = containerd(version.parse().unwrap(), Path::new("/s\n"), Path::new("/r\"x"));
             let parsed: toml::Table = text.parse().unwrap();
             let address = parsed["proxy_plugins"]["quire"]["address"].as_str();
-            assert_eq!(address, Some("/s"), "{text}");
+            assert_eq!(address, Some("/s\n"), "{text}");
             text.contains(words)
         };
         let cases = [

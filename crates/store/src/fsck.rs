@@ -88,6 +88,9 @@ pub enum Damage {
         /// The id of its bytes.
         actual: ImageId,
     },
+    /// An image needs this lazy device, of which not all is known to be here. Nothing is wrong with it, but it cannot be
+    /// verified.
+    Lazy(DeviceId),
     /// An item that is missing, unreadable or changed, and what is wrong with it.
     Bad(StoreItem, String),
     /// The path of something that does not belong in a store.
@@ -593,7 +596,11 @@ impl Damage {
     const fn rank(&self) -> u8 {
         match self {
             Self::Image { .. } | Self::Bad(StoreItem::Image(_), _) => 0,
-            Self::Stored { .. } | Self::Object { .. } | Self::Missing(_) | Self::Size { .. } => 1,
+            Self::Stored { .. }
+            | Self::Object { .. }
+            | Self::Missing(_)
+            | Self::Size { .. }
+            | Self::Lazy(_) => 1,
             Self::Bad(item, _) => match item {
                 StoreItem::Layer(_) => 2,
                 StoreItem::Manifest(_) | StoreItem::Blob(_) => 3,

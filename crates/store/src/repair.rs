@@ -150,6 +150,10 @@ fn item(damage: &Damage) -> Option<StoreItem> {
         Damage::Image { expected, .. } => Some(StoreItem::Image(*expected)),
         Damage::Bad(StoreItem::Ref(_) | StoreItem::Container(_), _) => None,
         Damage::Bad(item, _) => Some(item.clone()),
-        Damage::Stored { .. } | Damage::Missing(_) | Damage::Size { .. } | Damage::Stray(_) => None,
+        Damage::Stored { .. }
+        | Damage::Missing(_)
+        | Damage::Size { .. }
+        | Damage::Lazy(_)
+        | Damage::Stray(_) => None,
     }
 }

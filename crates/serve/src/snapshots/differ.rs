@@ -50,19 +50,21 @@ impl Diff for Differ {
             media_type: diff.media_type,
         };
         let begun = std::time::Instant::now();
-        let known = self.snapshotter.known_layer(&digest);
-        let is_known = known.is_some();
-        let blob = match known {
-            Some(_) => None,
-            None => Some(self.content.read(&digest, namespace).await?),
-        };
+        // It looks at the disk, where nobody else may wait.
         let snapshotter = Arc::clone(&self.snapshotter);
-        let work = move || match (known, blob) {
-            (Some(layer), _) => snapshotter.apply_known(&key, &layer),
-            (None, Some(blob)) => snapshotter.apply(&key, &claim, blob),
-            (None, None) => unreachable!("a blob is read unless its layer is known"),
+        let known = tokio::task::spawn_blocking(move || snapshotter.known_layer(&digest)).await;
+        let known = known.map_err(|error| Status::internal(error.to_string()))?;
+        let is_known = known.is_some();
+        let snapshotter = Arc::clone(&self.snapshotter);
+        let applied = match known {
+            Some(layer) => {
+                tokio::task::spawn_blocking(move || snapshotter.apply_known(&key, &layer)).await
+            }
+            None => {
+                let blob = self.content.read(&digest, namespace).await?;
+                tokio::task::spawn_blocking(move || snapshotter.apply(&key, &claim, blob)).await
+            }
         };
-        let applied = tokio::task::spawn_blocking(work).await;
         let applied = applied.map_err(|error| Status::internal(error.to_string()))?;
         let took = begun.elapsed();
         let applied = applied.map_err(|error| {

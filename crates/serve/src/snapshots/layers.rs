@@ -173,12 +173,11 @@ impl Snapshotter {
             return Ok(());
         }
         let name = format!("{SKIPPED}{target}");
-        let made = self.reserve(&name, parent, labels, |_| SnapshotKind::Committed(shared(&layer)));
+        let made = self.make(&name, parent, labels, SnapshotKind::Committed(shared(&layer)));
         let new = match made {
             Err(SnapshotterError::Exists(_)) => return Err(SnapshotterError::Exists(name)),
             made => made?,
         };
-        self.instance.make(new.number, &new.record)?;
         // From here on `gc` leaves the layer alone, if it has not taken it this moment.
         match self.store.settle_snapshot(&self.instance, new.number, &new.record) {
             Err(SnapshotError::Gone(_)) => Ok(()),

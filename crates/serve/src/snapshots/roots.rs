@@ -124,8 +124,8 @@ impl Roots {
     }
 }
 
-/// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that it
-/// was written to. That may take long: whoever drops this waits for it.
+/// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that
+/// it was written to. That may take long: whoever drops this waits for it.
 pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
     let root = File::open(path).and_then(|root| {
         let is_mount = root.metadata()?.dev() != path.parent().unwrap_or(path).metadata()?.dev();
@@ -150,8 +150,8 @@ fn detach(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// The numbers of the snapshots whose roots are mounted, of those that may have one. What else is mounted in the folder of the
-/// instance is unmounted: a service that was killed has left it.
+/// The numbers of the snapshots whose roots are mounted, of those that may have one. What else is mounted in the folder of
+/// the instance is unmounted: a service that was killed has left it.
 pub(super) fn adopt(
     instance: &SnapshotInstance,
     may_have: &dyn Fn(u64) -> bool,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -53,7 +53,8 @@ pub enum ServeSnapshotsError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Serves an engine, which calls at `socket` and is called at `engine`, until `stop` is done. `ready` is called once it can connect.
+/// Serves an engine, which calls at `socket` and is called at `engine`, until `stop` is done. `ready` is called once it can
+/// connect.
 ///
 /// # Errors
 /// [`ServeSnapshotsError`].
@@ -96,25 +97,49 @@ pub fn serve_snapshots(
             () = late => Ok(()),
         }
     });
-    // Nobody connects to what nobody serves.
-    drop(fs::remove_file(socket));
+    // Nobody connects to what nobody serves. Without a listener, the socket there is another's.
+    if !matches!(served, Err(ServeSnapshotsError::Listen { .. })) {
+        drop(fs::remove_file(socket));
+    }
     snapshotter.stop();
     runtime.shutdown_timeout(LAST_CALLS);
     served
 }
 
-/// Only root reaches the socket. One that is there belongs to a service that has ended: the instance has one lock.
+/// Only root reaches the socket, from its first moment: it comes to its place from a folder that only root enters.
 fn listen(socket: &Path) -> io::Result<UnixListener> {
-    if let Some(folder) = socket.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    let folder = socket.parent().unwrap_or(Path::new("/"));
+    fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    check_free(socket)?;
+    let private = folder.join(format!(".quire-{}", std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&private)?;
+    let made = private.join("s");
+    let listening = UnixListener::bind(&made).and_then(|listener| {
+        fs::set_permissions(&made, fs::Permissions::from_mode(0o600))?;
+        rustix::fs::rename(&made, socket)?;
+        Ok(listener)
+    });
+    // What is left of a failure; the socket is elsewhere by now.
+    let _none = fs::remove_file(&made);
+    fs::remove_dir(&private)?;
+    listening
+}
+
+/// A socket in whose place another may come: nobody listens there any more. Anything else stays.
+fn check_free(socket: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(socket) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Ok(found) if found.file_type().is_socket() => {}
+        Ok(_) => return Err(io::Error::other("something is there that is no socket")),
+        Err(error) => return Err(error),
     }
-    match fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    match std::os::unix::net::UnixStream::connect(socket) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other(
+            "another service listens there: each instance needs a --socket of its own",
+        )),
     }
-    let listener = UnixListener::bind(socket)?;
-    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
 struct Service(Arc<Snapshotter>);

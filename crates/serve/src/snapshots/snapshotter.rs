@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use image::digest::Digest;
 use image::verity::ImageId;
 use oci::policy::Policies;
 use store::{
@@ -98,9 +99,9 @@ impl Snapshotter {
             record.is_some_and(|it| !matches!(it.kind, SnapshotKind::Committed(_)))
         };
         let mounted = roots::adopt(&instance, &may_have)?;
-        let mut state = State { next: 1, ..State::default() };
+        // A folder that cannot be read keeps its number.
+        let mut state = State { next: instance.free_number()?, ..State::default() };
         for (number, record) in records {
-            state.next = number + 1;
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
@@ -124,7 +125,7 @@ impl Snapshotter {
         })
     }
 
-    /// Makes a snapshot that can be written (`is_writable`), or only read, and mounts its root.
+    /// Makes a snapshot, and mounts its root.
     ///
     /// # Errors
     /// [`SnapshotterError`]; then there is none.
@@ -135,12 +136,12 @@ impl Snapshotter {
         labels: &Labels,
         access: SnapshotAccess,
     ) -> Result<SnapshotMount, SnapshotterError> {
-        let new = self.reserve(key, parent, labels, |_| match access {
+        let kind = match access {
             SnapshotAccess::Write => SnapshotKind::Active(None),
             SnapshotAccess::Read => SnapshotKind::View,
-        })?;
+        };
+        let new = self.make(key, parent, labels, kind)?;
         let (number, record) = (new.number, &new.record);
-        self.instance.make(number, record)?;
         let root = match self.is_for_the_differ(record) {
             true => Root::No,
             false => self.mount_root(number, record)?,
@@ -150,33 +151,35 @@ impl Snapshotter {
         Ok(mount)
     }
 
-    /// Takes a name for a new snapshot, on which somebody works from then on. Its folder is not there yet.
-    pub(super) fn reserve(
+    /// Takes a name for a new snapshot, on which somebody works from then on, and makes its folder.
+    pub(super) fn make(
         &self,
         key: &str,
         parent: &str,
         labels: &Labels,
-        kind: impl FnOnce(u64) -> SnapshotKind,
+        kind: SnapshotKind,
     ) -> Result<NewSnapshot<'_>, SnapshotterError> {
         check_name(key)?;
         check_labels(labels)?;
         let now = (self.surroundings.now)();
         let mut state = self.state();
-        if state.names.contains_key(key) {
-            return Err(SnapshotterError::Exists(key.to_owned()));
-        }
         let parent = match parent {
             "" => None,
             parent => Some(state.committed(parent)?),
         };
         let number = state.next;
+        state.reserve(key, number)?;
         state.next += 1;
-        let (name, kind, labels) = (key.to_owned(), kind(number), labels.clone());
+        let (name, labels) = (key.to_owned(), labels.clone());
         let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
-        state.names.insert(key.to_owned(), number);
         let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
         state.entries.insert(number, entry);
-        Ok(NewSnapshot { snapshotter: self, number, record, is_kept: false })
+        drop(state);
+        let mut new =
+            NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
+        self.instance.make(number, &new.record)?;
+        new.is_made = true;
+        Ok(new)
     }
 
     /// Whether only the differ is to have this root. It needs none, and without one nobody pays for the image of each layer
@@ -220,15 +223,17 @@ impl Snapshotter {
             _ => Err(SnapshotterError::NotActive(key.to_owned())),
         })?;
         let number = taken.number;
-        if self.state().names.contains_key(name) {
-            return Err(SnapshotterError::Exists(name.to_owned()));
+        self.state().reserve(name, number)?;
+        match self.settle(number, &taken.record, name, labels) {
+            Ok(new) => {
+                taken.change(|entry| entry.record = new);
+                self.state().names.remove(key);
+            }
+            Err(error) => {
+                self.state().names.remove(name);
+                return Err(error);
+            }
         }
-        self.state().names.insert(name.to_owned(), number);
-        let settled = self.settle(number, &taken.record, name, labels);
-        // One of the two names goes.
-        self.state().names.remove(if settled.is_ok() { key } else { name });
-        let new = settled?;
-        taken.change(|entry| entry.record = new);
         // All of it is in the layer.
         if let Err(error) = self.instance.drop_changes(number) {
             let error: &dyn std::error::Error = &error;
@@ -485,9 +490,11 @@ pub enum SnapshotAccess {
 /// How often a `gc` may take a layer before it has a name.
 pub(super) const GONE_MAX: u32 = 3;
 
-/// Whether containerd unpacks a layer on it. Its own names for such begin so, whatever the image says.
+/// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
+/// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
 pub(super) fn is_unpacked(record: &SnapshotRecord) -> bool {
-    record.name.rsplit('/').next().is_some_and(|it| it.starts_with("extract-"))
+    let name = record.name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
+    name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())
 }
 
 fn check_name(name: &str) -> Result<(), SnapshotterError> {

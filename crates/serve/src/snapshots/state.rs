@@ -1,5 +1,6 @@
 //! The records of all snapshots of an engine, in memory.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use image::verity::ImageId;
@@ -76,6 +77,17 @@ impl State {
         // A name that is only about to be given is none.
         let is_its = self.entries.get(&number).is_some_and(|it| it.record.name == key);
         is_its.then_some(number).ok_or_else(absent)
+    }
+
+    /// Takes a name.
+    pub(super) fn reserve(&mut self, name: &str, number: u64) -> Result<(), SnapshotterError> {
+        match self.names.entry(name.to_owned()) {
+            Entry::Occupied(_) => Err(SnapshotterError::Exists(name.to_owned())),
+            Entry::Vacant(free) => {
+                free.insert(number);
+                Ok(())
+            }
+        }
     }
 
     pub(super) fn committed(&self, name: &str) -> Result<u64, SnapshotterError> {

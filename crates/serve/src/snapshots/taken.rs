@@ -36,6 +36,8 @@ pub(super) struct NewSnapshot<'s> {
     pub(super) snapshotter: &'s Snapshotter,
     pub(super) number: u64,
     pub(super) record: SnapshotRecord,
+    /// Whether there is a folder of it to remove.
+    pub(super) is_made: bool,
     pub(super) is_kept: bool,
 }
 
@@ -54,8 +56,9 @@ impl Drop for NewSnapshot<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
             self.snapshotter.state().forget(self.number);
-            // It may not have been made at all.
-            if let Ok(folder) = self.snapshotter.instance.hide(self.number) {
+            if self.is_made
+                && let Ok(folder) = self.snapshotter.instance.hide(self.number)
+            {
                 self.snapshotter.trash.throw(Thrown::Folder(folder));
             }
         }

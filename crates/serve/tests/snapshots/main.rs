@@ -218,20 +218,25 @@ fn code<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, text: &str) {
     assert!(status.message().contains(text), "{status}");
 }
 
+/// A name as containerd gives to what it unpacks a layer on.
+fn unpacked(text: &str) -> String {
+    format!("default/7/extract-{text} {}", Digest::sha256(text.as_bytes()))
+}
+
 /// A layer with a file that a link has too, and one above it that removes, replaces and renames.
 fn two_layers(engine: &mut Engine) {
-    let root = engine.prepare("extract-1 sha256:a", "").unwrap();
+    let root = engine.prepare(&unpacked("1"), "").unwrap();
     fs::create_dir(root.join("etc")).unwrap();
     fs::write(root.join("etc/old"), "old").unwrap();
     fs::write(root.join("etc/kept"), "kept".repeat(5000)).unwrap();
     fs::hard_link(root.join("etc/kept"), root.join("link")).unwrap();
     fs::set_permissions(root.join("etc/kept"), fs::Permissions::from_mode(0o4755)).unwrap();
-    engine.commit("sha256:a", "extract-1 sha256:a").unwrap();
-    let root = engine.prepare("extract-2 sha256:b", "sha256:a").unwrap();
+    engine.commit("sha256:a", &unpacked("1")).unwrap();
+    let root = engine.prepare(&unpacked("2"), "sha256:a").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/old")).unwrap(), "old");
     fs::remove_file(root.join("etc/old")).unwrap();
     fs::write(root.join("etc/new"), "new").unwrap();
-    engine.commit("sha256:b", "extract-2 sha256:b").unwrap();
+    engine.commit("sha256:b", &unpacked("2")).unwrap();
 }
 
 #[test]
@@ -304,9 +309,22 @@ fn wishes_that_are_refused() {
     let root = engine.mounts("active").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     // Another service cannot have the same snapshots.
+    let socket = stage.0.path().join("socket");
+    let other = || {
+        let stage = Stage::new();
+        let snapshotter = stage.open(None, SkipLayers::Unpack).unwrap();
+        let error = serve_snapshots(snapshotter, (&socket, &socket), || {}, || {}).unwrap_err();
+        testing::chain(&error)
+    };
+    // Nor its socket, and nothing that is no socket.
+    assert!(other().contains("--socket"));
+    assert!(engine.stat("active").is_ok());
     let error = stage.open(None, SkipLayers::Unpack).unwrap_err().to_string();
     assert!(error.contains("--instance"), "{error}");
     engine.end();
+    fs::write(&socket, "mine").unwrap();
+    assert!(other().contains("no socket"));
+    assert_eq!(fs::read_to_string(&socket).unwrap(), "mine");
 }
 
 #[test]
@@ -384,6 +402,12 @@ fn roots_outlive_their_service() {
     assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     engine.remove("running").unwrap();
+    // What cannot be read is nobody's to overwrite.
+    let torn = fs::read_to_string(number.join("snapshot.json")).unwrap();
+    engine.prepare("new", "").unwrap();
+    engine.remove("new").unwrap();
+    engine.cleanup();
+    assert_eq!(fs::read_to_string(number.join("snapshot.json")).unwrap(), torn);
     engine.end();
     let store = stage.store();
     assert!(store.plan_gc(Seconds(0)).unwrap_err().to_string().contains("fsck --repair"));
@@ -433,7 +457,10 @@ fn a_policy_is_asked_before_something_runs() {
     let mut engine = Engine::start(&stage, Some(&policy));
     // A layer can be unpacked.
     two_layers(&mut engine);
-    code(engine.prepare("container", "sha256:b"), Code::PermissionDenied, "");
+    // Whoever names a container does not name a policy.
+    for key in ["container", "extract-container", "default/8/extract-1-sha256", "extract-x y"] {
+        code(engine.prepare(key, "sha256:b"), Code::PermissionDenied, "");
+    }
     code(engine.view("view", "sha256:b"), Code::PermissionDenied, "");
     assert_eq!(engine.list(&["kind!=committed"]).unwrap(), [] as [&str; 0]);
     fs::write(&policy, "default = \"any\"\n").unwrap();

@@ -9,7 +9,7 @@ use crate::fault;
 use crate::shelf::devices::DataFile;
 use crate::shelf::images;
 use crate::shelf::item::StoreItem;
-use crate::shelf::sparse::{Lacks, SparseFile};
+use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
 impl Store {
@@ -41,18 +41,16 @@ impl Store {
             }
         }
         checked.retain(|id| self.sparse.file(id).is_some());
-        let partial = match scope {
-            // Somebody brings the rest, perhaps.
-            Scope::Everything => Lacks::IfNobodyCanFillIt,
-            Scope::Images => Lacks::Always,
-        };
         for id in &checked {
             report.checked += 1;
             let stated = users.images.values().filter_map(|it| it.devices.get(id)).copied();
-            if let Some(why) = self.sparse.lack(id, stated, partial)? {
-                let item = StoreItem::Sparse(SparseFile::Device(*id));
-                report.damage.push((Damage::Bad(item, why), users.harm_of_device(id)));
-            }
+            let damage = match self.sparse.lack(id, stated)? {
+                Some(why) => Damage::Bad(StoreItem::Sparse(SparseFile::Device(*id)), why),
+                // Who wants an image verified is told that some of it cannot be.
+                None if scope == Scope::Images && self.sparse.is_partial(id)? => Damage::Lazy(*id),
+                None => continue,
+            };
+            report.damage.push((damage, users.harm_of_device(id)));
         }
         Ok(checked)
     }

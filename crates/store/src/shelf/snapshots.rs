@@ -236,11 +236,14 @@ impl SnapshotShelf {
         Ok(seen)
     }
 
-    /// Removes the folder of a snapshot with a damaged record.
+    /// Removes the folder of a snapshot with a damaged record, which no service has open: it may have mounts in there.
     pub(crate) fn remove_damaged(&self, instance: &str, number: u64) -> Result<bool, DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok(false) };
         let Some(directory) = shelf.open_if_there(instance)? else { return Ok(false) };
         if matches!(read_record(&directory, number)?, Some(Err(_))) {
+            if !directory.try_lock()? {
+                return Err(shelf.failed("lock", instance, rustix::io::Errno::BUSY));
+            }
             directory.remove_tree(number.to_string())?;
             return Ok(true);
         }
@@ -258,7 +261,8 @@ fn numbers(instance: &Directory) -> Result<Vec<u64>, DiskError> {
 }
 
 fn parse(name: &str) -> Option<u64> {
-    name.parse().ok().filter(|number: &u64| number.to_string() == name)
+    // One more must have a number, too.
+    name.parse().ok().filter(|number: &u64| number.to_string() == name && *number < u64::MAX)
 }
 
 /// `None` if the folder is gone.
@@ -321,6 +325,14 @@ impl SnapshotInstance {
     #[must_use]
     pub fn path(&self) -> &std::path::Path {
         self.directory.path()
+    }
+
+    /// A number that is greater than that of any folder, whatever is in there.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn free_number(&self) -> Result<u64, DiskError> {
+        Ok(numbers(&self.directory)?.last().map_or(1, |it| it + 1))
     }
 
     /// All records, by number; and those that cannot be read.

@@ -68,15 +68,6 @@ pub enum SparseState {
     Condemned,
 }
 
-/// When a partial device is less than an image needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lacks {
-    /// Whoever has it open.
-    Always,
-    /// Only if it has no index, and no mount and no process has it open.
-    IfNobodyCanFillIt,
-}
-
 /// A file of `sparse/`, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SparseFile {
@@ -508,13 +499,12 @@ impl SparseShelf {
         })
     }
 
-    /// As [`damage`](Self::damage), for images that need all of the device: that is to be sealed, and as long as they
-    /// have stated.
+    /// As [`damage`](Self::damage), for images that need the device: it is to be as long as they have stated, and if some of it
+    /// is missing, somebody has to be able to bring that.
     pub(crate) fn lack(
         &self,
         id: &DeviceId,
         stated: impl IntoIterator<Item = u64>,
-        partial: Lacks,
     ) -> Result<Option<String>, FsckError> {
         if let Some(why) = self.damage(id)? {
             return Ok(Some(why));
@@ -528,19 +518,16 @@ impl SparseShelf {
         if let Some(expected) = stated.into_iter().find(|it| *it != actual) {
             return Ok(Some(format!("it has {actual} bytes, not {expected}, as an image says")));
         }
-        if info.state != SparseState::Partial {
-            return Ok(None);
-        }
-        let can_be_filled = self.is_in_use(id)? || matches!(self.index_head(id), Ok(Some(_)));
-        let why = match (can_be_filled, partial) {
-            (true, Lacks::IfNobodyCanFillIt) => return Ok(None),
-            (true, Lacks::Always) => {
-                "it is lazy, and not known to be here as a whole: nothing is wrong with it, but there is nothing to verify \
-                 yet"
-            }
-            (false, _) => "its bytes are not known to be complete",
-        };
-        Ok(Some(why.to_owned()))
+        let is_lacking = info.state == SparseState::Partial
+            && !self.is_in_use(id)?
+            && !matches!(self.index_head(id), Ok(Some(_)));
+        Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
+    }
+
+    /// Whether some of a device may be missing.
+    pub(crate) fn is_partial(&self, id: &DeviceId) -> Result<bool, FsckError> {
+        let info = fault::found(self.stat(id))?;
+        Ok(matches!(info, Ok(Some(SparseInfo { state: SparseState::Partial, .. }))))
     }
 
     /// Checks every index, and every device but these, and tells strays.
