@@ -1,9 +1,15 @@
 //! What was written to a root: bytes on disk, and files.
 
 use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat, openat2, statat,
+};
+use rustix::io::Errno;
 
 /// Size of what a snapshot has brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -17,8 +23,18 @@ pub struct Usage {
 /// Source: stat(2), `st_blocks`.
 const BLOCK: u64 = 512;
 
-fn is_unreachable(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename)
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// What runs in the root changes the directory meanwhile: no path leads out of it.
+const INSIDE: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
+
+impl Usage {
+    fn add(&mut self, stat: &Stat) {
+        self.inodes += 1;
+        self.bytes += stat.st_blocks.unsigned_abs().saturating_mul(BLOCK);
+    }
 }
 
 /// The use of a directory and all in it. What vanishes meanwhile, or is too deep for a path, counts nothing.
@@ -27,30 +43,81 @@ fn is_unreachable(error: &io::Error) -> bool {
 /// When a directory cannot be read.
 pub(super) fn usage_of(directory: &Path) -> io::Result<Usage> {
     let mut usage = Usage::default();
+    let top = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(usage),
+        top => top?,
+    };
+    usage.add(&fstat(&top)?);
     let mut seen = HashSet::new();
-    let mut left = vec![directory.to_owned()];
+    let mut left = vec![PathBuf::from(".")];
     while let Some(path) = left.pop() {
-        let found = match path.symlink_metadata() {
-            // Or the path is longer than the kernel takes: programs can make such.
-            Err(error) if is_unreachable(&error) => continue,
-            found => found?,
+        let opened = match openat2(&top, &path, DIRECTORY, Mode::empty(), INSIDE) {
+            // It is gone, or something else is there by now. Programs can make paths that are longer than the kernel takes.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => {
+                continue;
+            }
+            opened => opened?,
         };
-        if found.nlink() > 1 && !found.is_dir() && !seen.insert((found.dev(), found.ino())) {
-            continue;
-        }
-        usage.inodes += 1;
-        usage.bytes += found.blocks() * BLOCK;
-        if !found.is_dir() {
-            continue;
-        }
-        match path.read_dir() {
-            Err(error) if is_unreachable(&error) => {}
-            entries => {
-                for entry in entries? {
-                    left.push(entry?.path());
-                }
+        let mut entries = Dir::new(opened)?;
+        while let Some(entry) = entries.read() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            let stat = match statat(entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                stat => stat?,
+            };
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            let is_linked = !is_directory && stat.st_nlink > 1;
+            if is_linked && !seen.insert((stat.st_dev, stat.st_ino)) {
+                continue;
+            }
+            usage.add(&stat);
+            if is_directory {
+                left.push(path.join(OsStr::from_bytes(name.to_bytes())));
             }
         }
     }
     Ok(usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{RenameFlags, renameat_with};
+
+    use super::*;
+
+    /// What runs in a root may put a link in the place of a directory at any moment.
+    #[test]
+    fn nothing_outside_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (upper, host) = (folder.path().join("upper"), folder.path().join("host"));
+        let (directory, link) = (upper.join("directory"), upper.join("link"));
+        for path in [&upper, &host, &directory] {
+            fs::create_dir(path).unwrap();
+        }
+        for number in 0..100 {
+            fs::write(host.join(number.to_string()), "").unwrap();
+        }
+        symlink(&host, &link).unwrap();
+        let end = AtomicBool::new(false);
+        let most = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) {
+                    renameat_with(CWD, &directory, CWD, &link, RenameFlags::EXCHANGE).unwrap();
+                }
+            });
+            let counted = (0..20_000).map(|_| usage_of(&upper).map(|it| it.inodes));
+            let most = counted.collect::<io::Result<Vec<_>>>().map(|it| it.into_iter().max());
+            end.store(true, Ordering::Relaxed);
+            most
+        });
+        assert_eq!(most.unwrap(), Some(3));
+    }
 }
