@@ -382,11 +382,13 @@ impl SnapshotInstance {
         self.directory.open(number.to_string())?.make_private(ROOT).map(drop)
     }
 
-    /// Whether something was written to a snapshot's root.
+    /// Whether something was written to a snapshot's root, or may have been: what cannot be listed counts as written.
     #[must_use]
     pub fn is_changed(&self, number: u64) -> bool {
-        let upper = self.changes(number).join("upper");
-        upper.read_dir().is_ok_and(|mut entries| entries.next().is_some())
+        match self.changes(number).join("upper").read_dir() {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        }
     }
 
     /// Puts a record in the place of the one that a snapshot has, durably.

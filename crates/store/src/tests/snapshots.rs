@@ -167,3 +167,20 @@ fn a_crash_leaves_each_snapshot_as_it_was_or_as_it_is() {
     };
     assert!(recorded.replay(&judge).unwrap() > 10);
 }
+
+#[test]
+fn what_cannot_be_listed_counts_as_written() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let instance = store.open_snapshots("engine").unwrap();
+    instance.make(1, &snapshot("active", SnapshotKind::Active(None), None)).unwrap();
+    let upper = instance.changes(1).join("upper");
+    assert!(!instance.is_changed(1));
+    fs::create_dir(&upper).unwrap();
+    assert!(!instance.is_changed(1));
+    fs::write(upper.join("file"), "").unwrap();
+    assert!(instance.is_changed(1));
+    fs::remove_dir_all(&upper).unwrap();
+    fs::write(&upper, "").unwrap();
+    assert!(instance.is_changed(1));
+}
