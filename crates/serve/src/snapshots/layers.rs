@@ -10,7 +10,7 @@ use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecor
 
 use super::error::SnapshotterError;
 use super::ingest::LayerClaim;
-use super::snapshotter::{GONE_MAX, Labels, Snapshotter, is_unpacked};
+use super::snapshotter::{Labels, Snapshotter, is_unpacked};
 
 /// The chain id that a snapshot is to have. Source: containerd's `unpacker.go`, `labelSnapshotRef`.
 const TARGET: &str = "containerd.io/snapshot.ref";
@@ -207,7 +207,7 @@ impl Snapshotter {
     fn make_image(
         &self,
         number: u64,
-        mut record: SnapshotRecord,
+        record: SnapshotRecord,
     ) -> Result<(SnapshotRecord, ImageId), SnapshotterError> {
         let SnapshotKind::Committed(content) = &record.kind else {
             return Err(SnapshotterError::NotCommitted(record.name));
@@ -217,18 +217,13 @@ impl Snapshotter {
             return Ok((record, image));
         }
         let (content, layers) = (content.clone(), self.base(Some(number)).layers);
-        for attempt in 0.. {
+        self.settle_made(number, || {
             let now = Seconds((self.surroundings.now)().seconds);
             let (image, bytes) = self.resources.stack(&self.store, &layers, now)?;
             let bytes = content.bytes + bytes;
             let content = SnapshotContent { image: Some(image), bytes, ..content };
-            record.kind = SnapshotKind::Committed(content);
-            match self.store.settle_snapshot(&self.instance, number, &record) {
-                Err(SnapshotError::Gone(_)) if attempt < GONE_MAX => {}
-                settled => return Ok(settled.map(|()| (record, image))?),
-            }
-        }
-        unreachable!("the last attempt returns")
+            Ok((SnapshotRecord { kind: SnapshotKind::Committed(content), ..record.clone() }, image))
+        })
     }
 }
 

@@ -272,8 +272,7 @@ impl Snapshotter {
         if applied.is_none() {
             base.image = record.parent.map(|it| self.image_of(it)).transpose()?;
         }
-        // A `gc` may take what nothing names yet.
-        for attempt in 0.. {
+        let made = self.settle_made(number, || {
             let now = (self.surroundings.now)();
             let content = match &applied {
                 Some(content) => content.clone(),
@@ -287,12 +286,26 @@ impl Snapshotter {
                 created: now,
                 updated: now,
             };
-            match self.store.settle_snapshot(&self.instance, number, &new) {
-                Err(SnapshotError::Gone(_)) if attempt < GONE_MAX => {}
-                settled => return Ok(settled.map(|()| new)?),
+            Ok((new, ()))
+        })?;
+        Ok(made.0)
+    }
+
+    /// Writes the record that `make` makes, with a layer or an image. A `gc` may take these as long as nothing names them:
+    /// then they are made again.
+    pub(super) fn settle_made<T>(
+        &self,
+        number: u64,
+        mut make: impl FnMut() -> Result<(SnapshotRecord, T), SnapshotterError>,
+    ) -> Result<(SnapshotRecord, T), SnapshotterError> {
+        let mut gone = 0;
+        loop {
+            let (record, of_it) = make()?;
+            match self.store.settle_snapshot(&self.instance, number, &record) {
+                Err(SnapshotError::Gone(_)) if gone < GONE_MAX => gone += 1,
+                settled => return Ok(settled.map(|()| (record, of_it))?),
             }
         }
-        unreachable!("the last attempt returns")
     }
 
     /// Removes a snapshot, and what was written to it.
@@ -488,7 +501,7 @@ pub enum SnapshotAccess {
 }
 
 /// How often a `gc` may take a layer before it has a name.
-pub(super) const GONE_MAX: u32 = 3;
+const GONE_MAX: u32 = 3;
 
 /// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
 /// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
