@@ -53,6 +53,15 @@ impl Drop for EnginePlace {
     }
 }
 
+/// A place for an engine that runs containers; `None`, and a word why, where none can.
+fn engine_place() -> Option<EnginePlace> {
+    if !is_root() || testing::program("runc").is_none() {
+        return None;
+    }
+    let place = EnginePlace(Place::new());
+    place.0.is_on_disk().then_some(place)
+}
+
 /// The snapshotter, ready.
 fn snapshotter(place: &Place, socket: &Path, options: &[&str]) -> Service {
     let mut command = place.command(&["serve", "--snapshotter", "--socket"]);
@@ -166,14 +175,7 @@ fn archive(place: &Place) -> PathBuf {
 }
 
 fn runs_containers(engine: Engine, programs: &Path) {
-    if !is_root() || testing::program("runc").is_none() {
-        return;
-    }
-    let place = EnginePlace(Place::new());
-    let place = &place.0;
-    if !place.is_on_disk() {
-        return;
-    }
+    let Some(EnginePlace(place)) = &engine_place() else { return };
     let maker = Place::new();
     let image = archive(&maker);
     let socket = place.path("snapshotter");
@@ -256,14 +258,8 @@ fn layers_go_into_the_store_without_being_unpacked() {
 #[test]
 fn what_the_store_has_is_not_downloaded() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
-    if !is_root() || testing::program("runc").is_none() {
-        return;
-    }
-    let (maker, place) = (Place::new(), EnginePlace(Place::new()));
-    let place = &place.0;
-    if !place.is_on_disk() {
-        return;
-    }
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    let maker = Place::new();
     let Some(registry) = Daemon::start(maker.folder.path(), "").unwrap() else {
         return testing::skipped("docker-registry is not installed");
     };
@@ -291,14 +287,8 @@ fn what_the_store_has_is_not_downloaded() {
 #[test]
 fn a_killed_service_leaves_nothing_half_done() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
-    if !is_root() || testing::program("runc").is_none() {
-        return;
-    }
-    let (maker, place) = (Place::new(), EnginePlace(Place::new()));
-    let place = &place.0;
-    if !place.is_on_disk() {
-        return;
-    }
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    let maker = Place::new();
     let image = archive(&maker);
     let socket = place.path("snapshotter");
     let mut service = snapshotter(place, &socket, &[]);
