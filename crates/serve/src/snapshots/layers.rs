@@ -5,7 +5,6 @@ use std::io::Read;
 use std::path::Path;
 
 use image::digest::Digest;
-use image::verity::ImageId;
 use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, Store};
 
 use super::error::SnapshotterError;
@@ -187,43 +186,6 @@ impl Snapshotter {
                 Err(SnapshotterError::Exists(name))
             }
         }
-    }
-
-    /// The image of a committed snapshot, which is made when it is first needed.
-    pub(super) fn image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
-        let name = match self.state().entries.get(&number) {
-            Some(entry) => match entry.record.content().and_then(|it| it.image) {
-                Some(image) => return Ok(image),
-                None => entry.record.name.clone(),
-            },
-            None => return Err(SnapshotterError::Absent(number.to_string())),
-        };
-        let taken = self.take(&name, |_| Ok(()))?;
-        let (record, image) = self.make_image(number, taken.record.clone())?;
-        taken.change(|entry| entry.record = record);
-        Ok(image)
-    }
-
-    fn make_image(
-        &self,
-        number: u64,
-        record: SnapshotRecord,
-    ) -> Result<(SnapshotRecord, ImageId), SnapshotterError> {
-        let SnapshotKind::Committed(content) = &record.kind else {
-            return Err(SnapshotterError::NotCommitted(record.name));
-        };
-        // Somebody else has made it meanwhile.
-        if let Some(image) = content.image {
-            return Ok((record, image));
-        }
-        let (content, layers) = (content.clone(), self.base(Some(number)).layers);
-        self.settle_made(number, || {
-            let now = Seconds((self.surroundings.now)().seconds);
-            let (image, bytes) = self.resources.stack(&self.store, &layers, now)?;
-            let bytes = content.bytes + bytes;
-            let content = SnapshotContent { image: Some(image), bytes, ..content };
-            Ok((SnapshotRecord { kind: SnapshotKind::Committed(content), ..record.clone() }, image))
-        })
     }
 }
 

@@ -4,6 +4,8 @@
 //! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
 
 pub mod api;
+mod below;
+mod commit;
 mod content;
 mod differ;
 mod error;

@@ -10,13 +10,12 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::policy::Policies;
 use store::{
-    Moment, Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind,
-    SnapshotRecord, Store,
+    Moment, Seconds, SnapshotContent, SnapshotInstance, SnapshotKind, SnapshotRecord, Store,
 };
 
 use super::error::SnapshotterError;
 use super::filter::Filters;
-use super::ingest::{Base, Resources};
+use super::ingest::Resources;
 use super::layers::{KnownBlobs, SkipLayers};
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
@@ -211,37 +210,6 @@ impl Snapshotter {
         Ok(self.mount_of(number, record))
     }
 
-    /// Makes a layer of what was written to an active snapshot, which is a committed one by another name from then on.
-    ///
-    /// # Errors
-    /// [`SnapshotterError`]; then it is active, as it was.
-    pub fn commit(&self, name: &str, key: &str, labels: &Labels) -> Result<(), SnapshotterError> {
-        check_name(name)?;
-        check_labels(labels)?;
-        let taken = self.take(key, |record| match record.kind {
-            SnapshotKind::Active(_) => Ok(()),
-            _ => Err(SnapshotterError::NotActive(key.to_owned())),
-        })?;
-        let number = taken.number;
-        self.state().reserve(name, number)?;
-        match self.settle(number, &taken.record, name, labels) {
-            Ok(new) => {
-                taken.change(|entry| entry.record = new);
-                self.state().names.remove(key);
-            }
-            Err(error) => {
-                self.state().names.remove(name);
-                return Err(error);
-            }
-        }
-        // All of it is in the layer.
-        if let Err(error) = self.instance.drop_changes(number) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, number, "what a layer was made of is not removed");
-        }
-        Ok(())
-    }
-
     /// Refuses another parent than the one that a snapshot stands on. An empty name is none.
     ///
     /// # Errors
@@ -251,60 +219,6 @@ impl Snapshotter {
         match parent.is_empty() || parent == own {
             true => Ok(()),
             false => Err(SnapshotterError::OtherParent(key.to_owned(), own)),
-        }
-    }
-
-    /// Makes the layer, and the record of a committed snapshot that has it.
-    fn settle(
-        &self,
-        number: u64,
-        record: &SnapshotRecord,
-        name: &str,
-        labels: &Labels,
-    ) -> Result<SnapshotRecord, SnapshotterError> {
-        self.unmount_root(number)?;
-        let upper = self.instance.changes(number).join("upper");
-        let applied = record.content().cloned();
-        if applied.is_none() && record.parent.is_some() && !upper.exists() {
-            return Err(SnapshotterError::NeverUnpacked(record.name.clone()));
-        }
-        let mut base = self.base(record.parent);
-        if applied.is_none() {
-            base.image = record.parent.map(|it| self.image_of(it)).transpose()?;
-        }
-        let made = self.settle_made(number, || {
-            let now = (self.surroundings.now)();
-            let content = match &applied {
-                Some(content) => content.clone(),
-                None => self.resources.ingest(&self.store, &base, &upper, Seconds(now.seconds))?,
-            };
-            let new = SnapshotRecord {
-                name: name.to_owned(),
-                kind: SnapshotKind::Committed(content),
-                parent: record.parent,
-                labels: labels.clone(),
-                created: now,
-                updated: now,
-            };
-            Ok((new, ()))
-        })?;
-        Ok(made.0)
-    }
-
-    /// Writes the record that `make` makes, with a layer or an image. A `gc` may take these as long as nothing names them:
-    /// then they are made again.
-    pub(super) fn settle_made<T>(
-        &self,
-        number: u64,
-        mut make: impl FnMut() -> Result<(SnapshotRecord, T), SnapshotterError>,
-    ) -> Result<(SnapshotRecord, T), SnapshotterError> {
-        let mut gone = 0;
-        loop {
-            let (record, of_it) = make()?;
-            match self.store.settle_snapshot(&self.instance, number, &record) {
-                Err(SnapshotError::Gone(_)) if gone < GONE_MAX => gone += 1,
-                settled => return Ok(settled.map(|()| (record, of_it))?),
-            }
         }
     }
 
@@ -425,21 +339,6 @@ impl Snapshotter {
         }
     }
 
-    pub(super) fn base(&self, parent: Option<u64>) -> Base {
-        let state = self.state();
-        let mut layers = Vec::new();
-        let mut next = parent;
-        while let Some(number) = next {
-            // Nobody removes what something stands on.
-            let Some(entry) = state.entries.get(&number) else { break };
-            let SnapshotKind::Committed(content) = &entry.record.kind else { break };
-            layers.push(content.layer);
-            next = entry.record.parent;
-        }
-        layers.reverse();
-        Base { image: None, layers }
-    }
-
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
         let image = match record.parent {
             Some(parent) => self.image_of(parent)?,
@@ -500,9 +399,6 @@ pub enum SnapshotAccess {
     Write,
 }
 
-/// How often a `gc` may take a layer before it has a name.
-const GONE_MAX: u32 = 3;
-
 /// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
 /// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
 pub(super) fn is_unpacked(record: &SnapshotRecord) -> bool {
@@ -510,14 +406,14 @@ pub(super) fn is_unpacked(record: &SnapshotRecord) -> bool {
     name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())
 }
 
-fn check_name(name: &str) -> Result<(), SnapshotterError> {
+pub(super) fn check_name(name: &str) -> Result<(), SnapshotterError> {
     match (1..=NAME_MAX).contains(&name.len()) {
         true => Ok(()),
         false => Err(SnapshotterError::Name),
     }
 }
 
-fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
+pub(super) fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
     // All of a record is to be read again.
     if labels.iter().map(|it| it.0.len() + it.1.len()).sum::<usize>() > LABELS_MAX {
         return Err(SnapshotterError::Labels);
