@@ -51,7 +51,13 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &places };
+    let shape = Shape {
+        writable: place.writable(),
+        map: map.as_ref(),
+        space,
+        places: &places,
+        between: &[],
+    };
     let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {
         // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users

@@ -33,7 +33,8 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    let shape = Shape { writable: place.writable(), map: map.as_ref(), space, places: &[] };
+    let shape =
+        Shape { writable: place.writable(), map: map.as_ref(), space, places: &[], between: &[] };
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));

@@ -170,7 +170,7 @@ pub fn prepare(
     let claim = wish.ids.claim(store, around.is_asked_to_end)?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
-    let shape = Shape { writable: place.writable(), map, space, places: &places };
+    let shape = Shape { writable: place.writable(), map, space, places: &places, between: &[] };
     let root = make(store, &image, &shape, shared)?;
     warm(image.image(), &root, wish.warm, store.who(), around.remark);
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use kernel::mount::{
     Acl, Backing, Credentials, Detached, Domain, ErofsOptions, Io, MountError, OverlayOptions,
-    Propagation, Verity, XattrNamespace, native_read_ahead,
+    Propagation, Reach, Verity, XattrNamespace, bind, native_read_ahead,
 };
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
@@ -114,6 +114,10 @@ pub struct Shape<'a> {
     /// Files that have to be there, for others to be mounted on them: where the image lacks them, empty ones are below it. So
     /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones.
     pub places: &'a [&'a str],
+    /// What other roots of this image were written to, uppermost first: the `upper` directories of overlays, on which
+    /// nothing is written meanwhile. They lie between the image and the writable layer, as they are: nobody verifies them.
+    /// At most 400, since an overlay has at most 500 layers.
+    pub between: &'a [BorrowedFd<'a>],
 }
 
 /// A root file system that is attached nowhere yet.
@@ -230,6 +234,9 @@ fn assemble_in(
     };
     let mapped = shape.map.map(|map| mapped(layers, &image, map, workshop)).transpose()?;
     let lower = mapped.as_ref().unwrap_or(&image.mount);
+    let between = shape.between.iter().map(|it| between(layers, *it, shape.map));
+    let between = between.collect::<Result<Vec<_>, _>>()?;
+    let highest = between.first().unwrap_or(lower);
     let writable = shape.writable;
     if let (Some(map), true) = (shape.map, writes_root(shape)) {
         check_owner(layers, &image, map)?;
@@ -241,24 +248,25 @@ fn assemble_in(
         false => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
     };
     let upper =
-        crate::root::upper::prepare(writable, lower.as_fd(), shape.map).map_err(upper_failed)?;
+        crate::root::upper::prepare(writable, highest.as_fd(), shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
         let top = match shape.space {
             Space::AsIs => None,
-            Space::Free => Some(crate::root::upper::empty(lower.as_fd()).map_err(upper_failed)?),
+            Space::Free => Some(crate::root::upper::empty(highest.as_fd()).map_err(upper_failed)?),
         };
-        if let (Data::Devices(_), None, None) = (layers.data, &top, &bottom) {
+        if let (Data::Devices(_), None, None, []) = (layers.data, &top, &bottom, &*between) {
             let mount = match mapped {
                 Some(mapped) => mapped,
                 None => again(layers, &image, workshop)?,
             };
             return Ok(Root { mount, image, doomed: Doomed::default() });
         }
-        let lower: Vec<_> = top.iter().chain([lower]).chain(&bottom).map(Detached::as_fd).collect();
+        let lower = top.iter().chain(&between).chain([lower]).chain(&bottom);
+        let lower: Vec<_> = lower.map(Detached::as_fd).collect();
         let mount = stack(layers, checked, &lower, layers.objects(), None).map_err(failed)?;
         return Ok(Root { mount, image, doomed: Doomed::default() });
     };
-    let lower: Vec<_> = [lower].into_iter().chain(&bottom).map(Detached::as_fd).collect();
+    let lower: Vec<_> = between.iter().chain([lower]).chain(&bottom).map(Detached::as_fd).collect();
     let here = match workshop {
         Workshop::AsNeeded => Some(stack(layers, checked, &lower, layers.objects(), Some(&upper))),
         #[cfg(test)]
@@ -321,6 +329,23 @@ fn mapped(
     let mount = again(layers, image, workshop)?;
     let failed = |source| RootError::Mount { name: name(), source };
     mount.idmap(namespace.as_fd()).map_err(failed)?;
+    Ok(mount)
+}
+
+/// A mount of a directory, whose owners are mapped if there is a map.
+fn between(
+    layers: &Layers<'_>,
+    directory: BorrowedFd<'_>,
+    map: Option<&IdMap>,
+) -> Result<Detached, RootError> {
+    let name = || layers.name.to_owned();
+    let failed = |source| RootError::Mount { name: name(), source };
+    let mount = bind(directory, Reach::One).map_err(failed)?;
+    if let Some(map) = map {
+        let namespace =
+            map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+        mount.idmap(namespace.as_fd()).map_err(failed)?;
+    }
     Ok(mount)
 }
 
@@ -496,7 +521,13 @@ mod tests {
         let objects = File::open(folder.path()).unwrap();
         let objects = [objects.as_fd()];
         let layers = layers(&image, &objects);
-        let shape = Shape { writable: Writable::None, map: None, space: Space::AsIs, places: &[] };
+        let shape = Shape {
+            writable: Writable::None,
+            map: None,
+            space: Space::AsIs,
+            places: &[],
+            between: &[],
+        };
         let Ok(root) = assemble(&layers, None, Checked::ByKernel, &shape) else { return };
         let opened = rustix::fs::openat(&root.mount, "file", OFlags::RDONLY, Mode::empty());
         assert_eq!(opened.unwrap_err(), Errno::IO);
@@ -533,6 +564,7 @@ mod tests {
             map: Some(&map),
             space: Space::AsIs,
             places: &[],
+            between: &[],
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
@@ -624,7 +656,8 @@ mod tests {
         ];
         for (writable, map, space, kind) in cases {
             for workshop in [Workshop::AsNeeded, Workshop::Apart] {
-                let root = native.root(&Shape { writable, map, space, places: &[] }, workshop);
+                let root = native
+                    .root(&Shape { writable, map, space, places: &[], between: &[] }, workshop);
                 let point = tempfile::tempdir().unwrap();
                 root.mount.attach_at(point.path()).unwrap();
                 drop(root);

@@ -4,7 +4,8 @@
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use kernel::mount::{Backing, Detached};
+use kernel::mount::{Backing, Detached, Reach, bind};
+use rustix::fs::{Mode, OFlags};
 
 use crate::folder::SUPERBLOCK;
 
@@ -41,6 +42,25 @@ impl Superblock {
     pub fn again(&self) -> Option<Self> {
         let mount = self.mount.clone_detached().ok()?;
         Some(Self { mount, backing: self.backing, identity: self.identity.clone() })
+    }
+
+    /// Its identity, if the kernel reads the image from its file: with it, [`Superblock::attached`] takes the mount again.
+    #[must_use]
+    pub fn file_identity(&self) -> Option<&str> {
+        match self.backing {
+            Backing::File | Backing::FileOnly => self.identity.as_deref(),
+            Backing::Loop => None,
+        }
+    }
+
+    /// A mount that its maker has attached at a path, whatever became of that process; `None` if no image is mounted there.
+    #[must_use]
+    pub fn attached(path: &Path, identity: String) -> Option<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        let mount = bind(opened.as_fd(), Reach::One).ok()?;
+        let is_image = rustix::fs::fstatfs(&mount).ok()?.f_type == EROFS_SUPER_MAGIC;
+        is_image.then_some(Self { mount, backing: Backing::File, identity: Some(identity) })
     }
 
     /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by

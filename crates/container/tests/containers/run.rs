@@ -20,7 +20,7 @@ use crate::fixture::{Fixture, can_mount, runtimes};
 impl Fixture {
     fn root(&self, writable: Writable<'_>) -> Root {
         let trust = Trust { verity: VerityPolicy::Off, ..Trust::default() };
-        let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
+        let shape = Shape { writable, map: None, space: Space::AsIs, places: &[], between: &[] };
         let image = TrustedImage::to_run(&self.store, self.image(), trust).unwrap();
         make(&self.store, &image, &shape, std::iter::empty()).unwrap()
     }
