@@ -26,6 +26,8 @@ const RECORD: &str = "snapshot.json";
 const CHANGES: &str = "changes";
 /// Where its root is mounted.
 const ROOT: &str = "root";
+/// Where images are mounted that roots have below them, in the folder of the instance.
+const SHARED: &str = "shared";
 
 /// A time of day, in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +47,17 @@ pub enum SnapshotKind {
     Active(Option<SnapshotContent>),
     /// It is done, and others may stand on it.
     Committed(SnapshotContent),
+    /// It is done, too, and what was written stays as it is: nothing was made of it.
+    Directory(SnapshotSize),
+}
+
+/// What a snapshot takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SnapshotSize {
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Inodes.
+    pub inodes: u64,
 }
 
 /// What a committed snapshot has.
@@ -97,6 +110,7 @@ enum RawKind {
     Active,
     Applied(RawContent),
     Committed(RawContent),
+    Directory { bytes: u64, inodes: u64 },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -275,12 +289,20 @@ fn read_record(
     Ok(Some(record::decode::<Raw>(&bytes).and_then(SnapshotRecord::of)))
 }
 
+impl SnapshotKind {
+    /// Whether others may stand on it.
+    #[must_use]
+    pub const fn is_committed(&self) -> bool {
+        matches!(self, Self::Committed(_) | Self::Directory(_))
+    }
+}
+
 impl SnapshotRecord {
     /// What the store has to have for it.
     #[must_use]
     pub const fn content(&self) -> Option<&SnapshotContent> {
         match &self.kind {
-            SnapshotKind::View | SnapshotKind::Active(None) => None,
+            SnapshotKind::View | SnapshotKind::Active(None) | SnapshotKind::Directory(_) => None,
             SnapshotKind::Active(Some(content)) | SnapshotKind::Committed(content) => Some(content),
         }
     }
@@ -291,6 +313,9 @@ impl SnapshotRecord {
             RawKind::Active => SnapshotKind::Active(None),
             RawKind::Applied(content) => SnapshotKind::Active(Some(SnapshotContent::of(&content)?)),
             RawKind::Committed(content) => SnapshotKind::Committed(SnapshotContent::of(&content)?),
+            RawKind::Directory { bytes, inodes } => {
+                SnapshotKind::Directory(SnapshotSize { bytes, inodes })
+            }
         };
         let Raw { name, parent, labels, created, updated, .. } = raw;
         Ok(Self { name, kind, parent, labels, created, updated })
@@ -302,6 +327,9 @@ impl SnapshotRecord {
             SnapshotKind::Active(None) => RawKind::Active,
             SnapshotKind::Active(Some(content)) => RawKind::Applied(content.raw()),
             SnapshotKind::Committed(content) => RawKind::Committed(content.raw()),
+            SnapshotKind::Directory(SnapshotSize { bytes, inodes }) => {
+                RawKind::Directory { bytes: *bytes, inodes: *inodes }
+            }
         };
         record::encode(&Raw {
             name: self.name.clone(),
@@ -414,7 +442,7 @@ impl SnapshotInstance {
         Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })
     }
 
-    /// Removes what a snapshot's root was written to: its layer has all of it. Nothing is mounted there any more.
+    /// Removes what a snapshot's root was written to, if it is there: its layer has all of it. Nobody reads it any more.
     ///
     /// # Errors
     /// [`DiskError`].
@@ -427,6 +455,43 @@ impl SnapshotInstance {
     #[must_use]
     pub fn changes(&self, number: u64) -> PathBuf {
         self.directory.path().join(number.to_string()).join(CHANGES)
+    }
+
+    /// Makes a directory where an image is mounted that roots have below them. The name is one path component.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn make_shared(&self, name: &str) -> Result<(), DiskError> {
+        self.directory.make_private(SHARED)?;
+        self.directory.open(SHARED)?.make_private(name).map(drop)
+    }
+
+    /// The names of those directories.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn shared_names(&self) -> Result<Vec<String>, DiskError> {
+        let Some(shared) = self.directory.open_if_there(SHARED)? else { return Ok(Vec::new()) };
+        Ok(shared.list()?.iter().filter_map(|it| it.text()).map(str::to_owned).collect())
+    }
+
+    /// Removes that directory again, if nothing is mounted there.
+    ///
+    /// # Errors
+    /// [`DiskError`].
+    pub fn drop_shared(&self, name: &str) -> Result<(), DiskError> {
+        let Some(shared) = self.directory.open_if_there(SHARED)? else { return Ok(()) };
+        shared.remove_any(name)?;
+        if shared.list()?.is_empty() {
+            self.directory.remove_any(SHARED)?;
+        }
+        Ok(())
+    }
+
+    /// The directory that has those.
+    #[must_use]
+    pub fn shared(&self) -> PathBuf {
+        self.directory.path().join(SHARED)
     }
 
     /// The directory where a snapshot's root is mounted.

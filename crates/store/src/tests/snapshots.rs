@@ -9,7 +9,7 @@ use super::crash::record;
 use super::{Failure, NOW, check, check_clean, import, name, open, sample};
 use crate::{
     Damage, GcError, Kept, Moment, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord,
-    Store, StoreItem,
+    SnapshotSize, Store, StoreItem,
 };
 
 const EARLY: Moment = Moment { seconds: -1, nanoseconds: 999_999_999 };
@@ -38,6 +38,11 @@ fn what_is_written_is_read_by_the_next_service() {
         snapshot("active", SnapshotKind::Active(None), None),
         snapshot("applied", SnapshotKind::Active(Some(bare.clone())), Some(4)),
         snapshot("view", SnapshotKind::View, Some(5)),
+        snapshot(
+            "directory",
+            SnapshotKind::Directory(SnapshotSize { bytes: 4096, inodes: 2 }),
+            None,
+        ),
         snapshot("committed", SnapshotKind::Committed(bare), None),
         snapshot(&"n".repeat(4096), SnapshotKind::Committed(content), Some(4)),
     ];
