@@ -1,37 +1,84 @@
-//! What a snapshot stands on.
+//! What a snapshot stands on: an image of layers, and perhaps directories above it that other roots were written to.
 
+use image::digest::Digest;
 use image::verity::ImageId;
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
 
 use super::error::SnapshotterError;
 use super::ingest::Base;
 use super::snapshotter::Snapshotter;
+use super::state::{Root, SnapshotEntry, State, Work};
+
+/// What a root is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Below {
+    pub(super) image: ImageId,
+    /// The snapshots whose directories lie above it, uppermost first.
+    pub(super) directories: Vec<u64>,
+}
+
+/// The most directories above an image. Overlayfs takes 500 layers.
+const DIRECTORIES_MAX: usize = 64;
 
 impl Snapshotter {
-    pub(super) fn base(&self, parent: Option<u64>) -> Base {
+    /// The layers up to a snapshot, from the lowest; `None` if there are directories among them, which are no layers.
+    pub(super) fn layers_below(&self, parent: Option<u64>) -> Option<Vec<Digest>> {
         let state = self.state();
-        let mut layers = Vec::new();
-        let mut next = parent;
-        while let Some(number) = next {
-            // Nobody removes what something stands on.
-            let Some(entry) = state.entries.get(&number) else { break };
-            let SnapshotKind::Committed(content) = &entry.record.kind else { break };
-            layers.push(content.layer);
-            next = entry.record.parent;
-        }
+        let layer = |record: &SnapshotRecord| match &record.kind {
+            SnapshotKind::Committed(content) => Some(content.layer),
+            _ => None,
+        };
+        let mut layers: Vec<_> =
+            state.chain(parent).map(|it| layer(it.1)).collect::<Option<_>>()?;
         layers.reverse();
-        Base { image: None, layers }
+        Some(layers)
+    }
+
+    /// What a root on this snapshot is made of. The image is made, if nobody has needed it yet.
+    pub(super) fn below(&self, parent: Option<u64>) -> Result<Below, SnapshotterError> {
+        let (directories, base) = {
+            let state = self.state();
+            let directories = state.directories(parent);
+            let base = state.chain(parent).nth(directories.len()).map(|it| it.0);
+            (directories, base)
+        };
+        let image = match base {
+            Some(number) => self.image_of(number)?,
+            None => self.nothing()?,
+        };
+        Ok(Below { image, directories })
+    }
+
+    /// Whether what is written on this snapshot may stay a directory.
+    pub(super) fn has_room_above(&self, parent: Option<u64>) -> bool {
+        self.state().directories(parent).len() < DIRECTORIES_MAX
+    }
+
+    /// What a layer on this snapshot is put on. Directories become layers for it.
+    pub(super) fn base(&self, parent: Option<u64>) -> Result<Base, SnapshotterError> {
+        let image = parent.map(|it| self.image_of(it)).transpose()?;
+        // Nobody makes a directory of a layer.
+        let layers = self.layers_below(parent).unwrap_or_default();
+        Ok(Base { image, layers })
     }
 
     /// The image of a committed snapshot, which is made when it is first needed.
     pub(super) fn image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
-        let name = match self.state().entries.get(&number) {
-            Some(entry) => match entry.record.content().and_then(|it| it.image) {
-                Some(image) => return Ok(image),
-                None => entry.record.name.clone(),
-            },
-            None => return Err(SnapshotterError::Absent(number.to_string())),
+        let (name, directories) = {
+            let state = self.state();
+            let entry = state.entries.get(&number);
+            let entry = entry.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
+            if let Some(image) = entry.record.content().and_then(|it| it.image) {
+                return Ok(image);
+            }
+            let of_directories = state.chain(Some(number)).filter(|it| is_directory(it.1));
+            let directories: Vec<_> = of_directories.map(|it| it.0).collect();
+            (entry.record.name.clone(), directories)
         };
+        // An image has layers only.
+        for directory in directories.into_iter().rev() {
+            self.make_layer(directory)?;
+        }
         let taken = self.take(&name, |_| Ok(()))?;
         let (record, image) = self.make_image(number, taken.record.clone())?;
         taken.change(|entry| entry.record = record);
@@ -50,7 +97,8 @@ impl Snapshotter {
         if let Some(image) = content.image {
             return Ok((record, image));
         }
-        let (content, layers) = (content.clone(), self.base(Some(number)).layers);
+        let layers = self.layers_below(Some(number)).unwrap_or_default();
+        let content = content.clone();
         self.settle_made(number, || {
             let now = Seconds((self.surroundings.now)().seconds);
             let (image, bytes) = self.resources.stack(&self.store, &layers, now)?;
@@ -58,5 +106,78 @@ impl Snapshotter {
             let content = SnapshotContent { image: Some(image), bytes, ..content };
             Ok((SnapshotRecord { kind: SnapshotKind::Committed(content), ..record.clone() }, image))
         })
+    }
+
+    /// Makes layer and image of a directory that others stand on. All below it are layers.
+    fn make_layer(&self, number: u64) -> Result<(), SnapshotterError> {
+        let Some(name) = self.state().entries.get(&number).map(|it| it.record.name.clone()) else {
+            return Ok(());
+        };
+        let taken = self.take(&name, |_| Ok(()))?;
+        // Somebody else may have made it meanwhile.
+        if is_directory(&taken.record) {
+            let base = self.base(taken.record.parent)?;
+            let upper = self.instance.changes(number).join("upper");
+            let made = self.settle_made(number, || {
+                let now = Seconds((self.surroundings.now)().seconds);
+                let content = self.resources.ingest(&self.store, &base, &upper, now)?;
+                let kind = SnapshotKind::Committed(content);
+                Ok((SnapshotRecord { kind, ..taken.record.clone() }, ()))
+            })?;
+            taken.change(|entry| entry.record = made.0);
+        }
+        drop(taken);
+        self.drop_changes(number);
+        Ok(())
+    }
+
+    /// Removes the directory of a snapshot that is a layer by now, unless roots may have it below them.
+    pub(super) fn drop_changes(&self, number: u64) {
+        if self.state().is_below_a_root(number) {
+            return;
+        }
+        if let Err(error) = self.instance.drop_changes(number) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, number, "what a layer was made of is not removed");
+        }
+    }
+}
+
+const fn is_directory(record: &SnapshotRecord) -> bool {
+    matches!(record.kind, SnapshotKind::Directory(_))
+}
+
+impl State {
+    /// A snapshot and those below it, from the top. Nobody removes what something stands on.
+    pub(super) fn chain(
+        &self,
+        top: Option<u64>,
+    ) -> impl Iterator<Item = (u64, &SnapshotRecord)> + Clone {
+        let entry = |number: Option<u64>| {
+            let number = number?;
+            self.entries.get(&number).map(|it| (number, &it.record))
+        };
+        // A damaged record may name one above it.
+        let below = move |it: &(u64, &SnapshotRecord)| entry(it.1.parent.filter(|up| *up < it.0));
+        std::iter::successors(entry(top), below)
+    }
+
+    /// The directories above the highest layer of a chain, uppermost first.
+    fn directories(&self, top: Option<u64>) -> Vec<u64> {
+        let directories = self.chain(top).take_while(|it| is_directory(it.1));
+        directories.map(|it| it.0).collect()
+    }
+
+    /// The image that the root of a snapshot has below it, if it was made.
+    pub(super) fn image_below(&self, entry: &SnapshotEntry) -> Option<ImageId> {
+        let base = self.chain(entry.record.parent).find(|it| !is_directory(it.1));
+        base?.1.content()?.image
+    }
+
+    /// Whether a root that stands on a snapshot is mounted, or is about to be.
+    fn is_below_a_root(&self, number: u64) -> bool {
+        let has_root =
+            self.entries.values().filter(|it| it.root != Root::No || it.work != Work::None);
+        has_root.into_iter().any(|it| self.chain(it.record.parent).any(|it| it.0 == number))
     }
 }

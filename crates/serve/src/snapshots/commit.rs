@@ -1,15 +1,19 @@
 //! What was written becomes what others stand on.
 
-use store::{Seconds, SnapshotError, SnapshotKind, SnapshotRecord};
+use std::path::Path;
+
+use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, SnapshotSize};
 
 use super::error::SnapshotterError;
-use super::snapshotter::{Labels, Snapshotter, check_labels, check_name};
+use super::snapshotter::{Labels, Snapshotter, check_labels, check_name, is_unpacked};
+use super::usage::{sync, usage_of};
 
 /// How often a `gc` may take a layer before it has a name.
 const GONE_MAX: u32 = 3;
 
 impl Snapshotter {
-    /// Makes a layer of what was written to an active snapshot, which is a committed one by another name from then on.
+    /// Commits an active snapshot, which has another name from then on. What the engine has unpacked becomes a layer. What
+    /// else was written stays a directory, until a layer is put on it.
     ///
     /// # Errors
     /// [`SnapshotterError`]; then it is active, as it was.
@@ -22,25 +26,24 @@ impl Snapshotter {
         })?;
         let number = taken.number;
         self.state().reserve(name, number)?;
-        match self.settle(number, &taken.record, name, labels) {
-            Ok(new) => {
-                taken.change(|entry| entry.record = new);
-                self.state().names.remove(key);
-            }
+        let new = match self.settle(number, &taken.record, name, labels) {
+            Ok(new) => new,
             Err(error) => {
                 self.state().names.remove(name);
                 return Err(error);
             }
-        }
-        // All of it is in the layer.
-        if let Err(error) = self.instance.drop_changes(number) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, number, "what a layer was made of is not removed");
+        };
+        let is_directory = matches!(new.kind, SnapshotKind::Directory(_));
+        taken.change(|entry| entry.record = new);
+        self.state().names.remove(key);
+        drop(taken);
+        if !is_directory {
+            self.drop_changes(number);
         }
         Ok(())
     }
 
-    /// Makes the layer, and the record of a committed snapshot that has it.
+    /// Makes what the snapshot has from then on, and its record.
     fn settle(
         &self,
         number: u64,
@@ -50,31 +53,35 @@ impl Snapshotter {
     ) -> Result<SnapshotRecord, SnapshotterError> {
         self.unmount_root(number)?;
         let upper = self.instance.changes(number).join("upper");
-        let applied = record.content().cloned();
-        if applied.is_none() && record.parent.is_some() && !upper.exists() {
-            return Err(SnapshotterError::NeverUnpacked(record.name.clone()));
-        }
-        let mut base = self.base(record.parent);
-        if applied.is_none() {
-            base.image = record.parent.map(|it| self.image_of(it)).transpose()?;
-        }
-        let made = self.settle_made(number, || {
+        let new = |kind| {
             let now = (self.surroundings.now)();
-            let content = match &applied {
-                Some(content) => content.clone(),
-                None => self.resources.ingest(&self.store, &base, &upper, Seconds(now.seconds))?,
+            let (name, labels, parent) = (name.to_owned(), labels.clone(), record.parent);
+            SnapshotRecord { name, kind, parent, labels, created: now, updated: now }
+        };
+        let made = self.settle_made(number, || {
+            let content = match record.content() {
+                Some(applied) => Some(applied.clone()),
+                None if !upper.exists() => return Err(never_mounted(record)),
+                None if !is_unpacked(record) && self.has_room_above(record.parent) => None,
+                None => Some(self.layer_of(&upper, record.parent)?),
             };
-            let new = SnapshotRecord {
-                name: name.to_owned(),
-                kind: SnapshotKind::Committed(content),
-                parent: record.parent,
-                labels: labels.clone(),
-                created: now,
-                updated: now,
+            let kind = match content {
+                Some(content) => SnapshotKind::Committed(content),
+                None => SnapshotKind::Directory(finish(&upper)?),
             };
-            Ok((new, ()))
+            Ok((new(kind), ()))
         })?;
         Ok(made.0)
+    }
+
+    fn layer_of(
+        &self,
+        upper: &Path,
+        parent: Option<u64>,
+    ) -> Result<SnapshotContent, SnapshotterError> {
+        let base = self.base(parent)?;
+        let now = Seconds((self.surroundings.now)().seconds);
+        self.resources.ingest(&self.store, &base, upper, now)
     }
 
     /// Writes the record that `make` makes, with a layer or an image. A `gc` may take these as long as nothing names them:
@@ -93,4 +100,19 @@ impl Snapshotter {
             }
         }
     }
+}
+
+fn never_mounted(record: &SnapshotRecord) -> SnapshotterError {
+    let name = record.name.clone();
+    match is_unpacked(record) {
+        true => SnapshotterError::NeverUnpacked(name),
+        false => SnapshotterError::NeverMounted(name),
+    }
+}
+
+/// Makes a directory last, and measures it.
+fn finish(upper: &Path) -> Result<SnapshotSize, SnapshotterError> {
+    let usage = usage_of(upper).map_err(SnapshotterError::Directory)?;
+    sync(upper).map_err(SnapshotterError::Directory)?;
+    Ok(SnapshotSize { bytes: usage.bytes, inodes: usage.inodes })
 }

@@ -36,6 +36,12 @@ pub enum SnapshotterError {
         .0.escape_debug()
     )]
     NeverUnpacked(String),
+    /// Nothing can have been written to it.
+    #[error(
+        "the root of snapshot {} was never mounted, so nothing was written to it: ask for its mounts first",
+        .0.escape_debug()
+    )]
+    NeverMounted(String),
     /// Nothing can stand on it.
     #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
     NotCommitted(String),

@@ -164,7 +164,8 @@ impl Snapshotter {
             "" => None,
             parent => {
                 let number = self.state().committed(parent)?;
-                let layers = self.base(Some(number)).layers;
+                // What stands on a directory has no chain id.
+                let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
                 layers.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
             }
         };

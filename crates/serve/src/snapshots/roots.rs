@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use container::root::share::Superblock;
@@ -16,8 +16,10 @@ use rustix::io::Errno;
 use store::{Resolved, SnapshotInstance, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
+use super::below::Below;
 use super::error::SnapshotterError;
 use super::snapshotter::SnapshotAccess;
+use super::state::{Root, State};
 
 /// What a root is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,8 @@ pub(super) struct Roots {
 struct Shared {
     superblock: Superblock,
     uses: usize,
+    /// Where it is attached for the next service, below the instance; `None` if it could not be.
+    name: Option<String>,
 }
 
 /// Where a root is mounted, and what it is made of.
@@ -59,7 +63,7 @@ struct Shared {
 pub(super) struct RootPlace<'a> {
     pub(super) instance: &'a SnapshotInstance,
     pub(super) number: u64,
-    pub(super) image: ImageId,
+    pub(super) below: &'a Below,
 }
 
 impl Roots {
@@ -71,8 +75,8 @@ impl Roots {
         place: RootPlace<'_>,
         (purpose, access): (Purpose, SnapshotAccess),
     ) -> Result<(), SnapshotterError> {
-        let RootPlace { instance, number, image } = place;
-        let found = Resolved { image, name: None, manifest: None };
+        let RootPlace { instance, number, below } = place;
+        let found = Resolved { image: below.image, name: None, manifest: None };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
         let opened = permitted.open(store);
         let permitted = opened.map_err(|error| SnapshotterError::Image(Box::new(error)))?;
@@ -89,15 +93,20 @@ impl Roots {
                 Writable::Directory { directory: changes.as_fd(), durability: Durability::Durable }
             }
         };
+        let upper = |number: &u64| File::open(instance.changes(*number).join("upper"));
+        let between = below.directories.iter().map(upper).collect::<Result<Vec<_>, _>>();
+        let between = between.map_err(SnapshotterError::Directory)?;
+        let between: Vec<_> = between.iter().map(|it| it.as_fd()).collect();
         let wish = WritableWish::None;
         let root = |error| SnapshotterError::Root(Box::new(error));
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
         let image = image.map_err(|error| root(error.into()))?;
-        let shape = Shape { writable, map: None, space: Space::AsIs, places: &[] };
+        let shape =
+            Shape { writable, map: None, space: Space::AsIs, places: &[], between: &between };
         let made =
-            make(store, &image, &shape, self.take(&place.image).into_iter()).map_err(root)?;
+            make(store, &image, &shape, self.take(&below.image).into_iter()).map_err(root)?;
         made.mount.attach_at(&instance.root(number))?;
-        self.keep(place.image, made.image);
+        self.keep(instance, below.image, made.image);
         Ok(())
     }
 
@@ -107,21 +116,97 @@ impl Roots {
         shared.get(image)?.superblock.again()
     }
 
-    fn keep(&self, image: ImageId, superblock: Superblock) {
+    fn keep(&self, instance: &SnapshotInstance, image: ImageId, superblock: Superblock) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.entry(image).or_insert(Shared { superblock, uses: 0 }).uses += 1;
+        let of_image = shared.entry(image).or_insert_with(|| {
+            let name = attach_shared(instance, &image, &superblock);
+            Shared { superblock, uses: 0, name }
+        });
+        of_image.uses += 1;
     }
 
-    /// A root of this image that this service had made is unmounted.
-    pub(super) fn release(&self, image: &ImageId) {
+    /// A root of this image that this service had made or taken over is unmounted.
+    pub(super) fn release(&self, instance: &SnapshotInstance, image: &ImageId) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(of_image) = shared.get_mut(image) {
             of_image.uses -= 1;
-            if of_image.uses == 0 {
-                shared.remove(image);
+            if of_image.uses == 0
+                && let Some(Shared { name: Some(name), .. }) = shared.remove(image)
+                && let Err(error) = detach_shared(instance, &name)
+            {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, name, "an image that no root needs stays mounted");
             }
         }
     }
+
+    /// Takes over the images that roots have below them which stay mounted, and says so in `state`. Others are unmounted.
+    pub(super) fn adopt(
+        instance: &SnapshotInstance,
+        state: &mut State,
+    ) -> Result<Self, SnapshotterError> {
+        let mut shared = HashMap::new();
+        for name in &instance.shared_names()? {
+            let users = |image: &ImageId| -> Vec<u64> {
+                let adopted = state.entries.iter().filter(|it| it.1.root == Root::Adopted);
+                let of_image = adopted.filter(|it| state.image_below(it.1) == Some(*image));
+                of_image.map(|it| *it.0).collect()
+            };
+            let taken = read_name(name).and_then(|(image, identity)| {
+                let users = Some(users(&image)).filter(|it| !it.is_empty())?;
+                let superblock = Superblock::attached(&instance.shared().join(name), identity)?;
+                Some((image, users, superblock))
+            });
+            let Some((image, users, superblock)) = taken else {
+                detach_shared(instance, name)?;
+                continue;
+            };
+            let uses = users.len();
+            for number in users {
+                if let Some(entry) = state.entries.get_mut(&number) {
+                    entry.root = Root::Ours(image);
+                }
+            }
+            shared.insert(image, Shared { superblock, uses, name: Some(name.clone()) });
+        }
+        Ok(Self { shared: Mutex::new(shared) })
+    }
+}
+
+/// Attaches an image where the next service finds it: a name among mounts outlives the process. Without it, the next one
+/// mounts the image once more.
+fn attach_shared(
+    instance: &SnapshotInstance,
+    image: &ImageId,
+    superblock: &Superblock,
+) -> Option<String> {
+    // A loop device's would have to be told, too.
+    let (again, identity) = (superblock.again()?, superblock.file_identity()?);
+    let name = format!("{image}{MARK}{}", identity.replace(':', "-"));
+    let attached = instance.make_shared(&name).map_err(SnapshotterError::from);
+    let attached =
+        attached.and_then(|()| Ok(again.mount.attach_at(&instance.shared().join(&name))?));
+    match attached {
+        Ok(()) => Some(name),
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "the next service mounts this image once more");
+            None
+        }
+    }
+}
+
+/// Between image and identity in the name of a shared mount.
+const MARK: char = '+';
+
+fn read_name(name: &str) -> Option<(ImageId, String)> {
+    let (image, identity) = name.split_once(MARK)?;
+    Some((image.parse().ok()?, identity.replacen('-', ":", 1)))
+}
+
+fn detach_shared(instance: &SnapshotInstance, name: &str) -> Result<(), SnapshotterError> {
+    detach(&instance.shared().join(name))?;
+    Ok(instance.drop_shared(name)?)
 }
 
 /// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that
@@ -151,19 +236,23 @@ fn detach(path: &Path) -> Result<(), MountError> {
 }
 
 /// The numbers of the snapshots whose roots are mounted, of those that may have one. What else is mounted in the folder of
-/// the instance is unmounted: a service that was killed has left it.
+/// the instance is unmounted, but for images: a service that was killed has left it.
 pub(super) fn adopt(
     instance: &SnapshotInstance,
     may_have: &dyn Fn(u64) -> bool,
 ) -> Result<Vec<u64>, SnapshotterError> {
     // Paths in the table have no links in them.
     let folder = instance.path().canonicalize().map_err(SnapshotterError::Directory)?;
+    let shared = below_folder(instance, &instance.shared());
     let (mut found, mut strays) = (Vec::new(), Vec::new());
     for mount in mounted().map_err(SnapshotterError::Directory)? {
         let Ok(below) = mount.point.strip_prefix(&folder) else { continue };
+        if below.parent() == Some(&*shared) {
+            continue;
+        }
         let number = below.iter().next().and_then(|it| it.to_str()?.parse().ok());
         match number.filter(|it| may_have(*it)) {
-            Some(number) if mount.point == folder.join(root_of(instance, number)) => {
+            Some(number) if *below == below_folder(instance, &instance.root(number)) => {
                 found.push(number);
             }
             _ => strays.push(mount.point),
@@ -177,8 +266,7 @@ pub(super) fn adopt(
     Ok(found)
 }
 
-/// The path of a root below its instance.
-fn root_of(instance: &SnapshotInstance, number: u64) -> std::path::PathBuf {
-    let root = instance.root(number);
-    root.strip_prefix(instance.path()).map(Path::to_owned).unwrap_or(root)
+/// A path below the folder of its instance.
+fn below_folder(instance: &SnapshotInstance, path: &Path) -> PathBuf {
+    path.strip_prefix(instance.path()).map(Path::to_owned).unwrap_or_else(|_other| path.to_owned())
 }

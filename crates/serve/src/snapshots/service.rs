@@ -217,7 +217,7 @@ fn info(it: SnapshotInfo) -> api::Info {
     let kind = match it.record.kind {
         SnapshotKind::View => api::Kind::View,
         SnapshotKind::Active(_) => api::Kind::Active,
-        SnapshotKind::Committed(_) => api::Kind::Committed,
+        SnapshotKind::Committed(_) | SnapshotKind::Directory(_) => api::Kind::Committed,
     };
     api::Info {
         name: it.record.name,

@@ -10,7 +10,8 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::policy::Policies;
 use store::{
-    Moment, Seconds, SnapshotContent, SnapshotInstance, SnapshotKind, SnapshotRecord, Store,
+    Moment, Seconds, SnapshotContent, SnapshotInstance, SnapshotKind, SnapshotRecord, SnapshotSize,
+    Store,
 };
 
 use super::error::SnapshotterError;
@@ -95,7 +96,7 @@ impl Snapshotter {
         }
         let may_have = |number: u64| {
             let record = records.get(&number);
-            record.is_some_and(|it| !matches!(it.kind, SnapshotKind::Committed(_)))
+            record.is_some_and(|it| !it.kind.is_committed())
         };
         let mounted = roots::adopt(&instance, &may_have)?;
         // A folder that cannot be read keeps its number.
@@ -105,23 +106,41 @@ impl Snapshotter {
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
+        let roots = Roots::adopt(&instance, &mut state)?;
         let resources = Resources {
             threads: surroundings.threads,
             scratch: surroundings.scratch.clone(),
             cancel: AtomicBool::new(false),
         };
-        Ok(Self {
+        let it = Self {
             store,
             instance,
             surroundings,
             resources,
             blobs: Mutex::default(),
-            roots: Roots::default(),
+            roots,
             nothing: OnceLock::new(),
             state: Mutex::new(state),
             turned: Condvar::new(),
             trash: Trash::new(),
-        })
+        };
+        it.drop_unused();
+        Ok(it)
+    }
+
+    /// Removes directories that have become layers: roots needed them when they did, or a service died in between.
+    fn drop_unused(&self) {
+        let done: Vec<_> = {
+            let state = self.state();
+            let of_layers = state.entries.iter().filter(|it| {
+                matches!(it.1.record.kind, SnapshotKind::Committed(_))
+                    && self.instance.changes(*it.0).exists()
+            });
+            of_layers.map(|it| *it.0).collect()
+        };
+        for number in done {
+            self.drop_changes(number);
+        }
     }
 
     /// Makes a snapshot, and mounts its root.
@@ -196,8 +215,8 @@ impl Snapshotter {
     /// [`SnapshotterError`].
     pub fn mounts(&self, key: &str) -> Result<SnapshotMount, SnapshotterError> {
         let taken = self.take(key, |record| match record.kind {
-            SnapshotKind::Committed(_) => Err(SnapshotterError::Committed(key.to_owned())),
             SnapshotKind::View | SnapshotKind::Active(_) => Ok(()),
+            _ => Err(SnapshotterError::Committed(key.to_owned())),
         })?;
         let (number, record) = (taken.number, &taken.record);
         let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
@@ -294,6 +313,7 @@ impl Snapshotter {
             | SnapshotKind::Active(Some(SnapshotContent { bytes, inodes, .. })) => {
                 Ok(Usage { bytes, inodes })
             }
+            SnapshotKind::Directory(SnapshotSize { bytes, inodes }) => Ok(Usage { bytes, inodes }),
             SnapshotKind::Active(None) => {
                 let upper = self.instance.changes(number).join("upper");
                 usage_of(&upper).map_err(SnapshotterError::Directory)
@@ -340,10 +360,7 @@ impl Snapshotter {
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
-        let image = match record.parent {
-            Some(parent) => self.image_of(parent)?,
-            None => self.nothing()?,
-        };
+        let below = self.below(record.parent)?;
         self.instance.make_root(number)?;
         let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
         let purpose = match is_unpacked(record) {
@@ -354,12 +371,12 @@ impl Snapshotter {
             SnapshotKind::Active(_) => SnapshotAccess::Write,
             _ => SnapshotAccess::Read,
         };
-        let place = RootPlace { instance: &self.instance, number, image };
+        let place = RootPlace { instance: &self.instance, number, below: &below };
         self.roots.mount(&self.store, &policies, place, (purpose, access))?;
-        Ok(Root::Ours(image))
+        Ok(Root::Ours(below.image))
     }
 
-    fn nothing(&self) -> Result<ImageId, SnapshotterError> {
+    pub(super) fn nothing(&self) -> Result<ImageId, SnapshotterError> {
         // `gc` may have taken it.
         if let Some(image) = self.nothing.get()
             && self.store.open_image(image).is_ok()
@@ -379,7 +396,7 @@ impl Snapshotter {
         if let Some(entry) = state.entries.get_mut(&number)
             && let Root::Ours(image) = std::mem::replace(&mut entry.root, Root::No)
         {
-            self.roots.release(&image);
+            self.roots.release(&self.instance, &image);
         }
         Ok(())
     }

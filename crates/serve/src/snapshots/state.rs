@@ -26,7 +26,7 @@ impl SnapshotInfo {
             [name] if name == "kind" => Some(match self.record.kind {
                 SnapshotKind::View => "view",
                 SnapshotKind::Active(_) => "active",
-                SnapshotKind::Committed(_) => "committed",
+                SnapshotKind::Committed(_) | SnapshotKind::Directory(_) => "committed",
             }),
             [labels, rest @ ..] if labels == "labels" => {
                 self.record.labels.get(&rest.join(".")).map(String::as_str)
@@ -95,7 +95,7 @@ impl State {
         let entry = &self.entries[&number];
         match entry.record.kind {
             _ if entry.work == Work::Removal => Err(SnapshotterError::Absent(name.to_owned())),
-            SnapshotKind::Committed(_) => Ok(number),
+            ref kind if kind.is_committed() => Ok(number),
             _ => Err(SnapshotterError::NotCommitted(name.to_owned())),
         }
     }

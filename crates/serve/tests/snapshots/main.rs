@@ -72,16 +72,30 @@ impl Stage {
         Snapshotter::open(self.store(), "test", surroundings)
     }
 
-    fn roots(&self) -> Vec<PathBuf> {
+    fn mounts(&self) -> Vec<PathBuf> {
         let here = self.0.path().canonicalize().unwrap();
         let all = mounted().unwrap().into_iter().map(|it| it.point);
         all.filter(|it| it.starts_with(&here)).collect()
+    }
+
+    /// The mounts of images that roots share, and all others.
+    fn images_and_roots(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
+        let shared = self.0.path().canonicalize().unwrap().join("store/snapshots/test/shared");
+        self.mounts().into_iter().partition(|it| it.starts_with(&shared))
+    }
+
+    fn roots(&self) -> Vec<PathBuf> {
+        self.images_and_roots().1
+    }
+
+    fn count(&self, folder: &str) -> usize {
+        fs::read_dir(self.0.path().join("store").join(folder)).unwrap().count()
     }
 }
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        for root in self.roots().into_iter().rev() {
+        for root in self.mounts().into_iter().rev() {
             unmount(&root, Unmount::Lazy).unwrap();
         }
     }
@@ -273,11 +287,10 @@ fn layers_become_roots_that_share_one_image() {
     for key in ["one", "two", "view", "sha256:b", "sha256:a"] {
         engine.remove(key).unwrap();
     }
-    assert_eq!(stage.roots(), [] as [PathBuf; 0]);
+    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
     assert_eq!(engine.list(&[]).unwrap(), [] as [&str; 0]);
     engine.cleanup();
-    let left = |name: &str| fs::read_dir(stage.0.path().join("store").join(name)).unwrap().count();
-    assert_eq!((left("snapshots/test"), left("tmp")), (0, 0));
+    assert_eq!((stage.count("snapshots/test"), stage.count("tmp")), (0, 0));
     engine.end();
 }
 
@@ -370,6 +383,142 @@ fn labels_are_changed_and_found() {
     engine.end();
 }
 
+/// Docker has a directory of its own below each container, and others are what a build makes.
+#[test]
+fn what_was_written_stays_a_directory() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    let root = engine.prepare("1-init-key", "sha256:b").unwrap();
+    let layers = stage.count("layers");
+    fs::write(root.join("etc/hosts"), "mine").unwrap();
+    fs::remove_file(root.join("etc/new")).unwrap();
+    // In the directory, this file has no data: overlayfs keeps the image's.
+    fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::create_dir(root.join("empty")).unwrap();
+    fs::rename(root.join("etc"), root.join("moved")).unwrap();
+    engine.commit("1-init", "1-init-key").unwrap();
+    assert_eq!(engine.stat("1-init").unwrap().kind(), Kind::Committed);
+    code(engine.mounts("1-init"), Code::FailedPrecondition, "committed");
+    let shows = |root: &Path| {
+        assert_eq!(fs::read_to_string(root.join("moved/hosts")).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(root.join("link")).unwrap(), "kept".repeat(5000));
+        assert_eq!(fs::metadata(root.join("link")).unwrap().mode() & 0o7777, 0o700);
+        assert_eq!(fs::read_to_string(root.join("moved/kept")).unwrap(), "kept".repeat(5000));
+        assert!(!root.join("etc").exists() && !root.join("moved/new").exists());
+        assert!(root.join("empty").is_dir());
+    };
+    let running = engine.prepare("1", "1-init").unwrap();
+    let view = engine.view("view", "1-init").unwrap();
+    shows(&view);
+    fs::write(running.join("moved/hosts"), "theirs").unwrap();
+    shows(&view);
+    fs::remove_file(running.join("moved/hosts")).unwrap();
+    engine.remove("view").unwrap();
+    // One more on that one, as a build goes on.
+    let step = engine.prepare("step", "1-init").unwrap();
+    fs::remove_dir(step.join("empty")).unwrap();
+    fs::create_dir(step.join("empty")).unwrap();
+    engine.commit("built", "step").unwrap();
+    shows(&engine.view("view", "built").unwrap());
+    engine.remove("view").unwrap();
+    // The service may begin anew in between.
+    engine.end();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(stage.count("layers"), layers);
+    shows(&engine.view("view", "built").unwrap());
+    engine.remove("view").unwrap();
+    // A layer is put on it: then it is one, too. Who has it below goes on.
+    let root = engine.prepare(&unpacked("3"), "built").unwrap();
+    fs::write(root.join("third"), "third").unwrap();
+    engine.commit("sha256:c", &unpacked("3")).unwrap();
+    assert_eq!(stage.count("layers"), layers + 3);
+    let root = engine.prepare("2", "sha256:c").unwrap();
+    shows(&root);
+    assert_eq!(fs::read_to_string(root.join("third")).unwrap(), "third");
+    assert_eq!(fs::read_to_string(running.join("link")).unwrap(), "kept".repeat(5000));
+    assert!(!running.join("moved/hosts").exists());
+    shows(&engine.view("view", "1-init").unwrap());
+    let directories = || {
+        let paths = fs::read_dir(stage.0.path().join("store/snapshots/test")).unwrap();
+        paths.filter(|it| it.as_ref().unwrap().path().join("changes/upper").exists()).count()
+    };
+    for key in ["view", "1", "2", "sha256:c"] {
+        engine.remove(key).unwrap();
+    }
+    engine.end();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(directories(), 0);
+    let store = stage.store();
+    store.gc(Seconds(0)).unwrap();
+    shows(&engine.view("view", "built").unwrap());
+    for key in ["view", "built", "1-init", "sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    engine.end();
+    store.gc(Seconds(0)).unwrap();
+    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
+    assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));
+}
+
+/// Overlayfs takes so many directories only.
+#[test]
+fn many_directories_become_layers() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    let mut parent = String::new();
+    for number in 0..150 {
+        let root = engine.prepare("step", &parent).unwrap();
+        fs::write(root.join(number.to_string()), number.to_string()).unwrap();
+        if number > 0 {
+            fs::remove_file(root.join((number - 1).to_string())).unwrap();
+        }
+        parent = format!("step {number}");
+        engine.commit(&parent, "step").unwrap();
+    }
+    let root = engine.view("view", &parent).unwrap();
+    let names: Vec<_> = fs::read_dir(root).unwrap().map(|it| it.unwrap().file_name()).collect();
+    assert_eq!(names, ["149"]);
+    assert!(stage.count("layers") > 100);
+    engine.end();
+}
+
+/// As long as a root needs an image, it is mounted once, whichever service has mounted it.
+#[test]
+fn an_image_stays_mounted_once() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    engine.prepare("before", "sha256:b").unwrap();
+    let image = stage.images_and_roots().0;
+    assert_eq!(image.len(), 1);
+    engine.end();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(stage.images_and_roots().0, image);
+    engine.prepare("after", "sha256:b").unwrap();
+    engine.remove("before").unwrap();
+    assert_eq!(stage.images_and_roots().0, image);
+    engine.remove("after").unwrap();
+    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
+    // A service that is killed may leave one that nobody needs.
+    let root = engine.prepare("again", "sha256:b").unwrap();
+    engine.end();
+    unmount(&root, Unmount::Now).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
+    engine.remove("again").unwrap();
+    engine.end();
+}
+
 #[test]
 fn roots_outlive_their_service() {
     if !is_root() {
@@ -442,8 +591,8 @@ fn gc_keeps_what_snapshots_need() {
     engine.remove("d").unwrap();
     engine.end();
     store.gc(Seconds(0)).unwrap();
-    let left = |name: &str| fs::read_dir(stage.0.path().join("store").join(name)).unwrap().count();
-    assert_eq!((left("images"), left("layers"), left("tmp")), (0, 0, 0));
+    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
+    assert_eq!(left, [0, 0, 0]);
 }
 
 #[test]
