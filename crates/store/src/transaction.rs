@@ -36,7 +36,7 @@ mod forms;
 pub(crate) mod layer;
 mod lazy;
 pub(crate) mod named;
-mod snapshot;
+pub(crate) mod snapshot;
 pub(crate) mod sparse;
 mod unproven;
 

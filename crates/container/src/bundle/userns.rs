@@ -167,6 +167,18 @@ impl IdMap {
         Self { users, groups }
     }
 
+    /// The ranges of users.
+    #[must_use]
+    pub fn users(&self) -> &[IdRange] {
+        &self.users
+    }
+
+    /// The ranges of groups.
+    #[must_use]
+    pub fn groups(&self) -> &[IdRange] {
+        &self.groups
+    }
+
     /// Returns the host's id of a user of the container; `None` if the map lacks it.
     #[must_use]
     pub fn user(&self, inside: u32) -> Option<u32> {

@@ -3,7 +3,7 @@
 use kernel::process::IdRange;
 
 use crate::bundle::spec::{IdMapping, SpecLinux};
-use crate::bundle::userns::inside;
+use crate::bundle::userns::{IdMap, inside};
 
 /// Translation of the host's user and group numbers to a container's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +32,12 @@ impl Owners {
         let ranges =
             |ranges: &[IdMapping]| (!ranges.is_empty()).then(|| ranges.iter().map(range).collect());
         Self { users: ranges(&linux.uid_mappings), groups: ranges(&linux.gid_mappings) }
+    }
+
+    /// A map that a root has.
+    #[must_use]
+    pub fn of_map(map: &IdMap) -> Self {
+        Self { users: Some(map.users().to_vec()), groups: Some(map.groups().to_vec()) }
     }
 
     /// Returns the container's id of a user of the host.

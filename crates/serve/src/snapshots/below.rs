@@ -1,5 +1,6 @@
 //! What a snapshot stands on: an image of layers, and perhaps directories above it that other roots were written to.
 
+use container::changes::Owners;
 use image::digest::Digest;
 use image::verity::ImageId;
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
@@ -120,7 +121,8 @@ impl Snapshotter {
             let upper = self.instance.changes(number).join("upper");
             let made = self.settle_made(number, || {
                 let now = Seconds((self.surroundings.now)().seconds);
-                let content = self.resources.ingest(&self.store, &base, &upper, now)?;
+                let written = (&*upper, &Owners::default());
+                let content = self.resources.ingest(&self.store, &base, written, now)?;
                 let kind = SnapshotKind::Committed(content);
                 Ok((SnapshotRecord { kind, ..taken.record.clone() }, ()))
             })?;

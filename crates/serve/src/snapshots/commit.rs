@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, SnapshotSize};
+use container::bundle::userns::IdMap;
+use container::changes::Owners;
+use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, SnapshotSize};
 
 use super::error::SnapshotterError;
 use super::snapshotter::{Labels, Snapshotter, check_labels, check_name, is_unpacked};
 use super::usage::{sync, usage_of};
-
-/// How often a `gc` may take a layer before it has a name.
-const GONE_MAX: u32 = 3;
 
 impl Snapshotter {
     /// Commits an active snapshot, which has another name from then on. What the engine has unpacked becomes a layer. What
@@ -53,6 +52,7 @@ impl Snapshotter {
     ) -> Result<SnapshotRecord, SnapshotterError> {
         self.unmount_root(number)?;
         let upper = self.instance.changes(number).join("upper");
+        let map = self.map_of(number, record)?;
         let new = |kind| {
             let now = (self.surroundings.now)();
             let (name, labels, parent) = (name.to_owned(), labels.clone(), record.parent);
@@ -62,8 +62,14 @@ impl Snapshotter {
             let content = match record.content() {
                 Some(applied) => Some(applied.clone()),
                 None if !upper.exists() => return Err(never_mounted(record)),
-                None if !is_unpacked(record) && self.has_room_above(record.parent) => None,
-                None => Some(self.layer_of(&upper, record.parent)?),
+                None if is_unpacked(&record.name)
+                    // A root on it may have another map.
+                    || map.is_some()
+                    || !self.has_room_above(record.parent) =>
+                {
+                    Some(self.layer_of(&upper, record.parent, map.as_ref())?)
+                }
+                None => None,
             };
             let kind = match content {
                 Some(content) => SnapshotKind::Committed(content),
@@ -78,33 +84,30 @@ impl Snapshotter {
         &self,
         upper: &Path,
         parent: Option<u64>,
+        map: Option<&IdMap>,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let base = self.base(parent)?;
         let now = Seconds((self.surroundings.now)().seconds);
-        self.resources.ingest(&self.store, &base, upper, now)
+        let owners = map.map(Owners::of_map).unwrap_or_default();
+        self.resources.ingest(&self.store, &base, (upper, &owners), now)
     }
 
-    /// Writes the record that `make` makes, with a layer or an image. A `gc` may take these as long as nothing names them:
-    /// then they are made again.
+    /// Writes the record that `make` makes, with a layer or an image. No `gc` takes these before the record names them.
     pub(super) fn settle_made<T>(
         &self,
         number: u64,
-        mut make: impl FnMut() -> Result<(SnapshotRecord, T), SnapshotterError>,
+        make: impl FnOnce() -> Result<(SnapshotRecord, T), SnapshotterError>,
     ) -> Result<(SnapshotRecord, T), SnapshotterError> {
-        let mut gone = 0;
-        loop {
-            let (record, of_it) = make()?;
-            match self.store.settle_snapshot(&self.instance, number, &record) {
-                Err(SnapshotError::Gone(_)) if gone < GONE_MAX => gone += 1,
-                settled => return Ok(settled.map(|()| (record, of_it))?),
-            }
-        }
+        let _hold = self.store.hold()?;
+        let (record, of_it) = make()?;
+        self.store.settle_snapshot(&self.instance, number, &record)?;
+        Ok((record, of_it))
     }
 }
 
 fn never_mounted(record: &SnapshotRecord) -> SnapshotterError {
     let name = record.name.clone();
-    match is_unpacked(record) {
+    match is_unpacked(&record.name) {
         true => SnapshotterError::NeverUnpacked(name),
         false => SnapshotterError::NeverMounted(name),
     }

@@ -1,5 +1,6 @@
 //! Why an engine's wish is refused.
 
+use container::bundle::userns::MapError;
 use container::changes::ChangesError;
 use container::root::MakeRootError;
 use image::verity::ImageId;
@@ -66,6 +67,17 @@ pub enum SnapshotterError {
     /// Only labels can be changed.
     #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]
     Field(String),
+    /// A map of ids that is none.
+    #[error(
+        "the labels of snapshot {} ask for a map of ids that cannot be: uidmapping and gidmapping are CONTAINER:HOST:SIZE",
+        name.escape_debug()
+    )]
+    Map {
+        /// The snapshot.
+        name: String,
+        /// Why.
+        source: MapError,
+    },
     /// A filter that is none.
     #[error(transparent)]
     Filter(#[from] FilterError),

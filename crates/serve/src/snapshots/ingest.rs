@@ -49,12 +49,12 @@ pub(super) struct Base {
 }
 
 impl Resources {
-    /// Makes layer and image of all that is in `upper`.
+    /// Makes layer and image of all that is in `upper`, whose owners these are.
     pub(super) fn ingest(
         &self,
         store: &Store,
         base: &Base,
-        upper: &Path,
+        (upper, ids): (&Path, &Ids),
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let tree = match &base.image {
@@ -62,14 +62,8 @@ impl Resources {
             None => Builder::new().finish(),
         };
         let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
-        let ids = Ids::default();
-        let upper = Upper {
-            directory: directory.as_fd(),
-            image: &tree,
-            store,
-            ids: &ids,
-            cancel: &self.cancel,
-        };
+        let upper =
+            Upper { directory: directory.as_fd(), image: &tree, store, ids, cancel: &self.cancel };
         let below = Below { tree: &tree, diff_ids: &base.layers };
         let (changes, report) = changes::through(
             |out| changes::write(&upper, out),

@@ -82,7 +82,7 @@ impl Snapshotter {
         let state = self.state();
         let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
         let record = &found?.1.record;
-        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(record);
+        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(&record.name);
         is_open.then(|| record.name.clone())
     }
 

@@ -12,6 +12,7 @@ mod error;
 mod filter;
 mod ingest;
 mod layers;
+mod owners;
 mod roots;
 mod service;
 mod snapshotter;

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use container::bundle::userns::IdMap;
 use container::root::share::Superblock;
 use container::root::{Shape, Space, Trust, TrustedImage, Writable, WritableWish, make};
 use image::verity::ImageId;
@@ -64,6 +65,8 @@ pub(super) struct RootPlace<'a> {
     pub(super) instance: &'a SnapshotInstance,
     pub(super) number: u64,
     pub(super) below: &'a Below,
+    /// The owners that it shows, if they are others than the image's.
+    pub(super) map: Option<&'a IdMap>,
 }
 
 impl Roots {
@@ -75,7 +78,7 @@ impl Roots {
         place: RootPlace<'_>,
         (purpose, access): (Purpose, SnapshotAccess),
     ) -> Result<(), SnapshotterError> {
-        let RootPlace { instance, number, below } = place;
+        let RootPlace { instance, number, below, map } = place;
         let found = Resolved { image: below.image, name: None, manifest: None };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
         let opened = permitted.open(store);
@@ -101,8 +104,7 @@ impl Roots {
         let root = |error| SnapshotterError::Root(Box::new(error));
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
         let image = image.map_err(|error| root(error.into()))?;
-        let shape =
-            Shape { writable, map: None, space: Space::AsIs, places: &[], between: &between };
+        let shape = Shape { writable, map, space: Space::AsIs, places: &[], between: &between };
         let made =
             make(store, &image, &shape, self.take(&below.image).into_iter()).map_err(root)?;
         made.mount.attach_at(&instance.root(number))?;

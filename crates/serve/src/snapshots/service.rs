@@ -186,6 +186,7 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::Label(_)
         | SnapshotterError::Labels
         | SnapshotterError::Field(_)
+        | SnapshotterError::Map { .. }
         | SnapshotterError::Filter(_) => Code::InvalidArgument,
         SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,
         _ => Code::Internal,

@@ -18,6 +18,7 @@ use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::ingest::Resources;
 use super::layers::{KnownBlobs, SkipLayers};
+use super::owners::asked;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 use super::taken::{NewSnapshot, Taken};
@@ -179,6 +180,7 @@ impl Snapshotter {
     ) -> Result<NewSnapshot<'_>, SnapshotterError> {
         check_name(key)?;
         check_labels(labels)?;
+        asked(key, labels)?;
         let now = (self.surroundings.now)();
         let mut state = self.state();
         let parent = match parent {
@@ -206,7 +208,7 @@ impl Snapshotter {
         let Some(parent) = record.parent else { return false };
         let state = self.state();
         let below = state.entries.get(&parent).and_then(|it| it.record.content());
-        is_unpacked(record) && below.is_some_and(|it| it.image.is_none())
+        is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none())
     }
 
     /// How a root is reached. One that is not mounted is mounted: the host may have started anew.
@@ -360,10 +362,12 @@ impl Snapshotter {
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
+        // No record names the image of nothing.
+        let _hold = self.store.hold()?;
         let below = self.below(record.parent)?;
         self.instance.make_root(number)?;
         let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
-        let purpose = match is_unpacked(record) {
+        let purpose = match is_unpacked(&record.name) {
             true => Purpose::Unpack,
             false => Purpose::Use,
         };
@@ -371,13 +375,15 @@ impl Snapshotter {
             SnapshotKind::Active(_) => SnapshotAccess::Write,
             _ => SnapshotAccess::Read,
         };
-        let place = RootPlace { instance: &self.instance, number, below: &below };
+        let map = self.map_of(number, record)?;
+        let map = map.as_ref();
+        let place = RootPlace { instance: &self.instance, number, below: &below, map };
         self.roots.mount(&self.store, &policies, place, (purpose, access))?;
         Ok(Root::Ours(below.image))
     }
 
     pub(super) fn nothing(&self) -> Result<ImageId, SnapshotterError> {
-        // `gc` may have taken it.
+        // `gc` may have taken it since.
         if let Some(image) = self.nothing.get()
             && self.store.open_image(image).is_ok()
         {
@@ -418,8 +424,8 @@ pub enum SnapshotAccess {
 
 /// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
 /// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
-pub(super) fn is_unpacked(record: &SnapshotRecord) -> bool {
-    let name = record.name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
+pub(super) fn is_unpacked(name: &str) -> bool {
+    let name = name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
     name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())
 }
 

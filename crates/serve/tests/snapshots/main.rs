@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -22,7 +22,8 @@ use quire_serve::snapshots::api::snapshots::{
     UsageRequest, ViewSnapshotRequest,
 };
 use quire_serve::snapshots::{
-    SkipLayers, SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
+    Labels, SkipLayers, SnapshotAccess, SnapshotSurroundings, Snapshotter, SnapshotterError,
+    serve_snapshots,
 };
 use store::{Moment, OpenOptions, Seconds, Store};
 use testing::skipped;
@@ -57,6 +58,15 @@ impl Stage {
         policy: Option<&Path>,
         skip: SkipLayers,
     ) -> Result<Snapshotter, SnapshotterError> {
+        self.open_instance("test", policy, skip)
+    }
+
+    fn open_instance(
+        &self,
+        instance: &str,
+        policy: Option<&Path>,
+        skip: SkipLayers,
+    ) -> Result<Snapshotter, SnapshotterError> {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
         let surroundings = SnapshotSurroundings {
@@ -69,7 +79,7 @@ impl Stage {
             scratch: self.0.path().to_owned(),
             skip,
         };
-        Snapshotter::open(self.store(), "test", surroundings)
+        Snapshotter::open(self.store(), instance, surroundings)
     }
 
     fn mounts(&self) -> Vec<PathBuf> {
@@ -489,6 +499,70 @@ fn many_directories_become_layers() {
     engine.end();
 }
 
+/// A container with a user namespace has the image's files by the owners that its own ids are on the host.
+#[test]
+fn owners_are_mapped_for_a_container() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    let root = engine.prepare(&unpacked("1"), "").unwrap();
+    fs::write(root.join("file"), "file").unwrap();
+    chown(root.join("file"), Some(33), Some(44)).unwrap();
+    engine.commit("sha256:a", &unpacked("1")).unwrap();
+    // A directory between the image and the container has owners, too.
+    let root = engine.prepare("init-key", "sha256:a").unwrap();
+    fs::write(root.join("init"), "init").unwrap();
+    chown(root.join("init"), Some(1), Some(2)).unwrap();
+    engine.commit("init", "init-key").unwrap();
+    let maps = |users: &str, groups: &str| -> HashMap<String, String> {
+        [("uidmapping", users), ("gidmapping", groups)]
+            .map(|it| (format!("containerd.io/snapshot/{}", it.0), it.1.to_owned()))
+            .into()
+    };
+    let mut mapped = |key: &str, labels: HashMap<String, String>| {
+        let (key, parent) = (key.to_owned(), "init".to_owned());
+        let request =
+            PrepareSnapshotRequest { key, parent, labels, ..PrepareSnapshotRequest::default() };
+        let answer = engine.runtime.block_on(engine.client.prepare(request))?.into_inner();
+        Ok(PathBuf::from(&answer.mounts[0].source))
+    };
+    let root = mapped("container", maps("0:100000:65536", "0:200000:1000")).unwrap();
+    let owner = |path: PathBuf| {
+        let found = fs::symlink_metadata(path).unwrap();
+        (found.uid(), found.gid())
+    };
+    assert_eq!(owner(root.clone()), (100_000, 200_000));
+    assert_eq!(owner(root.join("file")), (100_033, 200_044));
+    assert_eq!(owner(root.join("init")), (100_001, 200_002));
+    fs::write(root.join("written"), "written").unwrap();
+    chown(root.join("written"), Some(100_005), Some(200_006)).unwrap();
+    for (users, groups) in [("0:1", "0:1:2"), ("1:1000:5", "0:1:2"), ("0:1:0", "0:1:1")] {
+        code::<PathBuf>(mapped("bad", maps(users, groups)), Code::InvalidArgument, "map of ids");
+    }
+    // An image's manifest may bring labels to what its layers are unpacked on.
+    let root = mapped(&unpacked("2"), maps("0:100000:65536", "0:200000:1000")).unwrap();
+    assert_eq!(owner(root.join("file")), (33, 44));
+    // The labels change, and the files have their owners.
+    let info = Info { name: "container".to_owned(), ..Info::default() };
+    let request = UpdateSnapshotRequest { info: Some(info), ..UpdateSnapshotRequest::default() };
+    engine.runtime.block_on(engine.client.update(request)).unwrap();
+    let root = engine.mounts("container").unwrap();
+    engine.end();
+    unmount(&root, Unmount::Now).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    let root = engine.mounts("container").unwrap();
+    assert_eq!(owner(root.join("written")), (100_005, 200_006));
+    engine.commit("committed", "container").unwrap();
+    let root = engine.view("view", "committed").unwrap();
+    assert_eq!(owner(root.join("written")), (5, 6));
+    assert_eq!(owner(root.join("file")), (33, 44));
+    assert_eq!(owner(root.join("init")), (1, 2));
+    assert_eq!(owner(root), (0, 0));
+    engine.end();
+}
+
 /// As long as a root needs an image, it is mounted once, whichever service has mounted it.
 #[test]
 fn an_image_stays_mounted_once() {
@@ -593,6 +667,65 @@ fn gc_keeps_what_snapshots_need() {
     store.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
+}
+
+/// Two engines on one store, with the same layers, and a `gc` that has always begun.
+#[test]
+fn engines_and_gc_do_not_wait_for_each_other_in_vain() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let engine = &|instance: &str| {
+        let it = stage.open_instance(instance, None, SkipLayers::Unpack).unwrap();
+        let (write, read) = (SnapshotAccess::Write, SnapshotAccess::Read);
+        let none = Labels::new();
+        for round in 0..8 {
+            let mut parent = String::new();
+            for layer in 0..3 {
+                let key = unpacked(&layer.to_string());
+                let root = it.prepare(&key, &parent, &none, write).unwrap().source;
+                fs::write(root.join(format!("{round}-{layer}")), format!("{layer}")).unwrap();
+                parent = format!("layer {layer}");
+                it.commit(&parent, &key, &none).unwrap();
+            }
+            for key in ["first", "second"] {
+                let root = it.prepare(key, &parent, &none, read).unwrap().source;
+                for layer in 0..3 {
+                    let text = fs::read_to_string(root.join(format!("{round}-{layer}"))).unwrap();
+                    assert_eq!(text, layer.to_string());
+                }
+            }
+            for key in ["first", "second", "layer 2", "layer 1", "layer 0"] {
+                it.remove(key).unwrap();
+            }
+        }
+        it.cleanup();
+    };
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let gc = scope.spawn(|| {
+            let store = stage.store();
+            let mut rounds = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                store.gc(Seconds(0)).unwrap();
+                rounds += 1;
+            }
+            rounds
+        });
+        let engines = ["one", "two"].map(|name| scope.spawn(move || engine(name)));
+        let ended = engines.map(|it| it.join());
+        is_done.store(true, Ordering::Relaxed);
+        assert!(gc.join().unwrap() > 0);
+        for it in ended {
+            it.unwrap();
+        }
+    });
+    let store = stage.store();
+    assert!(store.fsck(store::FsckOptions::default()).unwrap().is_sound());
+    store.gc(Seconds(0)).unwrap();
+    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
+    assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));
 }
 
 #[test]

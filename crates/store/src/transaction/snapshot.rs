@@ -2,7 +2,7 @@
 
 use crate::disk::DiskError;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotError, SnapshotInstance, SnapshotRecord};
-use crate::store::{Store, mode_of};
+use crate::store::{Lock, Store, mode_of};
 
 impl Store {
     /// Opens and locks the snapshots of an engine. The first one records in `meta` that the store has such things.
@@ -22,6 +22,15 @@ impl Store {
         self.note_feature(|meta| meta.has_snapshots = true)?;
         self.root.make(SNAPSHOTS, mode_of(SNAPSHOTS))?;
         self.root.sync()
+    }
+
+    /// Keeps `gc` out, as long as the answer is there: what is imported meanwhile, or opened, is not swept before a record
+    /// names it. A `gc` that has begun is waited for.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Disk`].
+    pub fn hold(&self) -> Result<Hold, SnapshotError> {
+        Ok(Hold { _lock: self.lock_shared()? })
     }
 
     /// Puts a record in the place of the one that a snapshot has, if the store has what it needs. From here on `gc` leaves
@@ -44,4 +53,11 @@ impl Store {
         }
         Ok(instance.change(number, record)?)
     }
+}
+
+/// No `gc` decides or sweeps as long as it is there.
+#[derive(Debug)]
+#[must_use = "gc is kept out as long as it is there"]
+pub struct Hold {
+    _lock: Option<Lock>,
 }
