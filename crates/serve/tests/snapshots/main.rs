@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::num::NonZeroUsize;
+use std::io::Write as _;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
 use image::digest::Digest;
-use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
+use kernel::mount::{Reach, TmpfsOptions, Unmount, bind, mounted, tmpfs, unmount};
 use oci::policy::Policies;
 use oci::source::{Input, Source};
 use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
@@ -665,6 +666,59 @@ fn gc_keeps_what_snapshots_need() {
     engine.remove("d").unwrap();
     engine.end();
     store.gc(Seconds(0)).unwrap();
+    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
+    assert_eq!(left, [0, 0, 0]);
+}
+
+/// A full disk costs an engine the call, and nothing else.
+#[test]
+fn a_full_disk_leaves_everything_as_it_was() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.0.path().join("store");
+    fs::create_dir(&store).unwrap();
+    let options =
+        TmpfsOptions { name: "test", bytes: NonZeroU64::new(16 << 20), inodes: None, mode: 0o755 };
+    tmpfs(&options).unwrap().attach_at(&store).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    // Random bytes, as far as a compressor or a store of pieces can tell.
+    let mut bytes = Vec::new();
+    while bytes.len() < 5 << 20 {
+        bytes.extend_from_slice(Digest::sha256(&bytes.len().to_le_bytes()).as_bytes());
+    }
+    let key = unpacked("3");
+    let root = engine.prepare(&key, "sha256:b").unwrap();
+    fs::write(root.join("large"), &bytes).unwrap();
+    let filler = store.join("filler");
+    let fill = || {
+        let mut file = fs::File::create(&filler).unwrap();
+        while file.write_all(&[7; 4096]).is_ok() {}
+    };
+    fill();
+    let listed = engine.list(&[]).unwrap();
+    code(engine.commit("sha256:c", &key), Code::Internal, "No space");
+    code(engine.prepare("new", "sha256:b"), Code::Internal, "No space");
+    assert_eq!(engine.list(&[]).unwrap(), listed);
+    let root = engine.mounts(&key).unwrap();
+    assert!(fs::read(root.join("large")).unwrap() == bytes);
+    fs::remove_file(&filler).unwrap();
+    engine.commit("sha256:c", &key).unwrap();
+    let root = engine.prepare("container", "sha256:c").unwrap();
+    assert!(fs::read(root.join("large")).unwrap() == bytes);
+    fill();
+    // What frees space needs none.
+    for key in ["container", "sha256:c", "sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    fs::remove_file(&filler).unwrap();
+    engine.cleanup();
+    engine.end();
+    let opened = stage.store();
+    assert!(opened.fsck(store::FsckOptions::default()).unwrap().is_sound());
+    opened.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
 }
