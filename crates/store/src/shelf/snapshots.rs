@@ -187,6 +187,19 @@ pub(crate) struct SeenSnapshot {
     pub(crate) record: Result<SnapshotRecord, RecordError>,
 }
 
+/// A snapshot of an engine, whoever has its instance open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSnapshot {
+    /// The instance.
+    pub instance: String,
+    /// Its number there.
+    pub number: u64,
+    /// Its record.
+    pub record: SnapshotRecord,
+    /// The directory where its root is mounted.
+    pub root: PathBuf,
+}
+
 /// `snapshots/`: a folder for each instance.
 #[derive(Debug)]
 pub struct SnapshotShelf {
@@ -248,6 +261,25 @@ impl SnapshotShelf {
             }
         }
         Ok(seen)
+    }
+
+    /// The snapshots of all instances, by instance and number, and those that cannot be read.
+    ///
+    /// # Errors
+    /// [`DiskError`] when they cannot be listed.
+    pub fn all(&self) -> Result<(Vec<StoredSnapshot>, Vec<SnapshotError>), DiskError> {
+        let Some(shelf) = self.directory.get()? else { return Ok((Vec::new(), Vec::new())) };
+        let (mut all, mut damaged) = (Vec::new(), Vec::new());
+        for SeenSnapshot { instance, number, record } in self.see_all()? {
+            match record {
+                Ok(record) => {
+                    let root = shelf.path().join(&instance).join(number.to_string()).join(ROOT);
+                    all.push(StoredSnapshot { instance, number, record, root });
+                }
+                Err(source) => damaged.push(SnapshotError::Damaged { instance, number, source }),
+            }
+        }
+        Ok((all, damaged))
     }
 
     /// Removes the folder of a snapshot with a damaged record, which no service has open: it may have mounts in there.
