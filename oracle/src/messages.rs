@@ -1,4 +1,4 @@
-//! The code for containerd's messages, as its generators make it of the `.proto` files: the one in the tree has to be that.
+//! The code for containerd's messages and our own, as its generators make it of the `.proto` files: the one in the tree has to be that.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,11 @@ pub struct Args {
 }
 
 /// Services: a file, its package, and what its code is called.
-const FILES: [(&str, &str, &str); 3] = [
+const FILES: [(&str, &str, &str); 4] = [
     ("snapshots.proto", "containerd.services.snapshots.v1", "snapshots.rs"),
     ("diff.proto", "containerd.services.diff.v1", "diff.rs"),
     ("content.proto", "containerd.services.content.v1", "content.rs"),
+    ("counts.proto", "quire.snapshotter.v1", "counts.rs"),
 ];
 /// Of one package.
 const TYPES: [&str; 2] = ["mount.proto", "descriptor.proto"];

@@ -77,6 +77,9 @@ impl Snapshotter {
             };
             Ok((new(kind), ()))
         })?;
+        if let (None, Some(content)) = (record.content(), made.0.content()) {
+            self.counts.committed(content.bytes);
+        }
         Ok(made.0)
     }
 

@@ -106,7 +106,7 @@ impl Snapshotter {
             self.known_blobs().note(claim.digest, content.layer);
             Ok(content)
         })?;
-        self.applied(&applied)
+        self.applied(&applied).inspect(|it| self.counts.read(it.bytes))
     }
 
     /// The same for a layer that the store has.
@@ -116,7 +116,7 @@ impl Snapshotter {
         layer: &Digest,
     ) -> Result<AppliedLayer, SnapshotterError> {
         self.apply_with(key, |_| Ok(shared(layer)))?;
-        self.applied(layer)
+        self.applied(layer).inspect(|_| self.counts.known())
     }
 
     fn applied(&self, layer: &Digest) -> Result<AppliedLayer, SnapshotterError> {
@@ -184,6 +184,7 @@ impl Snapshotter {
             settled => {
                 settled?;
                 new.keep(|_| {});
+                self.counts.skipped();
                 Err(SnapshotterError::Exists(name))
             }
         }

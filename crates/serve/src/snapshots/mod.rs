@@ -7,6 +7,7 @@ pub mod api;
 mod below;
 mod commit;
 mod content;
+mod counts;
 mod differ;
 mod error;
 mod filter;
@@ -21,6 +22,7 @@ mod taken;
 mod trash;
 mod usage;
 
+pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;
 pub use filter::{FilterError, Filters};
 pub use layers::SkipLayers;

@@ -17,10 +17,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
+use super::api::counts::counts_server::CountsServer;
 use super::api::diff::diff_server::DiffServer;
 use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
 use super::api::{snapshots as api, types};
 use super::content::ContentStore;
+use super::counts::{Asked, Counted};
 use super::differ::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
@@ -76,10 +78,15 @@ pub fn serve_snapshots(
         let listener = listen(socket).map_err(failed)?;
         ready();
         let stopped = tokio::task::spawn_blocking(stop);
+        let counts = || Arc::clone(&snapshotter.counts);
+        let instance = snapshotter.instance.name().to_owned();
+        let asked = CountsServer::new(Asked { instance, counts: counts() });
         let service = SnapshotsServer::new(Service(Arc::clone(&snapshotter)));
+        let service = Counted { service, counts: counts() };
         let content = ContentStore { socket: engine.to_owned() };
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
-        let server = Server::builder().add_service(service).add_service(DiffServer::new(differ));
+        let differ = Counted { service: DiffServer::new(differ), counts: counts() };
+        let server = Server::builder().add_service(service).add_service(differ).add_service(asked);
         let incoming = UnixListenerStream::new(listener);
         let (told, tell) = tokio::sync::oneshot::channel::<()>();
         let ended = server.serve_with_incoming_shutdown(incoming, async {

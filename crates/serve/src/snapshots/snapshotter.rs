@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -14,6 +14,7 @@ use store::{
     Store,
 };
 
+use super::counts::Counts;
 use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::ingest::Resources;
@@ -77,6 +78,7 @@ pub struct Snapshotter {
     /// Somebody is done with a snapshot.
     pub(super) turned: Condvar,
     pub(super) trash: Trash,
+    pub(super) counts: Arc<Counts>,
 }
 
 impl Snapshotter {
@@ -124,6 +126,7 @@ impl Snapshotter {
             state: Mutex::new(state),
             turned: Condvar::new(),
             trash: Trash::new(),
+            counts: Arc::default(),
         };
         it.drop_unused();
         Ok(it)

@@ -1,4 +1,4 @@
-//! Messages and services of containerd. `cargo xtask oracle messages` makes all files beside this one of those in `proto/`,
+//! Messages and services of containerd, and one of our own. `cargo xtask oracle messages` makes all files beside this one of those in `proto/`,
 //! and compares them.
 
 macro_rules! generated {
@@ -21,6 +21,8 @@ macro_rules! generated {
 generated! {
     /// Where an engine keeps blobs.
     content,
+    /// What a service has done: our own.
+    counts,
     /// Unpacks layers.
     diff,
     /// Roots of containers.

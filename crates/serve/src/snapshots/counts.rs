@@ -1,0 +1,262 @@
+//! What a snapshotter has done since it began: calls by their outcome, how long they took, and layers.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tonic::codegen::{BoxFuture, Context, Poll, Service, http};
+use tonic::server::NamedService;
+use tonic::transport::Endpoint;
+use tonic::{Code, Request, Response, Status};
+
+use super::api::counts::counts_client::CountsClient;
+use super::api::counts::counts_server::Counts as CountsService;
+use super::api::counts::{CallCounts, GetCountsRequest, GetCountsResponse, OutcomeCount};
+
+/// The upper ends of the ranges of times that calls take, in microseconds. The last range has no end.
+pub const CALL_TIMES: [u64; 12] = [
+    300,
+    1_000,
+    3_000,
+    10_000,
+    30_000,
+    100_000,
+    300_000,
+    1_000_000,
+    3_000_000,
+    10_000_000,
+    30_000_000,
+    100_000_000,
+];
+
+/// Names of calls that are counted one by one. Whoever calls may invent others.
+const CALLS: [&str; 12] = [
+    "Apply", "Cleanup", "Commit", "Diff", "List", "Mounts", "Prepare", "Remove", "Stat", "Update",
+    "Usage", "View",
+];
+/// All other calls.
+const OTHERS: &str = "other";
+
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    calls: Mutex<BTreeMap<&'static str, Calls>>,
+    read_layers: AtomicU64,
+    read_bytes: AtomicU64,
+    known_layers: AtomicU64,
+    skipped_layers: AtomicU64,
+    committed_layers: AtomicU64,
+    committed_bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    outcomes: BTreeMap<&'static str, u64>,
+    histogram: [u64; CALL_TIMES.len() + 1],
+    micros: u64,
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+impl Counts {
+    fn called(&self, path: &str, code: Code, took: Duration) {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        let name = CALLS.iter().find(|it| **it == name).unwrap_or(&OTHERS);
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = calls.entry(name).or_default();
+        *calls.outcomes.entry(name_of(code)).or_default() += 1;
+        calls.histogram[CALL_TIMES.partition_point(|it| *it < micros)] += 1;
+        calls.micros = calls.micros.saturating_add(micros);
+    }
+
+    /// A layer was read from its blob; its tar has so many bytes.
+    pub(super) fn read(&self, bytes: u64) {
+        add(&self.read_layers, 1);
+        add(&self.read_bytes, bytes);
+    }
+
+    /// A layer was known by its blob, and not unpacked.
+    pub(super) fn known(&self) {
+        add(&self.known_layers, 1);
+    }
+
+    /// A layer was not downloaded.
+    pub(super) fn skipped(&self) {
+        add(&self.skipped_layers, 1);
+    }
+
+    /// A layer was made of what was written to a root.
+    pub(super) fn committed(&self, bytes: u64) {
+        add(&self.committed_layers, 1);
+        add(&self.committed_bytes, bytes);
+    }
+
+    fn now(&self, instance: &str) -> GetCountsResponse {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = calls.iter().map(|(name, calls)| CallCounts {
+            name: (*name).to_owned(),
+            outcomes: calls
+                .outcomes
+                .iter()
+                .map(|(code, calls)| OutcomeCount { code: (*code).to_owned(), calls: *calls })
+                .collect(),
+            histogram: calls.histogram.to_vec(),
+            micros: calls.micros,
+        });
+        GetCountsResponse {
+            instance: instance.to_owned(),
+            calls: calls.collect(),
+            read_layers: of(&self.read_layers),
+            read_bytes: of(&self.read_bytes),
+            known_layers: of(&self.known_layers),
+            skipped_layers: of(&self.skipped_layers),
+            committed_layers: of(&self.committed_layers),
+            committed_bytes: of(&self.committed_bytes),
+        }
+    }
+}
+
+/// As gRPC spells it. Source: gRPC, "Status codes and their use", as clients in Go print them.
+const fn name_of(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}
+
+/// A service whose calls are counted.
+#[derive(Debug, Clone)]
+pub(super) struct Counted<S> {
+    pub(super) service: S,
+    pub(super) counts: Arc<Counts>,
+}
+
+impl<S, B> Service<http::Request<B>> for Counted<S>
+where
+    S: Service<http::Request<B>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = Infallible;
+    type Future = BoxFuture<S::Response, Infallible>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.service.poll_ready(context)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let begun = Instant::now();
+        let path = request.uri().path().to_owned();
+        let answer = self.service.call(request);
+        let counts = Arc::clone(&self.counts);
+        Box::pin(async move {
+            let answer = answer.await?;
+            // An answer that says nothing before its body is a good one so far.
+            let status = Status::from_header_map(answer.headers());
+            let code = status.map_or(Code::Ok, |it| it.code());
+            counts.called(&path, code, begun.elapsed());
+            Ok(answer)
+        })
+    }
+}
+
+impl<S: NamedService> NamedService for Counted<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+/// Answers what was counted.
+pub(super) struct Asked {
+    pub(super) instance: String,
+    pub(super) counts: Arc<Counts>,
+}
+
+#[tonic::async_trait]
+impl CountsService for Asked {
+    async fn get(
+        &self,
+        _: Request<GetCountsRequest>,
+    ) -> Result<Response<GetCountsResponse>, Status> {
+        Ok(Response::new(self.counts.now(&self.instance)))
+    }
+}
+
+/// What the snapshotter at a socket has counted; `None` if nobody listens there.
+///
+/// # Errors
+/// When it cannot be asked.
+pub fn ask_counts(socket: &Path) -> io::Result<Option<GetCountsResponse>> {
+    match std::os::unix::net::UnixStream::connect(socket) {
+        Ok(_) => {}
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
+                _ => Err(error),
+            };
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        let endpoint = endpoint.map_err(io::Error::other)?.timeout(PATIENCE);
+        let channel = endpoint.connect().await.map_err(io::Error::other)?;
+        let answer = CountsClient::new(channel).get(GetCountsRequest {}).await;
+        let answer = answer.map_err(|status| io::Error::other(status.message().to_owned()))?;
+        Ok(Some(answer.into_inner()))
+    })
+}
+
+/// How long a service may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_by_name_outcome_and_time() {
+        let counts = Counts::default();
+        let took = Duration::from_micros;
+        counts.called("/containerd.services.snapshots.v1.Snapshots/Prepare", Code::Ok, took(300));
+        counts.called("/any/Prepare", Code::AlreadyExists, took(301));
+        counts.called("/any/Prepare", Code::Ok, Duration::MAX);
+        counts.called("/any/\u{1b}[2J", Code::Unimplemented, took(0));
+        counts.called("", Code::Unimplemented, took(1));
+        counts.read(7);
+        counts.read(8);
+        counts.committed(9);
+        let now = counts.now("e");
+        let names: Vec<_> = now.calls.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["Prepare", "other"]);
+        let outcomes = |index: usize| {
+            let all = now.calls[index].outcomes.iter();
+            all.map(|it| (it.code.as_str(), it.calls)).collect::<Vec<_>>()
+        };
+        assert_eq!(outcomes(0), [("AlreadyExists", 1), ("OK", 2)]);
+        assert_eq!(outcomes(1), [("Unimplemented", 2)]);
+        assert_eq!(now.calls[0].histogram, [1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!((now.read_layers, now.read_bytes), (2, 15));
+        assert_eq!((now.committed_layers, now.committed_bytes, now.known_layers), (1, 9, 0));
+    }
+}
