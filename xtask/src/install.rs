@@ -1,4 +1,4 @@
-//! `make install`: the binary, the names it has as a composefs tool, man pages, completions and a unit for systemd.
+//! `make install`: the binary, the names it has as a composefs tool, man pages, completions and units for systemd.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -32,7 +32,7 @@ const COMPLETIONS: [(&str, &str, &str); 3] = [
     ("fish", "fish/vendor_completions.d", "quire.fish"),
 ];
 
-const UNIT: &str = "quire-lazy.service";
+const UNITS: [&str; 2] = ["quire-lazy.service", "quire-snapshotter.service"];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut cargo = Command::new(env!("CARGO"));
@@ -61,9 +61,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let units = prefix.join("lib/systemd/system");
     fs::create_dir_all(&units)?;
-    let unit = fs::read_to_string(repository().join("dist/systemd").join(UNIT))?;
-    let program = args.prefix.join("bin/quire");
-    fs::write(units.join(UNIT), unit.replace("/usr/bin/quire", &program.display().to_string()))?;
+    let program = args.prefix.join("bin/quire").display().to_string();
+    for name in UNITS {
+        let unit = fs::read_to_string(repository().join("dist/systemd").join(name))?;
+        fs::write(units.join(name), unit.replace("/usr/bin/quire", &program))?;
+    }
     println!("installed below {}", prefix.display());
     Ok(())
 }
