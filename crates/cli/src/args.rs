@@ -277,7 +277,7 @@ pub(crate) enum Verb {
     #[cfg(feature = "serve")]
     Trace(Box<Trace>),
     /// Show what this host supports, and what Quire would choose
-    Doctor,
+    Doctor(Doctor),
     /// Print a completion script for a shell
     Completions(Completions),
     /// Write the man pages into a directory
@@ -540,6 +540,14 @@ pub(crate) struct Gc {
     /// return, and the store's disk cannot be unmounted before it ends
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Look for the configuration of engines below this directory, such as the mounted root of another machine
+    #[cfg(feature = "serve")]
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(crate) root: PathBuf,
 }
 
 #[derive(Debug, Args)]

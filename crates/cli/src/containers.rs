@@ -76,6 +76,10 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     if args.lazy {
         return crate::lazy::devices::list(context, &store, args.metrics);
     }
+    #[cfg(feature = "serve")]
+    if args.engine {
+        return crate::engines::roots::list(context, &store, args);
+    }
     let mut found = all(&store)?;
     found.retain(|it| args.all || it.is_running());
     found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));

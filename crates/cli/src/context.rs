@@ -38,10 +38,11 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(global: Global) -> Self {
+    /// `usual` is what is logged unless options say otherwise.
+    pub(crate) fn new(global: Global, usual: &str) -> Self {
         let level = match (global.quiet, global.verbose) {
             (true, _) => "error",
-            (false, 0) => "warn",
+            (false, 0) => usual,
             (false, 1) => "info",
             (false, _) => "debug",
         };

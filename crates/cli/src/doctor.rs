@@ -13,10 +13,17 @@ use serde::Serialize;
 use store::{OpenOptions, Store};
 
 use crate::Answer;
+use crate::args;
 use crate::context::Context;
+#[cfg(feature = "serve")]
+use crate::engines::findings::{EngineReport, Expected};
 use crate::report;
 
-pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
+#[cfg_attr(
+    not(feature = "serve"),
+    expect(unused_variables, reason = "its options are about engines")
+)]
+pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<Answer> {
     let store = context.store_directory()?;
     let directory = existing(&store);
     let opened = std::fs::File::open(&directory)
@@ -57,7 +64,9 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
     let (form, why) = crate::forms::auto(opened.as_fd());
     let policy = crate::policy::describe(context);
     #[cfg(feature = "serve")]
-    let serve = crate::lazy::settings::ServeFile::new(None).describe();
+    let settings = crate::settings::ServeFile::below(&args.root);
+    #[cfg(feature = "serve")]
+    let engines = engines(args, &settings, &store);
     let root = context.who().is_host_root();
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
     let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
@@ -76,7 +85,11 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         runtime,
         policy,
         #[cfg(feature = "serve")]
-        serve,
+        serve: settings.lazy(),
+        #[cfg(feature = "serve")]
+        snapshotter: settings.snapshotter(),
+        #[cfg(feature = "serve")]
+        engines,
         choices: ChoicesReport {
             verification,
             images,
@@ -91,6 +104,19 @@ pub(crate) fn doctor(context: &Context) -> anyhow::Result<Answer> {
         told.print(features.cgroups)?;
     }
     Ok(Answer::Yes)
+}
+
+/// What is wrong with the configuration of engines.
+#[cfg(feature = "serve")]
+fn engines(
+    args: &args::Doctor,
+    settings: &crate::settings::ServeFile,
+    store: &Path,
+) -> Vec<EngineReport> {
+    // What is wrong with the settings is told elsewhere.
+    let set = settings.load().unwrap_or_default().snapshotter;
+    let service = &crate::snapshotter::Wanted::as_set(set);
+    crate::engines::findings::engines(&Expected { service, store, root: &args.root })
 }
 
 /// Report of `doctor --json`.
@@ -117,6 +143,12 @@ pub(crate) struct DoctorReport {
     /// The settings of `serve --lazy`.
     #[cfg(feature = "serve")]
     serve: String,
+    /// The settings of `serve --snapshotter`.
+    #[cfg(feature = "serve")]
+    snapshotter: String,
+    /// Engines that have a configuration.
+    #[cfg(feature = "serve")]
+    engines: Vec<EngineReport>,
     /// Choices that Quire would make.
     choices: ChoicesReport,
 }
@@ -165,6 +197,12 @@ impl DoctorReport {
         writeln!(out, "policy         {}", self.policy)?;
         #[cfg(feature = "serve")]
         writeln!(out, "lazy service   {}", self.serve)?;
+        #[cfg(feature = "serve")]
+        writeln!(out, "snapshotter    {}", self.snapshotter)?;
+        #[cfg(feature = "serve")]
+        for engine in &self.engines {
+            engine.print(&mut out)?;
+        }
         let ChoicesReport { verification, images, form, writable, direct } = &self.choices;
         writeln!(out, "verification   {verification}")?;
         writeln!(out, "images         {images}")?;

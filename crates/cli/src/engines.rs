@@ -1,64 +1,169 @@
 //! What belongs in the configuration of an engine, so that it uses the snapshotter.
 
+mod configuration;
+mod figures;
+pub(crate) mod findings;
+pub(crate) mod roots;
+
+use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
+use anyhow::bail;
 use oci::manifest::Platform;
+use serde_json::json;
 
-/// A version of containerd, of which the first two numbers count.
+use crate::args;
+
+/// A version of an engine: of containerd, Docker or k3s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EngineVersion {
     major: u32,
     minor: u32,
+    patch: u32,
 }
 
 impl EngineVersion {
-    const fn new(major: u32, minor: u32) -> Self {
-        Self { major, minor }
+    const fn new(major: u32, minor: u32, patch: u32) -> Self {
+        Self { major, minor, patch }
+    }
+
+    /// This version, unless it is older than the oldest one that can be configured.
+    fn not_before(self, oldest: Self, engine: &str) -> anyhow::Result<Self> {
+        if self < oldest {
+            bail!("{engine} {self} is too old: {oldest} is the oldest that `--print-config` knows");
+        }
+        Ok(self)
+    }
+}
+
+impl fmt::Display for EngineVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if self.patch > 0 { write!(f, ".{}", self.patch) } else { Ok(()) }
     }
 }
 
 impl FromStr for EngineVersion {
     type Err = String;
 
+    /// Also as engines print it: `v2.4.2`, `28.5.2+dfsg1`, `v1.32.2+k3s1`.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!(
-                "\"{}\" is no version of containerd: 1.6 or 2.4.2 would be",
-                text.escape_debug()
-            )
+            format!("\"{}\" is no version of an engine: 1.6 or 2.4.2 would be", text.escape_debug())
         };
-        let mut numbers = text.trim_start_matches('v').split('.').map(str::parse);
+        let numbers =
+            text.trim_start_matches('v').split(['+', '-', '~']).next().unwrap_or_default();
+        let mut numbers = numbers.split('.').map(str::parse);
         let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
             return Err(wrong());
         };
-        if Self::new(major, minor) < OLDEST {
-            return Err(format!(
-                "containerd {major}.{minor} is too old: {}.{} is the oldest that was tried",
-                OLDEST.major, OLDEST.minor
-            ));
-        }
-        Ok(Self::new(major, minor))
+        let patch = numbers.next().transpose().map_err(|_no_number| wrong())?;
+        Ok(Self::new(major, minor, patch.unwrap_or(0)))
     }
 }
 
-/// The oldest that tests use.
-const OLDEST: EngineVersion = EngineVersion::new(1, 6);
+/// The oldest containerd that tests use.
+const OLDEST: EngineVersion = EngineVersion::new(1, 6, 0);
 /// It has proxy differs, and exports of proxy plugins.
-const DIFFERS: EngineVersion = EngineVersion::new(1, 7);
+const DIFFERS: EngineVersion = EngineVersion::new(1, 7, 0);
 /// Its configuration has another form.
-const SECOND: EngineVersion = EngineVersion::new(2, 0);
+const SECOND: EngineVersion = EngineVersion::new(2, 0, 0);
 /// Images come through its transfer service.
-const TRANSFER: EngineVersion = EngineVersion::new(2, 1);
+const TRANSFER: EngineVersion = EngineVersion::new(2, 1, 0);
+/// The newest containerd that tests use.
+const NEWEST: EngineVersion = EngineVersion::new(2, 4, 0);
+/// The oldest Docker whose image store takes the storage driver for the name of a snapshotter.
+const OLDEST_DOCKER: EngineVersion = EngineVersion::new(24, 0, 0);
+/// The oldest k3s whose templates can begin with its own one. Source: k3s's documentation, "Base template".
+const OLDEST_K3S: EngineVersion = EngineVersion::new(1, 28, 1);
 
-/// The lines for a containerd, whose service listens on `socket`; `root` is the store.
-pub(crate) fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
-    let (socket, root) = (quoted(socket), quoted(root));
-    let form = if version < SECOND { 2 } else { 3 };
-    let mut text = format!(
-        "version = {form}\n\n[proxy_plugins.quire]\n  type = \"snapshot\"\n  address = {socket}\n"
+/// What is printed for an engine.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct EngineConfig {
+    /// The text of a file.
+    pub(crate) text: String,
+    /// Which file, and what else there is to do.
+    pub(crate) remark: String,
+}
+
+/// The configuration of an engine, whose service listens on `socket`; `root` is the store.
+pub(crate) fn config(
+    engine: args::Engine,
+    version: Option<EngineVersion>,
+    socket: &Path,
+    root: &Path,
+) -> anyhow::Result<EngineConfig> {
+    match engine {
+        args::Engine::Containerd => {
+            let version = version.unwrap_or(NEWEST).not_before(OLDEST, "containerd")?;
+            let remark =
+                "these lines belong in /etc/containerd/config.toml; start containerd anew then"
+                    .to_owned();
+            Ok(EngineConfig { text: containerd(version, socket, root), remark })
+        }
+        args::Engine::Docker => {
+            version.map(|it| it.not_before(OLDEST_DOCKER, "Docker")).transpose()?;
+            Ok(docker())
+        }
+        args::Engine::K3s => {
+            let version = version.map(|it| it.not_before(OLDEST_K3S, "k3s")).transpose()?;
+            Ok(k3s(version, socket, root))
+        }
+    }
+}
+
+/// Docker's own file. Its storage driver is the snapshotter's name. Source: moby#43983.
+fn docker() -> EngineConfig {
+    let file = json!({ "features": { "containerd-snapshotter": true }, "storage-driver": "quire" });
+    let remark = "this belongs in /etc/docker/daemon.json. The containerd that Docker uses needs `--print-config \
+                  containerd` in /etc/containerd/config.toml, too: start containerd anew, then Docker";
+    EngineConfig { text: format!("{file:#}\n"), remark: remark.to_owned() }
+}
+
+/// A template of k3s, which begins with its own one. That has the tables of CRI already, and a table cannot be given twice.
+/// So the snapshotter is chosen by an option of k3s. Source: k3s's `pkg/agent/templates`.
+fn k3s(version: Option<EngineVersion>, socket: &Path, root: &Path) -> EngineConfig {
+    let is_second = version.is_none_or(|it| match it {
+        EngineVersion { major: 1, minor: 31, .. } => it >= EngineVersion::new(1, 31, 6),
+        it => it >= EngineVersion::new(1, 32, 2),
+    });
+    let (file, containerd) = match is_second {
+        true => ("config-v3.toml.tmpl", TRANSFER),
+        false => ("config.toml.tmpl", DIFFERS),
+    };
+    let plugins = plugins(containerd, socket, root);
+    let text = format!("{{{{ template \"base\" . }}}}\n\n{plugins}");
+    let remark = format!(
+        "this belongs in /var/lib/rancher/k3s/agent/etc/containerd/{file}, and `snapshotter: quire` in \
+         /etc/rancher/k3s/config.yaml. Start the service with `--engine {K3S_SOCKET}`, then k3s anew"
     );
-    let mut add = |lines: std::fmt::Arguments<'_>| text += &lines.to_string();
+    EngineConfig { text, remark }
+}
+
+/// Where the containerd of k3s listens.
+pub(crate) const K3S_SOCKET: &str = "/run/k3s/containerd/containerd.sock";
+
+/// All of a file for containerd.
+fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
+    let form = if version < SECOND { 2 } else { 3 };
+    let plugins = plugins(version, socket, root);
+    // Kubernetes asks through these.
+    let images = match version < SECOND {
+        true => "\"io.containerd.grpc.v1.cri\".containerd",
+        false => "\"io.containerd.cri.v1.images\"",
+    };
+    format!(
+        "version = {form}\n\n{plugins}\
+         [plugins.{images}]\n  snapshotter = \"quire\"\n  disable_snapshot_annotations = false\n"
+    )
+}
+
+/// What makes the service known to containerd.
+fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
+    let (socket, root) = (quoted(socket), quoted(root));
+    let mut text = format!("[proxy_plugins.quire]\n  type = \"snapshot\"\n  address = {socket}\n");
+    let mut add = |lines: fmt::Arguments<'_>| text += &lines.to_string();
     if version >= DIFFERS {
         add(format_args!(
             "[proxy_plugins.quire.exports]\n  root = {root}\n  enable_remote_snapshot_annotations = \"true\"\n\
@@ -73,14 +178,6 @@ pub(crate) fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> 
              snapshotter = \"quire\"\n  differ = \"quire-diff\"\n"
         ));
     }
-    // Kubernetes asks through these.
-    let images = match version < SECOND {
-        true => "\"io.containerd.grpc.v1.cri\".containerd",
-        false => "\"io.containerd.cri.v1.images\"",
-    };
-    add(format_args!(
-        "[plugins.{images}]\n  snapshotter = \"quire\"\n  disable_snapshot_annotations = false\n"
-    ));
     text
 }
 
@@ -98,10 +195,23 @@ fn quoted(path: &Path) -> String {
 mod tests {
     use super::*;
 
+    fn of(engine: args::Engine, version: &str) -> anyhow::Result<EngineConfig> {
+        let version: Option<EngineVersion> =
+            (!version.is_empty()).then(|| version.parse().unwrap());
+        config(engine, version, Path::new("/s\n"), Path::new("/r\"x"))
+    }
+
+    /// The text of a template as k3s would fill it, with this in the place of its own one.
+    fn filled(template: &str, base: &str) -> toml::Table {
+        let rest = template.strip_prefix("{{ template \"base\" . }}").unwrap();
+        assert!(!rest.contains("{{"), "{rest}");
+        format!("{base}{rest}").parse().unwrap()
+    }
+
     #[test]
     fn each_version_gets_what_it_knows() {
         let has = |version: &str, words: &str| {
-            let text = containerd(version.parse().unwrap(), Path::new("/s\n"), Path::new("/r\"x"));
+            let text = of(args::Engine::Containerd, version).unwrap().text;
             let parsed: toml::Table = text.parse().unwrap();
             let address = parsed["proxy_plugins"]["quire"]["address"].as_str();
             assert_eq!(address, Some("/s\n"), "{text}");
@@ -119,8 +229,51 @@ mod tests {
                 assert_eq!(has(version, words), expect, "{version} {words}");
             }
         }
-        for bad in ["", "2", "x.y", "1.5", "2.x"] {
+        assert!(has("", "unpack_config"));
+        for bad in ["", "2", "x.y", "2.x", "2.4.x", "-1.2"] {
             assert!(bad.parse::<EngineVersion>().is_err(), "{bad}");
         }
+        let old = of(args::Engine::Containerd, "1.5.9").unwrap_err().to_string();
+        assert!(old.starts_with("containerd 1.5.9 is too old: 1.6 is the oldest"), "{old}");
+    }
+
+    #[test]
+    fn docker_gets_json_and_is_told_of_its_containerd() {
+        for version in ["", "24.0.7", "28.5.2+dfsg1", "29.1"] {
+            let config = of(args::Engine::Docker, version).unwrap();
+            let parsed: serde_json::Value = serde_json::from_str(&config.text).unwrap();
+            assert_eq!(parsed["features"]["containerd-snapshotter"], true);
+            assert_eq!(parsed["storage-driver"], "quire");
+            assert!(config.remark.contains("/etc/docker/daemon.json"));
+            assert!(config.remark.contains("/etc/containerd/config.toml"));
+        }
+        assert!(of(args::Engine::Docker, "20.10.24").is_err());
+    }
+
+    #[test]
+    fn k3s_gets_a_template_for_its_version() {
+        // What its own templates have of CRI, in the words of the two forms.
+        let old = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"quire\"\n";
+        let new = "version = 3\n[plugins.'io.containerd.cri.v1.images']\nsnapshotter = \"quire\"\n";
+        let cases = [
+            ("v1.28.1+k3s1", "config.toml.tmpl", old),
+            ("v1.31.5+k3s1", "config.toml.tmpl", old),
+            ("v1.31.6+k3s1", "config-v3.toml.tmpl", new),
+            ("1.32.1", "config.toml.tmpl", old),
+            ("1.32.2", "config-v3.toml.tmpl", new),
+            ("v1.36.0+k3s1", "config-v3.toml.tmpl", new),
+            ("", "config-v3.toml.tmpl", new),
+        ];
+        for (version, file, base) in cases {
+            let config = of(args::Engine::K3s, version).unwrap();
+            assert!(config.remark.contains(&format!("containerd/{file},")), "{version}");
+            assert!(config.remark.contains(K3S_SOCKET));
+            let parsed = filled(&config.text, base);
+            assert_eq!(parsed["proxy_plugins"]["quire-diff"]["type"].as_str(), Some("diff"));
+            let plugins = parsed["plugins"].as_table().unwrap();
+            let is_new = plugins.contains_key("io.containerd.transfer.v1.local");
+            assert_eq!(is_new, base == new, "{version}");
+        }
+        assert!(of(args::Engine::K3s, "v1.27.16+k3s1").is_err());
     }
 }

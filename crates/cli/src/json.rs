@@ -59,6 +59,10 @@ fn page() -> String {
         "ps --lazy",
         "A list of objects, one for each device.",
     );
+    page.table::<crate::engines::roots::EngineRootReport>(
+        "ps --engine",
+        "A list of objects, one for each snapshot whose root is mounted; with `--all`, for each snapshot.",
+    );
     page.table::<containers::WaitReport>("wait (lines)", "");
     page.table::<commit::SnapshotReport>("snapshot", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");

@@ -2,8 +2,8 @@
 
 pub(crate) mod devices;
 mod prove;
-pub(crate) mod settings;
 mod start;
+mod tuning;
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,10 +36,11 @@ use transfer::lazy::{KeptBlobs, LayerIndex};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::lazy::settings::{NO_TRACE, Tuning};
+use crate::lazy::tuning::Tuning;
 use crate::notify::{self, ServiceStep};
 use crate::pull::{lenient_settings, pauses, settings};
 use crate::report;
+use crate::settings::NO_TRACE;
 use crate::signals::{Heard, until_stopped};
 
 /// How long layers of one repository share its connections and tokens, from the first one on. A later mount sees logins,

@@ -1,30 +1,25 @@
-//! `/etc/quire/serve.toml`: what the service for lazy devices is set to.
+//! `/etc/quire/serve.toml`: what services are set to.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
-use serve::lazy::{Completion, DoorWish, READERS_WAIT, SourcePatience};
 use store::check_trace_name;
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args;
-use crate::notify::{self, ServiceStep};
 
 /// The administrator's. It need not be there.
 const SYSTEM: &str = "/etc/quire/serve.toml";
-/// The trace that is fetched first, unless another is set.
-const DEFAULT_TRACE: &str = "default";
 /// In the place of a trace: none is fetched.
 pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
-const KEYS: &str = "lazy-timeout, prefetch, complete and door";
+const KEYS: &str = "lazy-timeout, prefetch, complete, door and the table [snapshotter]";
+/// All that its table for the snapshotter can set.
+const SNAPSHOTTER_KEYS: &str = "socket, engine, instance and skip";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -37,6 +32,21 @@ pub(crate) struct ServeSettings {
     pub(crate) complete: Option<bool>,
     /// How programs wait.
     pub(crate) door: Option<args::Door>,
+    /// What `[snapshotter]` sets.
+    pub(crate) snapshotter: SnapshotterSettings,
+}
+
+/// What a file sets for `serve --snapshotter`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotterSettings {
+    /// Where the engine finds the service.
+    pub(crate) socket: Option<PathBuf>,
+    /// Where the engine listens.
+    pub(crate) engine: Option<PathBuf>,
+    /// Which engine it is for.
+    pub(crate) instance: Option<String>,
+    /// When the engine need not bring a layer.
+    pub(crate) skip: Option<args::Skip>,
 }
 
 /// Where settings are read, also again.
@@ -54,6 +64,11 @@ impl ServeFile {
         Self { path, is_named: named.is_some() }
     }
 
+    /// The administrator's, of the host whose root this is.
+    pub(crate) fn below(root: &Path) -> Self {
+        Self { path: root.join(SYSTEM.trim_start_matches('/')), is_named: false }
+    }
+
     /// What it says now; what is not there sets nothing.
     pub(crate) fn load(&self) -> anyhow::Result<ServeSettings> {
         Ok(self.read()?.unwrap_or_default())
@@ -69,125 +84,46 @@ impl ServeFile {
         }
     }
 
-    /// What is in force, in a line for people.
-    pub(crate) fn describe(&self) -> String {
+    /// What it sets for `serve --lazy`, in a line for people.
+    pub(crate) fn lazy(&self) -> String {
+        self.describe("--lazy", |settings| {
+            let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _ } = settings;
+            [
+                lazy_timeout.map(|it| format!("lazy-timeout {it}")),
+                prefetch.map(|it| format!("prefetch {it}")),
+                complete.map(|it| format!("complete {it}")),
+                door.map(|it| format!("door {}", it.name())),
+            ]
+        })
+    }
+
+    /// What it sets for `serve --snapshotter`, in a line for people.
+    pub(crate) fn snapshotter(&self) -> String {
+        self.describe("--snapshotter", |settings| {
+            let SnapshotterSettings { socket, engine, instance, skip } = settings.snapshotter;
+            [
+                socket.map(|it| format!("socket {}", it.display())),
+                engine.map(|it| format!("engine {}", it.display())),
+                instance.map(|it| format!("instance {it}")),
+                skip.map(|it| format!("skip {}", it.name())),
+            ]
+        })
+    }
+
+    fn describe<const N: usize>(
+        &self,
+        service: &str,
+        told: impl FnOnce(ServeSettings) -> [Option<String>; N],
+    ) -> String {
         let path = self.path.display();
         let settings = match self.read() {
             Ok(Some(settings)) => settings,
             Ok(None) => return format!("as usual ({path} is not there)"),
-            Err(error) => return format!("`quire serve --lazy` does not start: {error:#}"),
+            Err(error) => return format!("`quire serve {service}` does not start: {error:#}"),
         };
-        let ServeSettings { lazy_timeout, prefetch, complete, door } = settings;
-        let timeout = lazy_timeout.map(|it| format!("lazy-timeout {it}"));
-        let prefetch = prefetch.map(|it| format!("prefetch {it}"));
-        let complete = complete.map(|it| format!("complete {it}"));
-        let door = door.map(|it| format!("door {}", it.name()));
-        let set: Vec<_> = [timeout, prefetch, complete, door].into_iter().flatten().collect();
+        let set: Vec<_> = told(settings).into_iter().flatten().collect();
         let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
         format!("{path}: {set}")
-    }
-}
-
-/// The settings that are in force, which change while the service runs.
-#[derive(Debug)]
-pub(crate) struct Tuning {
-    file: ServeFile,
-    /// What an option says, the file does not change.
-    lazy_timeout: Option<u32>,
-    always_complete: bool,
-    complete: AtomicBool,
-    patience: SourcePatience,
-    prefetch: Mutex<Option<String>>,
-    /// As an option says.
-    only_door: Option<args::Door>,
-    door: Mutex<Option<args::Door>>,
-    is_ready: AtomicBool,
-}
-
-impl Tuning {
-    /// As the file and the options say.
-    pub(crate) fn new(args: &args::Serve) -> anyhow::Result<Self> {
-        let tuning = Self {
-            file: ServeFile::new(args.config.as_deref()),
-            lazy_timeout: args.lazy_timeout,
-            always_complete: args.complete,
-            complete: AtomicBool::default(),
-            patience: SourcePatience::default(),
-            prefetch: Mutex::default(),
-            only_door: args.door,
-            door: Mutex::default(),
-            is_ready: AtomicBool::new(false),
-        };
-        match tuning.file.load() {
-            Ok(settings) => tuning.set(settings),
-            // Programs wait for it: nobody is there who could mend the file first.
-            Err(error) if args.again => {
-                let error = format!("{error:#}");
-                tracing::error!(error, "started with the usual settings");
-                tuning.set(ServeSettings::default());
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(tuning)
-    }
-
-    fn set(&self, settings: ServeSettings) {
-        let ServeSettings { lazy_timeout, prefetch, complete, door } = settings;
-        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
-        let complete = self.always_complete || complete.unwrap_or_default();
-        self.complete.store(complete, Ordering::Relaxed);
-        let seconds = self.lazy_timeout.or(lazy_timeout);
-        let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
-        self.patience.set_wait(Some(wait).filter(|it| !it.is_zero()));
-        *self.prefetch.lock().unwrap_or_else(PoisonError::into_inner) = prefetch;
-    }
-
-    pub(crate) const fn patience(&self) -> &SourcePatience {
-        &self.patience
-    }
-
-    /// Which devices are brought as a whole.
-    pub(crate) fn completion(&self) -> Completion {
-        if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
-    }
-
-    /// How readers wait of devices that are lent from now on.
-    pub(crate) fn door(&self) -> DoorWish {
-        let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        set.map_or_else(DoorWish::default, args::Door::wish)
-    }
-
-    /// The trace for mounts that name none.
-    pub(crate) fn prefetch(&self) -> String {
-        let set = self.prefetch.lock().unwrap_or_else(PoisonError::into_inner);
-        set.as_deref().unwrap_or(DEFAULT_TRACE).to_owned()
-    }
-
-    /// Clients can ask.
-    pub(crate) fn ready(&self) {
-        self.is_ready.store(true, Ordering::Relaxed);
-        notify::tell(ServiceStep::Ready);
-    }
-
-    /// Reads the file again. If it cannot be used, all stays as it is.
-    pub(crate) fn reload(&self) {
-        let is_ready = self.is_ready.load(Ordering::Relaxed);
-        if is_ready {
-            notify::tell(ServiceStep::Reloading);
-        }
-        match self.file.load() {
-            Ok(settings) => {
-                self.set(settings);
-                tracing::info!(settings = self.file.describe(), "read again");
-            }
-            Err(error) => {
-                let error = format!("{error:#}");
-                tracing::error!(error, "the settings stay as they are");
-            }
-        }
-        if is_ready {
-            notify::tell(ServiceStep::Ready);
-        }
     }
 }
 
@@ -208,7 +144,17 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     let mut settings = ServeSettings::default();
     for (key, value) in table.get_ref() {
         let place = at(key.span().start);
-        set(&mut settings, key, value).with_context(|| place)?;
+        if key.get_ref() != "snapshotter" {
+            set(&mut settings, key, value).with_context(|| place)?;
+            continue;
+        }
+        let table = value.get_ref().as_table();
+        let table =
+            table.context("snapshotter is no table: write [snapshotter] above its settings");
+        for (key, value) in table.with_context(|| place)? {
+            let place = at(key.span().start);
+            set_snapshotter(&mut settings.snapshotter, key, value).with_context(|| place)?;
+        }
     }
     Ok(settings)
 }
@@ -265,6 +211,40 @@ fn set(
     Ok(())
 }
 
+fn set_snapshotter(
+    settings: &mut SnapshotterSettings,
+    key: &Spanned<DeString<'_>>,
+    value: &Spanned<DeValue<'_>>,
+) -> anyhow::Result<()> {
+    let text = value.get_ref().as_str();
+    let path = |key: &str| {
+        let path = text.map(Path::new).filter(|it| it.is_absolute());
+        let path = path.with_context(|| {
+            format!("{key} is no path that begins with /: write {key} = \"/run/…\"")
+        });
+        path.map(Path::to_owned)
+    };
+    match &key.get_ref()[..] {
+        "socket" => settings.socket = Some(path("socket")?),
+        "engine" => settings.engine = Some(path("engine")?),
+        "instance" => {
+            let name = text.context("instance is not text: write instance = \"containerd\"")?;
+            settings.instance = Some(name.to_owned());
+        }
+        "skip" => {
+            let Some(Ok(skip)) = text.map(|it| args::Skip::from_str(it, false)) else {
+                bail!("skip is none of \"download\", \"unpack\" and \"never\"");
+            };
+            settings.skip = Some(skip);
+        }
+        key => bail!(
+            "\"{}\" is no setting of [snapshotter]: there are {SNAPSHOTTER_KEYS}",
+            key.escape_debug()
+        ),
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,8 +255,7 @@ mod tests {
             expect.map_err(ToOwned::to_owned).map(|(lazy_timeout, prefetch)| ServeSettings {
                 lazy_timeout,
                 prefetch: prefetch.map(ToOwned::to_owned),
-                complete: None,
-                door: None,
+                ..ServeSettings::default()
             });
         assert_eq!(parsed, expect, "{text}");
     }
@@ -307,19 +286,22 @@ mod tests {
         check(
             "prefetch = \"A\"",
             Err(
-                "f, line 1: prefetch: \"A\" is no name of a trace: use 1 to 64 lower-case letters, digits, `.`, `_` and `-`",
+                "f, line 1: prefetch: \"A\" is no name of a trace: use 1 to 64 lower-case letters, digits, `.`, `_` \
+                 and `-`",
             ),
         );
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
             Err(
-                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete and door",
+                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete, door and \
+                 the table [snapshotter]",
             ),
         );
         check(
             "[lazy]\ntimeout = 1",
             Err(
-                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete and door",
+                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete, door and the table \
+                 [snapshotter]",
             ),
         );
         check(
@@ -340,6 +322,51 @@ mod tests {
     }
 
     #[test]
+    fn the_snapshotter_has_a_table() {
+        let parsed = parse(
+            "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"",
+            "f",
+        )
+        .unwrap();
+        let expect = SnapshotterSettings {
+            socket: Some("/s".into()),
+            engine: Some("/e".into()),
+            instance: Some("k3s".to_owned()),
+            skip: Some(args::Skip::Download),
+        };
+        assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
+        for (text, expect) in [
+            (
+                "snapshotter = 1",
+                "f, line 1: snapshotter is no table: write [snapshotter] above its settings",
+            ),
+            (
+                "[snapshotter]\nsocket = \"s\"",
+                "f, line 2: socket is no path that begins with /: write socket = \"/run/…\"",
+            ),
+            (
+                "[snapshotter]\n\nengine = 1",
+                "f, line 3: engine is no path that begins with /: write engine = \"/run/…\"",
+            ),
+            (
+                "[snapshotter]\ninstance = []",
+                "f, line 2: instance is not text: write instance = \"containerd\"",
+            ),
+            (
+                "[snapshotter]\nskip = \"DOWNLOAD\"",
+                "f, line 2: skip is none of \"download\", \"unpack\" and \"never\"",
+            ),
+            (
+                "[snapshotter]\n\"so\\u001bcket\" = 1",
+                "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance \
+                 and skip",
+            ),
+        ] {
+            assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");
+        }
+    }
+
+    #[test]
     fn a_file_that_was_named_has_to_be_there() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("serve.toml");
@@ -348,15 +375,11 @@ mod tests {
         assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
         let usual = ServeFile { path: path.clone(), is_named: false };
         assert_eq!(usual.load().unwrap(), ServeSettings::default());
-        assert!(usual.describe().starts_with("as usual ("));
+        assert!(usual.lazy().starts_with("as usual ("));
         fs::write(&path, "lazy-timeout = 5").unwrap();
         assert_eq!(usual.load().unwrap(), named.load().unwrap());
-        assert_eq!(usual.describe(), format!("{}: lazy-timeout 5", path.display()));
+        assert_eq!(usual.lazy(), format!("{}: lazy-timeout 5", path.display()));
         fs::write(&path, "lazy = 5").unwrap();
-        assert!(
-            usual.describe().contains("line 1: \"lazy\" is no setting"),
-            "{}",
-            usual.describe()
-        );
+        assert!(usual.lazy().contains("line 1: \"lazy\" is no setting"), "{}", usual.lazy());
     }
 }

@@ -1,6 +1,7 @@
 //! `serve --snapshotter`.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
@@ -12,17 +13,56 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, moment};
-use crate::engines;
+use crate::engines::{self, EngineVersion};
 use crate::notify::{self, ServiceStep};
 use crate::report;
+use crate::settings::{ServeFile, SnapshotterSettings};
 use crate::signals::{Heard, until_stopped};
 
+/// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.
+pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
+/// Where the engine finds the service, unless something else is set.
+const SOCKET: &str = "/run/quire/snapshotter.sock";
+/// Where containerd listens, unless something else is set.
+pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
+/// The instance, unless something else is set.
+const INSTANCE: &str = "containerd";
+
+/// What the service is to do: as options say, then as the file says, then as usual.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) socket: PathBuf,
+    pub(crate) engine: PathBuf,
+    pub(crate) instance: String,
+    pub(crate) skip: args::Skip,
+}
+
+impl Wanted {
+    fn of(args: &args::Serve) -> anyhow::Result<Self> {
+        let file = ServeFile::new(args.config.as_deref()).load()?.snapshotter;
+        Ok(Self::as_set(SnapshotterSettings {
+            socket: args.socket.clone().or(file.socket),
+            engine: args.engine.clone().or(file.engine),
+            instance: args.instance.clone().or(file.instance),
+            skip: args.skip.or(file.skip),
+        }))
+    }
+
+    /// As usual, but for what is set.
+    pub(crate) fn as_set(set: SnapshotterSettings) -> Self {
+        Self {
+            socket: set.socket.unwrap_or_else(|| SOCKET.into()),
+            engine: set.engine.unwrap_or_else(|| ENGINE.into()),
+            instance: set.instance.unwrap_or_else(|| INSTANCE.to_owned()),
+            skip: set.skip.unwrap_or(args::Skip::Unpack),
+        }
+    }
+}
+
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
-    if let Some(args::Engine::Containerd) = args.print_config {
-        let socket = std::path::absolute(&args.socket)?;
-        let text = engines::containerd(args.version, &socket, &context.store_directory()?);
-        report::line(text.trim_end())?;
-        return Ok(Answer::Yes);
+    let wanted = Wanted::of(args)?;
+    if let Some(engine) = args.print_config {
+        return print_config(context, args.version, &wanted, engine);
     }
     if !context.who().is_host_root() {
         bail!("serve --snapshotter: only the host's root may mount roots for an engine");
@@ -38,7 +78,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         now: Box::new(moment),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         scratch: std::env::temp_dir(),
-        skip: match args.skip {
+        skip: match wanted.skip {
             args::Skip::Download => SkipLayers::Download,
             args::Skip::Unpack => SkipLayers::Unpack,
             args::Skip::Never => SkipLayers::Never,
@@ -49,8 +89,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         if !context.is_quiet() {
             let text = format!(
                 "snapshots of {} in {place} for engines at {}",
-                args.instance,
-                args.socket.display()
+                wanted.instance,
+                wanted.socket.display()
             );
             // Whoever started it may have gone on.
             let _told = report::line(&text);
@@ -72,9 +112,23 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     // Threads that begin before signals are blocked would end the process.
     let work = || -> anyhow::Result<()> {
-        let snapshotter = Snapshotter::open(store, &args.instance, surroundings)?;
-        Ok(serve_snapshots(snapshotter, (&args.socket, &args.engine), stop, ready)?)
+        let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
+        Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
     };
     until_stopped(&AtomicBool::new(false), hear, work)??;
+    Ok(Answer::Yes)
+}
+
+/// The text goes to standard output, so that it can be put into a file; what to do with it goes beside it.
+fn print_config(
+    context: &Context,
+    version: Option<EngineVersion>,
+    wanted: &Wanted,
+    engine: args::Engine,
+) -> anyhow::Result<Answer> {
+    let socket = std::path::absolute(&wanted.socket)?;
+    let config = engines::config(engine, version, &socket, &context.store_directory()?)?;
+    report::line(config.text.trim_end())?;
+    context.remark(&config.remark);
     Ok(Answer::Yes)
 }

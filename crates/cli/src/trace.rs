@@ -11,8 +11,8 @@ use store::{Form, OpenOptions, Presence, Trace, check_trace_name};
 use crate::Answer;
 use crate::args::{self, PullPolicy};
 use crate::context::Context;
-use crate::lazy::settings::NO_TRACE;
 use crate::report;
+use crate::settings::NO_TRACE;
 use crate::signals::FORWARDED;
 
 pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Answer> {

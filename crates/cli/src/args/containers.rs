@@ -252,12 +252,20 @@ pub(crate) struct Ps {
     pub(crate) size: bool,
     /// List the devices of lazily mounted images instead: how much of each is here, and how long readers wait
     #[cfg(feature = "serve")]
-    #[arg(long, conflicts_with_all = ["all", "ids", "size"])]
+    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size"])]
     pub(crate) lazy: bool,
-    /// Print what --lazy lists as metrics, in the text format of Prometheus
+    /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all snapshots
     #[cfg(feature = "serve")]
-    #[arg(long, requires = "lazy", conflicts_with = "json")]
+    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "lazy"])]
+    pub(crate) engine: bool,
+    /// Print what --lazy lists, or what the service behind --engine has done, as metrics in the text format of Prometheus
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with = "json", requires = "service")]
     pub(crate) metrics: bool,
+    /// Where the snapshotter listens that is asked for its metrics, instead of where serve.toml says
+    #[cfg(feature = "serve")]
+    #[arg(long, value_name = "PATH", requires_all = ["engine", "metrics"])]
+    pub(crate) socket: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -83,8 +83,12 @@ impl Door {
 /// An engine whose configuration is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
-    /// In /etc/containerd/config.toml
+    /// For /etc/containerd/config.toml
     Containerd,
+    /// For /etc/docker/daemon.json; its containerd has to be told, too
+    Docker,
+    /// A template for k3s's containerd
+    K3s,
 }
 
 /// When an engine need not bring a layer.
@@ -96,6 +100,17 @@ pub(crate) enum Skip {
     Unpack,
     /// Never
     Never,
+}
+
+impl Skip {
+    /// As options and settings spell it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Download => "download",
+            Self::Unpack => "unpack",
+            Self::Never => "never",
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -110,40 +125,22 @@ pub(crate) struct Serve {
     #[arg(
         long,
         conflicts_with_all = [
-            "lazy", "replace", "complete", "stop", "door", "keeper", "config", "again", "idle", "detached", "lazy_timeout",
+            "lazy", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached", "lazy_timeout",
             "plain_http", "authfile", "certs_dir"
         ]
     )]
     pub(crate) snapshotter: bool,
-    /// Where the engine finds the snapshotter: the `address` in its configuration
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/run/quire/snapshotter.sock",
-        requires = "snapshotter",
-        conflicts_with = "lazy"
-    )]
-    pub(crate) socket: PathBuf,
-    /// Where the engine listens: the differ reads the blobs of layers there
-    #[arg(
-        long,
-        value_name = "PATH",
-        default_value = "/run/containerd/containerd.sock",
-        requires = "snapshotter",
-        conflicts_with = "lazy"
-    )]
-    pub(crate) engine: PathBuf,
+    /// Where the engine finds the snapshotter: the `address` in its configuration [default: /run/quire/snapshotter.sock]
+    #[arg(long, value_name = "PATH", requires = "snapshotter", conflicts_with = "lazy")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Where the engine listens: the differ reads the blobs of layers there [default: /run/containerd/containerd.sock]
+    #[arg(long, value_name = "PATH", requires = "snapshotter", conflicts_with = "lazy")]
+    pub(crate) engine: Option<PathBuf>,
     /// When the engine need not bring a layer that the store has. `download`: it does not download it; the image cannot be
     /// pushed or exported then. `unpack`: it downloads it, and unpacking takes no time. `never`: each layer is read
-    #[arg(
-        long,
-        value_name = "WHEN",
-        value_enum,
-        default_value = "unpack",
-        requires = "snapshotter",
-        conflicts_with = "lazy"
-    )]
-    pub(crate) skip: Skip,
+    /// [default: unpack]
+    #[arg(long, value_name = "WHEN", requires = "snapshotter", conflicts_with = "lazy")]
+    pub(crate) skip: Option<Skip>,
     /// Print what belongs in the configuration of this engine, and start nothing
     #[arg(
         long,
@@ -153,18 +150,13 @@ pub(crate) struct Serve {
         conflicts_with = "lazy"
     )]
     pub(crate) print_config: Option<Engine>,
-    /// Which version of the engine the configuration is for
-    #[arg(long, value_name = "VERSION", default_value = "2.4", requires = "print_config")]
-    pub(crate) version: EngineVersion,
-    /// Which engine this is for: each one has snapshots of its own, and a socket of its own
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "containerd",
-        requires = "snapshotter",
-        conflicts_with = "lazy"
-    )]
-    pub(crate) instance: String,
+    /// Which version of the engine the configuration is for: of containerd, Docker or k3s. Without this option it is the
+    /// newest that is known
+    #[arg(long, value_name = "VERSION", requires = "print_config")]
+    pub(crate) version: Option<EngineVersion>,
+    /// Which engine this is for: each one has snapshots of its own, and a socket of its own [default: containerd]
+    #[arg(long, value_name = "NAME", requires = "snapshotter", conflicts_with = "lazy")]
+    pub(crate) instance: Option<String>,
     /// Take over from the service that runs: readers wait, and see nothing of it
     #[arg(long, conflicts_with = "keeper")]
     pub(crate) replace: bool,

@@ -10,6 +10,7 @@ use store::Store;
 use crate::Answer;
 use crate::context::Context;
 use crate::lazy::start::log_of;
+use crate::metrics::{head, histogram};
 use crate::report::{self, Bytes};
 
 /// One lazy device that is in use.
@@ -228,12 +229,10 @@ impl Names {
     }
 }
 
-/// A counter or gauge of each device. Source: Prometheus, "Exposition formats", text format 0.0.4.
+/// A counter or gauge of each device.
 fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     let mut text = String::new();
-    let head = |name: &str, kind: &str, help: &str| {
-        format!("# HELP quire_lazy_{name} {help}\n# TYPE quire_lazy_{name} {kind}\n")
-    };
+    let head = |name: &str, kind: &str, help: &str| head(&format!("quire_lazy_{name}"), kind, help);
     text += &head("up", "gauge", "Whether a service fills the lazy devices of the store.");
     text += &format!("quire_lazy_up {}\n", u8::from(is_served));
     type Value = fn(&DeviceStatus) -> u64;
@@ -322,27 +321,11 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     }
     text += &head("wait_seconds", "histogram", "How long reads waited.");
     for DeviceStatus { device, counts, .. } in devices {
-        let mut sum = 0;
-        for (end, count) in WAITS.iter().zip(&counts.wait_histogram) {
-            sum += count;
-            let end = seconds(*end);
-            let _in_memory = writeln!(
-                text,
-                "quire_lazy_wait_seconds_bucket{{device=\"{device}\",le=\"{end}\"}} {sum}"
-            );
-        }
-        let (waits, time) = (counts.waits, seconds(counts.wait_micros));
-        let name = "quire_lazy_wait_seconds";
-        let _in_memory = writeln!(text, "{name}_bucket{{device=\"{device}\",le=\"+Inf\"}} {waits}");
-        let _in_memory = writeln!(text, "{name}_sum{{device=\"{device}\"}} {time}");
-        let _in_memory = writeln!(text, "{name}_count{{device=\"{device}\"}} {waits}");
+        let labels = format!("device=\"{device}\"");
+        let counted = (&WAITS[..], &counts.wait_histogram[..]);
+        text += &histogram("quire_lazy_wait_seconds", &labels, counted, counts.wait_micros);
     }
     text
-}
-
-/// Microseconds as seconds.
-fn seconds(micros: u64) -> String {
-    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
 
+mod operators;
+mod podman;
+
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;

@@ -455,31 +455,39 @@ fn a_service_manager_is_told() {
 }
 
 #[test]
-fn the_unit_is_one_that_systemd_knows() {
+fn the_units_are_ones_that_systemd_knows() {
     let analyze = "systemd-analyze";
     if !testing::programs(&[analyze]) {
         return;
     }
     let place = Place::new();
-    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd/quire-lazy.service");
-    let unit = fs::read_to_string(unit).unwrap();
-    let here = unit.replace("=/usr/bin/quire ", &format!("={} ", env!("CARGO_BIN_EXE_quire")));
-    assert_ne!(here, unit);
-    let path = place.path("quire-lazy.service");
-    let verified = |text: &str| {
-        fs::write(&path, text).unwrap();
-        let mut command = Command::new(analyze);
-        // The pages need not be installed.
-        let ran = command.args(["--man=no", "verify"]).arg(&path).output().unwrap();
-        assert!(ran.status.success(), "{ran:?}");
-        String::from_utf8(ran.stderr).unwrap()
-    };
-    assert_eq!(verified(&here), "");
-    // It is a warning only.
-    assert!(verified(&here.replace("KillMode", "KillMood")).contains("KillMood"));
-    let command = unit.lines().find_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire ")).unwrap();
-    let ran = place.run(&format!("{command} --config none.toml"));
-    assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd");
+    for unit in fs::read_dir(units).unwrap() {
+        let unit = unit.unwrap().path();
+        let path = place.folder.path().join(unit.file_name().unwrap());
+        let unit = fs::read_to_string(unit).unwrap();
+        let here = unit.replace("=/usr/bin/quire ", &format!("={} ", env!("CARGO_BIN_EXE_quire")));
+        assert_ne!(here, unit);
+        let verified = |text: &str| {
+            fs::write(&path, text).unwrap();
+            let mut command = Command::new(analyze);
+            // The pages need not be installed.
+            let ran = command.args(["--man=no", "verify"]).arg(&path).output().unwrap();
+            assert!(ran.status.success(), "{ran:?}");
+            String::from_utf8(ran.stderr).unwrap()
+        };
+        assert_eq!(verified(&here), "");
+        // It is a warning only.
+        assert!(verified(&here.replace("KillMode", "KillMood")).contains("KillMood"));
+        // Mounts are to be seen by others.
+        for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
+            assert!(!unit.lines().any(|it| it.starts_with(word)), "{word}");
+        }
+        let commands = unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
+        let command = commands.last().unwrap();
+        let ran = place.run(&format!("{command} --config none.toml"));
+        assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);
+    }
 }
 
 #[test]

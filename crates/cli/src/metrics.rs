@@ -1,0 +1,50 @@
+//! Metrics as Prometheus reads them. Source: Prometheus, "Exposition formats", text format 0.0.4.
+
+use std::fmt::Write as _;
+
+/// The lines above the values of a metric.
+pub(crate) fn head(name: &str, kind: &str, help: &str) -> String {
+    format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")
+}
+
+/// Microseconds as seconds.
+pub(crate) fn seconds(micros: u64) -> String {
+    format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
+}
+
+/// The value of a label, with its quotes.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for it in text.chars() {
+        match it {
+            '"' | '\\' => quoted.extend(['\\', it]),
+            '\n' => quoted.push_str("\\n"),
+            it => quoted.push(it),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// A histogram: `counts` of what took at most so many microseconds as `ends` say, and longer than the end before. The last
+/// count is of what took longer than all.
+pub(crate) fn histogram(
+    name: &str,
+    labels: &str,
+    (ends, counts): (&[u64], &[u64]),
+    micros: u64,
+) -> String {
+    let mut text = String::new();
+    let mut sum = 0;
+    for (end, count) in ends.iter().zip(counts) {
+        sum += count;
+        let end = seconds(*end);
+        let _in_memory = writeln!(text, "{name}_bucket{{{labels},le=\"{end}\"}} {sum}");
+    }
+    let all: u64 = counts.iter().sum();
+    let time = seconds(micros);
+    let _in_memory = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {all}");
+    let _in_memory = writeln!(text, "{name}_sum{{{labels}}} {time}");
+    let _in_memory = writeln!(text, "{name}_count{{{labels}}} {all}");
+    text
+}
