@@ -482,7 +482,8 @@ mod tests {
     fn what_is_printed_has_no_problems() {
         let (host, _listener) = Host::new();
         assert_eq!(host.engines(), []);
-        for version in ["1.7", "2.0", "2.4"] {
+        // Below another root, a file of the third form counts as that of containerd 2.1 or newer.
+        for version in ["1.7", "2.4"] {
             host.write(CONTAINERD, &host.configure(Engine::Containerd, version));
             host.write(DOCKER, &host.configure(Engine::Docker, "28.5"));
             assert_eq!(host.problems("containerd"), [""; 0], "{version}");
