@@ -13,11 +13,12 @@ pub struct Args {
 }
 
 /// Services: a file, its package, and what its code is called.
-const FILES: [(&str, &str, &str); 4] = [
+const FILES: [(&str, &str, &str); 5] = [
     ("snapshots.proto", "containerd.services.snapshots.v1", "snapshots.rs"),
     ("diff.proto", "containerd.services.diff.v1", "diff.rs"),
     ("content.proto", "containerd.services.content.v1", "content.rs"),
     ("counts.proto", "quire.snapshotter.v1", "counts.rs"),
+    ("leases.proto", "containerd.services.leases.v1", "leases.rs"),
 ];
 /// Of one package.
 const TYPES: [&str; 2] = ["mount.proto", "descriptor.proto"];

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use anyhow::bail;
 use oci::policy::Policies;
-use serve::snapshots::{SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots};
+use serve::snapshots::{PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots};
 use store::OpenOptions;
 
 use crate::Answer;
@@ -76,6 +76,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     let surroundings = SnapshotSurroundings {
         policies: Box::new(move || Policies::load(&files).map_err(|error| error.to_string())),
         now: Box::new(moment),
+        in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         scratch: std::env::temp_dir(),
         skip: match wanted.skip {
@@ -83,6 +84,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             args::Skip::Unpack => SkipLayers::Unpack,
             args::Skip::Never => SkipLayers::Never,
         },
+        patience: PATIENCE,
     };
     let (end, ended) = mpsc::channel();
     let ready = || {

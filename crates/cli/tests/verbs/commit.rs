@@ -15,7 +15,7 @@ use crate::runs::{mounts, runtimes, wait_for};
 use crate::writable::{has, is_clean, loop_devices, plain_ext4, run};
 use crate::{Place, Ran, add_programs, is_root};
 
-fn python(arguments: &[&str]) -> String {
+pub(crate) fn python(arguments: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py");
     let python = testing::find("python3").expect("the test asked for it");
     let output = Command::new(python).arg(script).args(arguments).output().unwrap();
@@ -25,12 +25,12 @@ fn python(arguments: &[&str]) -> String {
 }
 
 /// What can be seen of a tree, but for what runtimes mount into it.
-fn walk(root: &Path) -> String {
+pub(crate) fn walk(root: &Path) -> String {
     python(&["walk", root.to_str().unwrap(), "proc", "sys", "dev", "etc"])
 }
 
 #[track_caller]
-fn same(found: &str, expect: &str, what: &str) {
+pub(crate) fn same(found: &str, expect: &str, what: &str) {
     let (mut one, mut other) = (found.lines(), expect.lines());
     loop {
         match (one.next(), other.next()) {
@@ -60,7 +60,7 @@ pub(crate) fn place() -> Option<Place> {
     Some(place)
 }
 
-fn tar(arguments: &[&str]) {
+pub(crate) fn tar(arguments: &[&str]) {
     let options = ["--format=posix", "--xattrs", "--xattrs-include=*", "--acls", "--numeric-owner"];
     run("tar", &[&options, arguments].concat());
 }

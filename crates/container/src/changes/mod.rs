@@ -19,7 +19,7 @@ use std::sync::atomic::AtomicBool;
 
 use image::erofs::read::PATH_MAX;
 use image::tar::write::WriteError;
-use image::tree::Tree;
+use image::tree::{Timestamp, Tree};
 use image::verity::ObjectId;
 use store::{LookupError, Store};
 
@@ -36,6 +36,8 @@ pub struct Upper<'a> {
     pub store: &'a Store,
     /// Whose numbers the owners are.
     pub ids: &'a Owners,
+    /// The latest time that a file of the layer may have: later ones become this one.
+    pub latest: Option<Timestamp>,
     /// Set to end soon, with [`ChangesError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }

@@ -85,6 +85,7 @@ impl Place {
             image: &self.image,
             store: &self.store,
             ids: &Owners::default(),
+            latest: None,
             cancel: &AtomicBool::new(false),
         };
         write(&upper, out)
@@ -285,4 +286,28 @@ fn marks_of_this_kernel_are_understood() {
         "renamed/sub/",
         "renamed/sub/far:d/sub/far",
     ]);
+}
+
+#[test]
+fn no_file_of_a_layer_is_later_than_asked_for() {
+    let Some(place) = Place::new() else { return };
+    place.file("late", "late", &[]);
+    let directory = File::open(place.folder.path().join("upper")).unwrap();
+    let latest = image::tree::Timestamp { seconds: 5, nanoseconds: 7 };
+    let upper = Upper {
+        directory: directory.as_fd(),
+        image: &place.image,
+        store: &place.store,
+        ids: &Owners::default(),
+        latest: Some(latest),
+        cancel: &AtomicBool::new(false),
+    };
+    let mut tar = Vec::new();
+    write(&upper, &mut tar).unwrap();
+    let mut reader = Reader::new(&tar[..]);
+    let mut times = Vec::new();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        times.push(entry.metadata.mtime);
+    }
+    assert_eq!(times, [latest, latest]);
 }

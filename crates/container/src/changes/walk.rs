@@ -394,10 +394,13 @@ impl<'a> Walker<'a> {
     fn member(
         &mut self,
         kind: Kind<'_>,
-        metadata: Metadata,
+        mut metadata: Metadata,
         size: u64,
         xattrs: &Pairs,
     ) -> Result<(), ChangesError> {
+        if let Some(latest) = self.upper.latest {
+            metadata.mtime = metadata.mtime.min(latest);
+        }
         let xattrs: Vec<_> = xattrs.iter().map(|(name, value)| (&name[..], &value[..])).collect();
         let member = Member { path: &self.path, kind, metadata, size, xattrs: &xattrs };
         self.out.member(&member).map_err(ChangesError::Write)?;

@@ -187,6 +187,7 @@ impl LookedContainer {
             image: &self.tree,
             store,
             ids: &self.ids,
+            latest: None,
             cancel,
         };
         let report = changes::write(&upper, out);

@@ -1,21 +1,31 @@
-//! The differ as containerd calls it: layers go into the store without being unpacked anywhere.
+//! The differ as containerd calls it: layers go into the store without being unpacked anywhere, and come from there without
+//! a walk of any image.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use image::digest::Digest;
+use image::tree::Timestamp;
 use tonic::{Request, Response, Status};
+use transfer::export::{Encoding, PackedLayer};
 
 use super::api::diff::diff_server::Diff;
 use super::api::diff::{ApplyRequest, ApplyResponse, DiffRequest, DiffResponse};
-use super::api::types::Descriptor;
-use super::content::{ContentStore, NAMESPACE};
+use super::api::types::{Descriptor, Mount};
+use super::caller::{Caller, Wanted};
+use super::compare::{Compared, LayerWish};
+use super::content::{ContentError, ContentStore, EngineHeaders, NewContent};
+use super::error::SnapshotterError;
 use super::ingest::LayerClaim;
+use super::layers::AppliedLayer;
 use super::service::status;
 use super::snapshotter::Snapshotter;
 
-/// The media type of a layer that is not compressed. Source: OCI image-spec, "Media Types".
+/// Media types of layers. Source: OCI image-spec, "Media Types".
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
+const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
 pub(super) struct Differ {
     pub(super) snapshotter: Arc<Snapshotter>,
@@ -28,49 +38,32 @@ impl Diff for Differ {
         &self,
         request: Request<ApplyRequest>,
     ) -> Result<Response<ApplyResponse>, Status> {
-        let namespace = request.metadata().get(NAMESPACE).cloned();
+        let headers = EngineHeaders::of(request.metadata());
         let ApplyRequest { diff, mounts } = request.into_inner();
         let diff = diff.ok_or_else(|| Status::invalid_argument("there is no descriptor"))?;
         let digest: Digest = diff
             .digest
             .parse()
             .map_err(|error| Status::invalid_argument(format!("the descriptor: {error}")))?;
+        // Others are for the engine's own differ.
         let [mount] = &mounts[..] else {
             return Err(Status::unimplemented("only roots of this snapshotter are unpacked to"));
         };
-        // Others are for the engine's own differ.
-        let root = PathBuf::from(&mount.source);
-        let key = self.snapshotter.unpacked_at(&root);
+        let key = self.snapshotter.unpacked_at(Path::new(&mount.source));
         let key = key.ok_or_else(|| {
-            Status::unimplemented(format!("{} is no root to unpack to", root.display()))
+            Status::unimplemented(format!("{} is no root to unpack to", mount.source))
         })?;
         let claim = LayerClaim {
             digest,
             size: u64::try_from(diff.size).ok().filter(|it| *it > 0),
             media_type: diff.media_type,
         };
-        let begun = std::time::Instant::now();
-        // It looks at the disk, where nobody else may wait.
-        let snapshotter = Arc::clone(&self.snapshotter);
-        let known = tokio::task::spawn_blocking(move || snapshotter.known_layer(&digest)).await;
-        let known = known.map_err(|error| Status::internal(error.to_string()))?;
-        let is_known = known.is_some();
-        let snapshotter = Arc::clone(&self.snapshotter);
-        let applied = match known {
-            Some(layer) => {
-                tokio::task::spawn_blocking(move || snapshotter.apply_known(&key, &layer)).await
-            }
-            None => {
-                let blob = self.content.read(&digest, namespace).await?;
-                tokio::task::spawn_blocking(move || snapshotter.apply(&key, &claim, blob)).await
-            }
-        };
-        let applied = applied.map_err(|error| Status::internal(error.to_string()))?;
+        let begun = Instant::now();
+        let (_caller, wanted) = Caller::new();
+        let applied = self.apply_layer(key, claim, &headers, &wanted).await;
         let took = begun.elapsed();
-        let applied = applied.map_err(|error| {
-            let status = status(&error);
+        let (applied, is_known) = applied.inspect_err(|status| {
             tracing::info!(call = "apply", blob = %digest, ?took, error = status.message(), "refused");
-            status
         })?;
         tracing::info!(call = "apply", blob = %digest, ?took, is_known, "done");
         let applied = Descriptor {
@@ -82,7 +75,122 @@ impl Diff for Differ {
         Ok(Response::new(ApplyResponse { applied: Some(applied) }))
     }
 
-    async fn diff(&self, _: Request<DiffRequest>) -> Result<Response<DiffResponse>, Status> {
-        Err(Status::unimplemented("this differ compares no roots yet"))
+    async fn diff(&self, request: Request<DiffRequest>) -> Result<Response<DiffResponse>, Status> {
+        let headers = EngineHeaders::of(request.metadata());
+        let request = request.into_inner();
+        let media_type = match &*request.media_type {
+            "" => GZIP.to_owned(),
+            media_type => media_type.to_owned(),
+        };
+        // What this differ does not do is for the engine's own one, which it asks next for that code alone.
+        let encoding = encoding(&media_type)
+            .ok_or_else(|| Status::unimplemented(format!("no layers of the type {media_type}")))?;
+        let compared = self.compared(&request).ok_or_else(|| {
+            Status::unimplemented(
+                "only a root of this snapshotter is compared, with a view of what it stands on",
+            )
+        })?;
+        let content = NewContent { reference: request.r#ref, labels: request.labels };
+        let wish = LayerWish { encoding, latest: request.source_date_epoch.map(timestamp) };
+        let begun = Instant::now();
+        let (_caller, wanted) = Caller::new();
+        let written = self.write_layer(compared, wish, content, (headers, &wanted)).await;
+        let took = begun.elapsed();
+        let written = written.inspect_err(|status| {
+            tracing::info!(call = "diff", ?took, error = status.message(), "refused");
+        })?;
+        tracing::info!(call = "diff", blob = %written.digest, bytes = written.size, ?took, "done");
+        let diff = Descriptor {
+            media_type,
+            digest: written.digest.to_string(),
+            size: i64::try_from(written.size).unwrap_or(i64::MAX),
+            ..Descriptor::default()
+        };
+        Ok(Response::new(DiffResponse { diff: Some(diff) }))
     }
+}
+
+impl Differ {
+    /// Also says whether the layer was there.
+    async fn apply_layer(
+        &self,
+        key: String,
+        claim: LayerClaim,
+        headers: &EngineHeaders,
+        wanted: &Wanted,
+    ) -> Result<(AppliedLayer, bool), Status> {
+        let digest = claim.digest;
+        let known = self.work(move |snapshotter| Ok(snapshotter.known_layer(&digest))).await?;
+        if let Some(layer) = known {
+            let applied = self.work(move |snapshotter| snapshotter.apply_known(&key, &layer));
+            return Ok((applied.await?, true));
+        }
+        let blob = self.content.read(&digest, headers, wanted).await;
+        let blob = blob.map_err(|error| status(&error.into()))?;
+        let wanted = wanted.clone();
+        let applied =
+            self.work(move |snapshotter| snapshotter.apply(&key, &claim, (blob, &wanted)));
+        Ok((applied.await?, false))
+    }
+
+    /// What is to be compared, if it is for this differ.
+    fn compared(&self, request: &DiffRequest) -> Option<Compared> {
+        let root = |mounts: &[Mount]| match mounts {
+            [mount] if mount.r#type == "bind" => Some(PathBuf::from(&mount.source)),
+            _ => None,
+        };
+        let (left, right) = (root(&request.left)?, root(&request.right)?);
+        match self.snapshotter.compared(&left, &right)? {
+            // No time in a layer of the store can be changed.
+            Compared::Layer(_) if request.source_date_epoch.is_some() => None,
+            compared => Some(compared),
+        }
+    }
+
+    async fn write_layer(
+        &self,
+        compared: Compared,
+        wish: LayerWish,
+        content: NewContent,
+        (headers, wanted): (EngineHeaders, &Wanted),
+    ) -> Result<PackedLayer, Status> {
+        let failed = |error: ContentError| status(&error.into());
+        let end = (self.snapshotter.surroundings.in_an_hour)();
+        let headers = self.content.lease(headers, end, wanted).await.map_err(failed)?;
+        let out = self.content.write(content, &headers, wanted).await;
+        let mut out = out.map_err(failed)?;
+        let wanted = wanted.clone();
+        self.work(move |snapshotter| {
+            let packed = snapshotter.write_compared(&compared, wish, &wanted, &mut out)?;
+            out.commit(&packed)?;
+            Ok(packed)
+        })
+        .await
+    }
+
+    /// Does what waits for disks where nobody else waits.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Snapshotter) -> Result<T, SnapshotterError> + Send + 'static,
+    ) -> Result<T, Status> {
+        let snapshotter = Arc::clone(&self.snapshotter);
+        let done = tokio::task::spawn_blocking(move || work(&snapshotter)).await;
+        let done = done.map_err(|error| Status::internal(error.to_string()))?;
+        done.map_err(|error| status(&error))
+    }
+}
+
+/// How layers of a media type are packed, if they are made here. The inner `None` is a tar.
+fn encoding(media_type: &str) -> Option<Option<Encoding>> {
+    match media_type {
+        TAR => Some(None),
+        GZIP => Some(Some(Encoding::Gzip)),
+        ZSTD => Some(Some(Encoding::Zstd)),
+        _ => None,
+    }
+}
+
+fn timestamp(it: prost_types::Timestamp) -> Timestamp {
+    let nanoseconds = u32::try_from(it.nanos).unwrap_or_default().min(999_999_999);
+    Timestamp { seconds: it.seconds, nanoseconds }
 }

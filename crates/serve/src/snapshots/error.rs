@@ -5,10 +5,12 @@ use container::changes::ChangesError;
 use container::root::MakeRootError;
 use image::verity::ImageId;
 use kernel::mount::MountError;
-use store::{ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
+use store::{BytesError, ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
 use transfer::evidence::UseError;
+use transfer::export::CopyError;
 use transfer::import::ImportError;
 
+use super::content::ContentError;
 use super::filter::FilterError;
 
 /// Why an engine's wish is refused, or failed. Nothing has changed then.
@@ -110,12 +112,31 @@ pub enum SnapshotterError {
     /// What was written cannot be read.
     #[error(transparent)]
     Changes(#[from] ChangesError),
+    /// What was written changed each time that it was read.
+    #[error(
+        "read {tries} times what was written to a container, which went on writing: pause it, or try again"
+    )]
+    Busy {
+        /// How often.
+        tries: u32,
+        /// What changed last.
+        source: ChangesError,
+    },
     /// No layer can be made of what was written.
     #[error(transparent)]
     Import(Box<ImportError>),
     /// A layer of the store cannot be read.
     #[error(transparent)]
     Layer(LayerError),
+    /// The tar of a layer cannot be read.
+    #[error(transparent)]
+    Bytes(Box<BytesError>),
+    /// A layer cannot be packed.
+    #[error(transparent)]
+    Pack(#[from] CopyError),
+    /// The engine's content store does not do what is needed.
+    #[error(transparent)]
+    Content(#[from] ContentError),
     /// The record cannot be written.
     #[error(transparent)]
     Store(#[from] SnapshotError),

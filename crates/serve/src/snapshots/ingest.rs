@@ -18,6 +18,7 @@ use transfer::import::{
     add_unknown, stack,
 };
 
+use super::caller::Wanted;
 use super::error::SnapshotterError;
 
 /// Resources for layers.
@@ -62,17 +63,20 @@ impl Resources {
             None => Builder::new().finish(),
         };
         let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
-        let upper =
-            Upper { directory: directory.as_fd(), image: &tree, store, ids, cancel: &self.cancel };
+        let upper = Upper {
+            directory: directory.as_fd(),
+            image: &tree,
+            store,
+            ids,
+            latest: None,
+            cancel: &self.cancel,
+        };
         let below = Below { tree: &tree, diff_ids: &base.layers };
         let (changes, report) = changes::through(
             |out| changes::write(&upper, out),
             |tar| self.add(store, below, tar, now),
         )?;
-        for path in &changes.skipped {
-            let path = path.escape_ascii();
-            tracing::warn!(%path, "left out of the layer of a snapshot: no layer can hold a socket");
-        }
+        tell_of_skipped(&changes);
         Ok(SnapshotContent { inodes: changes.entries, ..content(&report) })
     }
 
@@ -88,11 +92,12 @@ impl Resources {
         &self,
         store: &Store,
         claim: &LayerClaim,
-        blob: impl Read + Send,
+        (blob, wanted): (impl Read + Send, &Wanted),
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let wishes = ImportWishes { durable: Durable::EachLayer, ..ImportWishes::default() };
-        let import = LayerImport::begin(store, &self.surroundings(now), &wishes)?;
+        let surroundings = ImportSurroundings { cancel: wanted.cancel(), ..self.surroundings(now) };
+        let import = LayerImport::begin(store, &surroundings, &wishes)?;
         let layers = import.layers().layer(IncomingLayer {
             name: claim.digest.to_string(),
             blob: Box::new(blob),
@@ -141,7 +146,15 @@ impl Resources {
     }
 }
 
-fn tree_of(store: &Store, image: &ImageId) -> Result<Tree, SnapshotterError> {
+/// Logs what no layer can hold.
+pub(super) fn tell_of_skipped(changes: &changes::Report) {
+    for path in &changes.skipped {
+        let path = path.escape_ascii();
+        tracing::warn!(%path, "left out of the layer of a snapshot: no layer can hold a socket");
+    }
+}
+
+pub(super) fn tree_of(store: &Store, image: &ImageId) -> Result<Tree, SnapshotterError> {
     let opened = store.open_image(image);
     let opened = opened.map_err(|error| SnapshotterError::Image(Box::new(error)))?;
     let read = store.tree(&opened, Owners::AsWritten);

@@ -7,6 +7,7 @@ use std::path::Path;
 use image::digest::Digest;
 use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, Store};
 
+use super::caller::Wanted;
 use super::error::SnapshotterError;
 use super::ingest::LayerClaim;
 use super::snapshotter::{Labels, Snapshotter, is_unpacked};
@@ -99,7 +100,7 @@ impl Snapshotter {
         &self,
         key: &str,
         claim: &LayerClaim,
-        blob: impl Read + Send,
+        blob: (impl Read + Send, &Wanted),
     ) -> Result<AppliedLayer, SnapshotterError> {
         let applied = self.apply_with(key, |now| {
             let content = self.resources.layer(&self.store, claim, blob, now)?;

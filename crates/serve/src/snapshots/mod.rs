@@ -5,7 +5,9 @@
 
 pub mod api;
 mod below;
+mod caller;
 mod commit;
+mod compare;
 mod content;
 mod counts;
 mod differ;
@@ -22,6 +24,7 @@ mod taken;
 mod trash;
 mod usage;
 
+pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;
 pub use filter::{FilterError, Filters};

@@ -16,6 +16,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
+use transfer::export::CopyError;
 
 use super::api::counts::counts_server::CountsServer;
 use super::api::diff::diff_server::DiffServer;
@@ -83,7 +84,8 @@ pub fn serve_snapshots(
         let asked = CountsServer::new(Asked { instance, counts: counts() });
         let service = SnapshotsServer::new(Service(Arc::clone(&snapshotter)));
         let service = Counted { service, counts: counts() };
-        let content = ContentStore { socket: engine.to_owned() };
+        let patience = snapshotter.surroundings.patience;
+        let content = ContentStore { socket: engine.to_owned(), patience };
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
         let differ = Counted { service: DiffServer::new(differ), counts: counts() };
         let server = Server::builder().add_service(service).add_service(differ).add_service(asked);
@@ -196,6 +198,10 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::Map { .. }
         | SnapshotterError::Filter(_) => Code::InvalidArgument,
         SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,
+        SnapshotterError::Busy { .. } => Code::Aborted,
+        SnapshotterError::Content(_) | SnapshotterError::Pack(CopyError::Write(_)) => {
+            Code::Unavailable
+        }
         _ => Code::Internal,
     };
     let mut message = error.to_string();

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -33,12 +34,16 @@ pub struct SnapshotSurroundings {
     pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
     /// The time of day.
     pub now: Box<dyn Fn() -> Moment + Send + Sync>,
+    /// The time of day in an hour, as RFC 3339 writes it: until then an engine keeps layers that it has not named yet.
+    pub in_an_hour: Box<dyn Fn() -> String + Send + Sync>,
     /// Number of threads that make a layer.
     pub threads: NonZeroUsize,
     /// Directory for unnamed temporary files.
     pub scratch: PathBuf,
     /// When the engine need not bring layers that the store has.
     pub skip: SkipLayers,
+    /// How long the engine's content store may be silent: [`PATIENCE`](super::PATIENCE) but for tests.
+    pub patience: Duration,
 }
 
 impl std::fmt::Debug for SnapshotSurroundings {

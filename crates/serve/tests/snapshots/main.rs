@@ -1,6 +1,10 @@
 //! Snapshots of an engine, as it asks for them: through the socket, with roots that the kernel mounts.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod compare;
+mod lies;
+mod store;
+
 use std::collections::HashMap;
 use std::fs;
 use std::io::Write as _;
@@ -11,11 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
+use ::store::{FsckOptions, Moment, OpenOptions, Seconds, Store, Who};
 use image::digest::Digest;
 use kernel::mount::{Reach, TmpfsOptions, Unmount, bind, mounted, tmpfs, unmount};
 use oci::policy::Policies;
 use oci::source::{Input, Source};
+use quire_serve::snapshots::api::diff::diff_client::DiffClient;
 use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
 use quire_serve::snapshots::api::snapshots::{
     CleanupRequest, CommitSnapshotRequest, Info, Kind, ListSnapshotsRequest, MountsRequest,
@@ -23,10 +30,9 @@ use quire_serve::snapshots::api::snapshots::{
     UsageRequest, ViewSnapshotRequest,
 };
 use quire_serve::snapshots::{
-    Labels, SkipLayers, SnapshotAccess, SnapshotSurroundings, Snapshotter, SnapshotterError,
-    serve_snapshots,
+    Labels, PATIENCE, SkipLayers, SnapshotAccess, SnapshotSurroundings, Snapshotter,
+    SnapshotterError, serve_snapshots,
 };
-use store::{Moment, OpenOptions, Seconds, Store};
 use testing::skipped;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
@@ -41,17 +47,27 @@ fn is_root() -> bool {
     root
 }
 
-/// A store on the disk that the build is on, whose roots are unmounted at the end.
-struct Stage(tempfile::TempDir);
+/// A store on the disk that the build is on, whose roots are unmounted at the end, and how long its service waits for the
+/// engine's content store.
+struct Stage(tempfile::TempDir, Duration);
 
 impl Stage {
     fn new() -> Self {
-        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap())
+        Self::with(PATIENCE)
+    }
+
+    fn with(patience: Duration) -> Self {
+        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), patience)
+    }
+
+    /// Where its engine listens.
+    fn engine(&self) -> PathBuf {
+        self.0.path().join("engine")
     }
 
     fn store(&self) -> Store {
         let path = self.0.path().join("store");
-        Store::open(&path, store::Who::this_process(), OpenOptions::create()).unwrap()
+        Store::open(&path, Who::this_process(), OpenOptions::create()).unwrap()
     }
 
     fn open(
@@ -76,9 +92,11 @@ impl Stage {
                 let nanoseconds = clock.fetch_add(1, Ordering::Relaxed);
                 Moment { seconds: 1_700_000_000, nanoseconds }
             }),
+            in_an_hour: Box::new(|| "2030-01-01T00:00:00Z".to_owned()),
             threads: NonZeroUsize::new(2).unwrap(),
             scratch: self.0.path().to_owned(),
             skip,
+            patience: self.1,
         };
         Snapshotter::open(self.store(), instance, surroundings)
     }
@@ -116,6 +134,7 @@ impl Drop for Stage {
 struct Engine {
     runtime: Runtime,
     client: SnapshotsClient<Channel>,
+    differ: DiffClient<Channel>,
     stop: Sender<()>,
     service: JoinHandle<()>,
 }
@@ -129,26 +148,28 @@ impl Engine {
         let socket = stage.0.path().join("socket");
         let (stop, stopped) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
-        let path = socket.clone();
+        let (path, engine) = (socket.clone(), stage.engine());
         let service = thread::spawn(move || {
             let stop = move || {
                 let _stopped = stopped.recv();
             };
-            serve_snapshots(snapshotter, (&path, &path), stop, || ready.send(()).unwrap()).unwrap();
+            serve_snapshots(snapshotter, (&path, &engine), stop, || ready.send(()).unwrap())
+                .unwrap();
         });
         is_ready.recv().unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
         let channel = runtime.block_on(endpoint.connect()).unwrap();
-        Self { runtime, client: SnapshotsClient::new(channel), stop, service }
+        let differ = DiffClient::new(channel.clone());
+        Self { runtime, client: SnapshotsClient::new(channel), differ, stop, service }
     }
 
     /// Ends the service; what it has mounted stays.
     fn end(self) {
-        let Self { runtime, client, stop, service } = self;
+        let Self { runtime, client, differ, stop, service } = self;
         // Nobody drives the connection who could hear that it ends.
-        drop((client, runtime));
+        drop((client, differ, runtime));
         stop.send(()).unwrap();
         service.join().unwrap();
     }
@@ -635,10 +656,10 @@ fn roots_outlive_their_service() {
     engine.end();
     let store = stage.store();
     assert!(store.plan_gc(Seconds(0)).unwrap_err().to_string().contains("fsck --repair"));
-    let report = store.fsck(store::FsckOptions::default()).unwrap();
+    let report = store.fsck(FsckOptions::default()).unwrap();
     assert_eq!(report.damage.len(), 2, "{report:?}");
     assert_eq!(store.remove_damaged(&report).unwrap(), 2);
-    assert!(store.fsck(store::FsckOptions::default()).unwrap().is_sound());
+    assert!(store.fsck(FsckOptions::default()).unwrap().is_sound());
 }
 
 #[test]
@@ -717,7 +738,7 @@ fn a_full_disk_leaves_everything_as_it_was() {
     engine.cleanup();
     engine.end();
     let opened = stage.store();
-    assert!(opened.fsck(store::FsckOptions::default()).unwrap().is_sound());
+    assert!(opened.fsck(FsckOptions::default()).unwrap().is_sound());
     opened.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
@@ -776,7 +797,7 @@ fn engines_and_gc_do_not_wait_for_each_other_in_vain() {
         }
     });
     let store = stage.store();
-    assert!(store.fsck(store::FsckOptions::default()).unwrap().is_sound());
+    assert!(store.fsck(FsckOptions::default()).unwrap().is_sound());
     store.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));

@@ -19,7 +19,7 @@ const PIECE: usize = 256 << 10;
 
 /// How a layer is packed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Encoding {
+pub enum Encoding {
     /// RFC 1952.
     Gzip,
     /// RFC 8878.
@@ -36,10 +36,28 @@ pub(super) struct Compressed {
 }
 
 /// Which side of a copy has failed.
-pub(super) enum CopyError {
-    Read(io::Error),
-    Write(io::Error),
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The bytes cannot be had.
+    #[error("cannot read what is to be packed")]
+    Read(#[source] io::Error),
+    /// They cannot be given away.
+    #[error("cannot write what was packed")]
+    Write(#[source] io::Error),
+    /// The caller cancelled it.
+    #[error("cancelled")]
     Cancelled,
+}
+
+/// A layer that was packed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedLayer {
+    /// Digest of its tar.
+    pub diff_id: Digest,
+    /// Digest of the blob.
+    pub digest: Digest,
+    /// Size of the blob, in bytes.
+    pub size: u64,
 }
 
 /// Copies to the end.
@@ -65,28 +83,86 @@ pub(super) fn copy(
     }
 }
 
-/// What is written, hashed and counted.
-struct Hashed {
-    file: BufWriter<File>,
+/// What passes, hashed and counted.
+struct Hashed<T> {
+    inner: T,
     hasher: DigestHasher,
     size: u64,
 }
 
-impl Write for Hashed {
+impl<T> Hashed<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, hasher: DigestHasher::sha256(), size: 0 }
+    }
+}
+
+impl<W: Write> Write for Hashed<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
+        let written = self.inner.write(bytes)?;
         self.hasher.update(&bytes[..written]);
         self.size += written as u64;
         Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.inner.flush()
     }
 }
 
-/// Compresses a tar. The same bytes come of the same tar, as long as it is the same version of this program on the same
-/// kind of processor.
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(into)?;
+        self.hasher.update(&into[..read]);
+        self.size += read as u64;
+        Ok(read)
+    }
+}
+
+/// Packs a tar, of so many bytes if that is known, as it is read; with no encoding, the blob is the tar itself. The same
+/// bytes come of the same tar, as long as it is the same version of this program on the same kind of processor.
+///
+/// # Errors
+/// [`CopyError`]; `into` has an incomplete blob then.
+pub fn pack(
+    tar: impl Read,
+    size: Option<u64>,
+    encoding: Option<Encoding>,
+    into: impl Write,
+    options: &Options<'_>,
+) -> Result<PackedLayer, CopyError> {
+    let mut tar = Hashed::new(tar);
+    let mut out = Hashed::new(into);
+    match encoding {
+        None => copy(&mut tar, &mut out, options, &|_| {})?,
+        Some(encoding) => out = encode(&mut tar, size, encoding, out, options, &|_| {})?,
+    }
+    out.flush().map_err(CopyError::Write)?;
+    Ok(PackedLayer { diff_id: tar.hasher.finish(), digest: out.hasher.finish(), size: out.size })
+}
+
+fn encode<W: Write>(
+    tar: &mut dyn Read,
+    size: Option<u64>,
+    encoding: Encoding,
+    mut out: W,
+    options: &Options<'_>,
+    tell: &dyn Fn(u64),
+) -> Result<W, CopyError> {
+    match encoding {
+        Encoding::Gzip => {
+            gzip(tar, size, &mut out, options, tell)?;
+            Ok(out)
+        }
+        Encoding::Zstd => {
+            let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL).map_err(CopyError::Write)?;
+            encoder.set_pledged_src_size(size).map_err(CopyError::Write)?;
+            copy(tar, &mut encoder, options, tell)?;
+            encoder.finish().map_err(CopyError::Write)
+        }
+    }
+}
+
+/// Compresses a tar into a file without a name. The same bytes come of the same tar, as [`pack`] says.
 pub(super) fn compress(
     mut tar: VerifiedBytes<'_>,
     diff_id: &Digest,
@@ -96,28 +172,62 @@ pub(super) fn compress(
 ) -> Result<Compressed, ExportError> {
     let scratch: &Path = options.scratch;
     let failed = |source| ExportError::Scratch { directory: scratch.to_owned(), source };
-    let copied = |result| match result {
-        Ok(()) => Ok(()),
-        Err(CopyError::Read(error)) => Err(ExportError::layer(*diff_id, error)),
-        Err(CopyError::Write(error)) => Err(failed(error)),
-        Err(CopyError::Cancelled) => Err(ExportError::Cancelled),
-    };
     let file = tempfile::tempfile_in(scratch).map_err(failed)?;
-    let file = BufWriter::with_capacity(PIECE, file);
-    let mut out = Hashed { file, hasher: DigestHasher::sha256(), size: 0 };
-    let Hashed { file, hasher, size } = match encoding {
-        Encoding::Gzip => {
-            let size = tar.size();
-            copied(gzip(&mut tar, size, &mut out, options, tell))?;
-            out
-        }
-        Encoding::Zstd => {
-            let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL).map_err(failed)?;
-            encoder.set_pledged_src_size(Some(tar.size())).map_err(failed)?;
-            copied(copy(&mut tar, &mut encoder, options, tell))?;
-            encoder.finish().map_err(failed)?
-        }
-    };
-    let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
+    let out = Hashed::new(BufWriter::with_capacity(PIECE, file));
+    let size = Some(tar.size());
+    let encoded = encode(&mut tar, size, encoding, out, options, tell);
+    let Hashed { inner, hasher, size } = encoded.map_err(|error| match error {
+        CopyError::Read(error) => ExportError::layer(*diff_id, error),
+        CopyError::Write(error) => failed(error),
+        CopyError::Cancelled => ExportError::Cancelled,
+    })?;
+    let file = inner.into_inner().map_err(|error| failed(error.into_error()))?;
     Ok(Compressed { file: Arc::new(file), digest: hasher.finish(), size })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn what_is_packed_is_the_tar() {
+        let content = testing::noise(3 << 20);
+        let cancel = AtomicBool::new(false);
+        let options = Options {
+            threads: NonZeroUsize::new(2).unwrap(),
+            scratch: Path::new("/"),
+            progress: &|_| {},
+            cancel: &cancel,
+        };
+        for encoding in [None, Some(Encoding::Gzip), Some(Encoding::Zstd)] {
+            // A size that is not known makes another frame of zstd, with the same content.
+            for size in [None, Some(3 << 20)] {
+                let mut blob = Vec::new();
+                let packed = pack(&content[..], size, encoding, &mut blob, &options).unwrap();
+                assert_eq!(packed.diff_id, Digest::sha256(&content));
+                assert_eq!(
+                    (packed.digest, packed.size),
+                    (Digest::sha256(&blob), blob.len() as u64)
+                );
+                let mut unpacked = Vec::new();
+                match encoding {
+                    None => unpacked.clone_from(&blob),
+                    Some(Encoding::Gzip) => {
+                        let mut decoder = flate2::read::GzDecoder::new(&blob[..]);
+                        decoder.read_to_end(&mut unpacked).unwrap();
+                    }
+                    Some(Encoding::Zstd) => {
+                        zstd::stream::copy_decode(&blob[..], &mut unpacked).unwrap();
+                    }
+                }
+                assert!(unpacked == content, "{encoding:?}");
+            }
+        }
+        cancel.store(true, Ordering::Relaxed);
+        let cancelled = pack(&content[..], None, None, Vec::new(), &options);
+        assert!(matches!(cancelled, Err(CopyError::Cancelled)));
+    }
 }

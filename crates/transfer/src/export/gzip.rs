@@ -36,14 +36,15 @@ struct Block {
     crc: Crc,
 }
 
-/// Compresses all of `content`, of about `size` bytes.
+/// Compresses all of `content`, of about `size` bytes if that is known.
 pub(super) fn gzip(
     content: &mut dyn Read,
-    size: u64,
+    size: Option<u64>,
     into: &mut dyn Write,
     options: &Options<'_>,
     tell: &dyn Fn(u64),
 ) -> Result<(), CopyError> {
+    let size = size.unwrap_or(u64::MAX);
     let blocks = usize::try_from(size / BLOCK as u64 + 1).unwrap_or(usize::MAX);
     let threads = options.threads.get().min(blocks);
     let (sender, tasks) = sync_channel::<Task>(threads);
@@ -146,7 +147,7 @@ mod tests {
             cancel: &AtomicBool::new(false),
         };
         let mut bytes = Vec::new();
-        let size = content.len() as u64;
+        let size = Some(content.len() as u64);
         let Ok(()) = gzip(&mut &content[..], size, &mut bytes, &options, &|_| {}) else {
             panic!("nothing can fail")
         };

@@ -26,6 +26,8 @@ pub struct DiffRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    #[prost(message, optional, tag = "6")]
+    pub source_date_epoch: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DiffResponse {

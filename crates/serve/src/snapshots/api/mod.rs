@@ -25,6 +25,8 @@ generated! {
     counts,
     /// Unpacks layers.
     diff,
+    /// What keeps blobs from an engine's garbage collector.
+    leases,
     /// Roots of containers.
     snapshots,
     /// Mounts and descriptors.

@@ -1,5 +1,6 @@
 //! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
 
+mod compare;
 mod operators;
 mod podman;
 
@@ -8,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -148,10 +149,14 @@ impl Containerd {
         it
     }
 
-    fn ctr(&self, line: &str) -> Ran {
+    fn output(&self, line: &str) -> Output {
         let mut command = Command::new(&self.ctr);
         command.arg("--address").arg(&self.socket).args(line.split(' '));
-        Ran::of(&command.output().unwrap())
+        command.output().unwrap()
+    }
+
+    fn ctr(&self, line: &str) -> Ran {
+        Ran::of(&self.output(line))
     }
 
     fn out(&self, line: &str) -> String {

@@ -1,0 +1,103 @@
+//! Layers of what containers wrote: of the service's differ, and of containerd's own one, which walks through both roots.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::{Containerd, Engine, EnginePlace, NEWEST, engine_place, snapshotter};
+use crate::commit::{self, python, same, tar, walk};
+use crate::{Place, is_root};
+
+/// How layers are asked for that are not packed.
+const TAR: &str = "--media-type application/vnd.oci.image.layer.v1.tar";
+
+/// A container that waits, with a tree in which all kinds of files were changed.
+struct Changed<'a> {
+    engine: &'a Containerd,
+    name: String,
+    root: PathBuf,
+}
+
+impl<'a> Changed<'a> {
+    fn start(engine: &'a Containerd, image: &str, name: &str) -> Self {
+        engine.out(&format!("run --detach --snapshotter quire {image} {name} /bin/sleep 600"));
+        let mount = engine.out(&format!("snapshot --snapshotter quire mounts /x {name}"));
+        // mount -t bind ROOT /x -o rbind,rw
+        let root = PathBuf::from(mount.split(' ').nth(3).unwrap());
+        Self { engine, name: name.to_owned(), root }
+    }
+
+    fn parent(&self) -> String {
+        let info = format!("snapshot --snapshotter quire info {}", self.name);
+        let info: Value = serde_json::from_str(&self.engine.out(&info)).unwrap();
+        info["Parent"].as_str().unwrap().to_owned()
+    }
+
+    /// The layer between two snapshots, in a file.
+    fn layer(&self, snapshots: &str, file: &Path) {
+        let line = format!("snapshot --snapshotter quire diff {TAR} {snapshots}");
+        let output = self.engine.output(&line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        fs::write(file, output.stdout).unwrap();
+    }
+}
+
+impl Drop for Changed<'_> {
+    fn drop(&mut self) {
+        self.engine.ctr(&format!("task kill --signal SIGKILL {}", self.name));
+        self.engine.ctr(&format!("task delete --force {}", self.name));
+        self.engine.ctr(&format!("container delete {}", self.name));
+    }
+}
+
+/// What can be seen of the image's tree with a layer on it, by no code of ours.
+fn applied(maker: &Place, layer: &Path) -> String {
+    let tree = maker.path("applied");
+    fs::create_dir(&tree).unwrap();
+    let base = maker.path("base.tar");
+    tar(&["-C", tree.to_str().unwrap(), "-xpf", base.to_str().unwrap()]);
+    python(&["apply", layer.to_str().unwrap(), tree.to_str().unwrap()]);
+    let seen = walk(&tree);
+    fs::remove_dir_all(&tree).unwrap();
+    seen
+}
+
+fn compares(engine: Engine, programs: &Path) {
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    let Some(maker) = commit::place() else { return };
+    maker.out("export --quiet a docker-archive:image.tar");
+    let socket = place.path("snapshotter");
+    let name = format!("quire-test-{}-compare-{engine:?}", std::process::id());
+    let mut service = snapshotter(place, &socket, &[]);
+    let has_differ = matches!(engine, Engine::NewestWithDiffer);
+    let engine = Containerd::start(place, engine, programs, &socket);
+    let image = maker.path("image.tar");
+    engine.out(&format!("image import --snapshotter quire {}", image.display()));
+    let image = engine.out("image ls -q");
+    let changed = Changed::start(&engine, image.trim(), &name);
+    python(&["change", changed.root.to_str().unwrap()]);
+    let expect = walk(&changed.root);
+    let (ours, theirs) = (maker.path("ours.tar"), maker.path("theirs.tar"));
+    changed.layer(&name, &ours);
+    same(&applied(&maker, &ours), &expect, "ours");
+    // A root that could be written to is not for our differ.
+    engine.out(&format!("snapshot --snapshotter quire prepare {name}-left {}", changed.parent()));
+    changed.layer(&format!("{name}-left {name}"), &theirs);
+    same(&applied(&maker, &theirs), &expect, "theirs");
+    engine.out(&format!("snapshot --snapshotter quire rm {name}-left"));
+    drop(changed);
+    assert!(service.end().success());
+}
+
+#[test]
+fn debians_containerd_compares_roots() {
+    let Some(containerd) = testing::program("containerd") else { return };
+    compares(Engine::Debians, containerd.parent().unwrap());
+}
+
+#[test]
+fn the_newest_containerd_compares_roots() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    compares(Engine::NewestWithDiffer, containerd.parent().unwrap());
+}

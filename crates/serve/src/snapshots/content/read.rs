@@ -1,0 +1,91 @@
+//! Blobs of an engine, as they come from its content store.
+
+use std::io::{self, Read};
+
+use image::digest::Digest;
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use super::super::api::content::content_client::ContentClient;
+use super::super::api::content::{ReadContentRequest, ReadContentResponse};
+use super::super::caller::Wanted;
+use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
+
+impl ContentStore {
+    /// Begins to read a blob. Whether the bytes are the right ones is for the reader to find out.
+    pub(in super::super) async fn read(
+        &self,
+        digest: &Digest,
+        headers: &EngineHeaders,
+        wanted: &Wanted,
+    ) -> Result<ContentReader, ContentError> {
+        let call = self.call(format!("read blob {digest} from"), headers, wanted);
+        let request = ReadContentRequest { digest: digest.to_string(), ..Default::default() };
+        let connection = call.connect().await?;
+        let mut client = ContentClient::new(connection.channel.clone());
+        let read = client.read(call.headers.with(request));
+        let answers = call.answer(self.patience, read).await?.into_inner();
+        let (give, parts) = mpsc::channel(AHEAD);
+        tokio::spawn(async move {
+            let _connection = connection;
+            if let Err(error) = pass(&call, answers, &give).await {
+                // Nobody may read on.
+                let _unread = give.send(Err(error)).await;
+            }
+        });
+        Ok(ContentReader { parts, part: Vec::new(), at: 0 })
+    }
+}
+
+/// Passes on all parts of a blob, as long as somebody takes them.
+async fn pass(
+    call: &ContentCall,
+    mut answers: Streaming<ReadContentResponse>,
+    give: &mpsc::Sender<Result<Vec<u8>, ContentError>>,
+) -> Result<(), ContentError> {
+    let mut next = 0;
+    while let Some(part) = call.answer(call.store.patience, bytes(&mut answers)).await? {
+        if u64::try_from(part.offset) != Ok(next) {
+            let found = part.offset;
+            return Err(call.failed(ContentFault::Order { expected: next, found }));
+        }
+        next += part.data.len() as u64;
+        if give.send(Ok(part.data)).await.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The next message that has bytes: those without are silence, too.
+async fn bytes(
+    answers: &mut Streaming<ReadContentResponse>,
+) -> Result<Option<ReadContentResponse>, Status> {
+    loop {
+        match answers.message().await? {
+            Some(part) if part.data.is_empty() => {}
+            part => return Ok(part),
+        }
+    }
+}
+
+/// A blob, read where threads may wait.
+#[derive(Debug)]
+pub(in super::super) struct ContentReader {
+    parts: mpsc::Receiver<Result<Vec<u8>, ContentError>>,
+    part: Vec<u8>,
+    /// How much of the part is read.
+    at: usize,
+}
+
+impl Read for ContentReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.part.len() {
+            let Some(part) = self.parts.blocking_recv() else { return Ok(0) };
+            (self.part, self.at) = (part.map_err(io::Error::other)?, 0);
+        }
+        let count = (&self.part[self.at..]).read(buffer)?;
+        self.at += count;
+        Ok(count)
+    }
+}

@@ -1,0 +1,327 @@
+//! New blobs for the content store of an engine.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use prost_types::FieldMask;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+use transfer::export::PackedLayer;
+
+use super::super::api::content::content_client::ContentClient;
+use super::super::api::content::{
+    AbortRequest, Info, InfoRequest, UpdateRequest, WriteAction, WriteContentRequest,
+    WriteContentResponse,
+};
+use super::super::caller::{Caller, Wanted};
+use super::{
+    AHEAD, Connection, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders,
+};
+
+/// The label with the digest of a layer's tar. Source: containerd's package `labels`.
+const UNCOMPRESSED: &str = "containerd.io/uncompressed";
+/// Bytes in a message: as many as containerd itself sends at most.
+const PART: usize = 1 << 20;
+
+/// What an engine says of content that is to be made for it.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct NewContent {
+    /// Its name until it is whole. If it is empty, a name is made up.
+    pub(in super::super) reference: String,
+    pub(in super::super) labels: HashMap<String, String>,
+}
+
+/// What a writer wants.
+#[derive(Debug)]
+enum Step {
+    Part(Vec<u8>),
+    /// All bytes so far are to be forgotten.
+    Again,
+    /// There are no more bytes: they are this layer.
+    Commit(PackedLayer),
+}
+
+/// Writes a blob, where threads may wait. Unless it is committed, the engine never sees it.
+#[derive(Debug)]
+pub(in super::super) struct ContentWriter {
+    call: ContentCall,
+    steps: mpsc::Sender<Step>,
+    /// Until it was heard.
+    outcome: Option<oneshot::Receiver<Result<(), ContentError>>>,
+    part: Vec<u8>,
+}
+
+impl ContentStore {
+    /// Begins to write a blob.
+    pub(in super::super) async fn write(
+        &self,
+        content: NewContent,
+        headers: &EngineHeaders,
+        wanted: &Wanted,
+    ) -> Result<ContentWriter, ContentError> {
+        let is_ours = content.reference.is_empty();
+        let reference = if is_ours { unused_reference() } else { content.reference };
+        let call = self.call(format!("write {reference:?} to"), headers, wanted);
+        let sending = Sending::begin(call.clone(), reference, content.labels).await?;
+        let (steps, take) = mpsc::channel(1);
+        let (tell, outcome) = oneshot::channel();
+        tokio::spawn(async move {
+            let outcome = sending.end(take, is_ours).await;
+            // The writer may be gone.
+            let _unheard = tell.send(outcome);
+        });
+        Ok(ContentWriter { call, steps, outcome: Some(outcome), part: Vec::new() })
+    }
+}
+
+/// A name that no other call has.
+fn unused_reference() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("quire-diff-{}-{number}", std::process::id())
+}
+
+impl ContentWriter {
+    /// Forgets all bytes so far.
+    pub(in super::super) fn again(&mut self) -> Result<(), ContentError> {
+        self.part.clear();
+        self.step(Step::Again)
+    }
+
+    /// Ends the blob, which has this digest. The engine has all of it then, durably.
+    pub(in super::super) fn commit(mut self, packed: &PackedLayer) -> Result<(), ContentError> {
+        self.send()?;
+        self.step(Step::Commit(packed.clone()))?;
+        self.outcome()
+    }
+
+    fn send(&mut self) -> Result<(), ContentError> {
+        let part = std::mem::take(&mut self.part);
+        if part.is_empty() { Ok(()) } else { self.step(Step::Part(part)) }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), ContentError> {
+        match self.steps.blocking_send(step) {
+            Ok(()) => Ok(()),
+            Err(_ended) => self.outcome(),
+        }
+    }
+
+    /// What became of it.
+    fn outcome(&mut self) -> Result<(), ContentError> {
+        // If nobody says it, the service ends.
+        let outcome = self.outcome.take().and_then(|it| it.blocking_recv().ok());
+        outcome.unwrap_or_else(|| Err(self.call.failed(ContentFault::Unwanted)))
+    }
+}
+
+impl Write for ContentWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.part.len() == PART {
+            self.send().map_err(io::Error::other)?;
+        }
+        if self.part.is_empty() {
+            self.part.reserve_exact(PART);
+        }
+        let count = bytes.len().min(PART - self.part.len());
+        self.part.extend_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A blob on its way.
+#[derive(Debug)]
+struct Sending {
+    call: ContentCall,
+    connection: Connection,
+    reference: String,
+    labels: HashMap<String, String>,
+    requests: mpsc::Sender<WriteContentRequest>,
+    answers: Streaming<WriteContentResponse>,
+    /// Bytes that were sent.
+    sent: u64,
+    /// For each message without an answer: how many bytes were sent with it and those before.
+    unanswered: VecDeque<u64>,
+}
+
+impl Sending {
+    async fn begin(
+        call: ContentCall,
+        reference: String,
+        labels: HashMap<String, String>,
+    ) -> Result<Self, ContentError> {
+        let connection = call.connect().await?;
+        let mut client = ContentClient::new(connection.channel.clone());
+        let (requests, take) = mpsc::channel(AHEAD);
+        let first = WriteContentRequest { r#ref: reference.clone(), ..Default::default() };
+        // Servers say nothing before the first message.
+        requests.try_send(first).expect("the channel is new");
+        let write = client.write(call.headers.with(ReceiverStream::new(take)));
+        let patience = call.store.patience;
+        let answers = call.answer(patience, write).await?.into_inner();
+        let unanswered = VecDeque::new();
+        let mut it =
+            Self { call, connection, reference, labels, requests, answers, sent: 0, unanswered };
+        // What it has of an earlier try is forgotten with the first bytes.
+        it.next(patience).await?;
+        Ok(it)
+    }
+
+    /// Does all that the writer wants. Of what fails, nothing is left under a name that was made up.
+    async fn end(mut self, steps: mpsc::Receiver<Step>, is_ours: bool) -> Result<(), ContentError> {
+        let outcome = self.follow(steps).await;
+        let Self { call, reference, connection, .. } = self;
+        // Until then the engine has the name locked.
+        drop(connection);
+        if outcome.is_err()
+            && is_ours
+            && let Err(error) = abort(call, reference).await
+        {
+            // It is the engine's to remove then, after a day.
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "an unfinished blob is left");
+        }
+        outcome
+    }
+
+    async fn follow(&mut self, mut steps: mpsc::Receiver<Step>) -> Result<(), ContentError> {
+        let mut wanted = self.call.wanted.clone();
+        loop {
+            let step = tokio::select! {
+                step = steps.recv() => step,
+                () = wanted.gone() => None,
+            };
+            match step {
+                Some(Step::Part(part)) => self.send(WriteAction::Write, part).await?,
+                Some(Step::Again) => {
+                    self.catch_up(0).await?;
+                    self.sent = 0;
+                }
+                Some(Step::Commit(packed)) => return self.commit(&packed).await,
+                None => return Err(self.call.failed(ContentFault::Unwanted)),
+            }
+        }
+    }
+
+    /// Sends a message. What is written at 0 replaces all that is there.
+    async fn send(&mut self, action: WriteAction, data: Vec<u8>) -> Result<(), ContentError> {
+        self.catch_up(AHEAD - 1).await?;
+        let mut request = WriteContentRequest {
+            action: action.into(),
+            offset: number(self.sent),
+            ..Default::default()
+        };
+        self.sent += data.len() as u64;
+        if action == WriteAction::Commit {
+            request.total = number(self.sent);
+            request.labels = std::mem::take(&mut self.labels);
+        }
+        request.data = data;
+        let sent = self.call.within(self.call.store.patience, self.requests.send(request)).await?;
+        if sent.is_err() {
+            // The next answer says why.
+            self.next(self.call.store.patience).await?;
+            return Err(self.call.failed(ContentFault::Ended));
+        }
+        self.unanswered.push_back(self.sent);
+        Ok(())
+    }
+
+    /// Waits until so many messages at most have no answer.
+    async fn catch_up(&mut self, count: usize) -> Result<(), ContentError> {
+        while self.unanswered.len() > count {
+            let answer = self.next(self.call.store.patience).await?;
+            let sent = self.unanswered.pop_front().unwrap_or_default();
+            self.check(sent, &answer)?;
+        }
+        Ok(())
+    }
+
+    async fn next(&mut self, patience: Duration) -> Result<WriteContentResponse, ContentError> {
+        let answer = self.call.answer(patience, self.answers.message()).await?;
+        answer.ok_or_else(|| self.call.failed(ContentFault::Ended))
+    }
+
+    fn check(&self, sent: u64, answer: &WriteContentResponse) -> Result<(), ContentError> {
+        let taken = answer.offset;
+        if u64::try_from(taken) == Ok(sent) {
+            return Ok(());
+        }
+        Err(self.call.failed(ContentFault::Taken { sent, taken }))
+    }
+
+    async fn commit(&mut self, packed: &PackedLayer) -> Result<(), ContentError> {
+        let diff_id = packed.diff_id.to_string();
+        self.labels.insert(UNCOMPRESSED.to_owned(), diff_id.clone());
+        self.catch_up(0).await?;
+        // It has no digest: of a blob that is expected and there, an engine makes no part of the lease.
+        self.send(WriteAction::Commit, Vec::new()).await?;
+        // All of it is synced to a disk, which may be slow.
+        let patience = self.call.store.patience + Duration::from_secs(self.sent >> 20);
+        let answer = match self.call.within(patience, self.answers.message()).await? {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return Err(self.call.failed(ContentFault::Ended)),
+            Err(status) if status.code() == Code::AlreadyExists => {
+                return self.there(packed, diff_id).await;
+            }
+            Err(status) => return Err(self.call.refused(&status)),
+        };
+        self.check(packed.size, &answer)?;
+        if answer.digest != packed.digest.to_string() {
+            let (sent, named) = (Box::new(packed.digest), answer.digest);
+            return Err(self.call.failed(ContentFault::Digest { sent, named }));
+        }
+        Ok(())
+    }
+
+    /// Looks at a blob that was there before.
+    async fn there(&mut self, packed: &PackedLayer, diff_id: String) -> Result<(), ContentError> {
+        let patience = self.call.store.patience;
+        let digest = packed.digest.to_string();
+        let mut client = ContentClient::new(self.connection.channel.clone());
+        let request = self.call.headers.with(InfoRequest { digest: digest.clone() });
+        let answer = self.call.answer(patience, client.info(request)).await?;
+        let found = answer.into_inner().info.unwrap_or_default();
+        if found.digest != digest {
+            let (sent, named) = (Box::new(packed.digest), found.digest);
+            return Err(self.call.failed(ContentFault::Digest { sent, named }));
+        }
+        if u64::try_from(found.size) != Ok(packed.size) {
+            let fault = ContentFault::Taken { sent: packed.size, taken: found.size };
+            return Err(self.call.failed(fault));
+        }
+        if found.labels.contains_key(UNCOMPRESSED) {
+            return Ok(());
+        }
+        let labels = HashMap::from([(UNCOMPRESSED.to_owned(), diff_id)]);
+        let update = UpdateRequest {
+            info: Some(Info { digest, labels, ..Info::default() }),
+            update_mask: Some(FieldMask { paths: vec![format!("labels.{UNCOMPRESSED}")] }),
+        };
+        let request = self.call.headers.with(update);
+        self.call.answer(patience, client.update(request)).await?;
+        Ok(())
+    }
+}
+
+/// Has an unfinished blob removed, also if nobody waits for it.
+async fn abort(call: ContentCall, reference: String) -> Result<(), ContentError> {
+    let (_caller, wanted) = Caller::new();
+    let call = ContentCall { wanted, ..call };
+    let request = call.headers.with(AbortRequest { r#ref: reference });
+    let connection = call.connect().await?;
+    let mut client = ContentClient::new(connection.channel.clone());
+    call.answer(call.store.patience, client.abort(request)).await?;
+    Ok(())
+}
+
+fn number(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
