@@ -50,7 +50,7 @@ pub(super) struct LayerWish {
 }
 
 impl Snapshotter {
-    /// What is between two roots of this service: of a view, and of a snapshot on the same one. None for any other paths.
+    /// What is between two roots of this service: of a view, and of a snapshot on the same one. None for other paths.
     pub(super) fn compared(&self, left: &Path, right: &Path) -> Option<Compared> {
         let state = self.state();
         let at = |root: &Path| {

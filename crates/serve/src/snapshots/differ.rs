@@ -1,5 +1,5 @@
-//! The differ as containerd calls it: layers go into the store without being unpacked anywhere, and come from there without
-//! a walk of any image.
+//! The differ as containerd calls it: layers go into the store without being unpacked anywhere, and come from there
+//! without a walk of any image.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -47,8 +47,8 @@ fn is_root() -> bool {
     root
 }
 
-/// A store on the disk that the build is on, whose roots are unmounted at the end, and how long its service waits for the
-/// engine's content store.
+/// A store on the disk that the build is on, whose roots are unmounted at the end, and how long its service waits for
+/// the engine's content store.
 struct Stage(tempfile::TempDir, Duration);
 
 impl Stage {

@@ -118,8 +118,8 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// Packs a tar, of so many bytes if that is known, as it is read; with no encoding, the blob is the tar itself. The same
-/// bytes come of the same tar, as long as it is the same version of this program on the same kind of processor.
+/// Packs a tar, of so many bytes if that is known, as it is read; with no encoding, the blob is the tar itself. The
+/// same bytes come of the same tar, as long as it is the same version of this program on the same kind of processor.
 ///
 /// # Errors
 /// [`CopyError`]; `into` has an incomplete blob then.

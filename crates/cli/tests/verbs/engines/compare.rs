@@ -1,13 +1,11 @@
-//! Layers of what containers wrote: of the service's differ, and of containerd's own one, which walks through both roots.
+//! Layers of what containers wrote, as containerd asks for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
-
 use super::{Containerd, Engine, EnginePlace, NEWEST, engine_place, snapshotter};
+use crate::Place;
 use crate::commit::{self, python, same, tar, walk};
-use crate::{Place, is_root};
 
 /// How layers are asked for that are not packed.
 const TAR: &str = "--media-type application/vnd.oci.image.layer.v1.tar";
@@ -26,12 +24,6 @@ impl<'a> Changed<'a> {
         // mount -t bind ROOT /x -o rbind,rw
         let root = PathBuf::from(mount.split(' ').nth(3).unwrap());
         Self { engine, name: name.to_owned(), root }
-    }
-
-    fn parent(&self) -> String {
-        let info = format!("snapshot --snapshotter quire info {}", self.name);
-        let info: Value = serde_json::from_str(&self.engine.out(&info)).unwrap();
-        info["Parent"].as_str().unwrap().to_owned()
     }
 
     /// The layer between two snapshots, in a file.
@@ -70,7 +62,6 @@ fn compares(engine: Engine, programs: &Path) {
     let socket = place.path("snapshotter");
     let name = format!("quire-test-{}-compare-{engine:?}", std::process::id());
     let mut service = snapshotter(place, &socket, &[]);
-    let has_differ = matches!(engine, Engine::NewestWithDiffer);
     let engine = Containerd::start(place, engine, programs, &socket);
     let image = maker.path("image.tar");
     engine.out(&format!("image import --snapshotter quire {}", image.display()));
@@ -78,22 +69,11 @@ fn compares(engine: Engine, programs: &Path) {
     let changed = Changed::start(&engine, image.trim(), &name);
     python(&["change", changed.root.to_str().unwrap()]);
     let expect = walk(&changed.root);
-    let (ours, theirs) = (maker.path("ours.tar"), maker.path("theirs.tar"));
+    let ours = maker.path("ours.tar");
     changed.layer(&name, &ours);
     same(&applied(&maker, &ours), &expect, "ours");
-    // A root that could be written to is not for our differ.
-    engine.out(&format!("snapshot --snapshotter quire prepare {name}-left {}", changed.parent()));
-    changed.layer(&format!("{name}-left {name}"), &theirs);
-    same(&applied(&maker, &theirs), &expect, "theirs");
-    engine.out(&format!("snapshot --snapshotter quire rm {name}-left"));
     drop(changed);
     assert!(service.end().success());
-}
-
-#[test]
-fn debians_containerd_compares_roots() {
-    let Some(containerd) = testing::program("containerd") else { return };
-    compares(Engine::Debians, containerd.parent().unwrap());
 }
 
 #[test]

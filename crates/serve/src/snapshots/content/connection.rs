@@ -1,7 +1,7 @@
 //! Connections to an engine, one for each call.
 //!
-//! A call that is given up has to end at the engine, too. HTTP/2 cannot do that while the engine takes no bytes: what was
-//! to be sent would wait in memory, with its connection. So the socket is shut down with the call.
+//! A call that is given up has to end at the engine, too. HTTP/2 cannot do that while the engine takes no bytes: what
+//! was to be sent would wait in memory, with its connection. So the socket is shut down with the call.
 
 use std::future::{Ready, ready};
 use std::io;

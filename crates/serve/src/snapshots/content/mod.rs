@@ -162,8 +162,8 @@ impl ContentStore {
         ContentCall { action, store: self.clone(), headers, wanted }
     }
 
-    /// Has the engine keep new content until then, or until it has a name. Engines have leases for that, but do not pass
-    /// them on to differs.
+    /// Has the engine keep new content until `end`, or until it has a name. Engines have leases for that, but do not
+    /// pass them on to differs.
     pub(super) async fn lease(
         &self,
         mut headers: EngineHeaders,

@@ -65,13 +65,22 @@ impl ContentStore {
         let is_ours = content.reference.is_empty();
         let reference = if is_ours { unused_reference() } else { content.reference };
         let call = self.call(format!("write {reference:?} to"), headers, wanted);
-        let sending = Sending::begin(call.clone(), reference, content.labels).await?;
+        let mut sending = Sending::begin(call.clone(), reference, content.labels).await?;
         let (steps, take) = mpsc::channel(1);
         let (tell, outcome) = oneshot::channel();
         tokio::spawn(async move {
-            let outcome = sending.end(take, is_ours).await;
+            let outcome = sending.follow(take).await;
+            let Sending { call, reference, connection, .. } = sending;
+            // Until then the engine has the name locked.
+            drop(connection);
+            let is_left = is_ours && outcome.is_err();
             // The writer may be gone.
             let _unheard = tell.send(outcome);
+            if is_left && let Err(error) = abort(call, reference).await {
+                // It is the engine's to remove then, after a day.
+                let error: &dyn std::error::Error = &error;
+                tracing::debug!(error, "an unfinished blob is left");
+            }
         });
         Ok(ContentWriter { call, steps, outcome: Some(outcome), part: Vec::new() })
     }
@@ -174,23 +183,7 @@ impl Sending {
         Ok(it)
     }
 
-    /// Does all that the writer wants. Of what fails, nothing is left under a name that was made up.
-    async fn end(mut self, steps: mpsc::Receiver<Step>, is_ours: bool) -> Result<(), ContentError> {
-        let outcome = self.follow(steps).await;
-        let Self { call, reference, connection, .. } = self;
-        // Until then the engine has the name locked.
-        drop(connection);
-        if outcome.is_err()
-            && is_ours
-            && let Err(error) = abort(call, reference).await
-        {
-            // It is the engine's to remove then, after a day.
-            let error: &dyn std::error::Error = &error;
-            tracing::debug!(error, "an unfinished blob is left");
-        }
-        outcome
-    }
-
+    /// Does all that the writer wants.
     async fn follow(&mut self, mut steps: mpsc::Receiver<Step>) -> Result<(), ContentError> {
         let mut wanted = self.call.wanted.clone();
         loop {
