@@ -67,6 +67,10 @@ impl FromStr for EngineVersion {
 const OLDEST: EngineVersion = EngineVersion::new(1, 6, 0);
 /// It has proxy differs, and exports of proxy plugins.
 const DIFFERS: EngineVersion = EngineVersion::new(1, 7, 0);
+/// It asks a proxy snapshotter what that can do. Source: containerd's release notes of 1.7.24.
+const CAPABILITIES: EngineVersion = EngineVersion::new(1, 7, 24);
+/// The snapshotter maps owners for user namespaces.
+const REMAP: &str = "remap-ids";
 /// Its configuration has another form.
 const SECOND: EngineVersion = EngineVersion::new(2, 0, 0);
 /// Images come through its transfer service.
@@ -164,6 +168,9 @@ fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
     let (socket, root) = (quoted(socket), quoted(root));
     let mut text = format!("[proxy_plugins.quire]\n  type = \"snapshot\"\n  address = {socket}\n");
     let mut add = |lines: fmt::Arguments<'_>| text += &lines.to_string();
+    if version >= CAPABILITIES {
+        add(format_args!("  capabilities = [\"{REMAP}\"]\n"));
+    }
     if version >= DIFFERS {
         add(format_args!(
             "[proxy_plugins.quire.exports]\n  root = {root}\n  enable_remote_snapshot_annotations = \"true\"\n\
@@ -221,6 +228,7 @@ mod tests {
             ("quire-diff", [false, true, true, true]),
             ("r\\\"x", [false, true, true, true]),
             ("unpack_config", [false, false, false, true]),
+            ("\"remap-ids\"", [false, true, true, true]),
             ("version = 3", [false, false, true, true]),
             ("io.containerd.grpc.v1.cri", [true, true, false, false]),
         ];

@@ -9,7 +9,7 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use super::configuration::{Containerd, Unusable, below, text};
-use super::{DIFFERS, EngineVersion, K3S_SOCKET, TRANSFER};
+use super::{CAPABILITIES, DIFFERS, EngineVersion, K3S_SOCKET, REMAP, TRANSFER};
 use crate::args::Skip;
 use crate::report;
 use crate::snapshotter::{ENGINE, Wanted};
@@ -150,6 +150,11 @@ impl<'a> Proxy<'a> {
         address.strip_prefix("unix://").unwrap_or(address)
     }
 
+    fn has_capability(&self, name: &str) -> bool {
+        let all = self.table.get("capabilities").and_then(Value::as_array);
+        all.is_some_and(|all| all.iter().any(|it| it.as_str() == Some(name)))
+    }
+
     fn export(&self, key: &str) -> Option<&'a str> {
         self.table.get("exports")?.get(key)?.as_str()
     }
@@ -207,6 +212,7 @@ impl Containerd {
         // Without the program, the form of the file tells what it may have.
         let version = version.unwrap_or(if self.form() < 3 { DIFFERS } else { TRANSFER });
         if version >= DIFFERS {
+            Self::check_capabilities(&mut report, proxy, version);
             self.check_exports(&mut report, proxy, expected);
             self.check_differ(&mut report, proxy, version, &print);
         }
@@ -256,6 +262,17 @@ impl Containerd {
                 format!("skip is \"download\", and [proxy_plugins.{name}] has no \
                  exports.enable_remote_snapshot_annotations: layers that are here are downloaded"),
                 format!("set enable_remote_snapshot_annotations = \"true\" below [proxy_plugins.{name}.exports]"),
+            );
+        }
+    }
+
+    fn check_capabilities(report: &mut EngineReport, proxy: &Proxy<'_>, version: EngineVersion) {
+        if version >= CAPABILITIES && !proxy.has_capability(REMAP) {
+            let name = proxy.name;
+            report.add(
+                format!("[proxy_plugins.{name}] lacks the capability {REMAP}: owners of containers with user \
+                 namespaces are mapped twice"),
+                format!("set capabilities = [\"{REMAP}\"] below [proxy_plugins.{name}]"),
             );
         }
     }
@@ -527,6 +544,7 @@ mod tests {
         fs::create_dir_all(below(host.root.path(), Path::new(KUBELET))).unwrap();
         let cases = [
             ("  root = \"/var/lib/quire\"\n", "", "has no exports.root"),
+            ("  capabilities = [\"remap-ids\"]\n", "", "lacks the capability remap-ids"),
             ("/var/lib/quire", "/elsewhere", "is /elsewhere, and the store is /var/lib/quire"),
             ("type = \"diff\"", "type = \"snapshot\"", "no proxy plugin of type \"diff\""),
             (

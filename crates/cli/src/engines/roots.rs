@@ -95,7 +95,7 @@ fn roots(
             kind: match record.kind {
                 SnapshotKind::View => "view",
                 SnapshotKind::Active(_) => "active",
-                SnapshotKind::Committed(_) => "committed",
+                SnapshotKind::Committed(_) | SnapshotKind::Directory(_) => "committed",
             },
             parent: parent.map(|it| it.name.clone()),
             image: image.map(|it| it.to_string()),

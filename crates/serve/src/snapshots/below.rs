@@ -86,6 +86,17 @@ impl Snapshotter {
         Ok(image)
     }
 
+    /// Makes the image of a committed snapshot, before it is needed.
+    pub(super) fn make_ready(&self, name: &str) {
+        let number = self.state().committed(name);
+        let made = number.and_then(|it| self.image_of(it));
+        if let Err(error) = made {
+            let error: &dyn std::error::Error = &error;
+            // Whoever needs it is told.
+            tracing::debug!(error, name = %name.escape_debug(), "no image is made ahead");
+        }
+    }
+
     fn make_image(
         &self,
         number: u64,

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use image::digest::Digest;
 use image::tree::Timestamp;
+use store::SnapshotError;
 use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
 
@@ -26,6 +27,9 @@ use super::snapshotter::Snapshotter;
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+/// How often a layer is read that a `gc` takes.
+const TRIES: u32 = 4;
 
 pub(super) struct Differ {
     pub(super) snapshotter: Arc<Snapshotter>,
@@ -119,18 +123,39 @@ impl Differ {
         headers: &EngineHeaders,
         wanted: &Wanted,
     ) -> Result<(AppliedLayer, bool), Status> {
+        // A `gc` that has just begun may take a layer before the record names it.
+        for _ in 0..TRIES {
+            let applied = self.try_layer(key.clone(), claim.clone(), headers, wanted).await?;
+            if let Some(applied) = applied {
+                return Ok(applied);
+            }
+        }
+        Err(Status::aborted(format!(
+            "`quire gc` has taken the layer of {}: try again",
+            claim.digest
+        )))
+    }
+
+    /// `None` if the layer was taken by a `gc`.
+    async fn try_layer(
+        &self,
+        key: String,
+        claim: LayerClaim,
+        headers: &EngineHeaders,
+        wanted: &Wanted,
+    ) -> Result<Option<(AppliedLayer, bool)>, Status> {
         let digest = claim.digest;
         let known = self.work(move |snapshotter| Ok(snapshotter.known_layer(&digest))).await?;
         if let Some(layer) = known {
-            let applied = self.work(move |snapshotter| snapshotter.apply_known(&key, &layer));
-            return Ok((applied.await?, true));
+            let applied = self.work(move |snapshotter| kept(snapshotter.apply_known(&key, &layer)));
+            return Ok(applied.await?.map(|it| (it, true)));
         }
         let blob = self.content.read(&digest, headers, wanted).await;
         let blob = blob.map_err(|error| status(&error.into()))?;
         let wanted = wanted.clone();
         let applied =
-            self.work(move |snapshotter| snapshotter.apply(&key, &claim, (blob, &wanted)));
-        Ok((applied.await?, false))
+            self.work(move |snapshotter| kept(snapshotter.apply(&key, &claim, (blob, &wanted))));
+        Ok(applied.await?.map(|it| (it, false)))
     }
 
     /// What is to be compared, if it is for this differ.
@@ -193,4 +218,12 @@ fn encoding(media_type: &str) -> Option<Option<Encoding>> {
 fn timestamp(it: prost_types::Timestamp) -> Timestamp {
     let nanoseconds = u32::try_from(it.nanos).unwrap_or_default().min(999_999_999);
     Timestamp { seconds: it.seconds, nanoseconds }
+}
+
+/// None for a layer that was gone when its record was written.
+fn kept<T>(applied: Result<T, SnapshotterError>) -> Result<Option<T>, SnapshotterError> {
+    match applied {
+        Err(SnapshotterError::Store(SnapshotError::Gone(_))) => Ok(None),
+        applied => applied.map(Some),
+    }
 }

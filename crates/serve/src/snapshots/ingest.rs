@@ -107,6 +107,8 @@ impl Resources {
             diff_id: None,
         })?;
         let committed = layers.committed();
+        // The service waits for the next one, perhaps for days.
+        kernel::memory::give_back();
         let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
         let bytes = committed.object_bytes;
         Ok(SnapshotContent { layer, image: None, bytes, inodes: committed.objects })

@@ -159,7 +159,7 @@ impl Service {
         &self,
         call: &'static str,
         key: String,
-        work: impl FnOnce(&Snapshotter, &str) -> Result<T, SnapshotterError> + Send + 'static,
+        work: impl FnOnce(&Arc<Snapshotter>, &str) -> Result<T, SnapshotterError> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let snapshotter = Arc::clone(&self.0);
         let begun = std::time::Instant::now();
@@ -213,6 +213,21 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
     Status::new(code, message)
 }
 
+/// The digests of a layer's blob and of those above it, with commas. Source: containerd's
+/// `pkg/snapshotters/annotations.go`, `TargetImageLayersLabel`.
+const LAYERS_ABOVE: &str = "containerd.io/snapshot/cri.image-layers";
+
+/// Whether nothing is unpacked on a layer, as far as its labels say: a container is what comes next.
+fn is_last_layer(labels: &HashMap<String, String>) -> bool {
+    labels.get(LAYERS_ABOVE).is_some_and(|it| !it.is_empty() && !it.contains(','))
+}
+
+/// Makes an image meanwhile that a container is about to need. Whoever needs it first waits for it.
+fn make_ready(snapshotter: &Arc<Snapshotter>, name: String) {
+    let snapshotter = Arc::clone(snapshotter);
+    drop(tokio::task::spawn_blocking(move || snapshotter.make_ready(&name)));
+}
+
 fn mount(it: &SnapshotMount) -> types::Mount {
     let access = if it.is_writable { "rw" } else { "ro" };
     types::Mount {
@@ -256,10 +271,18 @@ impl Snapshots for Service {
         request: Request<api::PrepareSnapshotRequest>,
     ) -> Result<Response<api::PrepareSnapshotResponse>, Status> {
         let it = request.into_inner();
+        let is_last = is_last_layer(&it.labels);
         self.call("prepare", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Write;
             let labels = labels(it.labels);
-            snapshotter.skip(&it.parent, &labels)?;
+            if let Err(error) = snapshotter.skip(&it.parent, &labels) {
+                if let SnapshotterError::Exists(name) = &error
+                    && is_last
+                {
+                    make_ready(snapshotter, name.clone());
+                }
+                return Err(error);
+            }
             let made = snapshotter.prepare(key, &it.parent, &labels, access)?;
             Ok(api::PrepareSnapshotResponse { mounts: vec![mount(&made)] })
         })
@@ -296,7 +319,12 @@ impl Snapshots for Service {
         let it = request.into_inner();
         self.call("commit", it.key, move |snapshotter, key| {
             snapshotter.check_parent(key, &it.parent)?;
-            snapshotter.commit(&it.name, key, &labels(it.labels))
+            let is_last = is_last_layer(&it.labels);
+            snapshotter.commit(&it.name, key, &labels(it.labels))?;
+            if is_last {
+                make_ready(snapshotter, it.name);
+            }
+            Ok(())
         })
         .await
     }
@@ -305,7 +333,8 @@ impl Snapshots for Service {
         &self,
         request: Request<api::RemoveSnapshotRequest>,
     ) -> Result<Response<()>, Status> {
-        self.call("remove", request.into_inner().key, Snapshotter::remove).await
+        self.call("remove", request.into_inner().key, |snapshotter, key| snapshotter.remove(key))
+            .await
     }
 
     async fn stat(
