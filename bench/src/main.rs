@@ -8,6 +8,7 @@ mod alive;
 mod cgroup;
 mod compare;
 mod density;
+mod engine;
 mod events;
 mod fio;
 mod forms;
@@ -18,6 +19,7 @@ mod measure;
 mod metadata;
 mod mkcomposefs;
 mod mount;
+mod mounts;
 mod pagecache;
 mod proxy;
 mod pull;
@@ -27,6 +29,8 @@ mod registry;
 mod removal;
 mod report;
 mod run;
+mod samples;
+mod service;
 mod session;
 mod tree;
 mod updates;
@@ -67,7 +71,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages and compare
+    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages, engine and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
@@ -123,6 +127,8 @@ enum Name {
     Outages,
     /// What the service of lazy mounts costs: for each request and mount, when it dies, and when it is replaced
     Served,
+    /// Images in containerd, with its own snapshotters, with Quire, and with those of others; an hour
+    Engine,
     /// An import with the index of its layers beside one without, and the bytes of indexes
     Index,
     /// Another build of Quire beside this one: needs --before
@@ -214,7 +220,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 20] = [
+    let benches: [(Name, Bench); 21] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -233,6 +239,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Lazy, lazy::bench),
         (Name::Outages, lazy::outages),
         (Name::Served, lazy::served),
+        (Name::Engine, engine::bench),
         (Name::Index, index::bench),
         (Name::Compare, compare::bench),
     ];

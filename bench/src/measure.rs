@@ -24,6 +24,8 @@ pub(super) struct Contestant<'a> {
     /// Timed from the first one's start; each must end with exit code 0.
     commands: Box<dyn FnMut() -> Result<Vec<Command>> + 'a>,
     until: Until,
+    /// The processor time so far of services that the commands give work to.
+    services: Box<dyn FnMut() -> Result<Duration> + 'a>,
     /// Not timed.
     after: Step<'a>,
 }
@@ -36,12 +38,18 @@ impl<'a> Contestant<'a> {
             before: nothing(),
             commands: Box::new(commands),
             until: Until::End,
+            services: Box::new(|| Ok(Duration::ZERO)),
             after: nothing(),
         }
     }
 
     pub(super) const fn until(mut self, until: Until) -> Self {
         self.until = until;
+        self
+    }
+
+    pub(super) fn services(mut self, spent: impl FnMut() -> Result<Duration> + 'a) -> Self {
+        self.services = Box::new(spent);
         self
     }
 
@@ -210,13 +218,15 @@ fn run(
         std::thread::sleep(time);
     }
     start()?;
+    let spent = (contestant.services)()?;
     let clock = Instant::now();
     let (used, printed) = execute(&mut commands, contestant.until)?;
     if let Some(dir) = &rules.sync {
         sync(dir)?;
     }
     let end = printed.unwrap_or_else(Instant::now);
-    let sample = Sample { wall: end.duration_since(clock), ..used };
+    let cpu = used.cpu + (contestant.services)()?.saturating_sub(spent);
+    let sample = Sample { wall: end.duration_since(clock), cpu, ..used };
     (contestant.after)()?;
     Ok(sample)
 }

@@ -1,9 +1,11 @@
 //! What benches with registries share: images that go there, and what comes from there.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use super::report::{Sizes, Unit};
 use rig::process::{need, quiet};
@@ -16,6 +18,18 @@ pub(super) fn copy(layout: &Path, image: &str) -> Result<()> {
     quiet(&mut push).map(drop)
 }
 
+/// The blobs of the layers of a layout's only image, the lowest first.
+pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
+    let read = |path: PathBuf| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
+    let blob = |it: &Value| -> Result<PathBuf> {
+        let digest = it["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
+        Ok(layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?))
+    };
+    let manifest = read(blob(&read(layout.join("index.json"))?["manifests"][0])?)?;
+    let layers = manifest["layers"].as_array().context("a manifest has layers")?;
+    layers.iter().map(blob).collect()
+}
+
 /// Has `quire` pull an image whole, with its index.
 pub(super) fn pull_with_index(mut quire: Command, image: &str) -> Result<()> {
     quire.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", image]);
@@ -25,7 +39,7 @@ pub(super) fn pull_with_index(mut quire: Command, image: &str) -> Result<()> {
 /// Has `quire` push the index of an image that it pulled, and returns how many bytes that sent.
 pub(super) fn push_index(mut quire: Command, image: &str) -> Result<u64> {
     let made = quiet(quire.args(["index", "--json", "--push", image, image]))?;
-    let made: serde_json::Value = serde_json::from_str(&made)?;
+    let made: Value = serde_json::from_str(&made)?;
     made["pushed"]["sent"].as_u64().context("the index was not pushed")
 }
 

@@ -125,7 +125,8 @@ fn run(commands: Vec<Command>) -> Result<()> {
     commands.into_iter().try_for_each(|mut it| quiet(&mut it).map(drop))
 }
 
-fn disk(path: &Path) -> Result<u64> {
+/// Bytes of the blocks that a folder takes.
+pub(super) fn disk(path: &Path) -> Result<u64> {
     let mut du = Command::new("du");
     let text = quiet(du.args(["--summarize", "--block-size=1"]).arg(path))?;
     let number = text.split_whitespace().next().context("du says nothing")?;

@@ -1,5 +1,7 @@
 //! Programs that the tiers need: Debian packages, and Rust programs built into the cache.
 
+mod engines;
+
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
@@ -14,6 +16,10 @@ use crate::cache::{Cache, remove};
 use crate::inputs::layer::hex;
 use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
+
+pub use engines::{
+    CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, docker, soci,
+};
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
 const PACKAGES: [(&str, &str); 38] = [
@@ -244,8 +250,9 @@ fn sources(
         let sources = build.join("sources");
         fs::create_dir_all(&sources)?;
         files.iter().try_for_each(|(name, text)| fs::write(sources.join(name), text))?;
+        let mut go = go();
         words(go.current_dir(sources), bin);
-        Ok(())
+        Ok(go)
     })
 }
 
@@ -261,36 +268,23 @@ pub fn suite(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// The newest containerd, for tests of the snapshotter: `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
-pub fn containerd(cache: &Cache) -> Result<PathBuf> {
-    const VERSION: &str = "2.4.2";
-    const MODULE: &str = "github.com/containerd/containerd/v2/cmd/";
-    let name = format!("containerd-{VERSION}");
-    go_program(cache, &name, &name, |go, _, _| {
-        // What these file systems need is C.
-        go.args(["install", "-tags", "no_btrfs,no_devmapper,no_zfs"]);
-        let programs = ["containerd", "ctr", "containerd-shim-runc-v2"];
-        go.args(programs.map(|it| format!("{MODULE}{it}@v{VERSION}")));
-        Ok(())
-    })
-}
-
 /// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`. It takes Go, which is installed for that.
 fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
     let dir = go_program(cache, name, module, |go, _, _| {
+        let mut go = go();
         go.args(["install", module]);
-        Ok(())
+        Ok(go)
     })?;
     Ok(dir.join("bin").join(name))
 }
 
-/// An entry of the cache whose folder `bin` has what `words` lets Go make: it is given that folder, and one for the time of
-/// the build.
+/// An entry of the cache whose folder `bin` has what a command of Go's makes. `command` is given Go, that folder, and one for
+/// the time of the build.
 fn go_program(
     cache: &Cache,
     name: &str,
     title: &str,
-    words: impl Fn(&mut Command, &Path, &Path) -> Result<()>,
+    command: impl Fn(&dyn Fn() -> Command, &Path, &Path) -> Result<Command>,
 ) -> Result<PathBuf> {
     cache.entry(name, false, |draft| {
         install(&[("go", "golang-go")])?;
@@ -306,18 +300,17 @@ fn go_program(
             go.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
             go
         };
-        let make = |mut go: Command| {
-            words(&mut go, &bin, &build)?;
-            quiet(&mut go)
-        };
-        let mut made = make(go(Path::new("go")));
+        let make = |go: &dyn Fn() -> Command| quiet(&mut command(go, &bin, &build)?);
+        let mut made = make(&|| go(Path::new("go")));
         let is_too_old =
             |error: &str| error.contains("requires go >=") || error.contains("invalid go version");
         if made.as_ref().is_err_and(|error| is_too_old(&format!("{error:#}"))) {
             made = newer_go(&mut go(Path::new("go"))).and_then(|root| {
-                let mut go = go(&root.join("bin/go"));
-                go.env("GOROOT", &root);
-                make(go)
+                make(&|| {
+                    let mut go = go(&root.join("bin/go"));
+                    go.env("GOROOT", &root);
+                    go
+                })
             });
         }
         remove(&build)?;

@@ -2,19 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 
 use super::Stage;
-use super::samples::Program;
+use crate::mounts::unmount_all;
 use crate::run::{keeper, kept};
+use crate::samples::Program;
 use rig::inputs;
 use rig::process::quiet;
 
@@ -119,38 +118,6 @@ fn join(folders: &[PathBuf]) -> std::ffi::OsString {
     joined
 }
 
-/// Unmounts all that is mounted at or below a folder, the last first.
-pub(super) fn unmount_all(folder: &Path) -> Result<()> {
-    let targets = mounts()?;
-    for target in targets.iter().rev().filter(|it| it.starts_with(folder)) {
-        let unmounted = unmount(target, UnmountFlags::empty());
-        unmounted.with_context(|| format!("cannot unmount {}", target.display()))?;
-    }
-    Ok(())
-}
-
-/// The same for what somebody may still use, and nobody waits for.
-pub(super) fn detach_all(folder: &Path) -> Result<()> {
-    for target in mounts()?.iter().rev().filter(|it| it.starts_with(folder)) {
-        // One that was mounted on another has gone with it.
-        let _gone = unmount(target, UnmountFlags::DETACH);
-    }
-    Ok(())
-}
-
-/// Whether something is mounted at this path.
-pub(super) fn is_mounted(target: &Path) -> Result<bool> {
-    Ok(mounts()?.iter().any(|it| it == target))
-}
-
-/// Where something is mounted, in this order.
-fn mounts() -> Result<Vec<PathBuf>> {
-    let mounts = fs::read("/proc/self/mounts")?;
-    let targets =
-        mounts.split(|it| *it == b'\n').filter_map(|it| it.split(|it| *it == b' ').nth(1));
-    Ok(targets.map(|it| PathBuf::from(std::ffi::OsStr::from_bytes(it))).collect())
-}
-
 /// Ends a program whose number is in a file, and waits for its end. It may be nobody's child any more.
 pub(super) fn end(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
@@ -177,18 +144,6 @@ pub(super) fn script(text: &str, words: &[&std::ffi::OsStr]) -> Command {
     let mut shell = Command::new("bash");
     shell.args(["-euc", text, "bash"]).args(words);
     shell
-}
-
-/// Unpacks each layer of an OCI layout into a folder of its own, deletions as OCI writes them; the lowest first.
-pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
-    let read = |path: PathBuf| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
-    let blob = |it: &Value| -> Result<PathBuf> {
-        let digest = it["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
-        Ok(layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?))
-    };
-    let manifest = read(blob(&read(layout.join("index.json"))?["manifests"][0])?)?;
-    let layers = manifest["layers"].as_array().context("a manifest has layers")?;
-    layers.iter().map(blob).collect()
 }
 
 /// Sends a blob to a repository of a registry, which need not have a manifest for it.

@@ -6,9 +6,7 @@ mod mounted;
 mod nydus;
 mod outages;
 mod quire;
-mod samples;
 mod served;
-mod service;
 mod stargz;
 mod trees;
 
@@ -23,12 +21,12 @@ use super::proxy::{Distance, Proxy};
 use super::registry;
 use super::report::{Report, Sizes, Table, Unit};
 use crate::Context;
+use crate::samples::{Program, SAMPLES, Sample};
 use containers::Containers;
 use nydus::Nydus;
 use quire::{KINDS, Kind, Quire};
 use rig::process::find;
 use rig::{Skipped, tools};
-use samples::{Program, SAMPLES, Sample};
 use stargz::Stargz;
 use testing::daemon::{Daemon, PROGRAM};
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::containers::unmount_all;
 use super::nydus::Nydus;
-use super::service::processes;
 use super::stargz::Stargz;
 use super::{Published, Stage, Start, Way, quire};
+use crate::mounts::unmount_all;
+use crate::service::processes;
 use rig::process::quiet;
 
 /// Quire with the door that it has by default here.

@@ -6,9 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::containers::{Containers, digest, end, layers, script, send, unmount_all};
-use super::samples::{Program, Sample};
+use super::containers::{Containers, digest, end, script, send};
 use super::{Stage, Start, Way};
+use crate::mounts::unmount_all;
+use crate::registry::layers;
+use crate::samples::{Program, Sample};
 use rig::cache::remove;
 use rig::process::quiet;
 

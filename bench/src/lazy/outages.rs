@@ -13,13 +13,15 @@ use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::broken::{Break, BrokenProxy};
-use super::containers::{detach_all, layers, script};
+use super::containers::script;
 use super::mounted::{Mounted, mounts};
-use super::samples::{SAMPLES, Sample};
 use super::{Found, Published, Stage, Start};
 use crate::Context;
 use crate::measure::drop_caches;
+use crate::mounts::detach_all;
+use crate::registry::layers;
 use crate::report::{Report, Sizes, Unit};
+use crate::samples::{SAMPLES, Sample};
 use rig::process::quiet;
 
 /// So many files are read, evenly chosen among those with more than [`SMALL`] bytes.

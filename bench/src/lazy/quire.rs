@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use super::containers::{Containers, is_mounted};
-use super::samples::{Program, Sample};
-use super::service::Service;
+use super::containers::Containers;
 use super::{Stage, Start, Way};
+use crate::mounts::is_mounted;
 use crate::registry;
+use crate::samples::{Program, Sample};
+use crate::service::Service;
 use rig::process::quiet;
 
 /// How an image comes.

@@ -20,12 +20,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::mounted::{MARKED, Mounted, OVER_FUSE, mounts};
 use super::quire::{quire, serve};
-use super::samples::SAMPLES;
-use super::service::{Counted, Service, processes};
 use super::{Found, Published, Stage, Start};
 use crate::density::{nanoseconds, percentile};
 use crate::measure::{Contestant, Memory, Pace, Rules, drop_caches, measure};
 use crate::report::{Report, Sizes, Table, Unit};
+use crate::samples::SAMPLES;
+use crate::service::{Counted, Service, processes};
 use crate::{Context, registry};
 use rig::process::quiet;
 

@@ -8,10 +8,12 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::json;
 
-use super::containers::{Containers, digest, layers, script, send, unmount_all};
-use super::samples::{Program, Sample};
-use super::service::Service;
+use super::containers::{Containers, digest, script, send};
 use super::{Stage, Start, Way};
+use crate::mounts::unmount_all;
+use crate::registry::layers;
+use crate::samples::{Program, Sample};
+use crate::service::Service;
 use rig::process::quiet;
 
 /// A layer in the registry.

@@ -60,12 +60,22 @@ enum Input {
     Suite,
     /// The newest containerd, for tests of `serve --snapshotter`: needs Go
     Containerd,
+    /// The newest containerd 1.7, for the same
+    #[value(name = "containerd-1.7")]
+    Containerd17,
+    /// The newest containerd 2.1, for the same
+    #[value(name = "containerd-2.1")]
+    Containerd21,
+    /// Docker 28 with buildx, for the same
+    Docker,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: a few minutes
     Nydus,
-    /// What mounts eStargz layers, for the bench of lazy starts: needs Go
+    /// What mounts eStargz layers, for the benches of lazy starts and of engines: needs Go
     Stargz,
+    /// soci-snapshotter, for the bench of engines: needs Go and zlib
+    Soci,
 }
 
 pub fn run(args: &Args) -> Result<()> {
@@ -79,6 +89,9 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Runsc,
         Input::Suite,
         Input::Containerd,
+        Input::Containerd17,
+        Input::Containerd21,
+        Input::Docker,
     ];
     // One that this machine cannot make keeps no other from being made.
     let mut reasons = Vec::new();
@@ -120,10 +133,14 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Crane => tools::crane(cache)?,
         Input::Runsc => tools::runsc(cache)?,
         Input::Suite => tools::suite(cache)?,
-        Input::Containerd => tools::containerd(cache)?,
+        Input::Containerd => tools::containerd(cache, tools::CONTAINERD)?,
+        Input::Containerd17 => tools::containerd(cache, tools::CONTAINERD_1_7)?,
+        Input::Containerd21 => tools::containerd(cache, tools::CONTAINERD_2_1)?,
+        Input::Docker => tools::docker(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,
+        Input::Soci => tools::soci(cache)?,
         Input::SidPodman => sid::make_podman(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
@@ -205,6 +222,14 @@ pub fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         let mut config = layout::Config::default();
         config.command(&["bash"]).label("org.example.sample", "debian-large");
         layout::write(draft, &config, &[base.layer()?, top])
+    })
+}
+
+/// An OCI layout, tag `latest`: Debian's minimal system, the lowest layer of the others.
+pub fn debian_base(cache: &Cache) -> Result<PathBuf> {
+    let base = rootfs::base(cache, false)?;
+    cache.entry("debian-base-image", false, |draft| {
+        layout::write(draft, layout::Config::default().command(&["bash"]), &[base.layer()?])
     })
 }
 

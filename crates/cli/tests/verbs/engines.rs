@@ -20,13 +20,13 @@ use testing::fake::wait_for;
 use crate::{Place, Ran, add_programs, is_root};
 
 /// The newest containerd, as `cargo xtask inputs containerd` builds it.
-const NEWEST: &str = "containerd-2";
+pub(crate) const NEWEST: &str = "containerd-2.4";
 
 /// A process that ends with its test.
-struct Service(Child);
+pub(crate) struct Service(pub(crate) Child);
 
 impl Service {
-    fn end(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn end(&mut self) -> std::process::ExitStatus {
         kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
         self.0.wait().unwrap()
     }
@@ -43,7 +43,7 @@ impl Drop for Service {
 }
 
 /// A place whose mounts go with it.
-struct EnginePlace(Place);
+pub(crate) struct EnginePlace(pub(crate) Place);
 
 impl Drop for EnginePlace {
     fn drop(&mut self) {
@@ -58,7 +58,7 @@ impl Drop for EnginePlace {
 }
 
 /// A place for an engine that runs containers; `None`, and a word why, where none can.
-fn engine_place() -> Option<EnginePlace> {
+pub(crate) fn engine_place() -> Option<EnginePlace> {
     if !is_root() || testing::program("runc").is_none() {
         return None;
     }
@@ -67,7 +67,7 @@ fn engine_place() -> Option<EnginePlace> {
 }
 
 /// The snapshotter, ready.
-fn snapshotter(place: &Place, socket: &Path, options: &[&str]) -> Service {
+pub(crate) fn snapshotter(place: &Place, socket: &Path, options: &[&str]) -> Service {
     let mut command = place.command(&["serve", "--snapshotter", "--socket"]);
     command.arg(socket).arg("--engine").arg(place.path("engine/socket")).args(options);
     let mut service = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -98,37 +98,60 @@ fn the_tests_of_containerd_pass() {
 
 /// Which containerd.
 #[derive(Debug, Clone, Copy)]
-enum Engine {
+pub(crate) enum Engine {
     /// 1.6, which unpacks layers by itself.
     Debians,
     Newest,
     /// It gives layers to the differ of the service.
     NewestWithDiffer,
+    /// Another version, which does so, too.
+    Version(&'static str),
+}
+
+impl Engine {
+    const fn version(self) -> &'static str {
+        match self {
+            Self::Debians => "1.6",
+            Self::Newest | Self::NewestWithDiffer => "2.4",
+            Self::Version(version) => version,
+        }
+    }
+
+    /// A name that no other test's engine has.
+    fn name(self) -> String {
+        let way = if matches!(self, Self::Newest) { "-walking" } else { "" };
+        format!("{}{way}", self.version())
+    }
 }
 
 /// A containerd with a folder of its own, and its client.
-struct Containerd {
+pub(crate) struct Containerd {
     _daemon: Service,
     ctr: PathBuf,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 impl Containerd {
-    fn start(place: &Place, engine: Engine, programs: &Path, snapshotter: &Path) -> Self {
+    pub(crate) fn start(
+        place: &Place,
+        engine: Engine,
+        programs: &Path,
+        snapshotter: &Path,
+    ) -> Self {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
         // As the service itself says, but for where all of it lies.
-        let version = if matches!(engine, Engine::Debians) { "1.6" } else { "2.4" };
         let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
         let mut command = place.command(&arguments);
-        let printed =
-            Ran::of(&command.arg(version).arg("--socket").arg(snapshotter).output().unwrap());
+        let printed = Ran::of(
+            &command.arg(engine.version()).arg("--socket").arg(snapshotter).output().unwrap(),
+        );
         assert_eq!(printed.code, Some(0), "{}", printed.err);
         let (first, rest) = printed.out.split_once('\n').unwrap();
         let rest = match engine {
             Engine::Newest => rest.replace("differ = \"quire-diff\"", "differ = \"walking\""),
-            Engine::Debians | Engine::NewestWithDiffer => rest.to_owned(),
+            Engine::Debians | Engine::NewestWithDiffer | Engine::Version(_) => rest.to_owned(),
         };
         let config = format!(
             "{first}\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
@@ -155,11 +178,11 @@ impl Containerd {
         command.output().unwrap()
     }
 
-    fn ctr(&self, line: &str) -> Ran {
+    pub(crate) fn ctr(&self, line: &str) -> Ran {
         Ran::of(&self.output(line))
     }
 
-    fn out(&self, line: &str) -> String {
+    pub(crate) fn out(&self, line: &str) -> String {
         let ran = self.ctr(line);
         assert_eq!(ran.code, Some(0), "ctr {line}: {}{}", ran.out, ran.err);
         ran.out
@@ -167,7 +190,7 @@ impl Containerd {
 }
 
 /// An image of two layers in a tar that engines import.
-fn archive(place: &Place) -> PathBuf {
+pub(crate) fn archive(place: &Place) -> PathBuf {
     let tree = place.tree("tree", "long ");
     add_programs(&tree, &["/bin/cat", "/bin/sh", "/bin/sleep"]);
     place.out(&format!("import dir:{} tree", tree.display()));
@@ -182,15 +205,15 @@ fn archive(place: &Place) -> PathBuf {
     place.path("image.tar")
 }
 
-fn runs_containers(engine: Engine, programs: &Path) {
+pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let maker = Place::new();
     let image = archive(&maker);
     let socket = place.path("snapshotter");
     // The runtime's own state is where every containerd has it.
-    let two = format!("quire-test-{}-{engine:?}", std::process::id());
+    let two = format!("quire-test-{}-{}", std::process::id(), engine.name());
     let mut service = snapshotter(place, &socket, &[]);
-    let is_differ = matches!(engine, Engine::NewestWithDiffer);
+    let is_differ = matches!(engine, Engine::NewestWithDiffer | Engine::Version(_));
     let engine = Containerd::start(place, engine, programs, &socket);
     let import = format!("image import --snapshotter quire {}", image.display());
     engine.out(&import);

@@ -56,6 +56,8 @@ mod terminals;
 mod unproven;
 mod userns;
 mod verity;
+#[cfg(feature = "serve")]
+mod versions;
 mod volumes;
 mod waits;
 mod writable;

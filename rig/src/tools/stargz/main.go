@@ -1,6 +1,6 @@
-// What the bench of lazy starts needs of stargz-snapshotter, without containerd: `convert` makes an eStargz layer, as
-// `ctr-remote images optimize` does with the files that were recorded, and `serve` mounts layers, as the snapshotter does
-// when an image is pulled.
+// What benches need of stargz-snapshotter. Without containerd: `convert` makes an eStargz layer, as `ctr-remote images
+// optimize` does with the files that were recorded, and `serve` mounts layers, as the snapshotter does when an image is
+// pulled. For containerd: `snapshotter` is containerd-stargz-grpc with its default settings.
 package main
 
 import (
@@ -14,11 +14,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	api "github.com/containerd/containerd/api/services/snapshots/v1"
+	"github.com/containerd/containerd/v2/contrib/snapshotservice"
 	"github.com/containerd/log"
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/containerd/stargz-snapshotter/fs"
 	"github.com/containerd/stargz-snapshotter/fs/config"
+	"github.com/containerd/stargz-snapshotter/service"
 	"github.com/containerd/stargz-snapshotter/snapshot"
+	"google.golang.org/grpc"
 )
 
 // layer is a layer in a registry, and the empty folder where it is mounted.
@@ -41,8 +45,10 @@ func main() {
 		err = convert(os.Args[2], os.Args[3], os.Args[4])
 	case len(os.Args) == 4 && os.Args[1] == "serve":
 		err = serve(os.Args[2], os.Args[3])
+	case len(os.Args) == 4 && os.Args[1] == "snapshotter":
+		err = snapshotter(os.Args[2], os.Args[3])
 	default:
-		err = fmt.Errorf("convert LAYER FIRST ESTARGZ | serve FOLDER prefetch|none|record")
+		err = fmt.Errorf("convert LAYER FIRST ESTARGZ | serve FOLDER prefetch|none|record | snapshotter FOLDER SOCKET")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stargz:", err)
@@ -120,6 +126,23 @@ func serve(root, mode string) error {
 			http.Error(answer, err.Error(), http.StatusInternalServerError)
 		}
 	}))
+}
+
+// snapshotter serves containerd at a socket.
+func snapshotter(root, socket string) error {
+	var settings service.Config
+	settings.NoPrometheus = true
+	snapshotter, err := service.NewStargzSnapshotterService(context.Background(), root, &settings)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	api.RegisterSnapshotsServer(server, snapshotservice.FromSnapshotter(snapshotter))
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	return server.Serve(listener)
 }
 
 func mount(filesystem snapshot.FileSystem, wanted image) error {

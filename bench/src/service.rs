@@ -35,6 +35,12 @@ impl Service {
     }
 }
 
+impl Service {
+    pub(super) fn process(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed()).expect("the kernel numbers processes from 1")
+    }
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
@@ -103,6 +109,24 @@ impl Counted {
             descriptors: self.descriptors.saturating_sub(before.descriptors),
         }
     }
+}
+
+/// The processor time of a process and of those of its children that it has waited for.
+pub(super) fn spent(process: Pid) -> Result<Duration> {
+    let file = format!("/proc/{}/stat", process.as_raw_nonzero());
+    let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
+    // Behind its name, which may have anything in it: from the third field on. Source: proc(5), `utime` to `cstime`.
+    let fields = text.rsplit(") ").next().unwrap_or_default();
+    let ticks: u64 =
+        fields.split(' ').skip(11).take(4).filter_map(|it| it.parse::<u64>().ok()).sum();
+    Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
+}
+
+/// The most memory that a process had at once, and what it has now, in bytes: pages of files that are mapped included.
+pub(super) fn resident(process: Pid) -> Result<(u64, u64)> {
+    let status = format!("/proc/{}/status", process.as_raw_nonzero());
+    let of = |name| Ok::<_, anyhow::Error>(field(Path::new(&status), name)? * 1024);
+    Ok((of("VmHWM:")?, of("VmRSS:")?))
 }
 
 /// The number behind a name.

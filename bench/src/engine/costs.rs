@@ -1,0 +1,118 @@
+//! What one image costs: bytes that are written, and memory of services.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use rig::process::quiet;
+
+use super::node::Node;
+use super::{Entry, Here, Stage};
+use crate::registry;
+use crate::report::{Sizes, Unit};
+use crate::samples::Sample;
+
+/// Whatever else writes only adds to what is counted: the least of so many counts.
+const COUNTS: usize = 3;
+
+/// What a pull has written to the disk, everything synced.
+pub(super) fn written(
+    stage: &Stage<'_>,
+    entries: &[Entry],
+    sample: &Sample,
+    title: String,
+) -> Result<Sizes> {
+    let layers = registry::layers(&sample.layout(stage.context.cache)?)?;
+    let is_base_here = entries.iter().all(|it| it.here == Here::Base);
+    let files = files(&layers[usize::from(is_base_here)..])?;
+    let mut rows = Vec::new();
+    for entry in entries.iter().filter(|it| it.kind.is_here(stage)) {
+        let image = stage.image(sample, entry.kind, "1");
+        let node = Node::new(stage, entry.kind);
+        let mut least = [u64::MAX; 2];
+        for _ in 0..COUNTS {
+            node.start_anew()?;
+            entry.here.prepare(stage, &node, sample)?;
+            rustix::fs::sync();
+            let device = device(stage.context.work)?;
+            let before = [device_bytes(&device)?, blobs(&node)?];
+            quiet(&mut node.pull(&image))?;
+            rustix::fs::sync();
+            let after = [device_bytes(&device)?, blobs(&node)?];
+            let counted = [after[0] - before[0], after[1] - before[1]];
+            least = if counted[0] < least[0] { counted } else { least };
+            node.stop()?;
+        }
+        let [all, blobs] = least;
+        rows.push((entry.name.to_owned(), vec![all, blobs, all.saturating_sub(blobs), files]));
+    }
+    Ok(Sizes {
+        title,
+        unit: Unit::Megabytes,
+        columns: vec!["all", "blobs that the engine keeps", "all but those", "new files"],
+        rows,
+    })
+}
+
+/// The lengths of the files in layers.
+fn files(layers: &[PathBuf]) -> Result<u64> {
+    const SUM: &str = r#"
+        for it; do tar --list --verbose --gzip --file "$it"; done |
+            awk '/^-/ { sum += $3 } END { print sum }'
+    "#;
+    let sum = quiet(Command::new("sh").args(["-euc", SUM, "sh"]).args(layers))?;
+    Ok(sum.trim().parse()?)
+}
+
+/// The lengths of the blobs in the engine's content store.
+pub(super) fn blobs(node: &Node<'_>) -> Result<u64> {
+    let folder = node.root().join("io.containerd.content.v1.content/blobs/sha256");
+    let mut sum = 0;
+    // It is made with the first blob.
+    for entry in fs::read_dir(folder).into_iter().flatten() {
+        sum += entry?.metadata()?.len();
+    }
+    Ok(sum)
+}
+
+/// Where the kernel counts what is written to the device of a folder.
+fn device(folder: &Path) -> Result<String> {
+    let device = folder.metadata()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    Ok(format!("/sys/dev/block/{major}:{minor}/stat"))
+}
+
+fn device_bytes(device: &str) -> Result<u64> {
+    let text = fs::read_to_string(device).with_context(|| format!("cannot read {device}"))?;
+    // The seventh field, in sectors of 512 bytes whatever the device has. Source: Linux `Documentation/block/stat.rst`.
+    let sectors: u64 = text.split_whitespace().nth(6).context("too few fields")?.parse()?;
+    Ok(sectors * 512)
+}
+
+/// The memory of services before and after an image of a database has come.
+pub(super) fn memory(stage: &Stage<'_>, entries: &[Entry], sample: &Sample) -> Result<Sizes> {
+    let mut rows = Vec::new();
+    for entry in entries.iter().filter(|it| it.kind.is_here(stage)) {
+        let node = Node::new(stage, entry.kind);
+        node.start_anew()?;
+        entry.here.prepare(stage, &node, sample)?;
+        let idle = node.resident()?;
+        quiet(&mut node.pull(&stage.image(sample, entry.kind, "1")))?;
+        for (idle, then) in idle.iter().zip(node.resident()?) {
+            let name = match entry.here {
+                Here::InStore => format!("{}: {}", entry.name, then.name),
+                _ => format!("{}: {}", entry.kind.name(), then.name),
+            };
+            rows.push((name, vec![idle.now, then.most, then.now]));
+        }
+        node.stop()?;
+    }
+    Ok(Sizes {
+        title: format!("Memory of services while {} is pulled", sample.name),
+        unit: Unit::Megabytes,
+        columns: vec!["before", "most", "after"],
+        rows,
+    })
+}

@@ -1,0 +1,351 @@
+//! Images in containerd: with its own snapshotters, with Quire, and with those of others.
+
+mod aims;
+mod costs;
+mod kind;
+mod node;
+mod related;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::measure::{Contestant, Memory, Pace, Rules, Until, measure};
+use super::registry;
+use super::report::{Report, Table, ratio};
+use super::samples::{Program, SAMPLES, Sample};
+use crate::Context;
+use kind::Kind;
+use node::Node;
+use rig::inputs;
+use rig::inputs::sid::{self, Sid};
+use rig::process::{need, quiet};
+use rig::{Skipped, tools};
+use testing::daemon::{Daemon, PROGRAM};
+
+/// nydus-snapshotter 0.16.1 is in the Go module proxy; what it starts for each image is not.
+const NO_NYDUS: &str =
+    "the newest nydusd in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs), which nobody runs it with";
+
+/// What is measured, and how.
+const ABOUT: &str = "\
+Debian with nginx and Debian with PostgreSQL, two gzip layers each, the lower one the same, from Debian's \
+docker-registry on loopback. containerd 2.4.2 has a folder of its own, and starts anew before each run, with \
+nothing or with what a title says; it and the service beside it are ready when the clock starts. `ctr image pull` \
+and `ctr run` are the commands, until nginx has answered its first request, or until `postgres --version` has \
+printed. *pulled*: `ctr image pull` alone. Programs and blobs of the registry are in the page cache. Nothing is \
+synced on the clock but by the contestants themselves. Processor time is that of the commands, of containerd with \
+all it starts, and of the service; the largest process is one of the commands.\n\n\
+`overlayfs` and `erofs` are containerd's own; erofs with its differ, erofs-utils of Debian sid, and as many layers \
+at once as there are cores. *layer_content_caches*: its layers were converted before, as `ctr image \
+build-erofs-cache` does it. *by another name*: the same layers came with another image before. *layers in its \
+store*: `quire pull` had the image, of which containerd knows nothing; with `--skip download` it does not fetch \
+the layers. *blobs here*: `ctr content fetch` was there before. stargz-snapshotter gets layers of `crane \
+optimize`, and starts before they are here; soci-snapshotter pulls whole layers, in parallel. Both are programs of \
+ours over the libraries of these versions.\n\n\
+Bytes written are those that the kernel counts for the disk, the least of three pulls, all synced. The related \
+images are ten releases of Django on the same Python and Debian; each container of them reads its application and \
+its Python. The page cache is what `/proc/meminfo` counts as file pages.";
+
+/// What the engines of ended runs may take of the disk before they are removed, in bytes.
+const MOST_ASIDE: u64 = 12_000_000_000;
+
+/// What all contestants share.
+struct Stage<'a> {
+    context: &'a Context<'a>,
+    /// Has containerd, its client and its shim.
+    programs: PathBuf,
+    sid: Sid,
+    registry: Daemon,
+    crane: PathBuf,
+    /// Rivals; none where they cannot be had.
+    stargz: Option<PathBuf>,
+    soci: Option<PathBuf>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(context: &'a Context<'a>, findings: &mut Vec<String>) -> Result<Self> {
+        need("runc")?;
+        let mut rival = |name: &str, built: Result<PathBuf>| match built {
+            Ok(program) => Ok(Some(program)),
+            Err(error) => {
+                let Skipped(reason) = error.downcast::<Skipped>()?;
+                println!("SKIPPED: {name}: {reason}");
+                findings.push(format!("SKIPPED: {name}: {reason}"));
+                anyhow::Ok(None)
+            }
+        };
+        let stargz = rival("stargz-snapshotter", tools::stargz(context.cache))?;
+        let soci = rival("soci-snapshotter", tools::soci(context.cache))?;
+        rival("nydus-snapshotter", Err(Skipped(NO_NYDUS.into()).into()))?;
+        let programs = tools::containerd(context.cache, tools::CONTAINERD)?.join("bin");
+        let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+        let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+        let (sid, crane) = (sid::make(context.cache, false)?, tools::crane(context.cache)?);
+        Ok(Self { context, programs, sid, registry, crane, stargz, soci })
+    }
+
+    /// Where an engine finds its shim, the runtime, and a mkfs.erofs of its time.
+    fn path(&self) -> Result<std::ffi::OsString> {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let own = [self.programs.clone(), self.sid.dir().join("bin")];
+        let all = own.into_iter().chain(std::env::split_paths(&path));
+        Ok(std::env::join_paths(all.chain([PathBuf::from("/usr/sbin")]))?)
+    }
+
+    /// Has the layers that containerd's erofs snapshotter may link.
+    fn caches(&self) -> PathBuf {
+        self.context.work.join("caches")
+    }
+
+    /// An image as a snapshotter wants it, under one of two names.
+    fn image(&self, sample: &Sample, kind: Kind, name: &str) -> String {
+        format!("{}/{}:{}", self.registry.host, sample.name, kind.tag(name))
+    }
+
+    /// An image of the lowest layer alone.
+    fn base(&self) -> String {
+        format!("{}/base:1", self.registry.host)
+    }
+
+    /// Brings an image to the registry, in all forms and under both names.
+    fn publish(&self, sample: &Sample) -> Result<()> {
+        let layout = sample.layout(self.context.cache)?;
+        for name in ["1", "2"] {
+            let plain = self.image(sample, Kind::Quire, name);
+            registry::copy(&layout, &plain)?;
+            if self.stargz.is_some() {
+                let estargz = self.image(sample, Kind::Stargz, name);
+                quiet(Command::new(&self.crane).args(["optimize", &plain, &estargz]))?;
+            }
+        }
+        fill_caches(self, sample)
+    }
+}
+
+/// What is here before the clock starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Here {
+    Nothing,
+    /// The lowest layer, from another image.
+    Base,
+    /// All blobs of the image, and nothing that is made of them.
+    Blobs,
+    /// The same layers, by another name.
+    OtherName,
+    /// The layers in Quire's store, of which the engine knows nothing.
+    InStore,
+}
+
+impl Here {
+    fn prepare(self, stage: &Stage<'_>, node: &Node<'_>, sample: &Sample) -> Result<()> {
+        let image = |name| stage.image(sample, node.kind, name);
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Base => quiet(&mut node.pull(&stage.base())).map(drop),
+            Self::Blobs => quiet(&mut node.fetch(&image("1"))).map(drop),
+            Self::OtherName => quiet(&mut node.pull(&image("2"))).map(drop),
+            Self::InStore => node.pull_into_store(&image("1")),
+        }
+    }
+}
+
+/// A contestant.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    name: &'static str,
+    kind: Kind,
+    here: Here,
+}
+
+impl Entry {
+    const fn new(kind: Kind, here: Here) -> Self {
+        Self { name: kind.name(), kind, here }
+    }
+
+    const fn named(name: &'static str, kind: Kind, here: Here) -> Self {
+        Self { name, kind, here }
+    }
+}
+
+/// What is on the clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Pull,
+    PullAndRun,
+}
+
+/// What the contestants of some tables find, and which parts are timed. Quire comes first.
+struct Case {
+    title: &'static str,
+    entries: &'static [Entry],
+    parts: &'static [Part],
+}
+
+const COLD: [Entry; 5] = [
+    Entry::new(Kind::Quire, Here::Nothing),
+    Entry::new(Kind::Overlayfs, Here::Nothing),
+    Entry::new(Kind::Erofs, Here::Nothing),
+    Entry::new(Kind::Stargz, Here::Nothing),
+    Entry::new(Kind::Soci, Here::Nothing),
+];
+
+const SHARED_BASE: [Entry; 3] = [
+    Entry::new(Kind::Quire, Here::Base),
+    Entry::new(Kind::Overlayfs, Here::Base),
+    Entry::new(Kind::Erofs, Here::Base),
+];
+
+const LAYERS_HERE: [Entry; 8] = [
+    Entry::new(Kind::QuireSkip, Here::InStore),
+    Entry::new(Kind::ErofsCaches, Here::Nothing),
+    Entry::named("Quire, layers in its store", Kind::Quire, Here::InStore),
+    Entry::named("Quire, by another name", Kind::Quire, Here::OtherName),
+    Entry::named("overlayfs, by another name", Kind::Overlayfs, Here::OtherName),
+    Entry::named("erofs, by another name", Kind::Erofs, Here::OtherName),
+    Entry::named("stargz-snapshotter, by another name", Kind::Stargz, Here::OtherName),
+    Entry::named("soci-snapshotter, by another name", Kind::Soci, Here::OtherName),
+];
+
+const BLOBS_HERE: [Entry; 4] = [
+    Entry::new(Kind::Quire, Here::Blobs),
+    Entry::new(Kind::QuireWalking, Here::Blobs),
+    Entry::new(Kind::Overlayfs, Here::Blobs),
+    Entry::new(Kind::Erofs, Here::Blobs),
+];
+
+const CASES: [Case; 4] = [
+    Case { title: "cold", entries: &COLD, parts: &[Part::PullAndRun, Part::Pull] },
+    Case { title: "its base is here", entries: &SHARED_BASE, parts: &[Part::PullAndRun] },
+    Case {
+        title: "all layers here",
+        entries: &LAYERS_HERE,
+        parts: &[Part::PullAndRun, Part::Pull],
+    },
+    Case { title: "blobs here", entries: &BLOBS_HERE, parts: &[Part::Pull] },
+];
+
+pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
+    let mut findings = Vec::new();
+    let stage = Stage::new(context, &mut findings)?;
+    let mut report = Report {
+        name: "engine",
+        about: ABOUT.to_owned(),
+        tables: Vec::new(),
+        sizes: Vec::new(),
+        findings,
+    };
+    registry::copy(&inputs::debian_base(context.cache)?, &stage.base())?;
+    for (name, trace) in [("nginx", "nginx"), ("postgres", "version")] {
+        let sample = SAMPLES.iter().find(|it| it.name == name).expect("a sample of this name");
+        let program = sample.programs.iter().find(|it| it.trace == trace).expect("it has it");
+        image(&stage, (sample, program), &mut report)?;
+    }
+    if context.wants("related") {
+        let kinds = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
+        report.sizes.extend(related::related(&stage, &kinds)?);
+    }
+    let aims = aims::aims(&report);
+    report.findings.extend(aims);
+    Ok(report)
+}
+
+/// All that is done with one image.
+fn image(
+    stage: &Stage<'_>,
+    (sample, program): (&Sample, &Program),
+    report: &mut Report,
+) -> Result<()> {
+    let (context, name) = (stage.context, sample.name);
+    let mut is_there = false;
+    let mut publish = || match std::mem::replace(&mut is_there, true) {
+        true => Ok(()),
+        false => stage.publish(sample),
+    };
+    for case in &CASES {
+        for part in case.parts {
+            let end = match part {
+                Part::Pull => "pulled",
+                Part::PullAndRun => program.title,
+            };
+            let title = format!("{name}, {}: {end}", case.title);
+            if context.wants(&title) {
+                publish()?;
+                let table = race(stage, (sample, program), case.entries, *part, title)?;
+                report.findings.extend(shares(&table));
+                report.tables.push(table);
+            }
+        }
+    }
+    if context.wants(&format!("{name}, bytes")) {
+        publish()?;
+        let entries = [&COLD[..], &SHARED_BASE[..]];
+        for (entries, title) in entries.into_iter().zip(["cold", "its base is here"]) {
+            let title = format!("{name}, {title}: bytes written");
+            report.sizes.push(costs::written(stage, entries, sample, title)?);
+        }
+    }
+    if context.wants(&format!("{name}, memory")) {
+        publish()?;
+        report.sizes.push(costs::memory(stage, &COLD, sample)?);
+    }
+    Ok(())
+}
+
+/// Has containerd convert an image's layers for [`Kind::ErofsCaches`], as its manual says.
+fn fill_caches(stage: &Stage<'_>, sample: &Sample) -> Result<()> {
+    let node = Node::new(stage, Kind::Erofs);
+    node.start_anew()?;
+    let image = stage.image(sample, Kind::Erofs, "1");
+    quiet(&mut node.fetch(&image))?;
+    let mut build = node.ctr(&["image", "build-erofs-cache", &image]);
+    quiet(build.arg(stage.caches()).env("PATH", stage.path()?))?;
+    node.stop()
+}
+
+fn race(
+    stage: &Stage<'_>,
+    (sample, program): (&Sample, &Program),
+    entries: &[Entry],
+    part: Part,
+    title: String,
+) -> Result<Table> {
+    stage.context.make_room(MOST_ASIDE)?;
+    let entries: Vec<_> = entries.iter().filter(|it| it.kind.is_here(stage)).collect();
+    let nodes: Vec<_> = entries.iter().map(|it| Node::new(stage, it.kind)).collect();
+    let mut contestants = Vec::new();
+    for (entry, node) in entries.iter().zip(&nodes) {
+        let image = stage.image(sample, entry.kind, "1");
+        let commands = move || -> Result<Vec<Command>> {
+            Ok(match part {
+                Part::Pull => vec![node.pull(&image)],
+                Part::PullAndRun => vec![node.pull(&image), node.run(&image, program)],
+            })
+        };
+        let until = if part == Part::Pull { Until::End } else { program.until };
+        let contestant = Contestant::new(entry.name, commands).until(until).before(move || {
+            node.start_anew()?;
+            entry.here.prepare(stage, node, sample)?;
+            rustix::fs::sync();
+            Ok(())
+        });
+        contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
+    }
+    let rules = Rules {
+        runs: stage.context.runs,
+        sync: None,
+        cold: false,
+        pace: Pace::Turns,
+        memory: Memory::LargestProcess,
+    };
+    let outcomes = measure(&rules, &mut contestants)?;
+    Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
+}
+
+/// Quire, which comes first, beside all others.
+fn shares(table: &Table) -> Vec<String> {
+    let names = table.outcomes.iter().skip(1).map(|it| &it.name);
+    let share = |it| ratio(&table.outcomes, &table.outcomes[0].name, it);
+    names.filter_map(|it| Some(format!("{}: {}", table.title, share(it)?))).collect()
+}

@@ -1,0 +1,194 @@
+//! A containerd of a contestant's own, with the snapshotter beside it, and its client.
+
+use std::cell::RefCell;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rig::process::quiet;
+
+use super::Stage;
+use super::kind::Kind;
+use crate::mounts::detach_all;
+use crate::samples::Program;
+use crate::service::{Service, resident, spent};
+
+/// The folder of the node that runs, below the bench's.
+const PLACE: &str = "node";
+
+/// The name of each container: there is one at a time.
+const CONTAINER: &str = "quire-bench";
+
+/// An engine and what it is with, while they run.
+struct Running {
+    /// The snapshotter first: it is there before the engine asks for it, and ends after it.
+    services: Vec<(&'static str, Service)>,
+}
+
+/// Where a contestant's engine runs. All of them use one place, one after the other.
+pub(super) struct Node<'a> {
+    stage: &'a Stage<'a>,
+    pub(super) kind: Kind,
+    running: RefCell<Option<Running>>,
+}
+
+/// The memory of a service, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resident {
+    pub(super) name: &'static str,
+    pub(super) most: u64,
+    pub(super) now: u64,
+}
+
+impl<'a> Node<'a> {
+    pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
+        Self { stage, kind, running: RefCell::new(None) }
+    }
+
+    pub(super) fn place(&self) -> PathBuf {
+        self.stage.context.work.join(PLACE)
+    }
+
+    /// The folder of the engine's own state.
+    pub(super) fn root(&self) -> PathBuf {
+        self.place().join("root")
+    }
+
+    /// Where Quire has its store.
+    pub(super) fn store(&self) -> PathBuf {
+        self.place().join("store")
+    }
+
+    /// An engine that has never had an image.
+    pub(super) fn start_anew(&self) -> Result<()> {
+        self.stop()?;
+        self.stage.context.set_aside(PLACE)?;
+        fs::create_dir_all(self.place())?;
+        self.start()
+    }
+
+    fn start(&self) -> Result<()> {
+        let place = self.place();
+        let socket = place.join("snapshotter");
+        let mut services = Vec::new();
+        if let Some(command) = self.kind.service(self.stage, &place, &socket)? {
+            let name = self.kind.snapshotter();
+            let service = self.begin(command, name, || Ok(socket.exists()))?;
+            services.push((name, service));
+        }
+        fs::write(place.join("config.toml"), self.kind.config(self.stage, &place, &socket)?)?;
+        let mut containerd = Command::new(self.stage.programs.join("containerd"));
+        containerd.arg("--config").arg(place.join("config.toml")).env("PATH", self.stage.path()?);
+        let answers = || Ok(quiet(self.ctr(&["version"]).stdout(Stdio::null())).is_ok());
+        services.push(("containerd", self.begin(containerd, "containerd", answers)?));
+        self.running.replace(Some(Running { services }));
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        mut command: Command,
+        name: &str,
+        can_be_asked: impl Fn() -> Result<bool>,
+    ) -> Result<Service> {
+        let log = self.place().join(format!("{name}.log"));
+        command.stdout(Stdio::null()).stderr(File::create(&log)?);
+        let begun = Service::start(command, name, can_be_asked);
+        begun.with_context(|| fs::read_to_string(&log).unwrap_or_default())
+    }
+
+    /// Ends what runs, and unmounts what it leaves.
+    pub(super) fn stop(&self) -> Result<()> {
+        if let Some(mut running) = self.running.take() {
+            while let Some((_, service)) = running.services.pop() {
+                drop(service);
+            }
+        }
+        detach_all(&self.place())
+    }
+
+    /// The engine's client.
+    pub(super) fn ctr(&self, words: &[&str]) -> Command {
+        let mut ctr = Command::new(self.stage.programs.join("ctr"));
+        ctr.arg("--address").arg(self.place().join("socket")).args(words);
+        ctr
+    }
+
+    pub(super) fn pull(&self, image: &str) -> Command {
+        let snapshotter = self.kind.snapshotter();
+        self.ctr(&["image", "pull", "--plain-http", "--snapshotter", snapshotter, image])
+    }
+
+    /// Downloads the blobs of an image, and nothing more.
+    pub(super) fn fetch(&self, image: &str) -> Command {
+        self.ctr(&["content", "fetch", "--plain-http", image])
+    }
+
+    /// Runs a program in a container, which is removed behind it.
+    pub(super) fn run(&self, image: &str, program: &Program) -> Command {
+        let mut run = self.ctr(&["run", "--rm", "--snapshotter", self.kind.snapshotter()]);
+        run.arg("--runc-root").arg(self.place().join("runc")).args(["--user", program.user]);
+        run.args([image, CONTAINER]).args(program.arguments);
+        run
+    }
+
+    /// Starts a container that goes on; several are told apart by numbers.
+    pub(super) fn run_detached(&self, image: &str, number: usize, program: &[&str]) -> Command {
+        let mut run = self.ctr(&["run", "--detach", "--snapshotter", self.kind.snapshotter()]);
+        run.arg("--runc-root").arg(self.place().join("runc"));
+        run.arg(image).arg(format!("{CONTAINER}-{number}")).args(program);
+        run
+    }
+
+    /// Runs a program in a container that runs.
+    pub(super) fn exec(&self, number: usize, program: &[&str]) -> Command {
+        let mut exec = self.ctr(&["task", "exec", "--exec-id", "reader"]);
+        exec.arg(format!("{CONTAINER}-{number}")).args(program);
+        exec
+    }
+
+    /// Ends and removes a container, which may not be there.
+    pub(super) fn end(&self, number: usize) {
+        let name = format!("{CONTAINER}-{number}");
+        let _gone = quiet(&mut self.ctr(&["task", "delete", "--force", &name]));
+        let _gone = quiet(&mut self.ctr(&["container", "delete", &name]));
+    }
+
+    /// The processor time of all services so far, children that have ended included.
+    pub(super) fn spent(&self) -> Result<Duration> {
+        let running = self.running.borrow();
+        let services = running.iter().flat_map(|it| &it.services);
+        services.map(|(_, it)| spent(it.process())).sum()
+    }
+
+    pub(super) fn resident(&self) -> Result<Vec<Resident>> {
+        let running = self.running.borrow();
+        let services = running.iter().flat_map(|it| &it.services);
+        let of = |(name, service): &(&'static str, Service)| {
+            let (most, now) = resident(service.process())?;
+            Ok(Resident { name, most, now })
+        };
+        services.map(of).collect()
+    }
+
+    /// Has Quire's store get an image that the engine knows nothing of.
+    pub(super) fn pull_into_store(&self, image: &str) -> Result<()> {
+        let mut quire = Command::new(self.stage.context.quire);
+        quire.arg("--store").arg(self.store()).args(["--quiet", "pull", image]);
+        quiet(&mut quire).map(drop)
+    }
+}
+
+impl Drop for Node<'_> {
+    fn drop(&mut self) {
+        // A bench that fails leaves nothing running.
+        let _stopped = self.stop();
+    }
+}
+
+/// A path in TOML.
+pub(super) fn quoted(path: &Path) -> String {
+    format!("{:?}", path.display().to_string())
+}

@@ -1,0 +1,100 @@
+//! Ten images that have much in common: their disk, and the memory of a container of each.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use rig::cache::remove;
+use rig::inputs::layout;
+use rig::inputs::versions::{self, Cut};
+use rig::process::quiet;
+
+use super::Stage;
+use super::costs::blobs;
+use super::kind::Kind;
+use super::node::Node;
+use crate::measure::drop_caches;
+use crate::registry;
+use crate::report::{Sizes, Unit};
+use crate::versions::disk;
+
+/// How many images.
+pub(super) const IMAGES: usize = 10;
+
+/// What each container reads: the application, and the runtime below it.
+const READ: &str = "find /opt/app /usr/lib/python3* -type f -exec cat {} + > /dev/null";
+
+/// Brings them to the registry.
+fn publish(stage: &Stage<'_>) -> Result<()> {
+    let versions = versions::make(stage.context.cache, false)?;
+    let draft = stage.context.work.join("draft");
+    for version in 1..=IMAGES {
+        layout::write(
+            &draft,
+            &layout::Config::default(),
+            &versions.layers(Cut::Layered, version)?,
+        )?;
+        registry::copy(&draft, &name(stage, version))?;
+        remove(&draft)?;
+    }
+    Ok(())
+}
+
+fn name(stage: &Stage<'_>, version: usize) -> String {
+    format!("{}/related:{version}", stage.registry.host)
+}
+
+/// The disk, and the page cache.
+pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
+    publish(stage)?;
+    let (mut disks, mut pages) = (Vec::new(), Vec::new());
+    for kind in kinds {
+        stage.context.make_room(super::MOST_ASIDE)?;
+        let node = Node::new(stage, *kind);
+        node.start_anew()?;
+        for version in 1..=IMAGES {
+            quiet(&mut node.pull(&name(stage, version)))?;
+        }
+        rustix::fs::sync();
+        let blobs = blobs(&node)?;
+        let all = disk(&node.place())?;
+        disks.push((kind.name().to_owned(), vec![all, blobs, all - blobs]));
+        drop_caches()?;
+        let before = cached()?;
+        let read = || -> Result<u64> {
+            for version in 1..=IMAGES {
+                quiet(&mut node.run_detached(&name(stage, version), version, &["sleep", "1000"]))?;
+                quiet(&mut node.exec(version, &["sh", "-ec", READ]))?;
+            }
+            Ok(cached()?.saturating_sub(before))
+        };
+        let grown = read();
+        (1..=IMAGES).for_each(|version| node.end(version));
+        pages.push((kind.name().to_owned(), vec![grown?]));
+        node.stop()?;
+    }
+    Ok([
+        Sizes {
+            title: format!("{IMAGES} related images on the disk"),
+            unit: Unit::Megabytes,
+            columns: vec!["all", "blobs that the engine keeps", "all but those"],
+            rows: disks,
+        },
+        Sizes {
+            title: format!("{IMAGES} containers, one of each, that have read their files"),
+            unit: Unit::Megabytes,
+            columns: vec!["page cache"],
+            rows: pages,
+        },
+    ])
+}
+
+/// Bytes of files that are in memory, on the whole machine.
+fn cached() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo")?;
+    let of = |name: &str| -> Result<u64> {
+        let line = text.lines().find_map(|it| it.strip_prefix(name));
+        let number = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
+        Ok(number.with_context(|| format!("no {name} in /proc/meminfo"))? * 1024)
+    };
+    Ok(of("Active(file):")? + of("Inactive(file):")?)
+}

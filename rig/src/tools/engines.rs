@@ -1,0 +1,114 @@
+//! Container engines of the Go module proxy, in the versions that tests and benches use.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{go_program, install, quiet, sources};
+use crate::Skipped;
+use crate::cache::Cache;
+
+/// What containerd's file systems for btrfs, device mapper and ZFS need is C.
+const TAGS: &str = "no_btrfs,no_devmapper,no_zfs";
+
+/// A containerd of the proxy.
+#[derive(Debug, Clone, Copy)]
+pub struct Containerd {
+    pub version: &'static str,
+    module: &'static str,
+}
+
+/// The newest one.
+pub const CONTAINERD: Containerd =
+    Containerd { version: "2.4.2", module: "github.com/containerd/containerd/v2" };
+/// The newest of the last line before the second major version.
+pub const CONTAINERD_1_7: Containerd =
+    Containerd { version: "1.7.35", module: "github.com/containerd/containerd" };
+/// The newest of the first line whose images come through its transfer service.
+pub const CONTAINERD_2_1: Containerd =
+    Containerd { version: "2.1.9", module: "github.com/containerd/containerd/v2" };
+
+/// `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
+pub fn containerd(cache: &Cache, wanted: Containerd) -> Result<PathBuf> {
+    let name = format!("containerd-{}", wanted.version);
+    let module = format!("{}@v{}", wanted.module, wanted.version);
+    let programs = ["./cmd/containerd", "./cmd/ctr", "./cmd/containerd-shim-runc-v2"];
+    go_program(cache, &name, &name, |go, bin, build| {
+        module_build(go, (bin, build), &module, &programs)
+    })
+}
+
+/// The last Docker of the line 28, and the newest buildx that it was released with.
+const DOCKER: &str = "28.5.2";
+const BUILDX: &str = "0.29.1";
+
+/// `dockerd`, `docker` and its plugin `docker-buildx`, in `docker-VERSION/bin`.
+pub fn docker(cache: &Cache) -> Result<PathBuf> {
+    let name = format!("docker-{DOCKER}");
+    let modules = [
+        (format!("github.com/docker/docker@v{DOCKER}+incompatible"), "./cmd/dockerd"),
+        (format!("github.com/docker/cli@v{DOCKER}+incompatible"), "./cmd/docker"),
+        (format!("github.com/docker/buildx@v{BUILDX}"), "./cmd/buildx"),
+    ];
+    go_program(cache, &name, &name, |go, bin, build| {
+        let mut last = Command::new("true");
+        for (module, program) in &modules {
+            quiet(&mut last)?;
+            last = module_build(go, (bin, build), module, &[program])?;
+        }
+        Ok(last)
+    })
+}
+
+/// soci-snapshotter: a program of ours over its library, since the module of its own programs is in no release.
+pub fn soci(cache: &Cache) -> Result<PathBuf> {
+    const FILES: [(&str, &str); 3] = [
+        ("go.mod", include_str!("soci/go.mod")),
+        ("go.sum", include_str!("soci/go.sum")),
+        ("main.go", include_str!("soci/main.go")),
+    ];
+    // It reads gzip by zlib.
+    install(&[("gcc", "gcc")])?;
+    if !Path::new("/usr/include/zlib.h").exists() {
+        let reason = "not installed; please install this Debian package: zlib1g-dev";
+        bail!(Skipped(reason.into()));
+    }
+    let dir = sources(cache, "soci", "soci-snapshotter 0.16.1", &FILES, |go, bin| {
+        go.env("CGO_ENABLED", "1").args(["build", "-o"]).arg(bin.join("soci")).arg(".");
+    })?;
+    Ok(dir.join("bin/soci"))
+}
+
+/// How to build programs of a module as those who release it do: with its own requirements, replacements and
+/// exclusions, which `go install` refuses.
+fn module_build(
+    go: &dyn Fn() -> Command,
+    (bin, build): (&Path, &Path),
+    module: &str,
+    programs: &[&str],
+) -> Result<Command> {
+    let said = quiet(go().args(["mod", "download", "-json", module]))?;
+    let said: serde_json::Value = serde_json::from_str(&said)?;
+    let downloaded = said["Dir"].as_str().context("Go does not say where it put a module")?;
+    let sources = build.join("sources").join(module.replace(['/', '@'], "-"));
+    fs::create_dir_all(&sources)?;
+    quiet(
+        Command::new("cp")
+            .args(["-r", "--no-preserve=mode"])
+            .arg(format!("{downloaded}/."))
+            .arg(&sources),
+    )?;
+    // Docker's repositories are no modules yet, but say by this name which ones they need.
+    for (vendored, name) in [("vendor.mod", "go.mod"), ("vendor.sum", "go.sum")] {
+        if sources.join(vendored).exists() {
+            fs::rename(sources.join(vendored), sources.join(name))?;
+        }
+    }
+    let mut go = go();
+    go.current_dir(sources).args(["build", "-mod=mod", "-tags", TAGS, "-o"]);
+    // A folder, as the slash at its end says.
+    go.arg(bin.join("")).args(programs);
+    Ok(go)
+}
