@@ -44,12 +44,13 @@ impl Kind {
     }
 
     /// Whether this machine has it.
-    pub(super) const fn is_here(self, stage: &Stage<'_>) -> bool {
-        match self {
+    pub(super) fn is_here(self, stage: &Stage<'_>) -> bool {
+        let is_built = match self {
             Self::Stargz => stage.stargz.is_some(),
             Self::Soci => stage.soci.is_some(),
             _ => true,
-        }
+        };
+        is_built && !stage.failed.borrow().contains(&self)
     }
 
     /// The tag of an image as it wants it, under one of two names.

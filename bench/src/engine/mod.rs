@@ -6,6 +6,7 @@ mod kind;
 mod node;
 mod related;
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -25,8 +26,7 @@ use rig::{Skipped, tools};
 use testing::daemon::{Daemon, PROGRAM};
 
 /// nydus-snapshotter 0.16.1 is in the Go module proxy; what it starts for each image is not.
-const NO_NYDUS: &str =
-    "the newest nydusd in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs), which nobody runs it with";
+const NO_NYDUS: &str = "the newest nydusd in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs), which nobody runs it with";
 
 /// What is measured, and how.
 const ABOUT: &str = "\
@@ -62,6 +62,8 @@ struct Stage<'a> {
     /// Rivals; none where they cannot be had.
     stargz: Option<PathBuf>,
     soci: Option<PathBuf>,
+    /// Rivals that could not run the first image.
+    failed: RefCell<Vec<Kind>>,
 }
 
 impl<'a> Stage<'a> {
@@ -83,7 +85,16 @@ impl<'a> Stage<'a> {
         let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
         let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
         let (sid, crane) = (sid::make(context.cache, false)?, tools::crane(context.cache)?);
-        Ok(Self { context, programs, sid, registry, crane, stargz, soci })
+        Ok(Self {
+            context,
+            programs,
+            sid,
+            registry,
+            crane,
+            stargz,
+            soci,
+            failed: RefCell::default(),
+        })
     }
 
     /// Where an engine finds its shim, the runtime, and a mkfs.erofs of its time.
@@ -121,6 +132,27 @@ impl<'a> Stage<'a> {
             }
         }
         fill_caches(self, sample)
+    }
+
+    /// Runs a program once with each rival, so that one that does not work here is left out, and ends no bench.
+    fn try_rivals(&self, sample: &Sample, program: &Program) -> Vec<String> {
+        let mut findings = Vec::new();
+        for kind in [Kind::Stargz, Kind::Soci] {
+            let node = Node::new(self, kind);
+            let image = self.image(sample, kind, "1");
+            let tried = || -> Result<()> {
+                node.start_anew()?;
+                quiet(&mut node.pull(&image))?;
+                quiet(&mut node.run(&image, program)).map(drop)
+            };
+            if let (true, Err(error)) = (kind.is_here(self), tried()) {
+                let finding = format!("SKIPPED: {} does not work here: {error:#}", kind.name());
+                println!("{finding}");
+                findings.push(finding);
+                self.failed.borrow_mut().push(kind);
+            }
+        }
+        findings
     }
 }
 
@@ -259,9 +291,12 @@ fn image(
 ) -> Result<()> {
     let (context, name) = (stage.context, sample.name);
     let mut is_there = false;
-    let mut publish = || match std::mem::replace(&mut is_there, true) {
-        true => Ok(()),
-        false => stage.publish(sample),
+    let mut publish = |findings: &mut Vec<String>| {
+        if !std::mem::replace(&mut is_there, true) {
+            stage.publish(sample)?;
+            findings.extend(stage.try_rivals(sample, program));
+        }
+        anyhow::Ok(())
     };
     for case in &CASES {
         for part in case.parts {
@@ -271,7 +306,7 @@ fn image(
             };
             let title = format!("{name}, {}: {end}", case.title);
             if context.wants(&title) {
-                publish()?;
+                publish(&mut report.findings)?;
                 let table = race(stage, (sample, program), case.entries, *part, title)?;
                 report.findings.extend(shares(&table));
                 report.tables.push(table);
@@ -279,7 +314,7 @@ fn image(
         }
     }
     if context.wants(&format!("{name}, bytes")) {
-        publish()?;
+        publish(&mut report.findings)?;
         let entries = [&COLD[..], &SHARED_BASE[..]];
         for (entries, title) in entries.into_iter().zip(["cold", "its base is here"]) {
             let title = format!("{name}, {title}: bytes written");
@@ -287,7 +322,7 @@ fn image(
         }
     }
     if context.wants(&format!("{name}, memory")) {
-        publish()?;
+        publish(&mut report.findings)?;
         report.sizes.push(costs::memory(stage, &COLD, sample)?);
     }
     Ok(())

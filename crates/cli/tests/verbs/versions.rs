@@ -10,7 +10,6 @@ use crate::engines::{
     snapshotter,
 };
 use crate::{Place, Ran};
-#[cfg(feature = "registry")]
 use testing::daemon::Daemon;
 use testing::fake::wait_for;
 
@@ -77,7 +76,6 @@ impl Docker {
     }
 }
 
-#[cfg(feature = "registry")]
 #[test]
 fn docker_pulls_runs_commits_builds_and_pushes() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };

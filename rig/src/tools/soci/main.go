@@ -12,6 +12,7 @@ import (
 	"github.com/awslabs/soci-snapshotter/service"
 	api "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/v2/contrib/snapshotservice"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"google.golang.org/grpc"
 )
 
@@ -26,6 +27,14 @@ func main() {
 	}
 }
 
+// inNamespace has what the snapshotter asks of containerd's content store asked in the namespace of the call.
+func inNamespace(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if namespace, ok := namespaces.Namespace(ctx); ok {
+		ctx = namespaces.WithNamespace(ctx, namespace)
+	}
+	return handle(ctx, request)
+}
+
 func serve(file, root, socket string) error {
 	settings, err := config.NewConfigFromToml(file)
 	if err != nil {
@@ -35,7 +44,7 @@ func serve(file, root, socket string) error {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.UnaryInterceptor(inNamespace))
 	api.RegisterSnapshotsServer(server, snapshotservice.FromSnapshotter(snapshotter))
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
