@@ -12,9 +12,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::measure::{Contestant, Memory, Pace, Rules, Until, measure};
+use super::measure::{Contestant, Memory, Outcome, Pace, Rules, Until, measure};
 use super::registry;
-use super::report::{Report, Table, ratio};
+use super::report::{Report, Table};
 use super::samples::{Program, SAMPLES, Sample};
 use crate::Context;
 use kind::Kind;
@@ -378,9 +378,12 @@ fn race(
     Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
 }
 
-/// Quire, which comes first, beside all others.
+/// Quire, which comes first, beside all others. The memory of clients says nothing.
 fn shares(table: &Table) -> Vec<String> {
-    let names = table.outcomes.iter().skip(1).map(|it| &it.name);
-    let share = |it| ratio(&table.outcomes, &table.outcomes[0].name, it);
-    names.filter_map(|it| Some(format!("{}: {}", table.title, share(it)?))).collect()
+    let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
+    let share = |it: &Outcome| ours.median.as_secs_f64() / it.median.as_secs_f64();
+    let line = |it: &Outcome| {
+        format!("{}: {}: {:.2} of the time of {}", table.title, ours.name, share(it), it.name)
+    };
+    others.iter().map(line).collect()
 }
