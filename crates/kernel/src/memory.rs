@@ -1,5 +1,8 @@
 //! Memory of this process.
-#![expect(unsafe_code, reason = "calls that only libc has")]
+#![cfg_attr(
+    target_env = "gnu",
+    expect(unsafe_code, reason = "rustix has no calls of the allocator")
+)]
 
 /// Gives the kernel back what this process has freed. Threads that work for a while and end leave much of it.
 pub fn give_back() {

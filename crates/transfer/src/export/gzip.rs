@@ -199,10 +199,10 @@ mod tests {
             progress: &|_| {},
             cancel: &AtomicBool::new(false),
         };
-        let ended = gzip(&mut Fails(9), 1 << 30, &mut io::sink(), &options, &|_| {});
+        let ended = gzip(&mut Fails(9), Some(1 << 30), &mut io::sink(), &options, &|_| {});
         assert!(matches!(ended, Err(CopyError::Read(_))));
         options.cancel.store(true, Ordering::Relaxed);
-        let ended = gzip(&mut io::repeat(1), 1 << 30, &mut io::sink(), &options, &|_| {});
+        let ended = gzip(&mut io::repeat(1), Some(1 << 30), &mut io::sink(), &options, &|_| {});
         assert!(matches!(ended, Err(CopyError::Cancelled)));
     }
 }
