@@ -115,7 +115,7 @@ fn engines(
 ) -> Vec<EngineReport> {
     // What is wrong with the settings is told elsewhere.
     let set = settings.load().unwrap_or_default().snapshotter;
-    let service = &crate::snapshotter::Wanted::as_set(set);
+    let service = &crate::settings::SnapshotterChoices::as_set(set);
     crate::engines::findings::engines(&Expected { service, store, root: &args.root })
 }
 

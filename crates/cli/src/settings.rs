@@ -49,6 +49,46 @@ pub(crate) struct SnapshotterSettings {
     pub(crate) skip: Option<args::Skip>,
 }
 
+/// Where the engine finds the service, unless something else is set.
+const SOCKET: &str = "/run/quire/snapshotter.sock";
+/// Where containerd listens, unless something else is set.
+pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
+/// Where the containerd of k3s listens.
+pub(crate) const K3S_SOCKET: &str = "/run/k3s/containerd/containerd.sock";
+/// The instance, unless something else is set.
+const INSTANCE: &str = "containerd";
+
+/// What the service is to do: as options say, then as the file says, then as usual.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotterChoices {
+    pub(crate) socket: PathBuf,
+    pub(crate) engine: PathBuf,
+    pub(crate) instance: String,
+    pub(crate) skip: args::Skip,
+}
+
+impl SnapshotterChoices {
+    pub(crate) fn of(args: &args::Serve) -> anyhow::Result<Self> {
+        let file = ServeFile::new(args.config.as_deref()).load()?.snapshotter;
+        Ok(Self::as_set(SnapshotterSettings {
+            socket: args.socket.clone().or(file.socket),
+            engine: args.engine.clone().or(file.engine),
+            instance: args.instance.clone().or(file.instance),
+            skip: args.skip.or(file.skip),
+        }))
+    }
+
+    /// As usual, but for what is set.
+    pub(crate) fn as_set(set: SnapshotterSettings) -> Self {
+        Self {
+            socket: set.socket.unwrap_or_else(|| SOCKET.into()),
+            engine: set.engine.unwrap_or_else(|| ENGINE.into()),
+            instance: set.instance.unwrap_or_else(|| INSTANCE.to_owned()),
+            skip: set.skip.unwrap_or(args::Skip::Unpack),
+        }
+    }
+}
+
 /// Where settings are read, also again.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeFile {

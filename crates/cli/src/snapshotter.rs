@@ -1,7 +1,6 @@
 //! `serve --snapshotter`.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
@@ -13,54 +12,18 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, moment};
-use crate::engines::{self, EngineVersion};
+use crate::engine_version::EngineVersion;
+use crate::engines;
 use crate::notify::{self, ServiceStep};
 use crate::report;
-use crate::settings::{ServeFile, SnapshotterSettings};
+use crate::settings::SnapshotterChoices;
 use crate::signals::{Heard, until_stopped};
 
 /// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.
 pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
-/// Where the engine finds the service, unless something else is set.
-const SOCKET: &str = "/run/quire/snapshotter.sock";
-/// Where containerd listens, unless something else is set.
-pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
-/// The instance, unless something else is set.
-const INSTANCE: &str = "containerd";
-
-/// What the service is to do: as options say, then as the file says, then as usual.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) socket: PathBuf,
-    pub(crate) engine: PathBuf,
-    pub(crate) instance: String,
-    pub(crate) skip: args::Skip,
-}
-
-impl Wanted {
-    fn of(args: &args::Serve) -> anyhow::Result<Self> {
-        let file = ServeFile::new(args.config.as_deref()).load()?.snapshotter;
-        Ok(Self::as_set(SnapshotterSettings {
-            socket: args.socket.clone().or(file.socket),
-            engine: args.engine.clone().or(file.engine),
-            instance: args.instance.clone().or(file.instance),
-            skip: args.skip.or(file.skip),
-        }))
-    }
-
-    /// As usual, but for what is set.
-    pub(crate) fn as_set(set: SnapshotterSettings) -> Self {
-        Self {
-            socket: set.socket.unwrap_or_else(|| SOCKET.into()),
-            engine: set.engine.unwrap_or_else(|| ENGINE.into()),
-            instance: set.instance.unwrap_or_else(|| INSTANCE.to_owned()),
-            skip: set.skip.unwrap_or(args::Skip::Unpack),
-        }
-    }
-}
 
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
-    let wanted = Wanted::of(args)?;
+    let wanted = SnapshotterChoices::of(args)?;
     if let Some(engine) = args.print_config {
         return print_config(context, args.version, &wanted, engine);
     }
@@ -125,7 +88,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
 fn print_config(
     context: &Context,
     version: Option<EngineVersion>,
-    wanted: &Wanted,
+    wanted: &SnapshotterChoices,
     engine: args::Engine,
 ) -> anyhow::Result<Answer> {
     let socket = std::path::absolute(&wanted.socket)?;

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
 use super::{LazyWish, PullOptions, RegistryOptions};
-use crate::engines::EngineVersion;
+use crate::engine_version::EngineVersion;
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read one wait until `quire serve \
                                --lazy` has fetched and verified it. It is started if it does not run, and ends five \

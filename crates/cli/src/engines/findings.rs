@@ -9,10 +9,11 @@ use serde::Serialize;
 use toml::{Table, Value};
 
 use super::configuration::{Containerd, Unusable, below, text};
-use super::{CAPABILITIES, DIFFERS, EngineVersion, K3S_SOCKET, REMAP, TRANSFER};
+use super::{CAPABILITIES, DIFFERS, REMAP, TRANSFER};
 use crate::args::Skip;
+use crate::engine_version::EngineVersion;
 use crate::report;
-use crate::snapshotter::{ENGINE, Wanted};
+use crate::settings::{ENGINE, K3S_SOCKET, SnapshotterChoices};
 
 const CONTAINERD: &str = "/etc/containerd/config.toml";
 const DOCKER: &str = "/etc/docker/daemon.json";
@@ -51,7 +52,7 @@ pub(crate) struct FindingReport {
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
     /// What the service is set to.
-    pub(crate) service: &'a Wanted,
+    pub(crate) service: &'a SnapshotterChoices,
     /// The directory of the store.
     pub(crate) store: &'a Path,
     /// The directory below which configurations are.
@@ -85,7 +86,9 @@ pub(crate) fn engines(expected: &Expected<'_>) -> Vec<EngineReport> {
 
 /// As the program on the path says it.
 fn version_of_containerd() -> Option<EngineVersion> {
-    let mut command = Command::new("containerd");
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    let mut programs = std::env::split_paths(&search).map(|it| it.join("containerd"));
+    let mut command = Command::new(programs.find(|it| it.is_file())?);
     let output = command.arg("--version").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     text.split_whitespace().nth(2)?.parse().ok()
@@ -171,7 +174,7 @@ impl Containerd {
     }
 
     /// Those that lead to the snapshotter: by their name, or by where they call.
-    fn snapshotters(&self, service: &Wanted) -> Vec<Proxy<'_>> {
+    fn snapshotters(&self, service: &SnapshotterChoices) -> Vec<Proxy<'_>> {
         let mut found = self.proxies("snapshot");
         found.retain(|it| it.name == "quire" || Path::new(it.address()) == service.socket);
         found
@@ -204,7 +207,7 @@ impl Containerd {
             report.add(
                 format!("[proxy_plugins.{one}] and [proxy_plugins.{other}] call at one socket, and the engine \
                  removes through each what it knows by the other"),
-                format!("remove one of them, or start a service with another --instance and --socket for it"),
+                "remove one of them, or start a service with another --instance and --socket for it",
             );
         }
         report.socket(proxy, expected);
@@ -449,14 +452,14 @@ mod tests {
 
     struct Host {
         root: tempfile::TempDir,
-        service: Wanted,
+        service: SnapshotterChoices,
     }
 
     impl Host {
         /// With a service that answers.
         fn new() -> (Self, UnixListener) {
             let root = tempfile::tempdir().unwrap();
-            let service = Wanted::as_set(SnapshotterSettings::default());
+            let service = SnapshotterChoices::as_set(SnapshotterSettings::default());
             let socket = below(root.path(), &service.socket);
             fs::create_dir_all(socket.parent().unwrap()).unwrap();
             (Self { root, service }, UnixListener::bind(socket).unwrap())

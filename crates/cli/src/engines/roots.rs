@@ -16,7 +16,7 @@ use crate::args;
 use crate::context::Context;
 use crate::report::{self, Time};
 use crate::settings::ServeFile;
-use crate::snapshotter::Wanted;
+use crate::settings::SnapshotterChoices;
 
 /// A snapshot of an engine.
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -58,7 +58,7 @@ pub(crate) fn list(context: &Context, store: &Store, args: &args::Ps) -> anyhow:
     let mut found = roots(&snapshots, &kernel::mount::mounted()?, &names);
     if args.metrics {
         let set = ServeFile::new(None).load()?.snapshotter;
-        let socket = args.socket.clone().unwrap_or_else(|| Wanted::as_set(set).socket);
+        let socket = args.socket.clone().unwrap_or_else(|| SnapshotterChoices::as_set(set).socket);
         let counts = ask_counts(&socket)
             .with_context(|| format!("cannot ask the service at {}", socket.display()))?;
         report::line(figures::metrics(counts.as_ref(), &found).trim_end())?;

@@ -483,8 +483,9 @@ fn the_units_are_ones_that_systemd_knows() {
         for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
             assert!(!unit.lines().any(|it| it.starts_with(word)), "{word}");
         }
-        let commands = unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
-        let command = commands.last().unwrap();
+        let mut commands =
+            unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
+        let command = commands.next_back().unwrap();
         let ran = place.run(&format!("{command} --config none.toml"));
         assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);
     }

@@ -106,7 +106,8 @@ fn a_layer_is_given_to_no_liar() {
     if !is_root() {
         return;
     }
-    let stage = Stage::with(Duration::from_secs(1));
+    // Long enough for a busy machine to remove an unfinished blob.
+    let stage = Stage::with(Duration::from_secs(5));
     let store = FakeStore::start(&stage);
     let mut engine = Engine::start(&stage, None);
     let (left, right) = roots(&mut engine);

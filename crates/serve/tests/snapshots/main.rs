@@ -2,15 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod compare;
+mod faults;
 mod lies;
+mod roots;
 mod store;
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Write as _;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -19,7 +20,7 @@ use std::time::Duration;
 
 use ::store::{FsckOptions, Moment, OpenOptions, Seconds, Store, Who};
 use image::digest::Digest;
-use kernel::mount::{Reach, TmpfsOptions, Unmount, bind, mounted, tmpfs, unmount};
+use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
 use oci::source::{Input, Source};
 use quire_serve::snapshots::api::diff::diff_client::DiffClient;
@@ -30,8 +31,7 @@ use quire_serve::snapshots::api::snapshots::{
     UsageRequest, ViewSnapshotRequest,
 };
 use quire_serve::snapshots::{
-    Labels, PATIENCE, SkipLayers, SnapshotAccess, SnapshotSurroundings, Snapshotter,
-    SnapshotterError, serve_snapshots,
+    PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
 };
 use testing::skipped;
 use tokio::runtime::Runtime;
@@ -415,206 +415,6 @@ fn labels_are_changed_and_found() {
     engine.end();
 }
 
-/// Docker has a directory of its own below each container, and others are what a build makes.
-#[test]
-fn what_was_written_stays_a_directory() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let mut engine = Engine::start(&stage, None);
-    two_layers(&mut engine);
-    let root = engine.prepare("1-init-key", "sha256:b").unwrap();
-    let layers = stage.count("layers");
-    fs::write(root.join("etc/hosts"), "mine").unwrap();
-    fs::remove_file(root.join("etc/new")).unwrap();
-    // In the directory, this file has no data: overlayfs keeps the image's.
-    fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o700)).unwrap();
-    fs::create_dir(root.join("empty")).unwrap();
-    fs::rename(root.join("etc"), root.join("moved")).unwrap();
-    engine.commit("1-init", "1-init-key").unwrap();
-    assert_eq!(engine.stat("1-init").unwrap().kind(), Kind::Committed);
-    code(engine.mounts("1-init"), Code::FailedPrecondition, "committed");
-    let shows = |root: &Path| {
-        assert_eq!(fs::read_to_string(root.join("moved/hosts")).unwrap(), "mine");
-        assert_eq!(fs::read_to_string(root.join("link")).unwrap(), "kept".repeat(5000));
-        assert_eq!(fs::metadata(root.join("link")).unwrap().mode() & 0o7777, 0o700);
-        assert_eq!(fs::read_to_string(root.join("moved/kept")).unwrap(), "kept".repeat(5000));
-        assert!(!root.join("etc").exists() && !root.join("moved/new").exists());
-        assert!(root.join("empty").is_dir());
-    };
-    let running = engine.prepare("1", "1-init").unwrap();
-    let view = engine.view("view", "1-init").unwrap();
-    shows(&view);
-    fs::write(running.join("moved/hosts"), "theirs").unwrap();
-    shows(&view);
-    fs::remove_file(running.join("moved/hosts")).unwrap();
-    engine.remove("view").unwrap();
-    // One more on that one, as a build goes on.
-    let step = engine.prepare("step", "1-init").unwrap();
-    fs::remove_dir(step.join("empty")).unwrap();
-    fs::create_dir(step.join("empty")).unwrap();
-    engine.commit("built", "step").unwrap();
-    shows(&engine.view("view", "built").unwrap());
-    engine.remove("view").unwrap();
-    // The service may begin anew in between.
-    engine.end();
-    let mut engine = Engine::start(&stage, None);
-    assert_eq!(stage.count("layers"), layers);
-    shows(&engine.view("view", "built").unwrap());
-    engine.remove("view").unwrap();
-    // A layer is put on it: then it is one, too. Who has it below goes on.
-    let root = engine.prepare(&unpacked("3"), "built").unwrap();
-    fs::write(root.join("third"), "third").unwrap();
-    engine.commit("sha256:c", &unpacked("3")).unwrap();
-    assert_eq!(stage.count("layers"), layers + 3);
-    let root = engine.prepare("2", "sha256:c").unwrap();
-    shows(&root);
-    assert_eq!(fs::read_to_string(root.join("third")).unwrap(), "third");
-    assert_eq!(fs::read_to_string(running.join("link")).unwrap(), "kept".repeat(5000));
-    assert!(!running.join("moved/hosts").exists());
-    shows(&engine.view("view", "1-init").unwrap());
-    let directories = || {
-        let paths = fs::read_dir(stage.0.path().join("store/snapshots/test")).unwrap();
-        paths.filter(|it| it.as_ref().unwrap().path().join("changes/upper").exists()).count()
-    };
-    for key in ["view", "1", "2", "sha256:c"] {
-        engine.remove(key).unwrap();
-    }
-    engine.end();
-    let mut engine = Engine::start(&stage, None);
-    assert_eq!(directories(), 0);
-    let store = stage.store();
-    store.gc(Seconds(0)).unwrap();
-    shows(&engine.view("view", "built").unwrap());
-    for key in ["view", "built", "1-init", "sha256:b", "sha256:a"] {
-        engine.remove(key).unwrap();
-    }
-    engine.end();
-    store.gc(Seconds(0)).unwrap();
-    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
-    assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));
-}
-
-/// Overlayfs takes so many directories only.
-#[test]
-fn many_directories_become_layers() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let mut engine = Engine::start(&stage, None);
-    let mut parent = String::new();
-    for number in 0..150 {
-        let root = engine.prepare("step", &parent).unwrap();
-        fs::write(root.join(number.to_string()), number.to_string()).unwrap();
-        if number > 0 {
-            fs::remove_file(root.join((number - 1).to_string())).unwrap();
-        }
-        parent = format!("step {number}");
-        engine.commit(&parent, "step").unwrap();
-    }
-    let root = engine.view("view", &parent).unwrap();
-    let names: Vec<_> = fs::read_dir(root).unwrap().map(|it| it.unwrap().file_name()).collect();
-    assert_eq!(names, ["149"]);
-    assert!(stage.count("layers") > 100);
-    engine.end();
-}
-
-/// A container with a user namespace has the image's files by the owners that its own ids are on the host.
-#[test]
-fn owners_are_mapped_for_a_container() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let mut engine = Engine::start(&stage, None);
-    let root = engine.prepare(&unpacked("1"), "").unwrap();
-    fs::write(root.join("file"), "file").unwrap();
-    chown(root.join("file"), Some(33), Some(44)).unwrap();
-    engine.commit("sha256:a", &unpacked("1")).unwrap();
-    // A directory between the image and the container has owners, too.
-    let root = engine.prepare("init-key", "sha256:a").unwrap();
-    fs::write(root.join("init"), "init").unwrap();
-    chown(root.join("init"), Some(1), Some(2)).unwrap();
-    engine.commit("init", "init-key").unwrap();
-    let maps = |users: &str, groups: &str| -> HashMap<String, String> {
-        [("uidmapping", users), ("gidmapping", groups)]
-            .map(|it| (format!("containerd.io/snapshot/{}", it.0), it.1.to_owned()))
-            .into()
-    };
-    let mut mapped = |key: &str, labels: HashMap<String, String>| {
-        let (key, parent) = (key.to_owned(), "init".to_owned());
-        let request =
-            PrepareSnapshotRequest { key, parent, labels, ..PrepareSnapshotRequest::default() };
-        let answer = engine.runtime.block_on(engine.client.prepare(request))?.into_inner();
-        Ok(PathBuf::from(&answer.mounts[0].source))
-    };
-    let root = mapped("container", maps("0:100000:65536", "0:200000:1000")).unwrap();
-    let owner = |path: PathBuf| {
-        let found = fs::symlink_metadata(path).unwrap();
-        (found.uid(), found.gid())
-    };
-    assert_eq!(owner(root.clone()), (100_000, 200_000));
-    assert_eq!(owner(root.join("file")), (100_033, 200_044));
-    assert_eq!(owner(root.join("init")), (100_001, 200_002));
-    fs::write(root.join("written"), "written").unwrap();
-    chown(root.join("written"), Some(100_005), Some(200_006)).unwrap();
-    for (users, groups) in [("0:1", "0:1:2"), ("1:1000:5", "0:1:2"), ("0:1:0", "0:1:1")] {
-        code::<PathBuf>(mapped("bad", maps(users, groups)), Code::InvalidArgument, "map of ids");
-    }
-    // An image's manifest may bring labels to what its layers are unpacked on.
-    let root = mapped(&unpacked("2"), maps("0:100000:65536", "0:200000:1000")).unwrap();
-    assert_eq!(owner(root.join("file")), (33, 44));
-    // The labels change, and the files have their owners.
-    let info = Info { name: "container".to_owned(), ..Info::default() };
-    let request = UpdateSnapshotRequest { info: Some(info), ..UpdateSnapshotRequest::default() };
-    engine.runtime.block_on(engine.client.update(request)).unwrap();
-    let root = engine.mounts("container").unwrap();
-    engine.end();
-    unmount(&root, Unmount::Now).unwrap();
-    let mut engine = Engine::start(&stage, None);
-    let root = engine.mounts("container").unwrap();
-    assert_eq!(owner(root.join("written")), (100_005, 200_006));
-    engine.commit("committed", "container").unwrap();
-    let root = engine.view("view", "committed").unwrap();
-    assert_eq!(owner(root.join("written")), (5, 6));
-    assert_eq!(owner(root.join("file")), (33, 44));
-    assert_eq!(owner(root.join("init")), (1, 2));
-    assert_eq!(owner(root), (0, 0));
-    engine.end();
-}
-
-/// As long as a root needs an image, it is mounted once, whichever service has mounted it.
-#[test]
-fn an_image_stays_mounted_once() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let mut engine = Engine::start(&stage, None);
-    two_layers(&mut engine);
-    engine.prepare("before", "sha256:b").unwrap();
-    let image = stage.images_and_roots().0;
-    assert_eq!(image.len(), 1);
-    engine.end();
-    let mut engine = Engine::start(&stage, None);
-    assert_eq!(stage.images_and_roots().0, image);
-    engine.prepare("after", "sha256:b").unwrap();
-    engine.remove("before").unwrap();
-    assert_eq!(stage.images_and_roots().0, image);
-    engine.remove("after").unwrap();
-    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
-    // A service that is killed may leave one that nobody needs.
-    let root = engine.prepare("again", "sha256:b").unwrap();
-    engine.end();
-    unmount(&root, Unmount::Now).unwrap();
-    let mut engine = Engine::start(&stage, None);
-    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
-    engine.remove("again").unwrap();
-    engine.end();
-}
-
 #[test]
 fn roots_outlive_their_service() {
     if !is_root() {
@@ -689,118 +489,6 @@ fn gc_keeps_what_snapshots_need() {
     store.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
-}
-
-/// A full disk costs an engine the call, and nothing else.
-#[test]
-fn a_full_disk_leaves_everything_as_it_was() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let store = stage.0.path().join("store");
-    fs::create_dir(&store).unwrap();
-    let options =
-        TmpfsOptions { name: "test", bytes: NonZeroU64::new(16 << 20), inodes: None, mode: 0o755 };
-    tmpfs(&options).unwrap().attach_at(&store).unwrap();
-    let mut engine = Engine::start(&stage, None);
-    two_layers(&mut engine);
-    // Random bytes, as far as a compressor or a store of pieces can tell.
-    let mut bytes = Vec::new();
-    while bytes.len() < 5 << 20 {
-        bytes.extend_from_slice(Digest::sha256(&bytes.len().to_le_bytes()).as_bytes());
-    }
-    let key = unpacked("3");
-    let root = engine.prepare(&key, "sha256:b").unwrap();
-    fs::write(root.join("large"), &bytes).unwrap();
-    let filler = store.join("filler");
-    let fill = || {
-        let mut file = fs::File::create(&filler).unwrap();
-        while file.write_all(&[7; 4096]).is_ok() {}
-    };
-    fill();
-    let listed = engine.list(&[]).unwrap();
-    code(engine.commit("sha256:c", &key), Code::Internal, "No space");
-    code(engine.prepare("new", "sha256:b"), Code::Internal, "No space");
-    assert_eq!(engine.list(&[]).unwrap(), listed);
-    let root = engine.mounts(&key).unwrap();
-    assert!(fs::read(root.join("large")).unwrap() == bytes);
-    fs::remove_file(&filler).unwrap();
-    engine.commit("sha256:c", &key).unwrap();
-    let root = engine.prepare("container", "sha256:c").unwrap();
-    assert!(fs::read(root.join("large")).unwrap() == bytes);
-    fill();
-    // What frees space needs none.
-    for key in ["container", "sha256:c", "sha256:b", "sha256:a"] {
-        engine.remove(key).unwrap();
-    }
-    fs::remove_file(&filler).unwrap();
-    engine.cleanup();
-    engine.end();
-    let opened = stage.store();
-    assert!(opened.fsck(FsckOptions::default()).unwrap().is_sound());
-    opened.gc(Seconds(0)).unwrap();
-    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
-    assert_eq!(left, [0, 0, 0]);
-}
-
-/// Two engines on one store, with the same layers, and a `gc` that has always begun.
-#[test]
-fn engines_and_gc_do_not_wait_for_each_other_in_vain() {
-    if !is_root() {
-        return;
-    }
-    let stage = Stage::new();
-    let engine = &|instance: &str| {
-        let it = stage.open_instance(instance, None, SkipLayers::Unpack).unwrap();
-        let (write, read) = (SnapshotAccess::Write, SnapshotAccess::Read);
-        let none = Labels::new();
-        for round in 0..8 {
-            let mut parent = String::new();
-            for layer in 0..3 {
-                let key = unpacked(&layer.to_string());
-                let root = it.prepare(&key, &parent, &none, write).unwrap().source;
-                fs::write(root.join(format!("{round}-{layer}")), format!("{layer}")).unwrap();
-                parent = format!("layer {layer}");
-                it.commit(&parent, &key, &none).unwrap();
-            }
-            for key in ["first", "second"] {
-                let root = it.prepare(key, &parent, &none, read).unwrap().source;
-                for layer in 0..3 {
-                    let text = fs::read_to_string(root.join(format!("{round}-{layer}"))).unwrap();
-                    assert_eq!(text, layer.to_string());
-                }
-            }
-            for key in ["first", "second", "layer 2", "layer 1", "layer 0"] {
-                it.remove(key).unwrap();
-            }
-        }
-        it.cleanup();
-    };
-    let is_done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let gc = scope.spawn(|| {
-            let store = stage.store();
-            let mut rounds = 0;
-            while !is_done.load(Ordering::Relaxed) {
-                store.gc(Seconds(0)).unwrap();
-                rounds += 1;
-            }
-            rounds
-        });
-        let engines = ["one", "two"].map(|name| scope.spawn(move || engine(name)));
-        let ended = engines.map(|it| it.join());
-        is_done.store(true, Ordering::Relaxed);
-        assert!(gc.join().unwrap() > 0);
-        for it in ended {
-            it.unwrap();
-        }
-    });
-    let store = stage.store();
-    assert!(store.fsck(FsckOptions::default()).unwrap().is_sound());
-    store.gc(Seconds(0)).unwrap();
-    let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
-    assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));
 }
 
 #[test]

@@ -311,11 +311,11 @@ impl Content for Service {
                 if give.send(part((at + shift) * 4096, bytes)).await.is_err() {
                     return;
                 }
-                while lie == Lie::Empty {
-                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-                    if give.send(part((at + 1) * 4096, &[])).await.is_err() {
-                        return;
+                if lie == Lie::Empty {
+                    while give.send(part((at + 1) * 4096, &[])).await.is_ok() {
+                        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
                     }
+                    return;
                 }
                 if lie == Lie::Stuck {
                     give.closed().await;

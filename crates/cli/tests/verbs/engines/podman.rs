@@ -4,9 +4,10 @@ use super::*;
 
 #[test]
 fn podman_runs_containers_from_a_mounted_root() {
-    if !is_root() || !testing::programs(&["podman", "runc"]) {
+    if !is_root() || testing::program("runc").is_none() {
         return;
     }
+    let Some(podman) = testing::program("podman") else { return };
     let place = EnginePlace(Place::new());
     let EnginePlace(place) = &place;
     if !place.is_on_disk() {
@@ -19,7 +20,7 @@ fn podman_runs_containers_from_a_mounted_root() {
     place.out("mount -o suid,dev tree root");
     let root = format!("{}:O", place.path("root").display());
     let run = |words: &[&str]| {
-        let mut command = Command::new("podman");
+        let mut command = Command::new(&podman);
         command.arg("--root").arg(place.path("podman")).arg("--runroot").arg(place.path("run"));
         command.args(["run", "--rm", "--runtime", "runc", "--network", "none"]);
         // Higher limits than those of this test may not be set.
