@@ -121,7 +121,10 @@ pub mod counts_client {
         pub async fn get(
             &mut self,
             request: impl tonic::IntoRequest<super::GetCountsRequest>,
-        ) -> std::result::Result<tonic::Response<super::GetCountsResponse>, tonic::Status> {
+        ) -> std::result::Result<
+            tonic::Response<super::GetCountsResponse>,
+            tonic::Status,
+        > {
             self.inner
                 .ready()
                 .await
@@ -157,7 +160,10 @@ pub mod counts_server {
         async fn get(
             &self,
             request: tonic::Request<super::GetCountsRequest>,
-        ) -> std::result::Result<tonic::Response<super::GetCountsResponse>, tonic::Status>;
+        ) -> std::result::Result<
+            tonic::Response<super::GetCountsResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct CountsServer<T> {
