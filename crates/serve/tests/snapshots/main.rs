@@ -188,11 +188,23 @@ impl Engine {
 
     /// As containerd asks before it fetches a layer.
     fn prepare_layer(&mut self, parent: &str, chain: &Digest, blob: &Digest) -> Result<(), Status> {
+        self.prepare_layers(parent, chain, &[blob])
+    }
+
+    /// The same, with the blobs of the layers that are to come.
+    fn prepare_layers(
+        &mut self,
+        parent: &str,
+        chain: &Digest,
+        blobs: &[&Digest],
+    ) -> Result<(), Status> {
+        let all: Vec<_> = blobs.iter().map(ToString::to_string).collect();
         let labels = [
-            ("containerd.io/snapshot.ref", chain),
-            ("containerd.io/snapshot/cri.layer-digest", blob),
+            ("containerd.io/snapshot.ref", chain.to_string()),
+            ("containerd.io/snapshot/cri.layer-digest", blobs[0].to_string()),
+            ("containerd.io/snapshot/cri.image-layers", all.join(",")),
         ];
-        let labels = labels.map(|(name, digest)| (name.to_owned(), digest.to_string()));
+        let labels = labels.map(|(name, value)| (name.to_owned(), value));
         let request = PrepareSnapshotRequest {
             key: format!("default/1/extract-1 {chain}"),
             parent: parent.to_owned(),

@@ -6,13 +6,16 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use ::store::Seconds;
+use image::digest::Digest;
 use kernel::mount::{Unmount, unmount};
+use quire_serve::snapshots::SkipLayers;
 use quire_serve::snapshots::api::snapshots::{
     Info, Kind, PrepareSnapshotRequest, UpdateSnapshotRequest,
 };
+use testing::fake::wait_for;
 use tonic::Code;
 
-use crate::{Engine, Stage, code, is_root, two_layers, unpacked};
+use crate::{Engine, Stage, code, is_root, layer, two_layers, unpacked};
 
 /// Docker has a directory of its own below each container, and others are what a build makes.
 #[test]
@@ -211,5 +214,27 @@ fn an_image_stays_mounted_once() {
     let mut engine = Engine::start(&stage, None);
     assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
     engine.remove("again").unwrap();
+    engine.end();
+}
+
+/// Nothing is unpacked on the last layer: a container comes next, and finds its image made.
+#[test]
+fn the_image_of_the_last_layer_is_made_ahead() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let [lower, upper] = ["lower", "upper"].map(|name| layer(&stage, name));
+    let mut engine = Engine::serve(&stage, stage.open(None, SkipLayers::Download).unwrap());
+    let before = stage.count("images");
+    code(engine.prepare_layers("", &lower, &[&lower, &upper]), Code::AlreadyExists, "quire/");
+    let top = Digest::sha256(format!("{lower} {upper}").as_bytes());
+    let below = format!("quire/{lower}");
+    code(engine.prepare_layers(&below, &top, &[&upper]), Code::AlreadyExists, "quire/");
+    wait_for("the image is made", || stage.count("images") > before);
+    // One, of both layers: whoever needs it makes none.
+    let root = engine.view("container", &format!("quire/{top}")).unwrap();
+    assert!(root.join("lower").exists() && root.join("upper").exists());
+    assert_eq!(stage.count("images"), before + 1);
     engine.end();
 }
