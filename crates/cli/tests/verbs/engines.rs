@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -283,6 +284,56 @@ fn the_newest_containerd_runs_containers() {
 fn layers_go_into_the_store_without_being_unpacked() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
     runs_containers(Engine::NewestWithDiffer, containerd.parent().unwrap());
+}
+
+/// Inside, the files of the image belong to the container's root. On the host they are another user's.
+#[test]
+fn a_container_has_a_user_namespace() {
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    let maker = Place::new();
+    let image = archive(&maker);
+    let socket = place.path("snapshotter");
+    let mut service = snapshotter(place, &socket, &[]);
+    let programs = containerd.parent().unwrap();
+    let engine = Containerd::start(place, Engine::NewestWithDiffer, programs, &socket);
+    engine.out(&format!("image import --snapshotter quire {}", image.display()));
+    let listed = engine.out("image ls -q");
+    let name = listed.lines().next().unwrap();
+    let container = format!("quire-test-{}-userns", std::process::id());
+    let script =
+        "cat /proc/self/uid_map; [ -O /etc/short ] && cat /etc/short; echo new > /new; sleep 600";
+    let mut command = Command::new(&engine.ctr);
+    command.arg("--address").arg(&engine.socket).args([
+        "run",
+        "--detach",
+        "--snapshotter",
+        "quire",
+    ]);
+    command.args(["--uidmap", "0:100000:65536", "--gidmap", "0:200000:65536", "--remap-labels"]);
+    let out = place.path("out");
+    command.arg("--log-uri").arg(format!("file://{}", out.display()));
+    let ran = Ran::of(&command.args([name, &container, "/bin/sh", "-c", script]).output().unwrap());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let said = || fs::read_to_string(&out).unwrap_or_default();
+    wait_for("the container has written", || said().ends_with("changed\n"));
+    let words: Vec<_> = said().split_whitespace().map(str::to_owned).collect();
+    assert_eq!(words, ["0", "100000", "65536", "changed"]);
+    let roots = kernel::mount::mounted().unwrap().into_iter().map(|it| it.point);
+    let here = place.path("store/snapshots").canonicalize().unwrap();
+    let mut roots = roots.filter(|it| it.starts_with(&here) && it.ends_with("root"));
+    let root = roots.next().unwrap();
+    wait_for("the container has written", || root.join("new").exists());
+    let owner = |path: &str| {
+        let found = fs::metadata(root.join(path)).unwrap();
+        (found.uid(), found.gid())
+    };
+    assert_eq!([owner("new"), owner("etc/short")], [(100_000, 200_000); 2]);
+    engine.out(&format!("task kill --signal SIGKILL {container}"));
+    let gone = || engine.ctr(&format!("task delete {container}")).code == Some(0);
+    wait_for("the container has ended", gone);
+    engine.out(&format!("container delete {container}"));
+    assert!(service.end().success());
 }
 
 #[cfg(feature = "registry")]
