@@ -415,7 +415,13 @@ fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), Upper
             }
         }
         Err(Errno::NOENT) => match map {
-            Some(_) => Ok(write(directory, MAP, wanted.as_bytes())?),
+            Some(_) => {
+                write(directory, MAP, wanted.as_bytes())?;
+                // Before there are files with these owners: a crash must not leave them without it.
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                rustix::fs::fsync(rustix::fs::openat(directory, MAP, flags, Mode::empty())?)?;
+                Ok(rustix::fs::fsync(directory)?)
+            }
             // Of an upper layer that somebody has removed.
             None => match rustix::fs::unlinkat(directory, MAP, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -22,9 +22,11 @@ pub(super) struct Below {
 const DIRECTORIES_MAX: usize = 64;
 
 impl Snapshotter {
-    /// The layers up to a snapshot, from the lowest; `None` if there are directories among them, which are no layers.
+    /// The layers up to a snapshot, from the lowest; `None` if not all of it is known, or if there are directories among
+    /// them, which are no layers.
     pub(super) fn layers_below(&self, parent: Option<u64>) -> Option<Vec<Digest>> {
         let state = self.state();
+        state.check_whole(parent).ok()?;
         let layer = |record: &SnapshotRecord| match &record.kind {
             SnapshotKind::Committed(content) => Some(content.layer),
             _ => None,
@@ -39,6 +41,7 @@ impl Snapshotter {
     pub(super) fn below(&self, parent: Option<u64>) -> Result<Below, SnapshotterError> {
         let (directories, base) = {
             let state = self.state();
+            state.check_whole(parent)?;
             let directories = state.directories(parent);
             let base = state.chain(parent).nth(directories.len()).map(|it| it.0);
             (directories, base)
@@ -58,9 +61,13 @@ impl Snapshotter {
     /// What a layer on this snapshot is put on. Directories become layers for it.
     pub(super) fn base(&self, parent: Option<u64>) -> Result<Base, SnapshotterError> {
         let image = parent.map(|it| self.image_of(it)).transpose()?;
-        // Nobody makes a directory of a layer.
-        let layers = self.layers_below(parent).unwrap_or_default();
-        Ok(Base { image, layers })
+        Ok(Base { image, layers: self.known_layers(parent)? })
+    }
+
+    /// The same of a snapshot without directories: nobody makes a directory of a layer.
+    fn known_layers(&self, parent: Option<u64>) -> Result<Vec<Digest>, SnapshotterError> {
+        let layers = self.layers_below(parent);
+        layers.ok_or_else(|| SnapshotterError::Broken(parent.unwrap_or_default()))
     }
 
     /// The image of a committed snapshot, which is made when it is first needed.
@@ -109,7 +116,7 @@ impl Snapshotter {
         if let Some(image) = content.image {
             return Ok((record, image));
         }
-        let layers = self.layers_below(Some(number)).unwrap_or_default();
+        let layers = self.known_layers(Some(number))?;
         let content = content.clone();
         self.settle_made(number, || {
             let now = Seconds((self.surroundings.now)().seconds);
@@ -175,6 +182,15 @@ impl State {
         std::iter::successors(entry(top), below)
     }
 
+    /// Refuses a chain of which a record is missing: it could not be read when the service began.
+    fn check_whole(&self, top: Option<u64>) -> Result<(), SnapshotterError> {
+        let lowest = self.chain(top).last();
+        match lowest.map_or(top, |it| it.1.parent) {
+            None => Ok(()),
+            Some(missing) => Err(SnapshotterError::Broken(missing)),
+        }
+    }
+
     /// The directories above the highest layer of a chain, uppermost first.
     fn directories(&self, top: Option<u64>) -> Vec<u64> {
         let directories = self.chain(top).take_while(|it| is_directory(it.1));
@@ -189,8 +205,12 @@ impl State {
 
     /// Whether a root that stands on a snapshot is mounted, or is about to be.
     fn is_below_a_root(&self, number: u64) -> bool {
+        // Where not all of it is known, nobody knows what is below.
         let has_root =
             self.entries.values().filter(|it| it.root != Root::No || it.work != Work::None);
-        has_root.into_iter().any(|it| self.chain(it.record.parent).any(|it| it.0 == number))
+        has_root.into_iter().any(|it| {
+            let parent = it.record.parent;
+            self.check_whole(parent).is_err() || self.chain(parent).any(|it| it.0 == number)
+        })
     }
 }

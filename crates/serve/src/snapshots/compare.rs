@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use container::bundle::userns::IdMap;
 use container::changes::{self, ChangesError, Owners as Ids, Upper};
 use image::digest::Digest;
 use image::tree::{Builder, Timestamp, Tree};
@@ -162,7 +161,7 @@ impl Snapshotter {
             return Err(SnapshotterError::NeverMounted(active.name.clone()));
         }
         let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
-        let map = IdMap::noted(&self.instance.changes(active.number));
+        let map = self.noted_map(active.number)?;
         let upper = Upper {
             directory: directory.as_fd(),
             image,

@@ -167,7 +167,9 @@ impl Differ {
         let (left, right) = (root(&request.left)?, root(&request.right)?);
         match self.snapshotter.compared(&left, &right)? {
             // No time in a layer of the store can be changed.
-            Compared::Layer(_) if request.source_date_epoch.is_some() => None,
+            Compared::Layer(_) | Compared::Directory(_) if request.source_date_epoch.is_some() => {
+                None
+            }
             compared => Some(compared),
         }
     }

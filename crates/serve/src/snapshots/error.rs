@@ -45,6 +45,12 @@ pub enum SnapshotterError {
         .0.escape_debug()
     )]
     NeverMounted(String),
+    /// It stands on one whose record could not be read.
+    #[error(
+        "what it stands on is not known: the record of number {0} of this instance was damaged when the service began, \
+         and the log names it. Remove the snapshots above it, and let the engine bring the image again"
+    )]
+    Broken(u64),
     /// Nothing can stand on it.
     #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
     NotCommitted(String),
@@ -60,6 +66,16 @@ pub enum SnapshotterError {
     /// A name that is none.
     #[error("the name of a snapshot has 1 to {MAX} bytes", MAX = super::NAME_MAX)]
     Name,
+    /// The map of its owners is damaged.
+    #[error(
+        "the map of the owners of snapshot number {number} cannot be read, so nobody knows whose its files are"
+    )]
+    Owners {
+        /// The snapshot.
+        number: u64,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A label that is too long.
     #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = super::LABEL_MAX)]
     Label(String),

@@ -1,6 +1,10 @@
 //! Roots whose owners are mapped to ids of the host, for containers with user namespaces.
 
+use std::fs;
+use std::io;
+
 use container::bundle::userns::{IdMap, MapError, parse_ranges};
+use container::folder::USERNS;
 use store::SnapshotRecord;
 
 use super::error::SnapshotterError;
@@ -39,10 +43,22 @@ impl Snapshotter {
         number: u64,
         record: &SnapshotRecord,
     ) -> Result<Option<IdMap>, SnapshotterError> {
-        let changes = self.instance.changes(number);
-        match changes.join("upper").exists() {
-            true => Ok(IdMap::noted(&changes)),
+        match self.instance.changes(number).join("upper").exists() {
+            true => self.noted_map(number),
             false => asked(&record.name, &record.labels),
+        }
+    }
+
+    /// The map of what was written to a snapshot. One that cannot be read is not taken for none.
+    pub(super) fn noted_map(&self, number: u64) -> Result<Option<IdMap>, SnapshotterError> {
+        let failed = |source| SnapshotterError::Owners { number, source };
+        match fs::read_to_string(self.instance.changes(number).join(USERNS)) {
+            Ok(text) => {
+                let wrong = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
+                text.parse().map(Some).map_err(wrong)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(error)),
         }
     }
 }

@@ -188,6 +188,9 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         SnapshotterError::Absent(_) => Code::NotFound,
         SnapshotterError::Committed(_)
         | SnapshotterError::NotActive(_)
+        | SnapshotterError::NeverMounted(_)
+        | SnapshotterError::NeverUnpacked(_)
+        | SnapshotterError::Written(_)
         | SnapshotterError::HasChild(..) => Code::FailedPrecondition,
         SnapshotterError::NotCommitted(_)
         | SnapshotterError::OtherParent(..)

@@ -217,6 +217,69 @@ fn an_image_stays_mounted_once() {
     engine.end();
 }
 
+/// A root is never less than its image: where a record below is damaged, there is none.
+#[test]
+fn nothing_stands_on_what_cannot_be_read() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    let root = engine.prepare("first-key", "").unwrap();
+    fs::write(root.join("first"), "first").unwrap();
+    engine.commit("first", "first-key").unwrap();
+    let torn = root.parent().unwrap().join("snapshot.json");
+    let root = engine.prepare("second-key", "first").unwrap();
+    fs::write(root.join("second"), "second").unwrap();
+    engine.commit("second", "second-key").unwrap();
+    let root = engine.prepare("container", "second").unwrap();
+    engine.end();
+    let right = fs::read(&torn).unwrap();
+    fs::write(&torn, "torn").unwrap();
+    unmount(&root, Unmount::Now).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    code(engine.mounts("container"), Code::Internal, "damaged");
+    code(engine.prepare("other", "second"), Code::Internal, "damaged");
+    code(engine.view("view", "second"), Code::Internal, "damaged");
+    let key = unpacked("3");
+    code(engine.prepare(&key, "second"), Code::Internal, "damaged");
+    engine.end();
+    // Nothing was removed meanwhile.
+    fs::write(&torn, right).unwrap();
+    let mut engine = Engine::start(&stage, None);
+    let root = engine.mounts("container").unwrap();
+    assert_eq!(fs::read_to_string(root.join("first")).unwrap(), "first");
+    assert_eq!(fs::read_to_string(root.join("second")).unwrap(), "second");
+    engine.end();
+}
+
+/// Files whose owners nobody knows are shown to nobody.
+#[test]
+fn a_damaged_map_of_owners_is_not_taken_for_none() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    let labels = ["uidmapping", "gidmapping"]
+        .map(|it| (format!("containerd.io/snapshot/{it}"), "0:100000:65536".to_owned()));
+    let request = PrepareSnapshotRequest {
+        key: "container".to_owned(),
+        labels: labels.into(),
+        ..PrepareSnapshotRequest::default()
+    };
+    let answer = engine.runtime.block_on(engine.client.prepare(request)).unwrap().into_inner();
+    let root = PathBuf::from(&answer.mounts[0].source);
+    fs::write(root.join("file"), "file").unwrap();
+    engine.end();
+    unmount(&root, Unmount::Now).unwrap();
+    fs::write(root.parent().unwrap().join("changes/userns"), "").unwrap();
+    let mut engine = Engine::start(&stage, None);
+    code(engine.mounts("container"), Code::Internal, "whose its files are");
+    code(engine.commit("committed", "container"), Code::Internal, "whose its files are");
+    engine.end();
+}
+
 /// Nothing is unpacked on the last layer: a container comes next, and finds its image made.
 #[test]
 fn the_image_of_the_last_layer_is_made_ahead() {
