@@ -239,7 +239,8 @@ fn assemble_in(
     let highest = between.first().unwrap_or(lower);
     let writable = shape.writable;
     if let (Some(map), true) = (shape.map, writes_root(shape)) {
-        check_owner(layers, &image, map)?;
+        let highest = shape.between.first().copied().unwrap_or_else(|| image.mount.as_fd());
+        check_owner(layers, highest, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
     let missing = crate::root::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
@@ -373,8 +374,9 @@ fn writes_root(shape: &Shape<'_>) -> bool {
     !matches!(shape.writable, Writable::None) || shape.space == Space::Free
 }
 
-fn check_owner(layers: &Layers<'_>, image: &Superblock, map: &IdMap) -> Result<(), RootError> {
-    let stat = rustix::fs::fstat(&image.mount)
+/// Whether the map has the owner of the root directory, which is that of the highest layer.
+fn check_owner(layers: &Layers<'_>, highest: BorrowedFd<'_>, map: &IdMap) -> Result<(), RootError> {
+    let stat = rustix::fs::fstat(highest)
         .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
     match map.user(stat.st_uid).zip(map.group(stat.st_gid)) {
         Some(_) => Ok(()),
