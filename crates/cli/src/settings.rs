@@ -1,7 +1,7 @@
 //! `/etc/quire/serve.toml`: what services are set to.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -11,6 +11,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args;
+use crate::other_root::regular;
 
 /// The administrator's. It need not be there.
 const SYSTEM: &str = "/etc/quire/serve.toml";
@@ -93,6 +94,8 @@ impl SnapshotterChoices {
 #[derive(Debug, Clone)]
 pub(crate) struct ServeFile {
     path: PathBuf,
+    /// Of another machine, if it is one's: no link leads out of there.
+    root: Option<PathBuf>,
     /// Whether a user named it: then it is a mistake if it is not there.
     is_named: bool,
 }
@@ -101,12 +104,13 @@ impl ServeFile {
     /// The file that was named, or the administrator's.
     pub(crate) fn new(named: Option<&Path>) -> Self {
         let path = named.unwrap_or(Path::new(SYSTEM)).to_owned();
-        Self { path, is_named: named.is_some() }
+        Self { path, root: None, is_named: named.is_some() }
     }
 
     /// The administrator's, of the host whose root this is.
     pub(crate) fn below(root: &Path) -> Self {
-        Self { path: root.join(SYSTEM.trim_start_matches('/')), is_named: false }
+        let path = root.join(SYSTEM.trim_start_matches('/'));
+        Self { path, root: Some(root.to_owned()), is_named: false }
     }
 
     /// What it says now; what is not there sets nothing.
@@ -117,7 +121,14 @@ impl ServeFile {
     /// `None` if there is no file and need not be one.
     fn read(&self) -> anyhow::Result<Option<ServeSettings>> {
         let path = self.path.display();
-        match fs::read_to_string(&self.path) {
+        let read = || match &self.root {
+            None => fs::read_to_string(&self.path),
+            Some(root) => {
+                let mut text = String::new();
+                regular(root, Path::new(SYSTEM))?.read_to_string(&mut text).map(|_| text)
+            }
+        };
+        match read() {
             Ok(text) => Ok(Some(parse(&text, &path.to_string())?)),
             Err(error) if error.kind() == ErrorKind::NotFound && !self.is_named => Ok(None),
             Err(error) => Err(error).with_context(|| format!("cannot read {path}")),
@@ -413,7 +424,7 @@ mod tests {
         let named = ServeFile::new(Some(&path));
         let error = format!("{:#}", named.load().unwrap_err());
         assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
-        let usual = ServeFile { path: path.clone(), is_named: false };
+        let usual = ServeFile { path: path.clone(), root: None, is_named: false };
         assert_eq!(usual.load().unwrap(), ServeSettings::default());
         assert!(usual.lazy().starts_with("as usual ("));
         fs::write(&path, "lazy-timeout = 5").unwrap();

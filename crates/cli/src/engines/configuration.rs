@@ -6,6 +6,8 @@ use std::path::{Component, Path, PathBuf};
 
 use toml::{Table, Value};
 
+use crate::other_root::{HeldPath, regular};
+
 /// The most bytes of a file that are read.
 const BYTES_MAX: u64 = 1 << 20;
 /// The most files that a configuration may be spread over.
@@ -20,10 +22,10 @@ pub(crate) struct Unusable {
     pub(crate) reason: String,
 }
 
-/// The text of a file; `None` if there is none.
-pub(crate) fn text(path: &Path) -> Result<Option<String>, Unusable> {
+/// The text of a file below `root`; `None` if there is none.
+pub(crate) fn text(root: &Path, path: &Path) -> Result<Option<String>, Unusable> {
     let unusable = |reason: String| Unusable { path: path.to_owned(), reason };
-    let file = match oci::files::regular(path) {
+    let file = match regular(root, path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(|error| unusable(format!("it cannot be opened: {error}")))?,
     };
@@ -62,7 +64,7 @@ impl Containerd {
                 read.unusable.push(Unusable { path, reason });
                 break;
             }
-            let table = match text(&below(root, &path)) {
+            let table = match text(root, &path) {
                 Ok(None) if loaded.len() == 1 => return None,
                 Ok(None) => Err("it is imported, and not there".to_owned()),
                 Ok(Some(text)) => text.parse::<Table>().map_err(|error| {
@@ -107,7 +109,8 @@ impl Containerd {
     }
 }
 
-/// A path of the host below another root. It does not lead out of there, whatever a file says.
+/// A path of the host below another root.
+#[cfg(test)]
 pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
     let path = clean(path);
     root.join(path.strip_prefix("/").unwrap_or(&path))
@@ -138,7 +141,8 @@ fn matching(root: &Path, parent: &Path, import: &str) -> Vec<PathBuf> {
     if !pattern.contains('*') {
         return vec![path];
     }
-    let entries = below(root, folder).read_dir().into_iter().flatten().flatten();
+    let held = HeldPath::new(root, folder).ok();
+    let entries = held.and_then(|it| it.reached().read_dir().ok()).into_iter().flatten().flatten();
     let names = entries.filter_map(|it| it.file_name().into_string().ok());
     let mut found: Vec<_> = names.filter(|it| is_match(pattern, it)).collect();
     found.sort_unstable();
@@ -258,9 +262,9 @@ mod tests {
         let pipe = folder.path().join("pipe");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        let error = text(&pipe).unwrap_err();
+        let error = text(folder.path(), Path::new("/pipe")).unwrap_err();
         assert!(error.reason.contains("not a regular file"), "{error:?}");
-        assert_eq!(text(&folder.path().join("none")), Ok(None));
+        assert_eq!(text(folder.path(), Path::new("/none")), Ok(None));
     }
 
     #[test]

@@ -8,10 +8,11 @@ use std::process::{Command, Stdio};
 use serde::Serialize;
 use toml::{Table, Value};
 
-use super::configuration::{Containerd, Unusable, below, text};
+use super::configuration::{Containerd, Unusable, text};
 use super::{CAPABILITIES, DIFFERS, REMAP, TRANSFER};
 use crate::args::Skip;
 use crate::engine_version::EngineVersion;
+use crate::other_root::HeldPath;
 use crate::report;
 use crate::settings::{ENGINE, K3S_SOCKET, SnapshotterChoices};
 
@@ -328,7 +329,7 @@ impl Containerd {
 
     fn check_cri(&self, report: &mut EngineReport, proxy: &Proxy<'_>, expected: &Expected<'_>) {
         let is_kubernetes =
-            report.engine == "k3s" || below(expected.root, Path::new(KUBELET)).is_dir();
+            report.engine == "k3s" || HeldPath::new(expected.root, Path::new(KUBELET)).is_ok();
         let (images, name) = (self.images(), proxy.name);
         let table = match self.form() {
             ..=2 => "[plugins.\"io.containerd.grpc.v1.cri\".containerd]",
@@ -370,7 +371,8 @@ impl EngineReport {
     fn socket(&mut self, proxy: &Proxy<'_>, expected: &Expected<'_>) {
         let (name, socket) = (proxy.name, proxy.address());
         let listens = expected.service.socket.display();
-        let Err(error) = UnixStream::connect(below(expected.root, Path::new(socket))) else {
+        let held = HeldPath::new(expected.root, Path::new(socket));
+        let Err(error) = held.and_then(|it| UnixStream::connect(it.reached())) else {
             return;
         };
         if error.kind() == ErrorKind::PermissionDenied {
@@ -398,7 +400,7 @@ impl EngineReport {
 fn docker(expected: &Expected<'_>, containerd: Option<&Containerd>) -> Option<EngineReport> {
     let mut report = EngineReport::new("docker", DOCKER);
     let wrong = |reason: String| [Unusable { path: DOCKER.into(), reason }];
-    let parsed = match text(&below(expected.root, Path::new(DOCKER))) {
+    let parsed = match text(expected.root, Path::new(DOCKER)) {
         Ok(None) => return None,
         Ok(Some(text)) => serde_json::from_str::<serde_json::Value>(&text)
             .map_err(|error| wrong(format!("it is not JSON: {error}"))),
@@ -448,6 +450,7 @@ mod tests {
     use super::*;
     use crate::args::Engine;
     use crate::engines::config;
+    use crate::engines::configuration::below;
     use crate::settings::SnapshotterSettings;
 
     struct Host {

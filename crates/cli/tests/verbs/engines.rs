@@ -286,17 +286,22 @@ fn layers_go_into_the_store_without_being_unpacked() {
     runs_containers(Engine::NewestWithDiffer, containerd.parent().unwrap());
 }
 
+/// The service, and the newest containerd that gives layers to it.
+fn newest(place: &Place) -> Option<(Service, Containerd)> {
+    let containerd = testing::built(NEWEST, "containerd", "containerd")?;
+    let socket = place.path("snapshotter");
+    let service = snapshotter(place, &socket, &[]);
+    let programs = containerd.parent().unwrap();
+    Some((service, Containerd::start(place, Engine::NewestWithDiffer, programs, &socket)))
+}
+
 /// Inside, the files of the image belong to the container's root. On the host they are another user's.
 #[test]
 fn a_container_has_a_user_namespace() {
-    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
     let Some(EnginePlace(place)) = &engine_place() else { return };
+    let Some((mut service, engine)) = newest(place) else { return };
     let maker = Place::new();
     let image = archive(&maker);
-    let socket = place.path("snapshotter");
-    let mut service = snapshotter(place, &socket, &[]);
-    let programs = containerd.parent().unwrap();
-    let engine = Containerd::start(place, Engine::NewestWithDiffer, programs, &socket);
     engine.out(&format!("image import --snapshotter quire {}", image.display()));
     let listed = engine.out("image ls -q");
     let name = listed.lines().next().unwrap();
@@ -368,15 +373,11 @@ fn what_the_store_has_is_not_downloaded() {
 /// Whenever the service is killed, each image can be unpacked by the next one, and runs.
 #[test]
 fn a_killed_service_leaves_nothing_half_done() {
-    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
     let Some(EnginePlace(place)) = &engine_place() else { return };
+    let Some((mut service, engine)) = newest(place) else { return };
     let maker = Place::new();
     let image = archive(&maker);
     let socket = place.path("snapshotter");
-    let mut service = snapshotter(place, &socket, &[]);
-    let programs = containerd.parent().unwrap();
-    let kind = Engine::NewestWithDiffer;
-    let engine = Containerd::start(place, kind, programs, &socket);
     let import = format!("image import --snapshotter quire {}", image.display());
     for round in 0..10 {
         std::thread::scope(|scope| {

@@ -1,7 +1,8 @@
 //! What an operator sets and sees: settings, logs, metrics, `ps --engine`, `doctor`, and updates.
 
-use std::os::unix::fs::symlink;
+use std::os::fd::AsFd as _;
 
+use kernel::mount::{Reach, bind};
 use serde_json::Value;
 
 use super::*;
@@ -141,8 +142,9 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     // A root whose paths lead to those of the test.
     let root = place.path("host");
     let here = root.join(place.folder.path().strip_prefix("/").unwrap());
-    fs::create_dir_all(here.parent().unwrap()).unwrap();
-    symlink(place.folder.path(), here).unwrap();
+    fs::create_dir_all(&here).unwrap();
+    let folder = fs::File::open(place.folder.path()).unwrap();
+    bind(folder.as_fd(), Reach::One).unwrap().attach_at(&here).unwrap();
     for folder in ["etc/containerd", "etc/quire"] {
         fs::create_dir_all(root.join(folder)).unwrap();
     }
