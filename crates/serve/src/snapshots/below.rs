@@ -147,18 +147,25 @@ impl Snapshotter {
             taken.change(|entry| entry.record = made.0);
         }
         drop(taken);
-        self.drop_changes(number);
+        self.state().spare.insert(number);
+        self.drop_spare();
         Ok(())
     }
 
-    /// Removes the directory of a snapshot that is a layer by now, unless roots may have it below them.
-    pub(super) fn drop_changes(&self, number: u64) {
-        if self.state().is_below_a_root(number) {
-            return;
-        }
-        if let Err(error) = self.instance.drop_changes(number) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, number, "what a layer was made of is not removed");
+    /// Removes the directories of snapshots that are layers by now, but for those which roots may have below them.
+    pub(super) fn drop_spare(&self) {
+        let free: Vec<_> = {
+            let mut state = self.state();
+            let free = state.spare.iter().copied().filter(|it| !state.is_below_a_root(*it));
+            let free: Vec<_> = free.collect();
+            state.spare.retain(|it| !free.contains(it));
+            free
+        };
+        for number in free {
+            if let Err(error) = self.instance.drop_changes(number) {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, number, "what a layer was made of is not removed");
+            }
         }
     }
 }

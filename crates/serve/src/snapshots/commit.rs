@@ -37,8 +37,9 @@ impl Snapshotter {
         self.state().names.remove(key);
         drop(taken);
         if !is_directory {
-            self.drop_changes(number);
+            self.state().spare.insert(number);
         }
+        self.drop_spare();
         Ok(())
     }
 

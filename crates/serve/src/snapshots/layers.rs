@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::Path;
 
 use image::digest::Digest;
-use store::{Seconds, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord, Store};
+use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Store};
 
 use super::caller::Wanted;
 use super::error::SnapshotterError;
@@ -160,6 +160,8 @@ impl Snapshotter {
         tracing::debug!(parent, ?labels, "is it here?");
         let digest = |label: &str| labels.get(label)?.parse::<Digest>().ok();
         let (Some(target), Some(blob)) = (digest(TARGET), digest(BLOB)) else { return Ok(()) };
+        // A record must not be without its layer, also if the service ends between the two.
+        let _hold = self.store.hold()?;
         let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
         let below = match parent {
             "" => None,
@@ -179,16 +181,9 @@ impl Snapshotter {
             Err(SnapshotterError::Exists(_)) => return Err(SnapshotterError::Exists(name)),
             made => made?,
         };
-        // From here on `gc` leaves the layer alone, if it has not taken it this moment.
-        match self.store.settle_snapshot(&self.instance, new.number, &new.record) {
-            Err(SnapshotError::Gone(_)) => Ok(()),
-            settled => {
-                settled?;
-                new.keep(|_| {});
-                self.counts.skipped();
-                Err(SnapshotterError::Exists(name))
-            }
-        }
+        new.keep(|_| {});
+        self.counts.skipped();
+        Err(SnapshotterError::Exists(name))
     }
 }
 

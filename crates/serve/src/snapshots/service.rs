@@ -120,18 +120,14 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     let folder = socket.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     check_free(socket)?;
-    let private = folder.join(format!(".quire-{}", std::process::id()));
-    fs::DirBuilder::new().mode(0o700).create(&private)?;
-    let made = private.join("s");
-    let listening = UnixListener::bind(&made).and_then(|listener| {
-        fs::set_permissions(&made, fs::Permissions::from_mode(0o600))?;
-        rustix::fs::rename(&made, socket)?;
-        Ok(listener)
-    });
-    // What is left of a failure; the socket is elsewhere by now.
-    let _none = fs::remove_file(&made);
-    fs::remove_dir(&private)?;
-    listening
+    // It has a name of its own each time: in a pod, the service that was killed had the same process number.
+    let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
+    let made = private.path().join("s");
+    let listener = UnixListener::bind(&made)?;
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o600))?;
+    rustix::fs::rename(&made, socket)?;
+    private.close()?;
+    Ok(listener)
 }
 
 /// A socket in whose place another may come: nobody listens there any more. Anything else stays.

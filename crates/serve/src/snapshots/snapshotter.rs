@@ -112,6 +112,11 @@ impl Snapshotter {
         for (number, record) in records {
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
+            // Roots needed it when it became a layer, or a service died in between.
+            let is_layer = matches!(record.kind, SnapshotKind::Committed(_));
+            if is_layer && instance.changes(number).exists() {
+                state.spare.insert(number);
+            }
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
         let roots = Roots::adopt(&instance, &mut state)?;
@@ -133,23 +138,8 @@ impl Snapshotter {
             trash: Trash::new(),
             counts: Arc::default(),
         };
-        it.drop_unused();
+        it.drop_spare();
         Ok(it)
-    }
-
-    /// Removes directories that have become layers: roots needed them when they did, or a service died in between.
-    fn drop_unused(&self) {
-        let done: Vec<_> = {
-            let state = self.state();
-            let of_layers = state.entries.iter().filter(|it| {
-                matches!(it.1.record.kind, SnapshotKind::Committed(_))
-                    && self.instance.changes(*it.0).exists()
-            });
-            of_layers.map(|it| *it.0).collect()
-        };
-        for number in done {
-            self.drop_changes(number);
-        }
     }
 
     /// Makes a snapshot, and mounts its root.
@@ -264,6 +254,8 @@ impl Snapshotter {
         let folder = self.instance.hide(number)?;
         self.state().forget(number);
         self.trash.throw(Thrown::Folder(folder));
+        drop(taken);
+        self.drop_spare();
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The records of all snapshots of an engine, in memory.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use image::verity::ImageId;
 use store::{SnapshotKind, SnapshotRecord};
@@ -42,6 +42,8 @@ pub(super) struct State {
     /// Also names that a commit is about to give, with the number of the active snapshot.
     pub(super) names: HashMap<String, u64>,
     pub(super) next: u64,
+    /// Snapshots that are layers, and whose directories are there still.
+    pub(super) spare: BTreeSet<u64>,
 }
 
 #[derive(Debug)]
@@ -113,6 +115,7 @@ impl State {
 
     pub(super) fn forget(&mut self, number: u64) {
         self.entries.remove(&number);
+        self.spare.remove(&number);
         self.names.retain(|_, it| *it != number);
     }
 

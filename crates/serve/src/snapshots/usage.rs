@@ -44,19 +44,24 @@ impl Usage {
 /// # Errors
 /// When a directory cannot be read.
 pub(super) fn usage_of(directory: &Path) -> io::Result<Usage> {
+    Ok(measured(directory)?.0)
+}
+
+/// Also says whether nothing was too deep.
+fn measured(directory: &Path) -> io::Result<(Usage, bool)> {
     let mut usage = Usage::default();
     let mut seen = HashSet::new();
-    walk(directory, &mut |_, _, stat| {
+    let is_all = walk(directory, &mut |_, _, stat| {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if is_directory || stat.st_nlink <= 1 || seen.insert((stat.st_dev, stat.st_ino)) {
             usage.add(stat);
         }
         Ok(())
     })?;
-    Ok(usage)
+    Ok((usage, is_all))
 }
 
-/// The most files that are synced one by one. For more of them, all of the file system is.
+/// The most files that are synced one by one. For more of them, or too deep ones, all of the file system is.
 const SYNCED_ALONE: u64 = 256;
 
 /// Makes a directory, on which nothing is written any more, outlive a crash of the host.
@@ -65,7 +70,8 @@ const SYNCED_ALONE: u64 = 256;
 /// When some of it cannot be read or written.
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
-    if usage_of(directory)?.inodes > SYNCED_ALONE {
+    let (usage, is_all) = measured(directory)?;
+    if !is_all || usage.inodes > SYNCED_ALONE {
         return Ok(rustix::fs::syncfs(&top)?);
     }
     let open = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -81,21 +87,26 @@ pub(super) fn sync(directory: &Path) -> io::Result<()> {
     Ok(fsync(top)?)
 }
 
-/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there.
+/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there. Answers whether nothing was
+/// too deep for a path.
 fn walk(
     directory: &Path,
     show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
+    let mut is_all = true;
     let top = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOENT) => return Ok(true),
         top => top?,
     };
     show(top.as_fd(), c".", &fstat(&top)?)?;
     let mut left = vec![PathBuf::from(".")];
     while let Some(path) = left.pop() {
         let opened = match openat2(&top, &path, DIRECTORY, Mode::empty(), INSIDE) {
-            // It is gone, or something else is there by now. Programs can make paths that are longer than the kernel takes.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG) => {
+            // It is gone, or something else is there by now.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
+            // Programs can make paths that are longer than the kernel takes.
+            Err(Errno::NAMETOOLONG) => {
+                is_all = false;
                 continue;
             }
             opened => opened?,
@@ -117,7 +128,7 @@ fn walk(
             }
         }
     }
-    Ok(())
+    Ok(is_all)
 }
 
 #[cfg(test)]
@@ -156,5 +167,21 @@ mod tests {
             most
         });
         assert_eq!(most.unwrap(), Some(3));
+    }
+
+    /// What cannot be synced alone is known to be there.
+    #[test]
+    fn what_is_too_deep_is_not_taken_for_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(measured(folder.path()).unwrap().1);
+        let name = "d".repeat(255);
+        let mut here = openat(CWD, folder.path(), DIRECTORY, Mode::empty()).unwrap();
+        for _ in 0..20 {
+            rustix::fs::mkdirat(&here, &name, Mode::RWXU).unwrap();
+            here = openat(&here, &name, DIRECTORY, Mode::empty()).unwrap();
+        }
+        let (usage, is_all) = measured(folder.path()).unwrap();
+        assert!(!is_all && usage.inodes < 21, "{usage:?}");
+        sync(folder.path()).unwrap();
     }
 }

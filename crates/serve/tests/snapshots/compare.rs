@@ -242,6 +242,35 @@ fn other_roots_are_for_the_differ_of_the_engine() {
     engine.end();
 }
 
+/// What was committed stays a directory until an engine wants a layer of it.
+#[test]
+fn a_committed_directory_becomes_a_layer() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = FakeStore::start(&stage);
+    let mut engine = Engine::start(&stage, None);
+    let (left, right) = roots(&mut engine);
+    fs::write(right.join("etc/new"), "newer").unwrap();
+    fs::remove_file(right.join("link")).unwrap();
+    engine.commit("saved", "container").unwrap();
+    let saved = engine.view("view", "saved").unwrap();
+    // Its times cannot be changed, before it is a layer or after.
+    let mut early = request(&left, &saved, TAR);
+    early.source_date_epoch = Some(prost_types::Timestamp { seconds: 7, nanos: 0 });
+    code(engine.diff(early.clone()), Code::Unimplemented, "root");
+    let layer = engine.diff(request(&left, &saved, TAR)).unwrap();
+    assert_eq!(names(&store.blob(&layer.digest).bytes), ["/", ".wh.link", "etc/", "etc/new:newer"]);
+    code(engine.diff(early), Code::Unimplemented, "root");
+    // Once no root has it below, it is there as a layer only.
+    let changes = saved.parent().unwrap().with_file_name("3").join("changes");
+    assert!(changes.join("upper").exists());
+    engine.remove("view").unwrap();
+    assert!(!changes.exists());
+    engine.end();
+}
+
 /// A file is written to while it is read: then all is read again, and at last the engine is told.
 #[test]
 fn a_container_may_go_on_writing() {

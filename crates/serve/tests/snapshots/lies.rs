@@ -106,8 +106,7 @@ fn a_layer_is_given_to_no_liar() {
     if !is_root() {
         return;
     }
-    // Long enough for a busy machine to remove an unfinished blob.
-    let stage = Stage::with(Duration::from_secs(5));
+    let stage = Stage::with(Duration::from_secs(1));
     let store = FakeStore::start(&stage);
     let mut engine = Engine::start(&stage, None);
     let (left, right) = roots(&mut engine);

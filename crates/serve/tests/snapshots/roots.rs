@@ -80,12 +80,14 @@ fn what_was_written_stays_a_directory() {
         let paths = fs::read_dir(stage.0.path().join("store/snapshots/test")).unwrap();
         paths.filter(|it| it.as_ref().unwrap().path().join("changes/upper").exists()).count()
     };
+    // The container that runs has one below it.
+    assert!(directories() > 1);
     for key in ["view", "1", "2", "sha256:c"] {
         engine.remove(key).unwrap();
     }
+    assert_eq!(directories(), 0);
     engine.end();
     let mut engine = Engine::start(&stage, None);
-    assert_eq!(directories(), 0);
     let store = stage.store();
     store.gc(Seconds(0)).unwrap();
     shows(&engine.view("view", "built").unwrap());
@@ -145,14 +147,17 @@ fn owners_are_mapped_for_a_container() {
             .map(|it| (format!("containerd.io/snapshot/{}", it.0), it.1.to_owned()))
             .into()
     };
-    let mut mapped = |key: &str, labels: HashMap<String, String>| {
-        let (key, parent) = (key.to_owned(), "init".to_owned());
+    let root = engine.prepare("other-key", "sha256:a").unwrap();
+    chown(&root, Some(70_000), Some(0)).unwrap();
+    engine.commit("other", "other-key").unwrap();
+    let mut mapped = |key: &str, parent: &str, labels: HashMap<String, String>| {
+        let (key, parent) = (key.to_owned(), parent.to_owned());
         let request =
             PrepareSnapshotRequest { key, parent, labels, ..PrepareSnapshotRequest::default() };
         let answer = engine.runtime.block_on(engine.client.prepare(request))?.into_inner();
         Ok(PathBuf::from(&answer.mounts[0].source))
     };
-    let root = mapped("container", maps("0:100000:65536", "0:200000:1000")).unwrap();
+    let root = mapped("container", "init", maps("0:100000:65536", "0:200000:1000")).unwrap();
     let owner = |path: PathBuf| {
         let found = fs::symlink_metadata(path).unwrap();
         (found.uid(), found.gid())
@@ -163,10 +168,17 @@ fn owners_are_mapped_for_a_container() {
     fs::write(root.join("written"), "written").unwrap();
     chown(root.join("written"), Some(100_005), Some(200_006)).unwrap();
     for (users, groups) in [("0:1", "0:1:2"), ("1:1000:5", "0:1:2"), ("0:1:0", "0:1:1")] {
-        code::<PathBuf>(mapped("bad", maps(users, groups)), Code::InvalidArgument, "map of ids");
+        code::<PathBuf>(
+            mapped("bad", "init", maps(users, groups)),
+            Code::InvalidArgument,
+            "map of ids",
+        );
     }
+    // The root directory is that of the directory: nobody in the container would own it.
+    let labels = maps("0:100000:65536", "0:200000:1000");
+    code::<PathBuf>(mapped("lost", "other", labels), Code::Internal, "belongs to user 70000");
     // An image's manifest may bring labels to what its layers are unpacked on.
-    let root = mapped(&unpacked("2"), maps("0:100000:65536", "0:200000:1000")).unwrap();
+    let root = mapped(&unpacked("2"), "init", maps("0:100000:65536", "0:200000:1000")).unwrap();
     assert_eq!(owner(root.join("file")), (33, 44));
     // The labels change, and the files have their owners.
     let info = Info { name: "container".to_owned(), ..Info::default() };

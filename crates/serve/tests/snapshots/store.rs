@@ -196,7 +196,11 @@ impl Service {
         if is_first && let Some(hook) = &kept.hook {
             hook();
         }
-        let bytes = kept.begun.entry(reference.to_owned()).or_default();
+        if action == WriteAction::Stat {
+            kept.begun.entry(reference.to_owned()).or_default();
+        }
+        // As in containerd, what was removed meanwhile does not begin anew.
+        let bytes = kept.begun.get_mut(reference).ok_or_else(|| Status::aborted("removed"))?;
         if action != WriteAction::Stat {
             let offset = usize::try_from(message.offset).unwrap();
             if offset == 0 {
