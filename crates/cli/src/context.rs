@@ -25,7 +25,7 @@ use crate::report;
 use crate::resolve::{LIST, Neither, Unresolved, meant};
 
 /// The surroundings of a verb.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Context {
     store: Option<PathBuf>,
     policy: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! `serve --lazy`, and images whose devices it fills.
 
 pub(crate) mod devices;
+pub(crate) mod engine;
 mod prove;
 mod start;
 mod tuning;
@@ -130,8 +131,16 @@ impl Supply for StoreSupply<'_> {
         // A container keeps its image though the name has gone to another.
         let used = self.store.containers.all()?.into_iter();
         let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
+        // Engines have images that have no name.
+        let (snapshots, damaged) = self.store.snapshots.all()?;
+        for error in damaged {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the image of a snapshot is not known");
+        }
+        let of_engines = snapshots.iter().filter_map(|it| it.record.content()?.lazy);
+        let of_engines = of_engines.map(|it| (it.image, it.manifest));
         let mut images = BTreeSet::new();
-        for (image, manifest) in named.chain(used) {
+        for (image, manifest) in named.chain(used).chain(of_engines) {
             // Or another import has brought the device, while it was filled.
             if self.store.sparse_devices(&image)?.contains(device)
                 || self.store.presence(&image)? == Presence::Unproven

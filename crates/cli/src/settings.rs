@@ -20,7 +20,7 @@ pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
 const KEYS: &str = "lazy-timeout, prefetch, complete, door and the table [snapshotter]";
 /// All that its table for the snapshotter can set.
-const SNAPSHOTTER_KEYS: &str = "socket, engine, instance and skip";
+const SNAPSHOTTER_KEYS: &str = "socket, engine, instance, skip, lazy and trust-index";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,6 +48,10 @@ pub(crate) struct SnapshotterSettings {
     pub(crate) instance: Option<String>,
     /// When the engine need not bring a layer.
     pub(crate) skip: Option<args::Skip>,
+    /// Whether images start before their layers are here.
+    pub(crate) lazy: Option<bool>,
+    /// Whether indexes are used that nobody has signed.
+    pub(crate) trust_repository: Option<bool>,
 }
 
 /// Where the engine finds the service, unless something else is set.
@@ -66,17 +70,26 @@ pub(crate) struct SnapshotterChoices {
     pub(crate) engine: PathBuf,
     pub(crate) instance: String,
     pub(crate) skip: args::Skip,
+    pub(crate) lazy: bool,
+    pub(crate) trust_repository: bool,
 }
 
 impl SnapshotterChoices {
     pub(crate) fn of(args: &args::Serve) -> anyhow::Result<Self> {
         let file = ServeFile::new(args.config.as_deref()).load()?.snapshotter;
-        Ok(Self::as_set(SnapshotterSettings {
+        let choices = Self::as_set(SnapshotterSettings {
             socket: args.socket.clone().or(file.socket),
             engine: args.engine.clone().or(file.engine),
             instance: args.instance.clone().or(file.instance),
             skip: args.skip.or(file.skip),
-        }))
+            ..file
+        });
+        if choices.lazy && choices.skip != args::Skip::Download {
+            bail!(
+                "lazy = true below [snapshotter], but the engine is to download each layer: set skip = \"download\", too"
+            );
+        }
+        Ok(choices)
     }
 
     /// As usual, but for what is set.
@@ -86,6 +99,8 @@ impl SnapshotterChoices {
             engine: set.engine.unwrap_or_else(|| ENGINE.into()),
             instance: set.instance.unwrap_or_else(|| INSTANCE.to_owned()),
             skip: set.skip.unwrap_or(args::Skip::Unpack),
+            lazy: set.lazy.unwrap_or_default(),
+            trust_repository: set.trust_repository.unwrap_or_default(),
         }
     }
 }
@@ -151,12 +166,19 @@ impl ServeFile {
     /// What it sets for `serve --snapshotter`, in a line for people.
     pub(crate) fn snapshotter(&self) -> String {
         self.describe("--snapshotter", |settings| {
-            let SnapshotterSettings { socket, engine, instance, skip } = settings.snapshotter;
+            let SnapshotterSettings { socket, engine, instance, skip, lazy, trust_repository } =
+                settings.snapshotter;
             [
                 socket.map(|it| format!("socket {}", it.display())),
                 engine.map(|it| format!("engine {}", it.display())),
                 instance.map(|it| format!("instance {it}")),
                 skip.map(|it| format!("skip {}", it.name())),
+                lazy.map(|it| format!("lazy {it}")),
+                trust_repository.filter(|it| *it).map(|_| {
+                    "trust-index repository: whoever pushes to a repository decides what other images of the engine get for \
+                     layers of the same name"
+                        .to_owned()
+                }),
             ]
         })
     }
@@ -288,6 +310,16 @@ fn set_snapshotter(
             };
             settings.skip = Some(skip);
         }
+        "lazy" => {
+            let lazy = value.get_ref().as_bool();
+            settings.lazy = Some(lazy.context("lazy is neither true nor false")?);
+        }
+        "trust-index" => match text {
+            Some(trust @ ("signed" | "repository")) => {
+                settings.trust_repository = Some(trust == "repository");
+            }
+            _ => bail!("trust-index is neither \"signed\" nor \"repository\""),
+        },
         key => bail!(
             "\"{}\" is no setting of [snapshotter]: there are {SNAPSHOTTER_KEYS}",
             key.escape_debug()
@@ -375,7 +407,8 @@ mod tests {
     #[test]
     fn the_snapshotter_has_a_table() {
         let parsed = parse(
-            "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"",
+            "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"\n\
+             lazy = true\ntrust-index = \"repository\"",
             "f",
         )
         .unwrap();
@@ -384,12 +417,19 @@ mod tests {
             engine: Some("/e".into()),
             instance: Some("k3s".to_owned()),
             skip: Some(args::Skip::Download),
+            lazy: Some(true),
+            trust_repository: Some(true),
         };
         assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
         for (text, expect) in [
             (
                 "snapshotter = 1",
                 "f, line 1: snapshotter is no table: write [snapshotter] above its settings",
+            ),
+            ("[snapshotter]\nlazy = 1", "f, line 2: lazy is neither true nor false"),
+            (
+                "[snapshotter]\ntrust-index = \"any\"",
+                "f, line 2: trust-index is neither \"signed\" nor \"repository\"",
             ),
             (
                 "[snapshotter]\nsocket = \"s\"",

@@ -6,7 +6,9 @@ use std::sync::mpsc;
 
 use anyhow::bail;
 use oci::policy::Policies;
-use serve::snapshots::{PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots};
+use serve::snapshots::{
+    LazyChoices, PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots,
+};
 use store::OpenOptions;
 
 use crate::Answer;
@@ -14,6 +16,7 @@ use crate::args;
 use crate::context::{Context, moment};
 use crate::engine_version::EngineVersion;
 use crate::engines;
+use crate::lazy::engine::EngineImages;
 use crate::notify::{self, ServiceStep};
 use crate::report;
 use crate::settings::SnapshotterChoices;
@@ -36,7 +39,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     let files = crate::policy::files(context)?;
     // What is wrong with them is told now, not at the first container.
     drop(Policies::load(&files)?);
-    let surroundings = SnapshotSurroundings {
+    let trust = crate::lazy::engine::trust(wanted.trust_repository);
+    let mut surroundings = SnapshotSurroundings {
         policies: Box::new(move || Policies::load(&files).map_err(|error| error.to_string())),
         now: Box::new(moment),
         in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
@@ -47,6 +51,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             args::Skip::Unpack => SkipLayers::Unpack,
             args::Skip::Never => SkipLayers::Never,
         },
+        lazy: None,
         patience: PATIENCE,
     };
     let (end, ended) = mpsc::channel();
@@ -77,6 +82,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     // Threads that begin before signals are blocked would end the process.
     let work = || -> anyhow::Result<()> {
+        let images = Box::new(EngineImages::new(context, &store, &args.registry, trust));
+        surroundings.lazy = Some(LazyChoices { images, starts: wanted.lazy });
         let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
         Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
     };

@@ -200,10 +200,12 @@ impl Store {
             let why = match record {
                 Err(source) => format!("its record is damaged: {}", chain(&source)),
                 Ok(record) => match record.content() {
-                    Some(content) if !found.layers.contains(&content.layer) => {
+                    Some(content)
+                        if content.lazy.is_none() && !found.layers.contains(&content.layer) =>
+                    {
                         format!("its layer {} is not in the store", content.layer)
                     }
-                    Some(content) => match content.image {
+                    Some(content) => match content.lazy.map(|it| it.image).or(content.image) {
                         Some(image) if !found.images.contains(&image) => {
                             format!("its image {image} is not in the store")
                         }

@@ -256,11 +256,14 @@ impl Store {
             let failed = |source| GcError::Snapshot { instance: instance.clone(), number, source };
             let record = record.map_err(failed)?;
             let Some(content) = record.content() else { continue };
-            layers.insert(content.layer);
-            if let Some(image) = content.image
-                && roots.insert(image)
-            {
-                kept.push(Kept::Snapshot(image, instance));
+            match &content.lazy {
+                None => drop(layers.insert(content.layer)),
+                Some(lazy) => manifests.push(lazy.manifest),
+            }
+            for image in content.image.into_iter().chain(content.lazy.map(|it| it.image)) {
+                if roots.insert(image) {
+                    kept.push(Kept::Snapshot(image, instance.clone()));
+                }
             }
         }
         let found = Inventory::of(self)?;

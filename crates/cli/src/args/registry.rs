@@ -139,7 +139,7 @@ pub(crate) struct Referrers {
 }
 
 // How to talk to a registry.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct RegistryOptions {
     /// Read credentials from this file first; it has the format of Docker's config.json or podman's auth.json
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

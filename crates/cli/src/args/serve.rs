@@ -125,8 +125,7 @@ pub(crate) struct Serve {
     #[arg(
         long,
         conflicts_with_all = [
-            "lazy", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached", "lazy_timeout",
-            "plain_http", "authfile", "certs_dir"
+            "lazy", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached", "lazy_timeout"
         ]
     )]
     pub(crate) snapshotter: bool,

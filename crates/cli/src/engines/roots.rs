@@ -157,7 +157,8 @@ mod tests {
     fn roots_are_found_in_the_table_of_mounts() {
         let image: ImageId = "ab".repeat(32).parse().unwrap();
         let layer = store::Digest::sha256(b"");
-        let content = SnapshotContent { layer, image: Some(image), bytes: 0, inodes: 0 };
+        let content =
+            SnapshotContent { layer, image: Some(image), lazy: None, bytes: 0, inodes: 0 };
         let snapshots = [
             snapshot(1, SnapshotKind::Committed(content), None),
             snapshot(2, SnapshotKind::Active(None), Some(1)),

@@ -1,6 +1,8 @@
 //! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
 
 mod compare;
+#[cfg(feature = "registry")]
+mod lazy;
 mod operators;
 mod podman;
 
@@ -193,7 +195,12 @@ impl Containerd {
 /// An image of two layers in a tar that engines import.
 pub(crate) fn archive(place: &Place) -> PathBuf {
     let tree = place.tree("tree", "long ");
-    add_programs(&tree, &["/bin/cat", "/bin/sh", "/bin/sleep"]);
+    archive_of(place, &tree)
+}
+
+/// The same with the files of this tree.
+pub(crate) fn archive_of(place: &Place, tree: &Path) -> PathBuf {
+    add_programs(tree, &["/bin/cat", "/bin/sh", "/bin/sleep"]);
     place.out(&format!("import dir:{} tree", tree.display()));
     place.out("export tree tar:base.tar");
     place.out("import tar:base.tar base");

@@ -75,6 +75,12 @@ impl LazyWatch {
         self.instance != instance
     }
 
+    /// Whether it holds the same group as another.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.instance == other.instance && self.folder == other.folder
+    }
+
     /// Says that a file is none of its group any more: nothing has it open.
     pub(super) fn release(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         match self.group.unmark(file) {

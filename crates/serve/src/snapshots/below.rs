@@ -3,7 +3,7 @@
 use container::changes::Owners;
 use image::digest::Digest;
 use image::verity::ImageId;
-use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
+use store::{LazySnapshot, Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
 
 use super::error::SnapshotterError;
 use super::ingest::Base;
@@ -14,6 +14,8 @@ use super::state::{Root, SnapshotEntry, State, Work};
 #[derive(Debug, Clone)]
 pub(super) struct Below {
     pub(super) image: ImageId,
+    /// The manifest of the image, if it is here without its layers.
+    pub(super) lazy: Option<Digest>,
     /// The snapshots whose directories lie above it, uppermost first.
     pub(super) directories: Vec<u64>,
 }
@@ -50,7 +52,8 @@ impl Snapshotter {
             Some(number) => self.image_of(number)?,
             None => self.nothing()?,
         };
-        Ok(Below { image, directories })
+        let lazy = base.and_then(|it| self.lazy_of(it)).filter(|it| it.image == image);
+        Ok(Below { image, lazy: lazy.map(|it| it.manifest), directories })
     }
 
     /// Whether what is written on this snapshot may stay a directory.
@@ -60,7 +63,7 @@ impl Snapshotter {
 
     /// What a layer on this snapshot is put on. Directories become layers for it.
     pub(super) fn base(&self, parent: Option<u64>) -> Result<Base, SnapshotterError> {
-        let image = parent.map(|it| self.image_of(it)).transpose()?;
+        let image = parent.map(|it| self.whole_image_of(it)).transpose()?;
         Ok(Base { image, layers: self.known_layers(parent)? })
     }
 
@@ -68,6 +71,19 @@ impl Snapshotter {
     fn known_layers(&self, parent: Option<u64>) -> Result<Vec<Digest>, SnapshotterError> {
         let layers = self.layers_below(parent);
         layers.ok_or_else(|| SnapshotterError::Broken(parent.unwrap_or_default()))
+    }
+
+    /// How a snapshot's layer came, if it came without its bytes.
+    pub(super) fn lazy_of(&self, number: u64) -> Option<LazySnapshot> {
+        self.state().entries.get(&number)?.record.content()?.lazy
+    }
+
+    /// The image of a committed snapshot, all of which is here.
+    pub(super) fn whole_image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
+        if self.lazy_of(number).is_some() {
+            self.bring_layers(number)?;
+        }
+        self.image_of(number)
     }
 
     /// The image of a committed snapshot, which is made when it is first needed.
@@ -87,6 +103,8 @@ impl Snapshotter {
         for directory in directories.into_iter().rev() {
             self.make_layer(directory)?;
         }
+        // It is made of its layers.
+        self.bring_layers(number)?;
         let taken = self.take(&name, |_| Ok(()))?;
         let (record, image) = self.make_image(number, taken.record.clone())?;
         taken.change(|entry| entry.record = record);

@@ -76,6 +76,8 @@ impl Snapshotter {
                 let committed = &state.entries.get(&number)?.record;
                 match committed.content() {
                     _ if committed.parent != below => None,
+                    // The engine's own differ reads what is not here, through the mounts.
+                    Some(content) if content.lazy.is_some() => None,
                     Some(content) => Some(Compared::Layer(content.layer)),
                     None => Some(Compared::Directory(number)),
                 }
@@ -128,7 +130,7 @@ impl Snapshotter {
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let image = match active.parent {
-            Some(parent) => tree_of(&self.store, &self.image_of(parent)?)?,
+            Some(parent) => tree_of(&self.store, &self.whole_image_of(parent)?)?,
             None => Builder::new().finish(),
         };
         let mut tries = 1;

@@ -12,6 +12,7 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::filter::FilterError;
+use super::lazy::LazyError;
 
 /// Why an engine's wish is refused, or failed. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +116,22 @@ pub enum SnapshotterError {
         image: ImageId,
         /// Why.
         source: Box<ContentsError>,
+    },
+    /// The image cannot be mounted before its layers are here.
+    #[error("cannot mount image {image}, whose layers are not here: see `quire ps --lazy`")]
+    Lend {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        source: LazyError,
+    },
+    /// Layers cannot be had.
+    #[error("cannot bring the layers of image {image}, which something is to be made of")]
+    Bring {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        source: LazyError,
     },
     /// The root cannot be made.
     #[error(transparent)]

@@ -111,7 +111,7 @@ impl Resources {
         kernel::memory::give_back();
         let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
         let bytes = committed.object_bytes;
-        Ok(SnapshotContent { layer, image: None, bytes, inodes: committed.objects })
+        Ok(SnapshotContent { layer, image: None, lazy: None, bytes, inodes: committed.objects })
     }
 
     /// Makes the image of layers, and says how many bytes it has.
@@ -167,5 +167,5 @@ pub(super) fn tree_of(store: &Store, image: &ImageId) -> Result<Tree, Snapshotte
 fn content(report: &Report) -> SnapshotContent {
     let layer = report.layers[0].diff_id;
     let (image, bytes) = (report.image, report.objects.object_bytes + report.image_bytes);
-    SnapshotContent { layer, image: Some(image), bytes, inodes: 0 }
+    SnapshotContent { layer, image: Some(image), lazy: None, bytes, inodes: 0 }
 }

@@ -69,8 +69,16 @@ impl KnownBlobs {
     }
 }
 
+pub(super) fn target(labels: &Labels) -> Option<Digest> {
+    labels.get(TARGET)?.parse().ok()
+}
+
+pub(super) fn layer_blob(labels: &Labels) -> Option<Digest> {
+    labels.get(BLOB)?.parse().ok()
+}
+
 /// The id of a chain of layers, from that of all but the last one. Source: OCI image-spec, "Layer ChainID".
-fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+pub(super) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     match below {
         None => *diff_id,
         Some(below) => Digest::sha256(format!("{below} {diff_id}").as_bytes()),
@@ -158,8 +166,9 @@ impl Snapshotter {
             return Ok(());
         }
         tracing::debug!(parent, ?labels, "is it here?");
-        let digest = |label: &str| labels.get(label)?.parse::<Digest>().ok();
-        let (Some(target), Some(blob)) = (digest(TARGET), digest(BLOB)) else { return Ok(()) };
+        let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
+            return Ok(());
+        };
         // A record must not be without its layer, also if the service ends between the two.
         let _hold = self.store.hold()?;
         let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
@@ -175,14 +184,26 @@ impl Snapshotter {
         if chain_id(below.as_ref(), &layer) != target {
             return Ok(());
         }
+        self.give(parent, labels, &target, shared(&layer))
+    }
+
+    /// Makes a committed snapshot that the engine did not bring, and tells it so. No `gc` takes what it needs meanwhile.
+    pub(super) fn give(
+        &self,
+        parent: &str,
+        labels: &Labels,
+        target: &Digest,
+        content: SnapshotContent,
+    ) -> Result<(), SnapshotterError> {
         let name = format!("{SKIPPED}{target}");
-        let made = self.make(&name, parent, labels, SnapshotKind::Committed(shared(&layer)));
-        let new = match made {
-            Err(SnapshotterError::Exists(_)) => return Err(SnapshotterError::Exists(name)),
-            made => made?,
-        };
-        new.keep(|_| {});
-        self.counts.skipped();
+        match self.make(&name, parent, labels, SnapshotKind::Committed(content)) {
+            Ok(new) => {
+                new.keep(|_| {});
+                self.counts.skipped();
+            }
+            Err(SnapshotterError::Exists(_)) => {}
+            Err(error) => return Err(error),
+        }
         Err(SnapshotterError::Exists(name))
     }
 }
@@ -192,5 +213,5 @@ const SKIPPED: &str = "quire/";
 
 /// A layer that was here before: the snapshot brings nothing.
 fn shared(layer: &Digest) -> SnapshotContent {
-    SnapshotContent { layer: *layer, image: None, bytes: 0, inodes: 0 }
+    SnapshotContent { layer: *layer, image: None, lazy: None, bytes: 0, inodes: 0 }
 }

@@ -19,6 +19,7 @@ use transfer::evidence::{UseError, check_use};
 
 use super::below::Below;
 use super::error::SnapshotterError;
+use super::lazy::LazyImages;
 use super::snapshotter::SnapshotAccess;
 use super::state::{Root, State};
 
@@ -60,11 +61,13 @@ struct Shared {
 }
 
 /// Where a root is mounted, and what it is made of.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct RootPlace<'a> {
     pub(super) instance: &'a SnapshotInstance,
     pub(super) number: u64,
     pub(super) below: &'a Below,
+    /// What opens the image, if it is here without its layers.
+    pub(super) lazy: Option<&'a dyn LazyImages>,
     /// The owners that it shows, if they are others than the image's.
     pub(super) map: Option<&'a IdMap>,
 }
@@ -78,11 +81,17 @@ impl Roots {
         place: RootPlace<'_>,
         (purpose, access): (Purpose, SnapshotAccess),
     ) -> Result<(), SnapshotterError> {
-        let RootPlace { instance, number, below, map } = place;
-        let found = Resolved { image: below.image, name: None, manifest: None };
+        let RootPlace { instance, number, below, lazy, map } = place;
+        let found = Resolved { image: below.image, name: None, manifest: below.lazy };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
-        let opened = permitted.open(store);
-        let permitted = opened.map_err(|error| SnapshotterError::Image(Box::new(error)))?;
+        let permitted = match lazy {
+            None => {
+                permitted.open(store).map_err(|error| SnapshotterError::Image(Box::new(error)))?
+            }
+            Some(lazy) => lazy
+                .open(store, permitted)
+                .map_err(|source| SnapshotterError::Lend { image: below.image, source })?,
+        };
         let changes = match access {
             SnapshotAccess::Read => None,
             SnapshotAccess::Write => {

@@ -22,11 +22,13 @@ use super::api::counts::counts_server::CountsServer;
 use super::api::diff::diff_server::DiffServer;
 use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
 use super::api::{snapshots as api, types};
-use super::content::ContentStore;
+use super::caller::Caller;
+use super::content::{ContentStore, EngineHeaders};
 use super::counts::{Asked, Counted};
 use super::differ::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
+use super::lazy::LazyWanted;
 use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
 use super::state::SnapshotInfo;
 
@@ -82,10 +84,10 @@ pub fn serve_snapshots(
         let counts = || Arc::clone(&snapshotter.counts);
         let instance = snapshotter.instance.name().to_owned();
         let asked = CountsServer::new(Asked { instance, counts: counts() });
-        let service = SnapshotsServer::new(Service(Arc::clone(&snapshotter)));
-        let service = Counted { service, counts: counts() };
         let patience = snapshotter.surroundings.patience;
         let content = ContentStore { socket: engine.to_owned(), patience };
+        let service = Service { snapshotter: Arc::clone(&snapshotter), content: content.clone() };
+        let service = Counted { service: SnapshotsServer::new(service), counts: counts() };
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
         let differ = Counted { service: DiffServer::new(differ), counts: counts() };
         let server = Server::builder().add_service(service).add_service(differ).add_service(asked);
@@ -147,7 +149,10 @@ fn check_free(socket: &Path) -> io::Result<()> {
     }
 }
 
-struct Service(Arc<Snapshotter>);
+struct Service {
+    snapshotter: Arc<Snapshotter>,
+    content: ContentStore,
+}
 
 impl Service {
     /// Does what may wait for disks where it keeps no connection waiting. Each call is a line of the log.
@@ -157,7 +162,7 @@ impl Service {
         key: String,
         work: impl FnOnce(&Arc<Snapshotter>, &str) -> Result<T, SnapshotterError> + Send + 'static,
     ) -> Result<Response<T>, Status> {
-        let snapshotter = Arc::clone(&self.0);
+        let snapshotter = Arc::clone(&self.snapshotter);
         let begun = std::time::Instant::now();
         let name = key.clone();
         let done = tokio::task::spawn_blocking(move || work(&snapshotter, &key)).await;
@@ -172,6 +177,33 @@ impl Service {
                 let status = status(&error);
                 tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
                 Err(status)
+            }
+        }
+    }
+}
+
+impl Service {
+    /// The image that an engine brings a layer of, if it may start before its layers are here.
+    async fn lazy_wanted(
+        &self,
+        labels: &HashMap<String, String>,
+        headers: &EngineHeaders,
+    ) -> Option<LazyWanted> {
+        if !self.snapshotter.starts_lazily() {
+            return None;
+        }
+        let wanted = LazyWanted::of(labels)?;
+        let (_caller, until) = Caller::new();
+        match self.content.labels(&wanted.manifest, headers, &until).await {
+            Ok(labels) if wanted.is_from(&labels) => Some(wanted),
+            Ok(_) => {
+                tracing::debug!(manifest = %wanted.manifest, "the engine has it from elsewhere");
+                None
+            }
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(error, "where the engine has an image from is not known");
+                None
             }
         }
     }
@@ -269,12 +301,18 @@ impl Snapshots for Service {
         &self,
         request: Request<api::PrepareSnapshotRequest>,
     ) -> Result<Response<api::PrepareSnapshotResponse>, Status> {
+        let headers = EngineHeaders::of(request.metadata());
         let it = request.into_inner();
         let is_last = is_last_layer(&it.labels);
+        let lazy = self.lazy_wanted(&it.labels, &headers).await;
         self.call("prepare", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Write;
             let labels = labels(it.labels);
-            if let Err(error) = snapshotter.skip(&it.parent, &labels) {
+            let skipped = snapshotter.skip(&it.parent, &labels).and_then(|()| match &lazy {
+                Some(wanted) => snapshotter.skip_lazily(&it.parent, &labels, wanted),
+                None => Ok(()),
+            });
+            if let Err(error) = skipped {
                 if let SnapshotterError::Exists(name) = &error
                     && is_last
                 {

@@ -20,6 +20,7 @@ use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::ingest::Resources;
 use super::layers::{KnownBlobs, SkipLayers};
+use super::lazy::{LazyChoices, LazyMemory};
 use super::owners::asked;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
@@ -42,6 +43,8 @@ pub struct SnapshotSurroundings {
     pub scratch: PathBuf,
     /// When the engine need not bring layers that the store has.
     pub skip: SkipLayers,
+    /// Images that start before their layers are here; `None` for none.
+    pub lazy: Option<LazyChoices>,
     /// How long the engine's content store may be silent: [`PATIENCE`](super::PATIENCE) but for tests.
     pub patience: Duration,
 }
@@ -76,6 +79,7 @@ pub struct Snapshotter {
     pub(super) surroundings: SnapshotSurroundings,
     pub(super) resources: Resources,
     blobs: Mutex<KnownBlobs>,
+    pub(super) lazy: LazyMemory,
     roots: Roots,
     /// The image of nothing.
     nothing: OnceLock<ImageId>,
@@ -131,6 +135,7 @@ impl Snapshotter {
             surroundings,
             resources,
             blobs: Mutex::default(),
+            lazy: LazyMemory::default(),
             roots,
             nothing: OnceLock::new(),
             state: Mutex::new(state),
@@ -139,6 +144,7 @@ impl Snapshotter {
             counts: Arc::default(),
         };
         it.drop_spare();
+        it.forget_names();
         Ok(it)
     }
 
@@ -206,7 +212,7 @@ impl Snapshotter {
         let Some(parent) = record.parent else { return false };
         let state = self.state();
         let below = state.entries.get(&parent).and_then(|it| it.record.content());
-        is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none())
+        is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none() || it.lazy.is_some())
     }
 
     /// How a root is reached. One that is not mounted is mounted: the host may have started anew.
@@ -377,7 +383,9 @@ impl Snapshotter {
         };
         let map = self.map_of(number, record)?;
         let map = map.as_ref();
-        let place = RootPlace { instance: &self.instance, number, below: &below, map };
+        let lazy = self.surroundings.lazy.as_ref().map(|it| &*it.images);
+        let lazy = below.lazy.and(lazy);
+        let place = RootPlace { instance: &self.instance, number, below: &below, lazy, map };
         self.roots.mount(&self.store, &policies, place, (purpose, access))?;
         Ok(Root::Ours(below.image))
     }

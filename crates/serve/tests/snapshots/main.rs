@@ -96,6 +96,7 @@ impl Stage {
             threads: NonZeroUsize::new(2).unwrap(),
             scratch: self.0.path().to_owned(),
             skip,
+            lazy: None,
             patience: self.1,
         };
         Snapshotter::open(self.store(), instance, surroundings)

@@ -67,10 +67,21 @@ pub struct SnapshotContent {
     pub layer: Digest,
     /// The image of this layer on those below, once it was needed.
     pub image: Option<ImageId>,
+    /// Where its bytes come from, if the layer itself is not in the store.
+    pub lazy: Option<LazySnapshot>,
     /// Bytes on disk that it has brought.
     pub bytes: u64,
     /// Files that it has brought.
     pub inodes: u64,
+}
+
+/// The image that has a layer, and came without its layers: what fills its devices is in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LazySnapshot {
+    /// Its manifest, which the store has.
+    pub manifest: Digest,
+    /// All layers of that manifest in one image.
+    pub image: ImageId,
 }
 
 /// The record of a snapshot.
@@ -118,24 +129,45 @@ struct RawContent {
     layer: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    lazy: Option<RawLazy>,
     bytes: u64,
     inodes: u64,
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct RawLazy {
+    manifest: String,
+    image: String,
+}
+
 impl SnapshotContent {
     fn of(raw: &RawContent) -> Result<Self, RecordError> {
-        let RawContent { layer, image, bytes, inodes } = raw;
+        let RawContent { layer, image, lazy, bytes, inodes } = raw;
         // The checksum is right, so this is our own text or no text of ours.
         let layer = layer.parse().ok().ok_or(RecordError::Checksum)?;
         let image = image.as_deref().map(str::parse).transpose();
         let image = image.ok().ok_or(RecordError::Checksum)?;
-        Ok(Self { layer, image, bytes: *bytes, inodes: *inodes })
+        let lazy = lazy.as_ref().map(|it| {
+            let (manifest, image) = it.manifest.parse().ok().zip(it.image.parse().ok())?;
+            Some(LazySnapshot { manifest, image })
+        });
+        let lazy = match lazy {
+            Some(None) => return Err(RecordError::Checksum),
+            lazy => lazy.flatten(),
+        };
+        Ok(Self { layer, image, lazy, bytes: *bytes, inodes: *inodes })
     }
 
     fn raw(&self) -> RawContent {
+        let lazy = |it: LazySnapshot| RawLazy {
+            manifest: it.manifest.to_string(),
+            image: it.image.to_string(),
+        };
         RawContent {
             layer: self.layer.to_string(),
             image: self.image.map(|it| it.to_string()),
+            lazy: self.lazy.map(lazy),
             bytes: self.bytes,
             inodes: self.inodes,
         }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use image::digest::Digest;
 use tempfile::TempDir;
 
 use super::crash::record;
 use super::{Failure, NOW, check, check_clean, import, name, open, sample};
 use crate::{
-    Damage, GcError, Kept, Moment, SnapshotContent, SnapshotError, SnapshotKind, SnapshotRecord,
-    SnapshotSize, Store, StoreItem,
+    Damage, GcError, Kept, LazySnapshot, Moment, SnapshotContent, SnapshotError, SnapshotKind,
+    SnapshotRecord, SnapshotSize, Store, StoreItem,
 };
 
 const EARLY: Moment = Moment { seconds: -1, nanoseconds: 999_999_999 };
@@ -23,7 +24,7 @@ fn snapshot(name: &str, kind: SnapshotKind, parent: Option<u64>) -> SnapshotReco
 fn content(store: &Store) -> SnapshotContent {
     let layer = store.layers.diff_ids().unwrap()[0];
     let image = store.images.ids().unwrap().first().copied();
-    SnapshotContent { layer, image, bytes: 5, inodes: 6 }
+    SnapshotContent { layer, image, lazy: None, bytes: 5, inodes: 6 }
 }
 
 #[test]
@@ -94,6 +95,37 @@ fn gc_keeps_what_a_record_names() {
     instance.hide(1).unwrap().remove().unwrap();
     check_clean(&store).unwrap();
     assert_eq!(store.layers.diff_ids().unwrap(), []);
+}
+
+#[test]
+fn gc_keeps_the_image_of_a_layer_that_is_not_here() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "one", &sample("one", 3)).unwrap();
+    let bytes = br#"{"schemaVersion":2,"layers":[]}"#;
+    let (manifest, image) = (Digest::sha256(bytes), store.images.ids().unwrap()[0]);
+    let layer = Digest::sha256(b"of another machine");
+    let lazy = Some(LazySnapshot { manifest, image });
+    let content = SnapshotContent { layer, image: None, lazy, bytes: 0, inodes: 0 };
+    let record = snapshot("lazy", SnapshotKind::Committed(content), None);
+    let instance = store.open_snapshots("engine").unwrap();
+    instance.make(1, &snapshot("a", SnapshotKind::Active(None), None)).unwrap();
+    // Without the manifest nobody knows where the layer is.
+    let gone = store.settle_snapshot(&instance, 1, &record).unwrap_err();
+    assert!(matches!(gone, SnapshotError::Gone(1)), "{gone}");
+    let transaction = store.begin().unwrap();
+    transaction.manifest(&manifest, bytes).unwrap();
+    transaction.commit().unwrap();
+    store.settle_snapshot(&instance, 1, &record).unwrap();
+    store.remove_ref(&name("one")).unwrap();
+    let (plan, _) = store.gc(NOW).unwrap();
+    assert_eq!(plan.kept, [Kept::Snapshot(image, "engine".to_owned())]);
+    assert!(store.manifests.has(&manifest).unwrap() && store.images.has(&image).unwrap());
+    assert_eq!(instance.read().unwrap().0.into_values().collect::<Vec<_>>(), [record]);
+    check(&store).unwrap();
+    instance.hide(1).unwrap().remove().unwrap();
+    check_clean(&store).unwrap();
+    assert!(!store.manifests.has(&manifest).unwrap());
 }
 
 #[test]

@@ -47,7 +47,13 @@ impl Store {
         let _lock = self.lock_shared()?;
         if let Some(content) = record.content() {
             let has_image = content.image.map_or(Ok(true), |image| self.images.has(&image))?;
-            if !has_image || !self.layers.has(&content.layer)? {
+            let has_layer = match &content.lazy {
+                None => self.layers.has(&content.layer)?,
+                Some(lazy) => {
+                    self.images.has(&lazy.image)? && self.manifests.has(&lazy.manifest)?
+                }
+            };
+            if !has_image || !has_layer {
                 return Err(SnapshotError::Gone(number));
             }
         }

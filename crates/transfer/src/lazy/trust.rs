@@ -19,6 +19,8 @@ pub enum TrustIndex {
     Default,
     /// Those in the image's repository.
     Repository,
+    /// Those that are signed, by a key of a policy in force.
+    Signed,
     /// The one with this digest, of its manifest or its config.
     Digest(Digest),
 }
@@ -56,6 +58,9 @@ pub enum Untrusted {
          --trust-index repository"
     )]
     Unnamed,
+    /// A service uses signed ones alone.
+    #[error("it is signed by no key of a policy in force, and nothing else counts here")]
+    Unsigned,
 }
 
 /// An index in a registry.
@@ -83,18 +88,23 @@ pub(super) fn check(
         }
         _ => {}
     }
-    // The policies have accepted the manifest, with all that it says.
-    if named(found.manifest) == Some(*found.index) {
+    // The policies have accepted the manifest, with all that it says of its own image.
+    if trust != TrustIndex::Signed && named(found.manifest) == Some(*found.index) {
         return Ok(());
     }
     let repository = Repository::new(reference.registry(), reference.repository());
     let admitted = admit(policies, signatures, &repository, found.artifact, Vec::new());
     let (verdict, _) = admitted.map_err(|error| Untrusted::Policy(Box::new(error)))?;
-    let is_named = reference.digest().is_none() || trust != TrustIndex::Default;
-    if is_named || !verdict.signed_by.is_empty() {
-        return Ok(());
+    let is_enough = match trust {
+        TrustIndex::Signed => false,
+        TrustIndex::Default => reference.digest().is_none(),
+        TrustIndex::Repository | TrustIndex::Digest(_) => true,
+    };
+    match trust {
+        _ if is_enough || !verdict.signed_by.is_empty() => Ok(()),
+        TrustIndex::Signed => Err(Untrusted::Unsigned),
+        _ => Err(Untrusted::Unnamed),
     }
-    Err(Untrusted::Unnamed)
 }
 
 /// The index that a manifest names.
@@ -156,6 +166,7 @@ mod tests {
         let trust = match trust {
             "" => TrustIndex::Default,
             "repository" => "repository".parse().unwrap(),
+            "signed" => TrustIndex::Signed,
             text => Digest::sha256(text.as_bytes()).to_string().parse().unwrap(),
         };
         let reference = reference.parse().unwrap();
@@ -179,6 +190,11 @@ mod tests {
         check(any, &pinned, "other", None, "--trust-index names another");
         check(any, tag, "other", None, "--trust-index names another");
         check(any, &pinned, "", Some("index"), "trusted");
+        // What an image says of itself is enough for that image alone.
+        for reference in [tag, &pinned] {
+            check(any, reference, "signed", None, "signed by no key");
+            check(any, reference, "signed", Some("index"), "signed by no key");
+        }
         check(any, &pinned, "", Some("other"), "anyone with push rights");
     }
 

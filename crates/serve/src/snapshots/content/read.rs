@@ -1,5 +1,6 @@
 //! Blobs of an engine, as they come from its content store.
 
+use std::collections::HashMap;
 use std::io::{self, Read};
 
 use image::digest::Digest;
@@ -7,11 +8,27 @@ use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
 use super::super::api::content::content_client::ContentClient;
-use super::super::api::content::{ReadContentRequest, ReadContentResponse};
+use super::super::api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
 use super::super::caller::Wanted;
 use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
 
 impl ContentStore {
+    /// The labels that the engine has put on a blob.
+    pub(in super::super) async fn labels(
+        &self,
+        digest: &Digest,
+        headers: &EngineHeaders,
+        wanted: &Wanted,
+    ) -> Result<HashMap<String, String>, ContentError> {
+        let call = self.call(format!("ask for labels of {digest}, of"), headers, wanted);
+        let connection = call.connect().await?;
+        let mut client = ContentClient::new(connection.channel.clone());
+        let request = InfoRequest { digest: digest.to_string() };
+        let info = client.info(call.headers.with(request));
+        let answer = call.answer(self.patience, info).await?.into_inner();
+        Ok(answer.info.unwrap_or_default().labels)
+    }
+
     /// Begins to read a blob. Whether the bytes are the right ones is for the reader to find out.
     pub(in super::super) async fn read(
         &self,

@@ -1,0 +1,341 @@
+//! Images that an engine starts before their layers are here: their devices are filled when they are read.
+//!
+//! A layer that is not here cannot be compared with its diff id. So containerd's name for it, the chain id, is only as good
+//! as the index that came with the image. Whoever is believed about that decides what other images of this engine get for
+//! layers of the same name, until all of it is here: see `docs/threat-model.md`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::reference::Reference;
+use store::{
+    LazySnapshot, Permitted, PermittedImage, RefName, SnapshotContent, SnapshotKind,
+    SnapshotRecord, Store,
+};
+use transfer::StoredImage;
+
+use super::error::SnapshotterError;
+use super::layers::{chain_id, layer_blob, target};
+use super::snapshotter::{Labels, Snapshotter};
+
+/// The name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`, `TargetRefLabel`.
+const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
+/// The digest of its manifest. Source: the same, `TargetManifestDigestLabel`.
+const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
+/// On content: the repositories that the engine has it from, with commas. The label's name ends with the registry's host.
+/// Source: containerd's `core/remotes/docker/handler.go`, `AppendDistributionSourceLabel`.
+const SOURCE: &str = "containerd.io/distribution.source";
+
+/// How long an image without an index is not asked for again: each of its layers would do so.
+const AGAIN: Duration = Duration::from_secs(60);
+/// Of so many images it is known whether they can be had. More are asked for again.
+const KNOWN: usize = 1024;
+
+/// Why an image cannot be had without its layers, or not be mounted.
+pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What has images whose layers are not here: registries, and the service that fills devices.
+pub trait LazyImages: Send + Sync {
+    /// Brings an image without its layers, and gives it a name. `None` if no index says how to fill it, or none is trusted.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn pull(
+        &self,
+        store: &Store,
+        name: &RefName,
+        reference: &Reference,
+    ) -> Result<Option<ImageId>, LazyError>;
+
+    /// Brings all layers of an image that is here without them, and gives it a name.
+    ///
+    /// # Errors
+    /// Why they cannot be had.
+    fn bring(&self, store: &Store, name: &RefName, lazy: &LazySnapshot) -> Result<(), LazyError>;
+
+    /// Opens an image to mount it. What is missing is lent by the service that fills it.
+    ///
+    /// # Errors
+    /// Why it cannot be mounted.
+    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
+}
+
+/// Images whose layers are not here, for an engine.
+pub struct LazyChoices {
+    /// Where they come from.
+    pub images: Box<dyn LazyImages>,
+    /// Whether images are brought so. Without it, only those that are here already are used.
+    pub starts: bool,
+}
+
+impl std::fmt::Debug for LazyChoices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LazyChoices").field("starts", &self.starts).finish_non_exhaustive()
+    }
+}
+
+/// An image that an engine brings a layer of, as the labels say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LazyWanted {
+    /// With the digest of the manifest.
+    reference: Reference,
+    pub(super) manifest: Digest,
+}
+
+impl LazyWanted {
+    pub(super) fn of(labels: &HashMap<String, String>) -> Option<Self> {
+        let manifest = labels.get(MANIFEST)?.parse().ok()?;
+        let reference: Reference = labels.get(IMAGE)?.parse().ok()?;
+        Some(Self { reference: reference.with_digest(manifest), manifest })
+    }
+
+    /// Whether the engine has the manifest from this very repository: then its own credentials have been enough for the
+    /// image. Labels alone may be what another image's manifest says.
+    pub(super) fn is_from(&self, labels: &HashMap<String, String>) -> bool {
+        // Without its port.
+        let registry = self.reference.registry();
+        let host = registry.rsplit_once(':').map_or(registry, |it| it.0);
+        let source = format!("{SOURCE}.{host}");
+        let repositories = labels.get(&source).map(String::as_str).unwrap_or_default();
+        repositories.split(',').any(|it| it == self.reference.repository())
+    }
+}
+
+/// What is known of images that are not here.
+#[derive(Debug, Default)]
+pub(super) struct LazyMemory(Mutex<HashMap<Digest, Arc<Mutex<Known>>>>);
+
+#[derive(Debug, Clone, Copy, Default)]
+enum Known {
+    #[default]
+    Nothing,
+    /// It was not to be had, at this time.
+    No(Instant),
+    Here(ImageId),
+}
+
+impl LazyMemory {
+    fn of(&self, manifest: &Digest) -> Arc<Mutex<Known>> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= KNOWN {
+            all.clear();
+        }
+        Arc::clone(all.entry(*manifest).or_default())
+    }
+}
+
+impl Snapshotter {
+    /// Whether an engine may get images whose layers are not here.
+    pub(super) fn starts_lazily(&self) -> bool {
+        self.surroundings.lazy.as_ref().is_some_and(|it| it.starts)
+    }
+
+    /// Tells an engine that a layer is here, if its image can be had without its layers.
+    ///
+    /// # Errors
+    /// [`SnapshotterError::Exists`] if so: there is a committed snapshot with these labels then.
+    pub(super) fn skip_lazily(
+        &self,
+        parent: &str,
+        labels: &Labels,
+        wanted: &LazyWanted,
+    ) -> Result<(), SnapshotterError> {
+        let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
+            return Ok(());
+        };
+        let below = match parent {
+            "" => Vec::new(),
+            parent => {
+                let number = self.state().committed(parent)?;
+                // What stands on a directory has no chain id.
+                let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
+                layers
+            }
+        };
+        let name = self.name_of(&wanted.manifest);
+        let Some(image) = self.lazy_image(wanted, &name) else { return Ok(()) };
+        let stored = match StoredImage::load(&self.store, &wanted.manifest) {
+            Ok(stored) => stored,
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(manifest = %wanted.manifest, error, "the engine brings all layers");
+                return Ok(());
+            }
+        };
+        let (layers, place) = (stored.config.diff_ids(), below.len());
+        let chain = layers.get(..=place).unwrap_or_default();
+        let is_it = stored.manifest.layers.get(place).is_some_and(|it| it.digest == blob)
+            && chain.split_last().is_some_and(|(_, lower)| lower == below)
+            && chain.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
+                == Some(target);
+        if !is_it {
+            return Ok(());
+        }
+        // The name that the pull has given keeps the image until the record does.
+        let content = SnapshotContent {
+            layer: layers[place],
+            image: (place + 1 == layers.len()).then_some(image),
+            lazy: Some(LazySnapshot { manifest: wanted.manifest, image }),
+            bytes: 0,
+            inodes: 0,
+        };
+        let given = self.give(parent, labels, &target, content);
+        self.forget_name(&name);
+        given
+    }
+
+    /// The image of a manifest without its layers, if it is here or can be had.
+    fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
+        let LazyWanted { reference, manifest } = wanted;
+        let memory = self.lazy.of(manifest);
+        // Layers of one image ask one after the other.
+        let mut known = memory.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Known::No(when) if when.elapsed() < AGAIN => return None,
+            Known::Here(image) if self.store.open_names(&image).is_ok() => return Some(image),
+            _ => {}
+        }
+        let of_records = {
+            let state = self.state();
+            let lazy = |it: &SnapshotRecord| it.content()?.lazy;
+            let mut found = state.entries.values().filter_map(|it| lazy(&it.record));
+            found.find(|it| it.manifest == *manifest).map(|it| it.image)
+        };
+        let found = match of_records {
+            Some(image) => Some(image),
+            None => {
+                let images = &self.surroundings.lazy.as_ref()?.images;
+                let begun = Instant::now();
+                let pulled = images.pull(&self.store, name, reference);
+                let took = begun.elapsed();
+                match &pulled {
+                    Ok(Some(image)) => {
+                        tracing::info!(%reference, %image, ?took, "starts before its layers are here");
+                    }
+                    Ok(None) => tracing::info!(%reference, ?took, "has no index that is trusted"),
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &**error;
+                        tracing::warn!(%reference, error, "cannot start before its layers are here");
+                    }
+                }
+                pulled.ok().flatten()
+            }
+        };
+        *known = found.map_or_else(|| Known::No(Instant::now()), Known::Here);
+        found
+    }
+
+    /// Brings the layers of a snapshot and of those below it, as far as they are not here. They are as others then.
+    pub(super) fn bring_layers(&self, top: u64) -> Result<(), SnapshotterError> {
+        let without: Vec<_> = {
+            let state = self.state();
+            let lazy = |(number, record): (u64, &SnapshotRecord)| {
+                Some((number, record.name.clone(), record.content()?.lazy?))
+            };
+            state.chain(Some(top)).filter_map(lazy).collect()
+        };
+        for (number, name, lazy) in without {
+            let manifest = self.name_of(&lazy.manifest);
+            self.bring_layer(number, &name, (&lazy, &manifest))?;
+            self.forget_name(&manifest);
+        }
+        Ok(())
+    }
+
+    fn bring_layer(
+        &self,
+        number: u64,
+        name: &str,
+        (lazy, manifest): (&LazySnapshot, &RefName),
+    ) -> Result<(), SnapshotterError> {
+        let taken = self.take(name, |_| Ok(()))?;
+        let Some(content) = taken.record.content().filter(|it| it.lazy.is_some()) else {
+            // Somebody else has brought it meanwhile.
+            return Ok(());
+        };
+        let has_layer = || matches!(self.store.layers.open(&content.layer), Ok(Some(_)));
+        if !has_layer() {
+            let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
+            let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
+            let images = images.ok_or_else(|| failed("nothing brings layers".into()))?;
+            tracing::info!(image = %lazy.image, "brings all layers: something is made of them");
+            images.bring(&self.store, manifest, lazy).map_err(failed)?;
+        }
+        let content = SnapshotContent { lazy: None, image: None, ..content.clone() };
+        let kind = SnapshotKind::Committed(content);
+        let record = SnapshotRecord { kind, ..taken.record.clone() };
+        let (record, ()) = self.settle_made(number, || Ok((record, ())))?;
+        taken.change(|entry| entry.record = record);
+        Ok(())
+    }
+
+    /// The name that an image has until a record names it: of this instance, so that what a killed service left is found.
+    fn name_of(&self, manifest: &Digest) -> RefName {
+        let name = format!("{}:{}", self.names(), manifest.to_string().replace(':', "-"));
+        name.parse().expect("it is made of hex digits")
+    }
+
+    /// What all of these names begin with.
+    fn names(&self) -> String {
+        // Names of instances have letters that names of images cannot have.
+        let instance = Digest::sha256(self.instance.name().as_bytes()).to_string();
+        format!("quire-engine/{}", instance.trim_start_matches("sha256:"))
+    }
+
+    fn forget_name(&self, name: &RefName) {
+        if matches!(self.store.refs.get(name), Ok(None)) {
+            return;
+        }
+        if let Err(error) = self.store.remove_ref(name) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(%name, error, "the name stays until the service starts anew");
+        }
+    }
+
+    /// Removes the names that a service before this one has left.
+    pub(super) fn forget_names(&self) {
+        let Ok((names, _)) = self.store.refs.readable() else { return };
+        let ours = self.names() + ":";
+        for name in names.keys().filter(|it| it.as_str().starts_with(&ours)) {
+            self.forget_name(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_image_that_the_engine_has_from_there_is_asked_for() {
+        let manifest = Digest::sha256(b"manifest");
+        let labels = |all: &[(&str, &str)]| -> HashMap<String, String> {
+            all.iter().map(|it| (it.0.to_owned(), it.1.to_owned())).collect()
+        };
+        let name = "r.example:5000/team/app:1";
+        let wanted = labels(&[(IMAGE, name), (MANIFEST, &manifest.to_string())]);
+        let wanted = LazyWanted::of(&wanted).unwrap();
+        assert_eq!(wanted.reference.to_string(), format!("{name}@{manifest}"));
+        let source = "containerd.io/distribution.source.r.example";
+        for (label, value, expect) in [
+            (source, "team/app", true),
+            (source, "other,team/app", true),
+            (source, "team/app/more", false),
+            (source, "", false),
+            ("containerd.io/distribution.source.example", "team/app", false),
+            ("containerd.io/distribution.source", "team/app", false),
+        ] {
+            assert_eq!(wanted.is_from(&labels(&[(label, value)])), expect, "{label} {value}");
+        }
+        for wrong in [
+            &[(IMAGE, name)][..],
+            &[(MANIFEST, "sha256:00")],
+            &[(IMAGE, "/"), (MANIFEST, &manifest.to_string())],
+        ] {
+            assert_eq!(LazyWanted::of(&labels(wrong)), None, "{wrong:?}");
+        }
+    }
+}
