@@ -18,7 +18,7 @@ use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 pub use engines::{
-    CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, docker, soci,
+    CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, crictl, docker, soci,
 };
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
@@ -145,11 +145,20 @@ const CARGO_DENY: &str = "cargo-deny@0.20.2";
 /// The version that `fuzz/` was made with.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
+/// It makes the package for Debian.
+const CARGO_DEB: &str = "cargo-deb@3.8.0";
+
 /// A rival of `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
 pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DENY, &["--debug"])
+}
+
+/// # Errors
+/// [`Skipped`] where it cannot be had.
+pub fn cargo_deb(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, CARGO_DEB, &["--debug", "--no-default-features"])
 }
 
 pub fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {

@@ -14,13 +14,16 @@ use rig::process::{quiet, repository, shown, target_dir};
 pub(crate) struct Args {
     /// Where `bin` and `share` are
     #[arg(long, default_value = "/usr/local")]
-    prefix: PathBuf,
+    pub(crate) prefix: PathBuf,
     /// A folder to put in front of the prefix, for packagers
     #[arg(long, env = "DESTDIR", default_value = "")]
-    destination: PathBuf,
+    pub(crate) destination: PathBuf,
     /// Also under the names of the composefs tools, which then come before Debian's on most paths
     #[arg(long)]
-    composefs: bool,
+    pub(crate) composefs: bool,
+    /// Build without optimization
+    #[arg(long, hide = true)]
+    pub(crate) debug: bool,
 }
 
 const COMPOSEFS: [&str; 4] = ["mkcomposefs", "composefs-info", "composefs-dump", "mount.composefs"];
@@ -35,9 +38,18 @@ const COMPLETIONS: [(&str, &str, &str); 3] = [
 const UNITS: [&str; 2] = ["quire-lazy.service", "quire-snapshotter.service"];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
+    let prefix = install(args)?;
+    println!("installed below {}", prefix.display());
+    Ok(())
+}
+
+/// Returns where `bin` and `share` are.
+pub(crate) fn install(args: &Args) -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
-    shown(cargo.args(["build", "--release"]).current_dir(repository()))?;
-    let built = target_dir()?.join("release/quire");
+    let (profile, folder) = if args.debug { ("dev", "debug") } else { ("release", "release") };
+    cargo.args(["build", "--profile", profile]);
+    shown(cargo.current_dir(repository()))?;
+    let built = target_dir()?.join(folder).join("quire");
     let prefix = match args.destination.as_os_str().is_empty() {
         true => args.prefix.clone(),
         false => args.destination.join(args.prefix.strip_prefix("/").unwrap_or(&args.prefix)),
@@ -66,6 +78,5 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let unit = fs::read_to_string(repository().join("dist/systemd").join(name))?;
         fs::write(units.join(name), unit.replace("/usr/bin/quire", &program))?;
     }
-    println!("installed below {}", prefix.display());
-    Ok(())
+    Ok(prefix)
 }

@@ -5,6 +5,7 @@ mod costs;
 mod kind;
 mod node;
 mod related;
+mod roots;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ use rig::{Skipped, tools};
 use testing::daemon::{Daemon, PROGRAM};
 
 /// nydus-snapshotter 0.16.1 is in the Go module proxy; what it starts for each image is not.
-const NO_NYDUS: &str = "the newest nydusd in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs), which nobody runs it with";
+const NO_NYDUS: &str = "it needs nydusd, whose newest version in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs)";
 
 /// What is measured, and how.
 const ABOUT: &str = "\
@@ -41,7 +42,9 @@ all it starts, and of the service; the largest process is one of the commands.\n
 at once as there are cores. *layer_content_caches*: its layers were converted before, as `ctr image \
 build-erofs-cache` does it. *by another name*: the same layers came with another image before. *layers in its \
 store*: `quire pull` had the image, of which containerd knows nothing; with `--skip download` it does not fetch \
-the layers. *blobs here*: `ctr content fetch` was there before. stargz-snapshotter gets layers of `crane \
+the layers. *blobs here*: `ctr content fetch` was there before. *roots*: `ctr snapshot prepare` or `rm` for each of so many \
+containers, one after the other; the start of `ctr` is the same for all. Quire mounts a root when it is prepared, and \
+unmounts it when it is removed; containerd's snapshotters leave that to who starts the container. stargz-snapshotter gets layers of `crane \
 optimize`, and starts before they are here; soci-snapshotter pulls whole layers, in parallel. Both are programs of \
 ours over the libraries of these versions.\n\n\
 Bytes written are those that the kernel counts for the disk, the least of three pulls, all synced. The related \
@@ -311,6 +314,15 @@ fn image(
                 report.findings.extend(shares(&table));
                 report.tables.push(table);
             }
+        }
+    }
+    for part in roots::PARTS {
+        let title = format!("{name}, {}", part.title());
+        if context.wants(&title) {
+            publish(&mut report.findings)?;
+            let table = roots::race(stage, sample, part, title)?;
+            report.findings.extend(roots::each(&table));
+            report.tables.push(table);
         }
     }
     if context.wants(&format!("{name}, bytes")) {

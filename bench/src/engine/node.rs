@@ -126,6 +126,34 @@ impl<'a> Node<'a> {
         self.ctr(&["content", "fetch", "--plain-http", image])
     }
 
+    /// The snapshot that no other one stands on, which is the image's.
+    pub(super) fn top(&self) -> Result<String> {
+        let listed =
+            quiet(&mut self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "ls"]))?;
+        // The columns are the name, the parent, which may be missing, and the kind.
+        let rows = listed.lines().skip(1).map(|it| it.split_whitespace().collect::<Vec<_>>());
+        let rows: Vec<_> = rows.filter(|it| it.last() == Some(&"Committed")).collect();
+        let is_parent = |name: &str| rows.iter().any(|it| it.len() == 3 && it[1] == name);
+        let mut tops = rows.iter().filter_map(|it| it.first()).filter(|it| !is_parent(it));
+        let top = tops.next().context("the engine has no image")?;
+        Ok((*top).to_owned())
+    }
+
+    /// Makes the root of a container that is told apart by a number.
+    pub(super) fn prepare(&self, number: usize, parent: &str) -> Command {
+        let mut prepare =
+            self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "prepare"]);
+        prepare.arg(format!("{CONTAINER}-{number}")).arg(parent);
+        prepare
+    }
+
+    /// Removes it.
+    pub(super) fn drop_root(&self, number: usize) -> Command {
+        let mut remove = self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "rm"]);
+        remove.arg(format!("{CONTAINER}-{number}"));
+        remove
+    }
+
     /// Runs a program in a container, which is removed behind it.
     pub(super) fn run(&self, image: &str, program: &Program) -> Command {
         let mut run = self.ctr(&["run", "--rm", "--snapshotter", self.kind.snapshotter()]);

@@ -12,7 +12,7 @@ use crate::login::{LoginReport, LogoutReport};
 use crate::pull::{LazyPullReport, PullReport, UpToDateReport};
 use crate::{
     build, check, commit, containers, describe, diff, doctor, du, gc, index, memory, progress,
-    push, referrers,
+    push, referrers, specification,
 };
 
 const START: &str = "\
@@ -63,6 +63,7 @@ fn page() -> String {
         "ps --engine",
         "A list of objects, one for each snapshot whose root is mounted; with `--all`, for each snapshot.",
     );
+    page.table::<specification::SpecificationReport>("mount --specification", "");
     page.table::<containers::WaitReport>("wait (lines)", "");
     page.table::<commit::SnapshotReport>("snapshot", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");

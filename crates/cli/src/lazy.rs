@@ -324,7 +324,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     // Readers wait for one that is started again.
     let settings = if args.again { lenient_settings } else { settings };
     let settings = settings(context.who(), &args.registry, &stop, pauses(context))?;
-    let blobs = StoreBlobs::new(&store, settings);
+    let blobs =
+        StoreBlobs::new(&store, engine::with_pull_secrets(settings, &store, &args.registry));
     let resources = crate::surroundings::Surroundings::new(context, &store, BUDGET);
     let surroundings = Surroundings {
         supply: &StoreSupply { store: &store, tuning: &tuning, blobs, surroundings: &resources },

@@ -3,18 +3,21 @@
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
 use container::root::filestore::Backing as FileBacking;
-use container::root::{SOURCE, Shape, TrustedImage, make, space, warm};
+use container::root::{SOURCE, Shape, TrustedImage, WritableWish, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Mounted, Unmount};
 use store::OpenOptions;
 
 use crate::Answer;
 use crate::args::{self, MountWord};
 use crate::context::Context;
+use crate::report;
+use crate::specification::SpecificationReport;
 use crate::target;
 
 pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
+    let Some(directory) = &args.directory else { return specify(context, args) };
     // First, since this is the easiest to mend.
-    target::check_directory(&args.directory)?;
+    target::check_directory(directory)?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.name, &args.lazy)?;
     let store = context.open(OpenOptions::read())?;
@@ -38,7 +41,22 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
-    root.mount.attach_at(&args.directory)?;
+    root.mount.attach_at(directory)?;
+    Ok(Answer::Yes)
+}
+
+/// Says how the image is mounted.
+fn specify(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
+    #[cfg(feature = "serve")]
+    if args.lazy.lazy.is_some() {
+        bail!("--specification: others cannot mount an image of which parts are missing");
+    }
+    let store = context.open(OpenOptions::read())?;
+    let found = crate::resolve::resolve(&store, &args.name)?;
+    let permitted = crate::policy::permit(context, &store, found)?.open(&store)?;
+    let trust = args.trust.wish()?;
+    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&WritableWish::None))?;
+    report::json_line(&SpecificationReport::of(&image)?)?;
     Ok(Answer::Yes)
 }
 

@@ -20,7 +20,8 @@ pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
 const KEYS: &str = "lazy-timeout, prefetch, complete, door and the table [snapshotter]";
 /// All that its table for the snapshotter can set.
-const SNAPSHOTTER_KEYS: &str = "socket, engine, instance, skip, lazy and trust-index";
+const SNAPSHOTTER_KEYS: &str =
+    "socket, engine, instance, skip, lazy, trust-index and image-service";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub(crate) struct SnapshotterSettings {
     pub(crate) lazy: Option<bool>,
     /// Whether indexes are used that nobody has signed.
     pub(crate) trust_repository: Option<bool>,
+    /// Where kubelet finds the engine's image service.
+    pub(crate) image_service: Option<PathBuf>,
 }
 
 /// Where the engine finds the service, unless something else is set.
@@ -72,6 +75,7 @@ pub(crate) struct SnapshotterChoices {
     pub(crate) skip: args::Skip,
     pub(crate) lazy: bool,
     pub(crate) trust_repository: bool,
+    pub(crate) image_service: Option<PathBuf>,
 }
 
 impl SnapshotterChoices {
@@ -101,6 +105,7 @@ impl SnapshotterChoices {
             skip: set.skip.unwrap_or(args::Skip::Unpack),
             lazy: set.lazy.unwrap_or_default(),
             trust_repository: set.trust_repository.unwrap_or_default(),
+            image_service: set.image_service,
         }
     }
 }
@@ -166,8 +171,15 @@ impl ServeFile {
     /// What it sets for `serve --snapshotter`, in a line for people.
     pub(crate) fn snapshotter(&self) -> String {
         self.describe("--snapshotter", |settings| {
-            let SnapshotterSettings { socket, engine, instance, skip, lazy, trust_repository } =
-                settings.snapshotter;
+            let SnapshotterSettings {
+                socket,
+                engine,
+                instance,
+                skip,
+                lazy,
+                trust_repository,
+                image_service,
+            } = settings.snapshotter;
             [
                 socket.map(|it| format!("socket {}", it.display())),
                 engine.map(|it| format!("engine {}", it.display())),
@@ -179,6 +191,7 @@ impl ServeFile {
                      layers of the same name"
                         .to_owned()
                 }),
+                image_service.map(|it| format!("image-service {}", it.display())),
             ]
         })
     }
@@ -300,6 +313,7 @@ fn set_snapshotter(
     match &key.get_ref()[..] {
         "socket" => settings.socket = Some(path("socket")?),
         "engine" => settings.engine = Some(path("engine")?),
+        "image-service" => settings.image_service = Some(path("image-service")?),
         "instance" => {
             let name = text.context("instance is not text: write instance = \"containerd\"")?;
             settings.instance = Some(name.to_owned());
@@ -408,7 +422,7 @@ mod tests {
     fn the_snapshotter_has_a_table() {
         let parsed = parse(
             "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"\n\
-             lazy = true\ntrust-index = \"repository\"",
+             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"",
             "f",
         )
         .unwrap();
@@ -419,6 +433,7 @@ mod tests {
             skip: Some(args::Skip::Download),
             lazy: Some(true),
             trust_repository: Some(true),
+            image_service: Some("/i".into()),
         };
         assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
         for (text, expect) in [
@@ -449,8 +464,8 @@ mod tests {
             ),
             (
                 "[snapshotter]\n\"so\\u001bcket\" = 1",
-                "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance \
-                 and skip",
+                "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance, \
+                 skip, lazy, trust-index and image-service",
             ),
         ] {
             assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");

@@ -1,6 +1,7 @@
 //! `serve --snapshotter`.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
@@ -46,6 +47,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
         scratch: std::env::temp_dir(),
+        search: context.search(),
         skip: match wanted.skip {
             args::Skip::Download => SkipLayers::Download,
             args::Skip::Unpack => SkipLayers::Unpack,
@@ -82,8 +84,9 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     // Threads that begin before signals are blocked would end the process.
     let work = || -> anyhow::Result<()> {
-        let images = Box::new(EngineImages::new(context, &store, &args.registry, trust));
-        surroundings.lazy = Some(LazyChoices { images, starts: wanted.lazy });
+        let images = Arc::new(EngineImages::new(context, &store, &args.registry, trust));
+        let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
+        surroundings.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
         Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
     };

@@ -3,6 +3,7 @@
 mod assemble;
 pub mod filestore;
 pub mod headroom;
+pub mod limit;
 mod make;
 mod place;
 pub mod share;

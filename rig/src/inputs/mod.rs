@@ -68,6 +68,8 @@ enum Input {
     Containerd21,
     /// Docker 28 with buildx, for the same: some minutes, so only if it is named
     Docker,
+    /// crictl, a client of Kubernetes' interface to engines, for the same: needs Go
+    Crictl,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: a few minutes
@@ -91,6 +93,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Containerd,
         Input::Containerd17,
         Input::Containerd21,
+        Input::Crictl,
     ];
     // One that this machine cannot make keeps no other from being made.
     let mut reasons = Vec::new();
@@ -136,6 +139,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Containerd17 => tools::containerd(cache, tools::CONTAINERD_1_7)?,
         Input::Containerd21 => tools::containerd(cache, tools::CONTAINERD_2_1)?,
         Input::Docker => tools::docker(cache)?,
+        Input::Crictl => tools::crictl(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,

@@ -62,6 +62,19 @@ pub fn docker(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
+/// A client of Kubernetes' interface to engines.
+const CRI_TOOLS: &str = "1.37.0";
+
+/// `crictl`, built into the cache: `crictl-VERSION/bin/crictl`.
+pub fn crictl(cache: &Cache) -> Result<PathBuf> {
+    let (name, module) =
+        (format!("crictl-{CRI_TOOLS}"), format!("sigs.k8s.io/cri-tools@v{CRI_TOOLS}"));
+    let dir = go_program(cache, &name, &name, |go, bin, build| {
+        module_build(go, (bin, build), &module, &["./cmd/crictl"])
+    })?;
+    Ok(dir.join("bin/crictl"))
+}
+
 /// soci-snapshotter: a program of ours over its library, since the module of its own programs is in no release.
 pub fn soci(cache: &Cache) -> Result<PathBuf> {
     const FILES: [(&str, &str); 3] = [

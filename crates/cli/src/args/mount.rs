@@ -36,8 +36,14 @@ pub(crate) struct Mount {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// An existing directory
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub(crate) directory: PathBuf,
+    #[arg(value_hint = ValueHint::DirPath, required_unless_present = "specification")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Print what another program needs to mount the image by itself, as JSON, and mount nothing
+    #[arg(
+        long,
+        conflicts_with_all = ["directory", "options", "writable", "df", "userns", "warm"]
+    )]
+    pub(crate) specification: bool,
     #[arg(
         short,
         long,

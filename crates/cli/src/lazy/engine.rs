@@ -1,10 +1,14 @@
 //! Images that container engines start before their layers are here.
 
 use std::fmt;
+use std::fs::File;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use container::life::monitor::Watch as _;
@@ -12,15 +16,16 @@ use container::owner::check_lazy;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::Registry;
+use oci::registry::{Credential, Keyring, Registry, Settings};
+use rustix::fs::FlockOperation;
 use serve::lazy::{LazyService, LazyWatch, folder_of};
-use serve::snapshots::{LazyError, LazyImages};
+use serve::snapshots::{LazyError, LazyImages, PullSecret};
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
 use transfer::import::{self, BUDGET, Completed, ImportSurroundings, ImportWishes};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull, pull_lazy};
 
-use super::{StoreBlobs, start};
+use super::{StoreBlobs, lock, start};
 use crate::args::RegistryOptions;
 use crate::context::{Context, now};
 use crate::pull::{pauses, settings};
@@ -30,8 +35,10 @@ pub(crate) struct EngineImages {
     context: Context,
     registry: RegistryOptions,
     trust: TrustIndex,
-    /// Never set: who asks waits for the registry's own limits of time.
+    /// Set when the service ends.
     cancel: Arc<AtomicBool>,
+    /// Where credentials are.
+    secrets: Option<PathBuf>,
     watches: Watches,
 }
 
@@ -54,6 +61,7 @@ impl EngineImages {
             registry: registry.clone(),
             trust,
             cancel: Arc::default(),
+            secrets: pull_secrets(store),
             watches: Watches::default(),
         };
         let running = folder_of(store.path()).map(|folder| {
@@ -75,10 +83,15 @@ impl EngineImages {
         Ok(Policies::load(&crate::policy::files(&self.context)?)?)
     }
 
-    fn registry(&self, reference: &Reference) -> anyhow::Result<Registry> {
+    fn registry(&self, store: &Store, reference: &Reference) -> anyhow::Result<Registry> {
+        let settings = self.settings(store)?;
+        Ok(Registry::new(reference, &settings)?)
+    }
+
+    fn settings(&self, store: &Store) -> anyhow::Result<Settings> {
         let (who, pauses) = (self.context.who(), pauses(&self.context));
         let settings = settings(who, &self.registry, &self.cancel, pauses)?;
-        Ok(Registry::new(reference, &settings)?)
+        Ok(with_pull_secrets(settings, store, &self.registry))
     }
 
     /// Does `work` with the resources of an import.
@@ -93,6 +106,25 @@ impl EngineImages {
         })
     }
 
+    /// Changes the credentials for the repository of an image.
+    fn change<T>(
+        &self,
+        image: &str,
+        change: impl FnOnce(&Keyring, &Reference) -> anyhow::Result<T>,
+    ) -> Option<T> {
+        let changed =
+            image.parse().map_err(anyhow::Error::from).and_then(|reference: Reference| {
+                let path =
+                    self.secrets.as_ref().context("the store's directory cannot be looked at")?;
+                change_secrets(path, |keyring| change(keyring, &reference))
+            });
+        let failed = |error: &anyhow::Error| {
+            let error: &dyn std::error::Error = &**error;
+            tracing::warn!(image = %image.escape_debug(), error, "its credentials are not kept");
+        };
+        changed.inspect_err(failed).ok()
+    }
+
     fn pull_lazy(
         &self,
         store: &Store,
@@ -100,7 +132,7 @@ impl EngineImages {
         reference: &Reference,
     ) -> anyhow::Result<Option<ImageId>> {
         check_lazy(store)?;
-        let (policies, registry) = (self.policies()?, self.registry(reference)?);
+        let (policies, registry) = (self.policies()?, self.registry(store, reference)?);
         let import = ImportWishes { name: Some(name), ..ImportWishes::default() };
         let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
         let pulled = self.import(|surroundings| {
@@ -127,7 +159,7 @@ impl EngineImages {
         let from = |it: &Reference| it.digest() == Some(&lazy.manifest);
         let mut failed = anyhow::anyhow!("the store does not know where it is from");
         for reference in sources.iter().filter(|it| from(it)) {
-            let pulled = self.registry(reference).and_then(|registry| {
+            let pulled = self.registry(store, reference).and_then(|registry| {
                 let pulled =
                     self.import(|it| pull(store, &registry, reference, it, &wishes).map(drop));
                 Ok(pulled?)
@@ -162,9 +194,7 @@ impl EngineImages {
         if !matches!(store.presence(&found.image), Ok(Presence::Unproven)) {
             return Ok(());
         }
-        let who = self.context.who();
-        let settings = settings(who, &self.registry, &self.cancel, pauses(&self.context))?;
-        let blobs = StoreBlobs::new(store, settings);
+        let blobs = StoreBlobs::new(store, self.settings(store)?);
         let manifest = found.manifest.as_ref();
         if let Some(manifest) = manifest
             && let Err(error) = blobs.know_layers(&found.image, manifest)
@@ -199,6 +229,37 @@ impl LazyImages for EngineImages {
     fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
         Ok(self.open_lent(store, image)?)
     }
+
+    fn keep(&self, secret: &PullSecret) -> Option<PullSecret> {
+        let changed = self.change(&secret.image, |keyring, reference| {
+            let before = keyring.find(reference.registry(), reference.repository())?;
+            let before = before.and_then(|it| match it {
+                Credential::Password { user, password } => {
+                    Some(PullSecret { image: secret.image.clone(), user, password })
+                }
+                Credential::Identity(_) | Credential::Bearer(_) => None,
+            });
+            if before.as_ref() != Some(secret) {
+                keyring.save(&reference.name(), &secret.user, &secret.password)?;
+            }
+            Ok(before)
+        });
+        changed.flatten()
+    }
+
+    fn restore(&self, image: &str, before: Option<PullSecret>) {
+        self.change(image, |keyring, reference| {
+            match before {
+                Some(it) => drop(keyring.save(&reference.name(), &it.user, &it.password)?),
+                None => drop(keyring.erase(&reference.name())?),
+            }
+            Ok(())
+        });
+    }
+
+    fn stop(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Asks the service for devices, and starts it where there is none.
@@ -222,39 +283,73 @@ impl LendDevices for Lender<'_> {
 }
 
 /// Groups of services, held for the readers of this engine's roots: no readers see zeros, whoever else dies.
-#[derive(Default)]
-struct Watches(Mutex<Vec<Arc<Held>>>);
+#[derive(Debug, Default)]
+struct Watches(Arc<Mutex<Watched>>);
 
-struct Held {
-    watch: Mutex<LazyWatch>,
-    is_over: AtomicBool,
+#[derive(Debug, Default)]
+struct Watched {
+    all: Vec<LazyWatch>,
+    /// Whether a thread looks at them.
+    is_watched: bool,
 }
 
 impl Watches {
     fn add(&self, watch: LazyWatch) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same = |held: &Arc<Held>| {
-            held.watch.lock().unwrap_or_else(PoisonError::into_inner).is_like(&watch)
-        };
-        if all.iter().any(is_same) {
+        let mut watched = lock(&self.0);
+        if watched.all.iter().any(|it| it.is_like(&watch)) {
             return;
         }
-        let held = Arc::new(Held { watch: Mutex::new(watch), is_over: AtomicBool::new(false) });
-        all.push(Arc::clone(&held));
-        thread::spawn(move || {
-            while !held.is_over.load(Ordering::Relaxed) {
-                let wait = held.watch.lock().unwrap_or_else(PoisonError::into_inner).look();
-                thread::sleep(wait);
-            }
-        });
+        watched.all.push(watch);
+        if !std::mem::replace(&mut watched.is_watched, true) {
+            let watched = Arc::clone(&self.0);
+            // It ends with the last of them, or with the process.
+            thread::spawn(move || {
+                loop {
+                    let wait = look(&mut lock(&watched));
+                    let Some(wait) = wait else { return };
+                    thread::sleep(wait);
+                }
+            });
+        }
     }
 }
 
-impl Drop for Watches {
-    fn drop(&mut self) {
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().for_each(|it| it.is_over.store(true, Ordering::Relaxed));
-    }
+/// Looks at all. Returns when to look again, if anything is left.
+fn look(watched: &mut Watched) -> Option<Duration> {
+    watched.all.retain(|it| !it.is_done());
+    let wait = watched.all.iter().map(LazyWatch::look).min();
+    watched.is_watched = wait.is_some();
+    wait
+}
+
+/// Where credentials of repositories are that kubelet has pulled from, for a store. It is in memory, as all of `/run`, and
+/// only root reads it.
+fn pull_secrets(store: &Store) -> Option<PathBuf> {
+    Some(folder_of(store.path()).ok()?.with_extension("secrets"))
+}
+
+/// The same settings, with what kubelet pulls with. Only a file that the administrator has named comes before.
+pub(crate) fn with_pull_secrets(
+    mut settings: Settings,
+    store: &Store,
+    options: &RegistryOptions,
+) -> Settings {
+    let named = usize::from(options.authfile.is_some());
+    settings.keyring.files.splice(named..named, pull_secrets(store));
+    settings
+}
+
+/// Changes the credentials of a store, one process after the other.
+fn change_secrets<T>(
+    path: &Path,
+    change: impl FnOnce(&Keyring) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let failed = || format!("cannot lock {}", path.display());
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let lock = options.open(path.with_extension("secrets-lock")).with_context(failed)?;
+    rustix::fs::flock(&lock, FlockOperation::LockExclusive).with_context(failed)?;
+    change(&Keyring { files: vec![path.to_owned()], ..Keyring::default() })
 }
 
 /// What the settings say of whose indexes are used.

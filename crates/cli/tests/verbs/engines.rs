@@ -2,6 +2,8 @@
 
 mod compare;
 #[cfg(feature = "registry")]
+mod cri;
+#[cfg(feature = "registry")]
 mod lazy;
 mod operators;
 mod podman;
@@ -141,6 +143,18 @@ impl Containerd {
         programs: &Path,
         snapshotter: &Path,
     ) -> Self {
+        let without = "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]";
+        Self::start_with(place, engine, programs, snapshotter, (without, ""))
+    }
+
+    /// The same with more settings: some that are in no table, and tables.
+    pub(crate) fn start_with(
+        place: &Place,
+        engine: Engine,
+        programs: &Path,
+        snapshotter: &Path,
+        (settings, tables): (&str, &str),
+    ) -> Self {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
@@ -157,8 +171,7 @@ impl Containerd {
             Engine::Debians | Engine::NewestWithDiffer | Engine::Version(_) => rest.to_owned(),
         };
         let config = format!(
-            "{first}\nroot = {:?}\nstate = {:?}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
-             address = {socket:?}\n{rest}",
+            "{first}\nroot = {:?}\nstate = {:?}\n{settings}\n[grpc]\naddress = {socket:?}\n{rest}\n{tables}",
             folder.join("root"),
             folder.join("state")
         );

@@ -49,6 +49,77 @@ fn an_image_is_mounted_and_unmounted() {
     drop(guard);
 }
 
+/// By mount(8), as docs/format/mount-specification.md says.
+#[test]
+fn another_program_mounts_an_image_by_its_specification() {
+    if !is_root() || testing::program("mount").is_none() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    std::fs::write(tree.join("large"), testing::noise(100_000)).unwrap();
+    for (form, overlays, devices) in [("objects", 1, 0), ("packed", 0, 1)] {
+        place.out(&format!("import --form {form} dir:{} {form}", tree.display()));
+        let text = place.out(&format!("mount --specification {form}"));
+        let specification: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(specification["version"], 1);
+        let (erofs, overlay) = (&specification["erofs"], &specification["overlay"]);
+        assert_eq!(overlay.is_object(), overlays == 1, "{text}");
+        assert_eq!(erofs["devices"].as_array().unwrap().len(), devices, "{text}");
+        let [image, root] = ["image", "root"].map(|it| place.path(&format!("{form}-{it}")));
+        [&image, &root].iter().for_each(|it| std::fs::create_dir(it).unwrap());
+        let mount = |kind: &str, source: &str, options: &str, point: &std::path::Path| {
+            let mut mount = Command::new("mount");
+            let ran = mount.args(["-i", "-t", kind, "-o", options, source]).arg(point).output();
+            let ran = ran.unwrap();
+            assert!(ran.status.success(), "{options}: {}", String::from_utf8_lossy(&ran.stderr));
+            Unmount(point.to_owned())
+        };
+        let all = |list: &serde_json::Value| -> Vec<String> {
+            list.as_array().unwrap().iter().map(|it| it.as_str().unwrap().to_owned()).collect()
+        };
+        let mut options = all(&erofs["flags"]);
+        // mount(8) gives a loop device to the image. So the kernel takes nothing but devices beside it.
+        let loops: Vec<_> = erofs["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| {
+                let path = it["path"].as_str().unwrap();
+                let mut losetup = Command::new("losetup");
+                let ran = losetup.args(["--find", "--show", "--read-only", path]).output().unwrap();
+                Loop(String::from_utf8(ran.stdout).unwrap().trim().to_owned())
+            })
+            .collect();
+        options.extend(loops.iter().map(|it| format!("device={}", it.0)));
+        options.push("loop".to_owned());
+        let source = erofs["source"].as_str().unwrap();
+        let _image = mount("erofs", source, &options.join(","), &image);
+        let (mut seen, mut upper) = (image.clone(), None);
+        if overlay.is_object() {
+            let mut options = all(&overlay["options"]);
+            let layers = [vec![image.display().to_string()], all(&overlay["data"])].concat();
+            options.extend(["ro".to_owned(), format!("lowerdir={}", layers.join("::"))]);
+            upper = Some(mount("overlay", "overlay", &options.join(","), &root));
+            seen = root;
+        }
+        assert_eq!(std::fs::read_to_string(seen.join("etc/short")).unwrap(), "short\n");
+        assert!(std::fs::read(seen.join("large")).unwrap() == testing::noise(100_000), "{text}");
+        drop(upper);
+    }
+    let ran = place.run("mount --specification objects point");
+    assert_eq!(ran.code, Some(2), "{}", ran.err);
+}
+
+/// A loop device that a test has made.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _gone = Command::new("losetup").args(["--detach", &self.0]).output();
+    }
+}
+
 #[test]
 fn a_writable_mount_forgets() {
     if !is_root() {

@@ -11,6 +11,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kernel::allocation::{Extent, allocate, extents, release};
@@ -69,6 +71,12 @@ pub struct HeadroomError {
     source: Errno,
 }
 
+impl HeadroomError {
+    pub(crate) fn of(path: &Path, source: Errno) -> Self {
+        Self { path: path.to_owned(), source }
+    }
+}
+
 /// Looks after one filestore.
 #[derive(Debug)]
 pub struct Headroom {
@@ -83,6 +91,8 @@ pub struct Headroom {
     /// When the use changed last, and the use then.
     change: Cell<(Instant, u64)>,
     count: Cell<Option<(Instant, u64)>>,
+    /// How many there are, if somebody counts them.
+    among: Option<Arc<AtomicU64>>,
     next: Cell<Option<Instant>>,
 }
 
@@ -119,6 +129,7 @@ impl Headroom {
                 tables: Cell::new(TABLES.min(geometry.groups)),
                 change: Cell::new((now, 0)),
                 count: Cell::new(None),
+                among: None,
                 next: Cell::new(None),
             };
             let wait = this.tend()?;
@@ -126,6 +137,12 @@ impl Headroom {
             Ok(this)
         };
         open().map_err(failed)
+    }
+
+    /// Shares the disk with so many, whatever lies beside its folder.
+    #[must_use]
+    pub fn among(self, count: Arc<AtomicU64>) -> Self {
+        Self { among: Some(count), ..self }
     }
 
     /// Takes or gives back, if it is time for that, and answers when it will be again.
@@ -209,6 +226,9 @@ impl Headroom {
 
     /// How many containers the store has, and at least this one.
     fn containers(&self) -> u64 {
+        if let Some(count) = &self.among {
+            return count.load(Ordering::Relaxed).max(1);
+        }
         if let Some((since, count)) = self.count.get()
             && since.elapsed() < COUNTED
         {

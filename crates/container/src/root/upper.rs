@@ -297,7 +297,10 @@ pub(crate) fn prepare(
     Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
 }
 
-fn mount_ext4(file: BorrowedFd<'_>, durability: Durability) -> Result<Detached, MountError> {
+pub(crate) fn mount_ext4(
+    file: BorrowedFd<'_>,
+    durability: Durability,
+) -> Result<Detached, MountError> {
     let options = Ext4Options { durability, direct_io: true, access: loopdev::Access::ReadWrite };
     let mount = kernel::mount::ext4(file, &options)?;
     // Without it there is as much less for others.

@@ -81,6 +81,12 @@ impl LazyWatch {
         self.instance == other.instance && self.folder == other.folder
     }
 
+    /// Whether nothing is left to watch: its service and keeper are gone, and none of its devices had readers.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self.is_served(), Ok(false)) && matches!(self.group.has_marks(), Ok(false))
+    }
+
     /// Says that a file is none of its group any more: nothing has it open.
     pub(super) fn release(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         match self.group.unmark(file) {

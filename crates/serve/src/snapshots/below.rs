@@ -41,19 +41,30 @@ impl Snapshotter {
 
     /// What a root on this snapshot is made of. The image is made, if nobody has needed it yet.
     pub(super) fn below(&self, parent: Option<u64>) -> Result<Below, SnapshotterError> {
-        let (directories, base) = {
+        let base = self.base_of(parent)?;
+        let directories = self.state().directories(parent);
+        let Some(number) = base else {
+            return Ok(Below { image: self.nothing()?, lazy: None, directories });
+        };
+        loop {
+            self.image_of(number)?;
             let state = self.state();
-            state.check_whole(parent)?;
-            let directories = state.directories(parent);
-            let base = state.chain(parent).nth(directories.len()).map(|it| it.0);
-            (directories, base)
-        };
-        let image = match base {
-            Some(number) => self.image_of(number)?,
-            None => self.nothing()?,
-        };
-        let lazy = base.and_then(|it| self.lazy_of(it)).filter(|it| it.image == image);
-        Ok(Below { image, lazy: lazy.map(|it| it.manifest), directories })
+            let content = state.entries.get(&number).and_then(|it| it.record.content());
+            let content = content.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
+            // Somebody may have brought its layers in between: then its image is made of them.
+            if let Some(image) = content.image {
+                let lazy = content.lazy.map(|it| it.manifest);
+                return Ok(Below { image, lazy, directories });
+            }
+        }
+    }
+
+    /// The highest layer that a root on a snapshot has below it.
+    pub(super) fn base_of(&self, parent: Option<u64>) -> Result<Option<u64>, SnapshotterError> {
+        let state = self.state();
+        state.check_whole(parent)?;
+        let above = state.directories(parent).len();
+        Ok(state.chain(parent).nth(above).map(|it| it.0))
     }
 
     /// Whether what is written on this snapshot may stay a directory.
@@ -180,7 +191,9 @@ impl Snapshotter {
             free
         };
         for number in free {
-            if let Err(error) = self.instance.drop_changes(number) {
+            let dropped = self.drop_limit(number);
+            let dropped = dropped.and_then(|()| Ok(self.instance.drop_changes(number)?));
+            if let Err(error) = dropped {
                 let error: &dyn std::error::Error = &error;
                 tracing::warn!(error, number, "what a layer was made of is not removed");
             }

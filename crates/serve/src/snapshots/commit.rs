@@ -52,8 +52,21 @@ impl Snapshotter {
         labels: &Labels,
     ) -> Result<SnapshotRecord, SnapshotterError> {
         self.unmount_root(number)?;
+        // The host may have started anew.
+        self.attach_limit(number)?;
         let upper = self.instance.changes(number).join("upper");
         let map = self.map_of(number, record)?;
+        let is_layer = record.content().is_none()
+            && (is_unpacked(&record.name)
+                // A root on it may have another map.
+                || map.is_some()
+                // Its file is only for what is written.
+                || self.is_limited(number)
+                || !self.has_room_above(record.parent));
+        if let (true, Some(parent)) = (is_layer, record.parent) {
+            // No `gc` is to wait for registries.
+            self.bring_layers(parent)?;
+        }
         let new = |kind| {
             let now = (self.surroundings.now)();
             let (name, labels, parent) = (name.to_owned(), labels.clone(), record.parent);
@@ -63,13 +76,7 @@ impl Snapshotter {
             let content = match record.content() {
                 Some(applied) => Some(applied.clone()),
                 None if !upper.exists() => return Err(never_mounted(record)),
-                None if is_unpacked(&record.name)
-                    // A root on it may have another map.
-                    || map.is_some()
-                    || !self.has_room_above(record.parent) =>
-                {
-                    Some(self.layer_of(&upper, record.parent, map.as_ref())?)
-                }
+                None if is_layer => Some(self.layer_of(&upper, record.parent, map.as_ref())?),
                 None => None,
             };
             let kind = match content {

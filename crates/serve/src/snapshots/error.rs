@@ -3,6 +3,8 @@
 use container::bundle::userns::MapError;
 use container::changes::ChangesError;
 use container::root::MakeRootError;
+use container::root::filestore::{SIZE_MAX, SIZE_MIN};
+use container::root::limit::LimitError;
 use image::verity::ImageId;
 use kernel::mount::MountError;
 use store::{BytesError, ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
@@ -97,6 +99,20 @@ pub enum SnapshotterError {
         /// Why.
         source: MapError,
     },
+    /// A limit that is none.
+    #[error(
+        "the labels of snapshot {} ask for at most {} bytes: max-size is {SIZE_MIN} to {SIZE_MAX} bytes",
+        name.escape_debug(), size.escape_debug()
+    )]
+    Size {
+        /// The snapshot.
+        name: String,
+        /// What they ask for.
+        size: String,
+    },
+    /// What is written cannot be limited.
+    #[error("cannot limit what is written to a root")]
+    Limit(#[from] LimitError),
     /// A filter that is none.
     #[error(transparent)]
     Filter(#[from] FilterError),

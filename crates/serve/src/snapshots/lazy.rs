@@ -5,12 +5,15 @@
 //! layers of the same name, until all of it is here: see `docs/threat-model.md`.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::reference::Reference;
+use oci::registry::Secret;
 use store::{
     LazySnapshot, Permitted, PermittedImage, RefName, SnapshotContent, SnapshotKind,
     SnapshotRecord, Store,
@@ -29,6 +32,8 @@ const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 /// Source: containerd's `core/remotes/docker/handler.go`, `AppendDistributionSourceLabel`.
 const SOURCE: &str = "containerd.io/distribution.source";
 
+/// How long a call waits for another one that asks for the same image. Then the engine brings its layers.
+const WAIT: Duration = Duration::from_secs(60);
 /// How long an image without an index is not asked for again: each of its layers would do so.
 const AGAIN: Duration = Duration::from_secs(60);
 /// Of so many images it is known whether they can be had. More are asked for again.
@@ -61,14 +66,36 @@ pub trait LazyImages: Send + Sync {
     /// # Errors
     /// Why it cannot be mounted.
     fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
+
+    /// Keeps credentials that an engine pulls an image with. Returns those that it had for the same repository.
+    fn keep(&self, secret: &PullSecret) -> Option<PullSecret>;
+
+    /// Goes back to those that it had: the registry has refused the new ones.
+    fn restore(&self, image: &str, before: Option<PullSecret>);
+
+    /// Ends what takes long.
+    fn stop(&self);
+}
+
+/// Credentials that an engine pulls an image with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullSecret {
+    /// The image, as its user gave it.
+    pub image: String,
+    /// The user's name.
+    pub user: String,
+    /// The password, or a personal token.
+    pub password: Secret,
 }
 
 /// Images whose layers are not here, for an engine.
 pub struct LazyChoices {
     /// Where they come from.
-    pub images: Box<dyn LazyImages>,
+    pub images: Arc<dyn LazyImages>,
     /// Whether images are brought so. Without it, only those that are here already are used.
     pub starts: bool,
+    /// Where kubelet finds the engine's image service, if its credentials are to be heard.
+    pub image_service: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for LazyChoices {
@@ -92,8 +119,8 @@ impl LazyWanted {
         Some(Self { reference: reference.with_digest(manifest), manifest })
     }
 
-    /// Whether the engine has the manifest from this very repository: then its own credentials have been enough for the
-    /// image. Labels alone may be what another image's manifest says.
+    /// Whether the engine has the manifest from this repository of this host: then its own credentials have been enough for
+    /// the image. Labels alone may be what another image's manifest says. The engine does not note the registry's port.
     pub(super) fn is_from(&self, labels: &HashMap<String, String>) -> bool {
         // Without its port.
         let registry = self.reference.registry();
@@ -106,24 +133,87 @@ impl LazyWanted {
 
 /// What is known of images that are not here.
 #[derive(Debug, Default)]
-pub(super) struct LazyMemory(Mutex<HashMap<Digest, Arc<Mutex<Known>>>>);
+pub(super) struct LazyMemory {
+    known: Mutex<HashMap<Digest, Known>>,
+    /// Something is known of one more.
+    told: Condvar,
+    /// Names that were given.
+    names: AtomicU64,
+}
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 enum Known {
-    #[default]
-    Nothing,
+    /// Somebody asks for it.
+    Asked,
     /// It was not to be had, at this time.
     No(Instant),
     Here(ImageId),
 }
 
 impl LazyMemory {
-    fn of(&self, manifest: &Digest) -> Arc<Mutex<Known>> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= KNOWN {
-            all.clear();
+    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what is known of an image; `None` if the caller is to ask for it, and to [`tell`](Self::tell).
+    fn ask(&self, manifest: &Digest) -> Option<Option<ImageId>> {
+        let begun = Instant::now();
+        let mut known = self.known();
+        loop {
+            match known.get(manifest) {
+                Some(Known::Here(image)) => return Some(Some(*image)),
+                Some(Known::No(when)) if when.elapsed() < AGAIN => return Some(None),
+                Some(Known::Asked) => {
+                    let Some(left) = WAIT.checked_sub(begun.elapsed()) else { return Some(None) };
+                    let waited = self.told.wait_timeout(known, left);
+                    known = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+                Some(Known::No(_)) | None => break,
+            }
         }
-        Arc::clone(all.entry(*manifest).or_default())
+        if known.len() >= KNOWN {
+            known.retain(|_, it| matches!(it, Known::Asked));
+        }
+        known.insert(*manifest, Known::Asked);
+        None
+    }
+
+    fn tell(&self, manifest: &Digest, found: Option<ImageId>) {
+        let found = found.map_or_else(|| Known::No(Instant::now()), Known::Here);
+        self.known().insert(*manifest, found);
+        self.told.notify_all();
+    }
+
+    /// Forgets an image that is not here any more.
+    fn forget(&self, manifest: &Digest) {
+        let mut known = self.known();
+        if matches!(known.get(manifest), Some(Known::Here(_))) {
+            known.remove(manifest);
+        }
+    }
+}
+
+/// A name that an image has until a record names it. It is of this instance, so that the next service removes those that a
+/// killed one has left.
+#[derive(Debug)]
+struct Named<'s> {
+    store: &'s Store,
+    name: RefName,
+}
+
+impl Drop for Named<'_> {
+    fn drop(&mut self) {
+        forget_name(self.store, &self.name);
+    }
+}
+
+fn forget_name(store: &Store, name: &RefName) {
+    if matches!(store.refs.get(name), Ok(None)) {
+        return;
+    }
+    if let Err(error) = store.remove_ref(name) {
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(%name, error, "the name stays until the service starts anew");
     }
 }
 
@@ -155,48 +245,45 @@ impl Snapshotter {
                 layers
             }
         };
-        let name = self.name_of(&wanted.manifest);
-        let Some(image) = self.lazy_image(wanted, &name) else { return Ok(()) };
-        let stored = match StoredImage::load(&self.store, &wanted.manifest) {
-            Ok(stored) => stored,
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(manifest = %wanted.manifest, error, "the engine brings all layers");
+        // A `gc` may have taken it since it was here.
+        for _ in 0..2 {
+            let named = self.new_name(&wanted.manifest);
+            let Some(image) = self.lazy_image(wanted, &named.name) else { return Ok(()) };
+            let _hold = self.store.hold()?;
+            let stored = StoredImage::load(&self.store, &wanted.manifest);
+            let Ok(stored) = stored
+                .map_err(drop)
+                .and_then(|it| self.store.open_names(&image).map(|_| it).map_err(drop))
+            else {
+                self.lazy.forget(&wanted.manifest);
+                continue;
+            };
+            let (layers, place) = (stored.config.diff_ids(), below.len());
+            let chain = layers.get(..=place).unwrap_or_default();
+            let id = chain.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)));
+            let is_it = stored.manifest.layers.get(place).is_some_and(|it| it.digest == blob)
+                && chain.split_last().is_some_and(|(_, lower)| lower == below)
+                && id == Some(target);
+            if !is_it {
                 return Ok(());
             }
-        };
-        let (layers, place) = (stored.config.diff_ids(), below.len());
-        let chain = layers.get(..=place).unwrap_or_default();
-        let is_it = stored.manifest.layers.get(place).is_some_and(|it| it.digest == blob)
-            && chain.split_last().is_some_and(|(_, lower)| lower == below)
-            && chain.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
-                == Some(target);
-        if !is_it {
-            return Ok(());
+            let content = SnapshotContent {
+                layer: layers[place],
+                image: (place + 1 == layers.len()).then_some(image),
+                lazy: Some(LazySnapshot { manifest: wanted.manifest, image }),
+                bytes: 0,
+                inodes: 0,
+            };
+            return self.give(parent, labels, &target, content);
         }
-        // The name that the pull has given keeps the image until the record does.
-        let content = SnapshotContent {
-            layer: layers[place],
-            image: (place + 1 == layers.len()).then_some(image),
-            lazy: Some(LazySnapshot { manifest: wanted.manifest, image }),
-            bytes: 0,
-            inodes: 0,
-        };
-        let given = self.give(parent, labels, &target, content);
-        self.forget_name(&name);
-        given
+        Ok(())
     }
 
-    /// The image of a manifest without its layers, if it is here or can be had.
+    /// The image of a manifest without its layers, if it is here or can be had. One that comes has this name.
     fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
         let LazyWanted { reference, manifest } = wanted;
-        let memory = self.lazy.of(manifest);
-        // Layers of one image ask one after the other.
-        let mut known = memory.lock().unwrap_or_else(PoisonError::into_inner);
-        match *known {
-            Known::No(when) if when.elapsed() < AGAIN => return None,
-            Known::Here(image) if self.store.open_names(&image).is_ok() => return Some(image),
-            _ => {}
+        if let Some(known) = self.lazy.ask(manifest) {
+            return known;
         }
         let of_records = {
             let state = self.state();
@@ -204,28 +291,28 @@ impl Snapshotter {
             let mut found = state.entries.values().filter_map(|it| lazy(&it.record));
             found.find(|it| it.manifest == *manifest).map(|it| it.image)
         };
-        let found = match of_records {
-            Some(image) => Some(image),
-            None => {
-                let images = &self.surroundings.lazy.as_ref()?.images;
-                let begun = Instant::now();
-                let pulled = images.pull(&self.store, name, reference);
-                let took = begun.elapsed();
-                match &pulled {
-                    Ok(Some(image)) => {
-                        tracing::info!(%reference, %image, ?took, "starts before its layers are here");
-                    }
-                    Ok(None) => tracing::info!(%reference, ?took, "has no index that is trusted"),
-                    Err(error) => {
-                        let error: &dyn std::error::Error = &**error;
-                        tracing::warn!(%reference, error, "cannot start before its layers are here");
-                    }
-                }
-                pulled.ok().flatten()
-            }
-        };
-        *known = found.map_or_else(|| Known::No(Instant::now()), Known::Here);
+        let here = of_records.filter(|it| self.store.open_names(it).is_ok());
+        let found = here.or_else(|| self.pull_lazily(reference, name));
+        self.lazy.tell(manifest, found);
         found
+    }
+
+    fn pull_lazily(&self, reference: &Reference, name: &RefName) -> Option<ImageId> {
+        let images = &self.surroundings.lazy.as_ref()?.images;
+        let begun = Instant::now();
+        let pulled = images.pull(&self.store, name, reference);
+        let took = begun.elapsed();
+        match &pulled {
+            Ok(Some(image)) => {
+                tracing::info!(%reference, %image, ?took, "starts before its layers are here");
+            }
+            Ok(None) => tracing::info!(%reference, ?took, "has no index that is trusted"),
+            Err(error) => {
+                let error: &dyn std::error::Error = &**error;
+                tracing::warn!(%reference, error, "cannot start before its layers are here");
+            }
+        }
+        pulled.ok().flatten()
     }
 
     /// Brings the layers of a snapshot and of those below it, as far as they are not here. They are as others then.
@@ -238,9 +325,8 @@ impl Snapshotter {
             state.chain(Some(top)).filter_map(lazy).collect()
         };
         for (number, name, lazy) in without {
-            let manifest = self.name_of(&lazy.manifest);
-            self.bring_layer(number, &name, (&lazy, &manifest))?;
-            self.forget_name(&manifest);
+            let named = self.new_name(&lazy.manifest);
+            self.bring_layer(number, &name, (&lazy, &named.name))?;
         }
         Ok(())
     }
@@ -272,10 +358,12 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// The name that an image has until a record names it: of this instance, so that what a killed service left is found.
-    fn name_of(&self, manifest: &Digest) -> RefName {
-        let name = format!("{}:{}", self.names(), manifest.to_string().replace(':', "-"));
-        name.parse().expect("it is made of hex digits")
+    /// A name that no other call uses.
+    fn new_name(&self, manifest: &Digest) -> Named<'_> {
+        let number = self.lazy.names.fetch_add(1, Ordering::Relaxed);
+        let manifest = manifest.to_string().replace(':', "-");
+        let name = format!("{}:{manifest}-{number}", self.names());
+        Named { store: &self.store, name: name.parse().expect("it is made of hex digits") }
     }
 
     /// What all of these names begin with.
@@ -285,22 +373,12 @@ impl Snapshotter {
         format!("quire-engine/{}", instance.trim_start_matches("sha256:"))
     }
 
-    fn forget_name(&self, name: &RefName) {
-        if matches!(self.store.refs.get(name), Ok(None)) {
-            return;
-        }
-        if let Err(error) = self.store.remove_ref(name) {
-            let error: &dyn std::error::Error = &error;
-            tracing::warn!(%name, error, "the name stays until the service starts anew");
-        }
-    }
-
     /// Removes the names that a service before this one has left.
     pub(super) fn forget_names(&self) {
         let Ok((names, _)) = self.store.refs.readable() else { return };
         let ours = self.names() + ":";
         for name in names.keys().filter(|it| it.as_str().starts_with(&ours)) {
-            self.forget_name(name);
+            forget_name(&self.store, name);
         }
     }
 }

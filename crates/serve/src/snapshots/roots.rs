@@ -82,7 +82,9 @@ impl Roots {
         (purpose, access): (Purpose, SnapshotAccess),
     ) -> Result<(), SnapshotterError> {
         let RootPlace { instance, number, below, lazy, map } = place;
-        let found = Resolved { image: below.image, name: None, manifest: below.lazy };
+        // Directories above it came from nobody whom a policy knows.
+        let manifest = below.lazy.filter(|_| below.directories.is_empty());
+        let found = Resolved { image: below.image, name: None, manifest };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
         let permitted = match lazy {
             None => {
@@ -237,7 +239,7 @@ pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> 
 }
 
 /// Unmounts what is mounted at a path; at once, unless somebody is in there. What others have mounted of it stays theirs.
-fn detach(path: &Path) -> Result<(), MountError> {
+pub(super) fn detach(path: &Path) -> Result<(), MountError> {
     match unmount(path, Unmount::Now) {
         Err(error) if error.errno() == Some(Errno::BUSY) => unmount(path, Unmount::Lazy),
         // Nothing is mounted there, or never was.
@@ -266,6 +268,9 @@ pub(super) fn adopt(
             Some(number) if *below == below_folder(instance, &instance.root(number)) => {
                 found.push(number);
             }
+            Some(number)
+                if *below == below_folder(instance, &instance.changes(number))
+                    && instance.filestore(number).exists() => {}
             _ => strays.push(mount.point),
         }
     }

@@ -28,6 +28,7 @@ use super::counts::{Asked, Counted};
 use super::differ::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
+use super::images::ImageService;
 use super::lazy::LazyWanted;
 use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
 use super::state::SnapshotInfo;
@@ -77,9 +78,10 @@ pub fn serve_snapshots(
         .build()
         .map_err(ServeSnapshotsError::Start)?;
     let served = runtime.block_on(async {
+        let (over, is_over) = tokio::sync::watch::channel(());
+        let images = serve_images(&snapshotter, engine, is_over)?;
         let failed = |source| ServeSnapshotsError::Listen { path: socket.to_owned(), source };
         let listener = listen(socket).map_err(failed)?;
-        ready();
         let stopped = tokio::task::spawn_blocking(stop);
         let counts = || Arc::clone(&snapshotter.counts);
         let instance = snapshotter.instance.name().to_owned();
@@ -88,6 +90,7 @@ pub fn serve_snapshots(
         let content = ContentStore { socket: engine.to_owned(), patience };
         let service = Service { snapshotter: Arc::clone(&snapshotter), content: content.clone() };
         let service = Counted { service: SnapshotsServer::new(service), counts: counts() };
+        ready();
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
         let differ = Counted { service: DiffServer::new(differ), counts: counts() };
         let server = Server::builder().add_service(service).add_service(differ).add_service(asked);
@@ -101,13 +104,28 @@ pub fn serve_snapshots(
         let late = async {
             // An engine that keeps its connection open does not keep the service.
             drop(tell.await);
+            drop(over);
             tokio::time::sleep(LAST_CALLS).await;
         };
+        let both = async {
+            let ended = ended.await;
+            if let Some(images) = images {
+                drop(images.await);
+            }
+            ended
+        };
         tokio::select! {
-            ended = ended => ended.map_err(ServeSnapshotsError::Serve),
+            ended = both => ended.map_err(ServeSnapshotsError::Serve),
             () = late => Ok(()),
         }
     });
+    let lazy = snapshotter.surroundings.lazy.as_ref();
+    if let Some(images) = lazy.and_then(|it| it.image_service.as_ref()) {
+        // One that is another's has kept this one from being made.
+        if !matches!(&served, Err(ServeSnapshotsError::Listen { path, .. }) if path == images) {
+            drop(fs::remove_file(images));
+        }
+    }
     // Nobody connects to what nobody serves. Without a listener, the socket there is another's.
     if !matches!(served, Err(ServeSnapshotsError::Listen { .. })) {
         drop(fs::remove_file(socket));
@@ -115,6 +133,32 @@ pub fn serve_snapshots(
     snapshotter.stop();
     runtime.shutdown_timeout(LAST_CALLS);
     served
+}
+
+/// Serves kubelet the engine's image service, if that is wanted, until `is_over`.
+fn serve_images(
+    snapshotter: &Snapshotter,
+    engine: &Path,
+    mut is_over: tokio::sync::watch::Receiver<()>,
+) -> Result<Option<tokio::task::JoinHandle<()>>, ServeSnapshotsError> {
+    let Some(lazy) = &snapshotter.surroundings.lazy else { return Ok(None) };
+    let Some(socket) = &lazy.image_service else { return Ok(None) };
+    let service = ImageService::new(engine, Arc::clone(&lazy.images));
+    let service = service.map_err(ServeSnapshotsError::Serve)?;
+    let failed = |source| ServeSnapshotsError::Listen { path: socket.clone(), source };
+    let incoming = UnixListenerStream::new(listen(socket).map_err(failed)?);
+    let over = async move {
+        // Nothing is ever sent: it ends with the sender.
+        let _ended = is_over.changed().await;
+    };
+    let served =
+        Server::builder().add_service(service).serve_with_incoming_shutdown(incoming, over);
+    Ok(Some(tokio::spawn(async {
+        if let Err(error) = served.await {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(error, "kubelet gets no answer from its image service any more");
+        }
+    })))
 }
 
 /// Only root reaches the socket, from its first moment: it comes to its place from a folder that only root enters.
@@ -227,6 +271,7 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::Labels
         | SnapshotterError::Field(_)
         | SnapshotterError::Map { .. }
+        | SnapshotterError::Size { .. }
         | SnapshotterError::Filter(_) => Code::InvalidArgument,
         SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,
         SnapshotterError::Busy { .. } => Code::Aborted,

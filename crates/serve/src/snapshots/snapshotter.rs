@@ -1,6 +1,7 @@
 //! The snapshots of one engine, and what can be done with them: containerd's rules, without its words on the wire.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,7 @@ use super::filter::Filters;
 use super::ingest::Resources;
 use super::layers::{KnownBlobs, SkipLayers};
 use super::lazy::{LazyChoices, LazyMemory};
+use super::limits::{Headrooms, asked_size};
 use super::owners::asked;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
@@ -41,6 +43,8 @@ pub struct SnapshotSurroundings {
     pub threads: NonZeroUsize,
     /// Directory for unnamed temporary files.
     pub scratch: PathBuf,
+    /// Where programs are looked for, as `PATH` says.
+    pub search: OsString,
     /// When the engine need not bring layers that the store has.
     pub skip: SkipLayers,
     /// Images that start before their layers are here; `None` for none.
@@ -87,6 +91,7 @@ pub struct Snapshotter {
     /// Somebody is done with a snapshot.
     pub(super) turned: Condvar,
     pub(super) trash: Trash,
+    pub(super) headrooms: Headrooms,
     pub(super) counts: Arc<Counts>,
 }
 
@@ -141,10 +146,16 @@ impl Snapshotter {
             state: Mutex::new(state),
             turned: Condvar::new(),
             trash: Trash::new(),
+            headrooms: Headrooms::new(),
             counts: Arc::default(),
         };
         it.drop_spare();
         it.forget_names();
+        let mounted = |it: &State| -> Vec<u64> {
+            it.entries.iter().filter(|it| it.1.root != Root::No).map(|it| *it.0).collect()
+        };
+        let mounted = mounted(&it.state());
+        mounted.into_iter().for_each(|number| it.make_room(number));
         Ok(it)
     }
 
@@ -185,6 +196,7 @@ impl Snapshotter {
         check_name(key)?;
         check_labels(labels)?;
         asked(key, labels)?;
+        asked_size(key, labels)?;
         let now = (self.surroundings.now)();
         let mut state = self.state();
         let parent = match parent {
@@ -257,6 +269,7 @@ impl Snapshotter {
         let begun = self.state().begin_removal(number);
         begun?;
         self.unmount_root(number)?;
+        self.drop_limit(number)?;
         let folder = self.instance.hide(number)?;
         self.state().forget(number);
         self.trash.throw(Thrown::Folder(folder));
@@ -290,6 +303,10 @@ impl Snapshotter {
             let taken = self.take(key, |_| Ok(()))?;
             let mut record = taken.record.clone();
             change_labels(&mut record.labels, labels, fields)?;
+            if matches!(record.kind, SnapshotKind::Active(_)) {
+                asked(key, &record.labels)?;
+                asked_size(key, &record.labels)?;
+            }
             record.updated = (self.surroundings.now)();
             self.instance.change(taken.number, &record)?;
             taken.change(|entry| entry.record = record);
@@ -323,6 +340,11 @@ impl Snapshotter {
             }
             SnapshotKind::Directory(SnapshotSize { bytes, inodes }) => Ok(Usage { bytes, inodes }),
             SnapshotKind::Active(None) => {
+                // The host may have started anew.
+                if self.is_limited(number) {
+                    let taken = self.take(key, |_| Ok(()))?;
+                    self.attach_limit(taken.number)?;
+                }
                 let upper = self.instance.changes(number).join("upper");
                 usage_of(&upper).map_err(SnapshotterError::Directory)
             }
@@ -337,6 +359,9 @@ impl Snapshotter {
     /// Ends what takes long. Roots stay mounted, for a successor.
     pub fn stop(&self) {
         self.resources.cancel.store(true, Ordering::Relaxed);
+        if let Some(lazy) = &self.surroundings.lazy {
+            lazy.images.stop();
+        }
     }
 
     pub(super) fn known_blobs(&self) -> MutexGuard<'_, KnownBlobs> {
@@ -368,8 +393,9 @@ impl Snapshotter {
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
-        // No record names the image of nothing.
-        let _hold = self.store.hold()?;
+        // No record names the image of nothing. Of others, some come from far away, and no `gc` is to wait for that.
+        let is_nothing = self.base_of(record.parent)?.is_none();
+        let _hold = is_nothing.then(|| self.store.hold()).transpose()?;
         let below = self.below(record.parent)?;
         self.instance.make_root(number)?;
         let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
@@ -381,12 +407,16 @@ impl Snapshotter {
             SnapshotKind::Active(_) => SnapshotAccess::Write,
             _ => SnapshotAccess::Read,
         };
+        if access == SnapshotAccess::Write {
+            self.limit(number, record)?;
+        }
         let map = self.map_of(number, record)?;
         let map = map.as_ref();
         let lazy = self.surroundings.lazy.as_ref().map(|it| &*it.images);
         let lazy = below.lazy.and(lazy);
         let place = RootPlace { instance: &self.instance, number, below: &below, lazy, map };
         self.roots.mount(&self.store, &policies, place, (purpose, access))?;
+        self.make_room(number);
         Ok(Root::Ours(below.image))
     }
 

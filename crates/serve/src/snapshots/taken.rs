@@ -56,6 +56,8 @@ impl Drop for NewSnapshot<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
             self.snapshotter.state().forget(self.number);
+            // What is still mounted in there goes with the next start.
+            let _gone = self.snapshotter.drop_limit(self.number);
             if self.is_made
                 && let Ok(folder) = self.snapshotter.instance.hide(self.number)
             {

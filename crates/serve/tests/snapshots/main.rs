@@ -4,6 +4,7 @@
 mod compare;
 mod faults;
 mod lies;
+mod limits;
 mod roots;
 mod store;
 
@@ -18,7 +19,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use ::store::{FsckOptions, Moment, OpenOptions, Seconds, Store, Who};
+use ::store::{Form, FsckOptions, Moment, OpenOptions, Reference, Seconds, Store, Who};
 use image::digest::Digest;
 use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
@@ -95,6 +96,7 @@ impl Stage {
             in_an_hour: Box::new(|| "2030-01-01T00:00:00Z".to_owned()),
             threads: NonZeroUsize::new(2).unwrap(),
             scratch: self.0.path().to_owned(),
+            search: "/usr/sbin:/sbin".into(),
             skip,
             lazy: None,
             patience: self.1,
@@ -502,6 +504,34 @@ fn gc_keeps_what_snapshots_need() {
     store.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
+}
+
+/// An image that comes without its layers has a name until a record names it.
+#[test]
+fn names_that_a_killed_service_has_left_are_removed() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    engine.end();
+    let store = stage.store();
+    let image = store.images.ids().unwrap()[0];
+    let of = |instance: &str| {
+        let hash = Digest::sha256(instance.as_bytes()).to_string();
+        format!("quire-engine/{}:sha256-00-1", hash.replace("sha256:", ""))
+    };
+    let names = ["app:1".to_owned(), of("other"), of("test")];
+    for name in &names {
+        let reference =
+            Reference { image, manifest: None, form: Form::Objects, created: Seconds(0) };
+        store.set_ref(&name.parse().unwrap(), &reference).unwrap();
+    }
+    Engine::start(&stage, None).end();
+    let left: Vec<_> = store.refs.all().unwrap().iter().map(|it| it.0.to_string()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(!left.contains(&names[2]), "{left:?}");
 }
 
 #[test]

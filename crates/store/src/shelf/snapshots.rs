@@ -24,6 +24,8 @@ pub(crate) const SNAPSHOTS: &str = "snapshots";
 const RECORD: &str = "snapshot.json";
 /// What an active snapshot's root is written to.
 const CHANGES: &str = "changes";
+/// Or, if that has a limit, a file system in a file, which is mounted there.
+const FILESTORE: &str = "filestore";
 /// Where its root is mounted.
 const ROOT: &str = "root";
 /// Where images are mounted that roots have below them, in the folder of the instance.
@@ -506,19 +508,27 @@ impl SnapshotInstance {
         Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })
     }
 
-    /// Removes what a snapshot's root was written to, if it is there: its layer has all of it. Nobody reads it any more.
+    /// Removes what a snapshot's root was written to, if it is there: its layer has all of it. Nobody reads it any more, and
+    /// nothing is mounted there.
     ///
     /// # Errors
     /// [`DiskError`].
     pub fn drop_changes(&self, number: u64) -> Result<(), DiskError> {
         let folder = self.directory.open(number.to_string())?;
-        folder.remove_any(CHANGES).map(drop)
+        folder.remove_any(CHANGES)?;
+        folder.remove_any(FILESTORE).map(drop)
     }
 
     /// The directory that an active snapshot's root is written to.
     #[must_use]
     pub fn changes(&self, number: u64) -> PathBuf {
         self.directory.path().join(number.to_string()).join(CHANGES)
+    }
+
+    /// The file with what was written to a root that has a limit. It is mounted at [`SnapshotInstance::changes`].
+    #[must_use]
+    pub fn filestore(&self, number: u64) -> PathBuf {
+        self.directory.path().join(number.to_string()).join(FILESTORE)
     }
 
     /// Makes a directory where an image is mounted that roots have below them. The name is one path component.

@@ -173,11 +173,21 @@ fn pull_lazily(
     policies: &Policies,
     name: &RefName,
 ) -> Result<LazyPulled, LazyPullError> {
+    pull_trusting(home, reference, policies, name, TrustIndex::Default)
+}
+
+fn pull_trusting(
+    home: &Home,
+    reference: &str,
+    policies: &Policies,
+    name: &RefName,
+    trust: TrustIndex,
+) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
     let wishes = PullWishes { import, layers: Layers::Forget, policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
-    let (surroundings, trust) = (home.surroundings(), TrustIndex::Default);
+    let surroundings = home.surroundings();
     pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, (name, trust))
 }
 
@@ -204,11 +214,17 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         };
         let (home, name) = (Home::new(), "app".parse().unwrap());
         let pulled = pull_lazily(&home, &format!("{host}/app@{manifest}"), &policies, &name);
+        // Services take none but signed ones, by whatever name.
+        let (service, tag) = (Home::new(), format!("{host}/app:1"));
+        let of_service = pull_trusting(&service, &tag, &policies, &name, TrustIndex::Signed);
         let Some(expect) = expect else {
-            let LazyPulled::Image { index, devices, .. } = pulled.unwrap() else { panic!() };
-            assert_eq!((index, devices), (artifact, 2));
+            for pulled in [pulled, of_service] {
+                let LazyPulled::Image { index, devices, .. } = pulled.unwrap() else { panic!() };
+                assert_eq!((&index, devices), (&artifact, 2));
+            }
             return;
         };
+        assert!(chain(&of_service.unwrap_err()).contains(expect));
         let error = pulled.unwrap_err();
         let is_it = matches!(&error, LazyPullError::Index(LazyFetchError::Untrusted { .. }));
         assert!(is_it, "{error}");

@@ -1,0 +1,88 @@
+//! How long it takes to make the roots of containers, and to remove them.
+
+use std::process::Command;
+
+use anyhow::Result;
+use rig::process::quiet;
+
+use super::kind::Kind;
+use super::node::Node;
+use super::{MOST_ASIDE, Stage};
+use crate::measure::{Contestant, Memory, Pace, Rules, Until, measure};
+use crate::report::Table;
+use crate::samples::Sample;
+
+/// How many.
+const ROOTS: usize = 50;
+
+/// Quire first.
+const KINDS: [Kind; 3] = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Made,
+    Removed,
+}
+
+pub(super) const PARTS: [Part; 2] = [Part::Made, Part::Removed];
+
+impl Part {
+    pub(super) fn title(self) -> String {
+        match self {
+            Self::Made => format!("{ROOTS} roots: made"),
+            Self::Removed => format!("{ROOTS} roots: removed"),
+        }
+    }
+}
+
+pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String) -> Result<Table> {
+    stage.context.make_room(MOST_ASIDE)?;
+    let nodes: Vec<_> = KINDS.iter().map(|it| Node::new(stage, *it)).collect();
+    let mut contestants = Vec::new();
+    for node in &nodes {
+        let commands = move || -> Result<Vec<Command>> {
+            let all = 0..ROOTS;
+            match part {
+                Part::Made => {
+                    let top = node.top()?;
+                    Ok(all.map(|it| node.prepare(it, &top)).collect())
+                }
+                Part::Removed => Ok(all.map(|it| node.drop_root(it)).collect()),
+            }
+        };
+        let contestant = Contestant::new(node.kind.name(), commands).until(Until::End);
+        let contestant = contestant.before(move || {
+            node.start_anew()?;
+            quiet(&mut node.pull(&stage.image(sample, node.kind, "1")))?;
+            if part == Part::Removed {
+                let top = node.top()?;
+                for number in 0..ROOTS {
+                    quiet(&mut node.prepare(number, &top))?;
+                }
+            }
+            rustix::fs::sync();
+            Ok(())
+        });
+        contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
+    }
+    let rules = Rules {
+        runs: stage.context.runs,
+        sync: None,
+        cold: false,
+        pace: Pace::Turns,
+        memory: Memory::LargestProcess,
+    };
+    let outcomes = measure(&rules, &mut contestants)?;
+    Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
+}
+
+/// The difference to each other contestant, for one root.
+pub(super) fn each(table: &Table) -> Vec<String> {
+    let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
+    let one = |seconds: f64| seconds * 1e3 / f64::from(u32::try_from(ROOTS).unwrap_or(u32::MAX));
+    let line = |it: &crate::measure::Outcome| {
+        let more = one(ours.median.as_secs_f64() - it.median.as_secs_f64());
+        format!("{}: {}: {more:+.2} ms for each, beside {}", table.title, ours.name, it.name)
+    };
+    others.iter().map(line).collect()
+}

@@ -1,0 +1,108 @@
+//! Filestores of roots that others run: each is attached at a directory of the host, and limits what is written there.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use kernel::mount::{Durability, MountError};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::root::filestore::{self, Backing, FilestoreError};
+use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::upper::{Doomed, mount_ext4, open_upper};
+
+/// Why what is written cannot be limited.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitError {
+    /// There is no file for it.
+    #[error(transparent)]
+    Make(#[from] FilestoreError),
+    /// It cannot be mounted.
+    #[error("cannot mount {}", path.display())]
+    Mount {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: MountError,
+    },
+    /// The disk.
+    #[error("cannot {action} {}", path.display())]
+    Disk {
+        /// What was to be done.
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: Errno,
+    },
+}
+
+impl LimitError {
+    fn disk(action: &'static str, path: &Path) -> impl FnOnce(Errno) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Disk { action, path, source }
+    }
+}
+
+/// Makes a filestore of so many bytes, 16 MiB to 16 TiB, with a name in a folder. Templates are kept in `templates`.
+///
+/// # Errors
+/// [`LimitError`]; then there is none.
+pub fn make_filestore(
+    templates: BorrowedFd<'_>,
+    bytes: NonZeroU64,
+    (folder, name): (&Path, &str),
+    search: &OsStr,
+) -> Result<(), LimitError> {
+    let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;
+    let path = folder.join(name);
+    // All of it is there with its name, also after a crash.
+    rustix::fs::fsync(&file).map_err(LimitError::disk("sync", &path))?;
+    let opened = directory(folder).map_err(LimitError::disk("open", folder))?;
+    filestore::name(file.as_fd(), opened.as_fd(), name).map_err(LimitError::disk("name", &path))?;
+    rustix::fs::fsync(&opened).map_err(LimitError::disk("sync", folder))
+}
+
+/// Mounts a filestore at a directory. All that is synced there outlives a crash.
+///
+/// # Errors
+/// [`LimitError`].
+pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), LimitError> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(file, flags, Mode::empty());
+    let opened = opened.map_err(LimitError::disk("open", file))?;
+    let mounted = mount_ext4(opened.as_fd(), Durability::Durable);
+    let attached = mounted.and_then(|it| it.attach_at(at));
+    attached.map_err(|source| LimitError::Mount { path: file.to_owned(), source })
+}
+
+/// Returns what reserves space on the host's disk for an attached filestore. A root was made over it.
+///
+/// # Errors
+/// [`HeadroomError`].
+pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
+    let upper = directory(at).and_then(|it| {
+        open_upper(it.as_fd()).map_err(|error| match error {
+            crate::root::UpperError::Prepare(errno) => errno,
+            _ => Errno::IO,
+        })
+    });
+    let upper = upper.map_err(|source| HeadroomError::of(file, source))?;
+    Headroom::open(upper.as_fd(), file, Durability::Durable)
+}
+
+/// Drops what was not written to disk yet, so that unmounting need not wait for it.
+pub fn shut_down_filestore(at: &Path) {
+    if let Ok(directory) = File::open(at) {
+        Doomed::of_filestore(directory.into(), Durability::Durable).shut_down();
+    }
+}
+
+fn directory(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(CWD, path, flags, Mode::empty())
+}

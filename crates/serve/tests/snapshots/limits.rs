@@ -1,0 +1,102 @@
+//! Roots that may be written only so much.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use kernel::mount::{Unmount, unmount};
+use quire_serve::snapshots::api::snapshots::PrepareSnapshotRequest;
+use tonic::{Code, Status};
+
+use super::{Engine, Stage, code, is_root, two_layers};
+
+const LIMIT: u64 = 32 << 20;
+
+fn prepare(engine: &mut Engine, key: &str, size: &str) -> Result<PathBuf, Status> {
+    let label = ("containerd.io/snapshot/max-size".to_owned(), size.to_owned());
+    let request = PrepareSnapshotRequest {
+        key: key.to_owned(),
+        parent: "sha256:b".to_owned(),
+        labels: [label].into(),
+        ..PrepareSnapshotRequest::default()
+    };
+    let answer = engine.runtime.block_on(engine.client.prepare(request))?.into_inner();
+    Ok(answer.mounts.into_iter().next().unwrap().source.into())
+}
+
+/// Writes until there is no more room, at most twice the limit. Returns how much was written.
+fn fill(root: &Path) -> u64 {
+    let mut file = File::create(root.join("large")).unwrap();
+    let piece = vec![1; 1 << 20];
+    for written in 0..2 * (LIMIT >> 20) {
+        match file.write_all(&piece).and_then(|()| file.sync_data()) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::StorageFull => return written << 20,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("there is no limit")
+}
+
+#[test]
+fn a_root_takes_no_more_than_its_limit() {
+    if !is_root() || testing::program("mkfs.ext4").is_none() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    for wrong in ["1", "-1", "16M"] {
+        code(prepare(&mut engine, "wrong", wrong), Code::InvalidArgument, "max-size is 16777216");
+    }
+    let root = prepare(&mut engine, "one", &LIMIT.to_string()).unwrap();
+    let other = engine.prepare("other", "sha256:b").unwrap();
+    let written = fill(&root);
+    assert!((LIMIT / 2..LIMIT).contains(&written), "{written}");
+    assert!(engine.usage("one").0.cast_unsigned() >= written);
+    // Another one has the host's disk.
+    fs::write(other.join("large"), vec![1; 64 << 20]).unwrap();
+    fs::remove_file(root.join("large")).unwrap();
+    fs::write(root.join("etc/new"), "changed").unwrap();
+    File::open(root.join("etc/new")).unwrap().sync_all().unwrap();
+    engine.end();
+
+    // The next service goes on with it.
+    let mut engine = Engine::start(&stage, None);
+    assert_eq!(engine.mounts("one").unwrap(), root);
+    assert!(fill(&root) >= LIMIT / 2);
+    fs::remove_file(root.join("large")).unwrap();
+    engine.end();
+
+    // After a restart of the host nothing is mounted.
+    for mount in stage.mounts().into_iter().rev() {
+        unmount(&mount, Unmount::Now).unwrap();
+    }
+    let mut engine = Engine::start(&stage, None);
+    assert!(engine.usage("one").1 >= 3, "{:?}", engine.usage("one"));
+    assert_eq!(engine.mounts("one").unwrap(), root);
+    assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "changed");
+    assert!(fill(&root) >= LIMIT / 2);
+    fs::remove_file(root.join("large")).unwrap();
+
+    // What becomes of it has no limit, and needs no file. The host has started anew once more.
+    engine.end();
+    for mount in stage.mounts().into_iter().rev() {
+        unmount(&mount, Unmount::Now).unwrap();
+    }
+    let mut engine = Engine::start(&stage, None);
+    engine.commit("sha256:c", "one").unwrap();
+    let view = engine.view("view", "sha256:c").unwrap();
+    assert_eq!(fs::read_to_string(view.join("etc/new")).unwrap(), "changed");
+    let root = prepare(&mut engine, "two", &LIMIT.to_string()).unwrap();
+    fs::write(root.join("new"), "new").unwrap();
+    for key in ["two", "view", "other"] {
+        engine.remove(key).unwrap();
+    }
+    engine.cleanup();
+    assert_eq!(stage.roots(), [] as [PathBuf; 0]);
+    let left =
+        |number: u64| stage.0.path().join(format!("store/snapshots/test/{number}/filestore"));
+    assert!((1..10).all(|number| !left(number).exists()));
+    engine.end();
+}
