@@ -263,7 +263,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     let (pod, container) = client.run_pod(place, &image);
     assert_eq!(client.out(&["exec", &container, "/bin/cat", "/etc/short"]), "changed");
     // Nothing came but what was read.
-    let [used, whole] = [place, &maker].map(|it| data(it));
+    let [used, whole] = [place, &maker].map(data);
     assert!(used < whole / 2, "{used} of {whole} bytes");
     client.end_pod(&pod);
     for image in [&image, &pause] {
