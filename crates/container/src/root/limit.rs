@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{Durability, MountError};
@@ -95,9 +96,17 @@ pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
     Headroom::open(upper.as_fd(), file, Durability::Durable)
 }
 
-/// Drops what was not written to disk yet, so that unmounting need not wait for it.
+/// Drops what was not written to disk yet, so that unmounting need not wait for it. Nothing is done where no filestore is
+/// attached, or no longer.
 pub fn shut_down_filestore(at: &Path) {
-    if let Ok(directory) = File::open(at) {
+    let device = |it: &File| it.metadata().map(|it| it.dev());
+    // What is open stays the same, whatever is mounted or unmounted meanwhile. Otherwise the host's own file system could be
+    // the one that is shut down.
+    let opened = File::open(at).and_then(|it| Ok((device(&it)?, it)));
+    let above = File::open(at.parent().unwrap_or(at)).and_then(|it| device(&it));
+    if let (Ok((here, directory)), Ok(above)) = (opened, above)
+        && here != above
+    {
         Doomed::of_filestore(directory.into(), Durability::Durable).shut_down();
     }
 }

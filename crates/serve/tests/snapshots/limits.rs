@@ -1,9 +1,12 @@
 //! Roots that may be written only so much.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
+use container::root::limit::{attach_filestore, make_filestore, shut_down_filestore};
 use kernel::mount::{Unmount, unmount};
 use quire_serve::snapshots::api::snapshots::PrepareSnapshotRequest;
 use tonic::{Code, Status};
@@ -38,6 +41,39 @@ fn fill(root: &Path) -> u64 {
     panic!("there is no limit")
 }
 
+/// As after a restart of the host: nothing is mounted.
+fn restart(stage: &Stage, engine: Engine) -> Engine {
+    engine.end();
+    for mount in stage.mounts().into_iter().rev() {
+        unmount(&mount, Unmount::Now).unwrap();
+    }
+    Engine::start(stage, None)
+}
+
+/// If it is unmounted at the last moment, the file system below is not shut down in its place.
+#[test]
+fn only_an_attached_filestore_is_shut_down() {
+    if !is_root() || testing::program("mkfs.ext4").is_none() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.store();
+    let (folder, size) = (stage.0.path(), NonZeroU64::new(LIMIT).unwrap());
+    // It stands for the host's.
+    let host = folder.join("host");
+    fs::create_dir(&host).unwrap();
+    let search = OsStr::new("/usr/sbin:/sbin");
+    make_filestore(store.containers.fd(), size, (folder, "file"), search).unwrap();
+    attach_filestore(&folder.join("file"), &host).unwrap();
+    let inside = host.join("inside");
+    fs::create_dir(&inside).unwrap();
+    shut_down_filestore(&inside);
+    fs::write(inside.join("file"), "here").unwrap();
+    File::open(inside.join("file")).unwrap().sync_all().unwrap();
+    shut_down_filestore(&host);
+    assert!(fs::write(inside.join("other"), "lost").is_err());
+}
+
 #[test]
 fn a_root_takes_no_more_than_its_limit() {
     if !is_root() || testing::program("mkfs.ext4").is_none() {
@@ -66,25 +102,16 @@ fn a_root_takes_no_more_than_its_limit() {
     assert_eq!(engine.mounts("one").unwrap(), root);
     assert!(fill(&root) >= LIMIT / 2);
     fs::remove_file(root.join("large")).unwrap();
-    engine.end();
 
-    // After a restart of the host nothing is mounted.
-    for mount in stage.mounts().into_iter().rev() {
-        unmount(&mount, Unmount::Now).unwrap();
-    }
-    let mut engine = Engine::start(&stage, None);
+    let mut engine = restart(&stage, engine);
     assert!(engine.usage("one").1 >= 3, "{:?}", engine.usage("one"));
     assert_eq!(engine.mounts("one").unwrap(), root);
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "changed");
     assert!(fill(&root) >= LIMIT / 2);
     fs::remove_file(root.join("large")).unwrap();
 
-    // What becomes of it has no limit, and needs no file. The host has started anew once more.
-    engine.end();
-    for mount in stage.mounts().into_iter().rev() {
-        unmount(&mount, Unmount::Now).unwrap();
-    }
-    let mut engine = Engine::start(&stage, None);
+    // What becomes of it has no limit, and needs no file.
+    let mut engine = restart(&stage, engine);
     engine.commit("sha256:c", "one").unwrap();
     let view = engine.view("view", "sha256:c").unwrap();
     assert_eq!(fs::read_to_string(view.join("etc/new")).unwrap(), "changed");
