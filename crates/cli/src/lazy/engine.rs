@@ -1,9 +1,9 @@
 //! Images that container engines start before their layers are here.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::num::NonZeroUsize;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -345,6 +345,10 @@ fn change_secrets<T>(
     change: impl FnOnce(&Keyring) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let failed = || format!("cannot lock {}", path.display());
+    if let Some(folder) = path.parent() {
+        // As the service for lazy devices makes it.
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
+    }
     let mut options = File::options();
     options.create(true).truncate(false).write(true).mode(0o600);
     let lock = options.open(path.with_extension("secrets-lock")).with_context(failed)?;

@@ -155,16 +155,18 @@ impl LazyMemory {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what is known of an image; `None` if the caller is to ask for it, and to [`tell`](Self::tell).
-    fn ask(&self, manifest: &Digest) -> Option<Option<ImageId>> {
+    /// Returns what is known of an image, or has the caller find out.
+    fn ask(&self, manifest: &Digest) -> Answer<'_> {
         let begun = Instant::now();
         let mut known = self.known();
         loop {
             match known.get(manifest) {
-                Some(Known::Here(image)) => return Some(Some(*image)),
-                Some(Known::No(when)) if when.elapsed() < AGAIN => return Some(None),
+                Some(Known::Here(image)) => return Answer::Known(Some(*image)),
+                Some(Known::No(when)) if when.elapsed() < AGAIN => return Answer::Known(None),
                 Some(Known::Asked) => {
-                    let Some(left) = WAIT.checked_sub(begun.elapsed()) else { return Some(None) };
+                    let Some(left) = WAIT.checked_sub(begun.elapsed()) else {
+                        return Answer::Known(None);
+                    };
                     let waited = self.told.wait_timeout(known, left);
                     known = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -175,13 +177,7 @@ impl LazyMemory {
             known.retain(|_, it| matches!(it, Known::Asked));
         }
         known.insert(*manifest, Known::Asked);
-        None
-    }
-
-    fn tell(&self, manifest: &Digest, found: Option<ImageId>) {
-        let found = found.map_or_else(|| Known::No(Instant::now()), Known::Here);
-        self.known().insert(*manifest, found);
-        self.told.notify_all();
+        Answer::Ask(Asking { memory: self, manifest: *manifest, found: None })
     }
 
     /// Forgets an image that is not here any more.
@@ -190,6 +186,27 @@ impl LazyMemory {
         if matches!(known.get(manifest), Some(Known::Here(_))) {
             known.remove(manifest);
         }
+    }
+}
+
+enum Answer<'m> {
+    Known(Option<ImageId>),
+    /// Others wait for what the caller finds.
+    Ask(Asking<'m>),
+}
+
+/// Tells those who wait what was found, however it ends.
+struct Asking<'m> {
+    memory: &'m LazyMemory,
+    manifest: Digest,
+    found: Option<ImageId>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let found = self.found.map_or_else(|| Known::No(Instant::now()), Known::Here);
+        self.memory.known().insert(self.manifest, found);
+        self.memory.told.notify_all();
     }
 }
 
@@ -282,9 +299,10 @@ impl Snapshotter {
     /// The image of a manifest without its layers, if it is here or can be had. One that comes has this name.
     fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
         let LazyWanted { reference, manifest } = wanted;
-        if let Some(known) = self.lazy.ask(manifest) {
-            return known;
-        }
+        let mut asking = match self.lazy.ask(manifest) {
+            Answer::Known(known) => return known,
+            Answer::Ask(asking) => asking,
+        };
         let of_records = {
             let state = self.state();
             let lazy = |it: &SnapshotRecord| it.content()?.lazy;
@@ -292,9 +310,8 @@ impl Snapshotter {
             found.find(|it| it.manifest == *manifest).map(|it| it.image)
         };
         let here = of_records.filter(|it| self.store.open_names(it).is_ok());
-        let found = here.or_else(|| self.pull_lazily(reference, name));
-        self.lazy.tell(manifest, found);
-        found
+        asking.found = here.or_else(|| self.pull_lazily(reference, name));
+        asking.found
     }
 
     fn pull_lazily(&self, reference: &Reference, name: &RefName) -> Option<ImageId> {
@@ -386,6 +403,20 @@ impl Snapshotter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Others would wait for it each time.
+    #[test]
+    fn a_call_that_ends_without_an_answer_keeps_no_other_waiting() {
+        let (memory, manifest) = (LazyMemory::default(), Digest::sha256(b"manifest"));
+        let Answer::Ask(asking) = memory.ask(&manifest) else { panic!() };
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| matches!(memory.ask(&manifest), Answer::Known(None)));
+            drop(asking);
+            assert!(waiting.join().unwrap());
+        });
+        // Of another image nothing is known.
+        assert!(matches!(memory.ask(&Digest::sha256(b"other")), Answer::Ask(_)));
+    }
 
     #[test]
     fn only_an_image_that_the_engine_has_from_there_is_asked_for() {
