@@ -31,7 +31,7 @@ use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
-use crate::shelf::snapshots::SeenSnapshot;
+use crate::shelf::snapshots::{LazySnapshot, SeenSnapshot, SnapshotContent};
 use crate::store::{Store, belongs};
 use image::digest::Digest;
 
@@ -204,6 +204,11 @@ impl Store {
                         if content.lazy.is_none() && !found.layers.contains(&content.layer) =>
                     {
                         format!("its layer {} is not in the store", content.layer)
+                    }
+                    Some(SnapshotContent { lazy: Some(LazySnapshot { manifest, .. }), .. })
+                        if !found.manifests.contains(manifest) =>
+                    {
+                        format!("its manifest {manifest} is not in the store")
                     }
                     Some(content) => match content.lazy.map(|it| it.image).or(content.image) {
                         Some(image) if !found.images.contains(&image) => {

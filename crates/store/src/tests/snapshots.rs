@@ -123,6 +123,13 @@ fn gc_keeps_the_image_of_a_layer_that_is_not_here() {
     assert!(store.manifests.has(&manifest).unwrap() && store.images.has(&image).unwrap());
     assert_eq!(instance.read().unwrap().0.into_values().collect::<Vec<_>>(), [record]);
     check(&store).unwrap();
+    let file = directory.path().join("manifests").join(manifest.file_name());
+    let bytes = fs::read(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    let report = store.fsck(crate::FsckOptions::default()).unwrap();
+    let is_it = |it: &Damage| matches!(it, Damage::Bad(StoreItem::Snapshot(..), why) if why.contains("its manifest"));
+    assert!(report.damage.iter().any(|it| is_it(&it.0)), "{report:?}");
+    fs::write(&file, bytes).unwrap();
     instance.hide(1).unwrap().remove().unwrap();
     check_clean(&store).unwrap();
     assert!(!store.manifests.has(&manifest).unwrap());
