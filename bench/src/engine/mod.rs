@@ -379,6 +379,15 @@ fn race(
         });
         contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
     }
+    contest(stage, title, contestants)
+}
+
+/// Has contestants take turns.
+fn contest(
+    stage: &Stage<'_>,
+    title: String,
+    mut contestants: Vec<Contestant<'_>>,
+) -> Result<Table> {
     let rules = Rules {
         runs: stage.context.runs,
         sync: None,

@@ -7,8 +7,8 @@ use rig::process::quiet;
 
 use super::kind::Kind;
 use super::node::Node;
-use super::{MOST_ASIDE, Stage};
-use crate::measure::{Contestant, Memory, Pace, Rules, Until, measure};
+use super::{MOST_ASIDE, Stage, contest};
+use crate::measure::{Contestant, Until};
 use crate::report::Table;
 use crate::samples::Sample;
 
@@ -65,15 +65,7 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
         });
         contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
     }
-    let rules = Rules {
-        runs: stage.context.runs,
-        sync: None,
-        cold: false,
-        pace: Pace::Turns,
-        memory: Memory::LargestProcess,
-    };
-    let outcomes = measure(&rules, &mut contestants)?;
-    Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
+    contest(stage, title, contestants)
 }
 
 /// The difference to each other contestant, for one root.

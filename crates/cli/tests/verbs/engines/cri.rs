@@ -100,10 +100,17 @@ fn settings(place: &Place, pause: &str) -> String {
     )
 }
 
-fn host(place: &Place, host: &str) {
+/// The newest containerd with pods, whose images come from this registry.
+fn start(
+    place: &Place,
+    containerd: &Path,
+    (socket, host, pause): (&Path, &str, &str),
+) -> Containerd {
     let folder = place.path("certs.d").join(host);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("hosts.toml"), format!("[host.\"http://{host}\"]\n")).unwrap();
+    let (programs, tables) = (containerd.parent().unwrap(), settings(place, pause));
+    Containerd::start_with(place, Engine::NewestWithDiffer, programs, socket, ("", &tables))
 }
 
 fn write(path: &Path, value: &Value) {
@@ -139,15 +146,7 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     let before = server.seen().len();
     let socket = place.path("snapshotter");
     let mut service = snapshotter(place, &socket, &["--skip", "download"]);
-    host(place, &server.host());
-    let tables = settings(place, &pause);
-    let engine = Containerd::start_with(
-        place,
-        Engine::NewestWithDiffer,
-        containerd.parent().unwrap(),
-        &socket,
-        ("", &tables),
-    );
+    let engine = start(place, &containerd, (&socket, &server.host(), &pause));
     let (runtime, images) = (engine.socket.clone(), engine.socket.clone());
     let client = Client { program: crictl, runtime, images };
 
@@ -235,15 +234,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     );
     fs::write(&file, text).unwrap();
     let mut service = snapshotter(place, &socket, &["--config", file.to_str().unwrap()]);
-    host(place, &registry.host);
-    let tables = settings(place, &pause);
-    let engine = Containerd::start_with(
-        place,
-        Engine::NewestWithDiffer,
-        containerd.parent().unwrap(),
-        &socket,
-        ("", &tables),
-    );
+    let engine = start(place, &containerd, (&socket, &registry.host, &pause));
     let client = Client { program: crictl, runtime: engine.socket.clone(), images };
     let refused = client.run(&["pull", &image]);
     assert_ne!(refused.code, Some(0), "{}", refused.out);

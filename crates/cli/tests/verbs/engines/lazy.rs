@@ -83,6 +83,35 @@ fn engine(place: &Place, settings: &str) -> Option<(Service, Containerd)> {
     Some((service, Containerd::start(place, Engine::NewestWithDiffer, programs, &socket)))
 }
 
+/// Any index in the image's repository is used.
+const TRUSTING: &str = "lazy = true\ntrust-index = \"repository\"\n";
+
+fn pull(name: &str) -> String {
+    format!("image pull --plain-http --snapshotter quire {name}")
+}
+
+/// An engine that has the first image of a stage, without its layers.
+struct Pulled {
+    stage: Stage,
+    service: Service,
+    engine: Containerd,
+    one: String,
+    two: String,
+}
+
+impl Pulled {
+    fn new(place: &Place) -> Option<Self> {
+        if !crate::served::can_wait() {
+            return None;
+        }
+        let stage = Stage::new()?;
+        let (service, engine) = engine(place, TRUSTING)?;
+        let [one, two] = [1, 2].map(|it| stage.name(it));
+        engine.out(&pull(&one));
+        Some(Self { stage, service, engine, one, two })
+    }
+}
+
 fn container(name: &str) -> String {
     format!("quire-test-{}-{name}", std::process::id())
 }
@@ -90,15 +119,7 @@ fn container(name: &str) -> String {
 #[test]
 fn an_image_starts_before_its_layers_are_here() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    let trusting = "lazy = true\ntrust-index = \"repository\"\n";
-    let Some((mut service, engine)) = engine(place, trusting) else { return };
-    let (one, two) = (stage.name(1), stage.name(2));
-    let pull = |name: &str| format!("image pull --plain-http --snapshotter quire {name}");
-    engine.out(&pull(&one));
+    let Some(Pulled { stage, mut service, engine, one, two }) = Pulled::new(place) else { return };
     let layers = stage.layers();
     assert_eq!(layers.len(), 2);
     for layer in &layers {
@@ -137,20 +158,12 @@ fn an_image_starts_before_its_layers_are_here() {
 #[test]
 fn a_container_reads_all_of_an_image_that_came_without_its_layers() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
-    if !crate::served::can_wait() {
-        return;
-    }
-    let Some(stage) = Stage::new() else { return };
-    let trusting = "lazy = true\ntrust-index = \"repository\"\n";
-    let Some((mut service, engine)) = engine(place, trusting) else { return };
-    let (one, two) = (stage.name(1), stage.name(2));
-    let pull = |name: &str| format!("image pull --plain-http --snapshotter quire {name}");
-    engine.out(&pull(&one));
+    let Some(Pulled { stage, mut service, engine, one, two }) = Pulled::new(place) else { return };
     let reader = container("reader");
     engine.out(&format!("run --detach --snapshotter quire {one} {reader} /bin/sleep 600"));
     service.0.kill().unwrap();
     service.0.wait().unwrap();
-    let (mut service, _) = start(place, trusting);
+    let (mut service, _) = start(place, TRUSTING);
     let read = engine.output(&format!("task exec --exec-id a {reader} /bin/cat /large"));
     assert!(read.stdout == testing::noise(LARGE), "{}", String::from_utf8_lossy(&read.stderr));
     let short = engine.out(&format!("task exec --exec-id b {reader} /bin/cat /etc/short"));
@@ -181,7 +194,7 @@ fn an_index_that_nobody_has_signed_is_not_used() {
     let Some(stage) = Stage::new() else { return };
     let Some((mut service, engine)) = engine(place, "lazy = true\n") else { return };
     let name = stage.name(1);
-    engine.out(&format!("image pull --plain-http --snapshotter quire {name}"));
+    engine.out(&pull(&name));
     assert!(stage.layers().iter().all(|it| stage.whole(it) == 1));
     let container = container("signed");
     let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
