@@ -71,7 +71,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages, engine and compare
+    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages, engine, pods and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
@@ -129,6 +129,8 @@ enum Name {
     Served,
     /// Images in containerd, with its own snapshotters, with Quire, and with those of others; an hour
     Engine,
+    /// Pods in containerd with the same snapshotters: needs crictl of the inputs
+    Pods,
     /// An import with the index of its layers beside one without, and the bytes of indexes
     Index,
     /// Another build of Quire beside this one: needs --before
@@ -220,7 +222,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 21] = [
+    let benches: [(Name, Bench); 22] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -240,6 +242,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Outages, lazy::outages),
         (Name::Served, lazy::served),
         (Name::Engine, engine::bench),
+        (Name::Pods, engine::pods),
         (Name::Index, index::bench),
         (Name::Compare, compare::bench),
     ];

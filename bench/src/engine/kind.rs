@@ -23,6 +23,8 @@ pub(super) enum Kind {
     QuireWalking,
     /// The same, without the differ's download.
     QuireSkip,
+    /// The same, which starts images before their layers are here.
+    QuireLazy,
     /// stargz-snapshotter, with layers as it wants them.
     Stargz,
     /// soci-snapshotter in its mode that wants no index, with a setting for each core.
@@ -38,6 +40,7 @@ impl Kind {
             Self::Quire => "Quire",
             Self::QuireWalking => "Quire, walking differ",
             Self::QuireSkip => "Quire, --skip download",
+            Self::QuireLazy => "Quire, lazy",
             Self::Stargz => "stargz-snapshotter 0.19.1, lazy",
             Self::Soci => "soci-snapshotter 0.16.1, parallel",
         }
@@ -53,6 +56,11 @@ impl Kind {
         is_built && !stage.failed.borrow().contains(&self)
     }
 
+    /// Whether it is somebody else's, beside the engine's own.
+    pub(super) const fn is_rival(self) -> bool {
+        matches!(self, Self::Stargz | Self::Soci)
+    }
+
     /// The tag of an image as it wants it, under one of two names.
     pub(super) fn tag(self, name: &str) -> String {
         match self {
@@ -66,7 +74,7 @@ impl Kind {
         match self {
             Self::Overlayfs => "overlayfs",
             Self::Erofs | Self::ErofsCaches => "erofs",
-            Self::Quire | Self::QuireWalking | Self::QuireSkip => "quire",
+            Self::Quire | Self::QuireWalking | Self::QuireSkip | Self::QuireLazy => "quire",
             Self::Stargz => "stargz",
             Self::Soci => "soci",
         }
@@ -82,7 +90,7 @@ impl Kind {
         let skip = match self {
             Self::Overlayfs | Self::Erofs | Self::ErofsCaches => return Ok(None),
             Self::Quire | Self::QuireWalking => "unpack",
-            Self::QuireSkip => "download",
+            Self::QuireSkip | Self::QuireLazy => "download",
             Self::Stargz => {
                 let mut stargz = Command::new(stage.stargz.as_ref().context("it is here")?);
                 stargz.arg("snapshotter").arg(place.join("stargz")).arg(socket);
@@ -101,16 +109,27 @@ impl Kind {
         quire.arg("--store").arg(place.join("store"));
         quire.args(["serve", "--snapshotter", "--skip", skip]);
         quire.arg("--socket").arg(socket).arg("--engine").arg(place.join("socket"));
+        if self == Self::QuireLazy {
+            let settings = place.join("serve.toml");
+            fs::write(&settings, LAZY)?;
+            quire.arg("--config").arg(settings);
+        }
         Ok(Some(quire))
     }
 
-    /// The engine's configuration.
-    pub(super) fn config(self, stage: &Stage<'_>, place: &Path, socket: &Path) -> Result<String> {
+    /// The engine's configuration. For pods it has tables more.
+    pub(super) fn config(
+        self,
+        stage: &Stage<'_>,
+        place: &Path,
+        socket: &Path,
+        pods: Option<&str>,
+    ) -> Result<String> {
         let rest = match self {
             Self::Overlayfs => String::from("version = 3\n"),
             Self::Erofs => erofs("")?,
             Self::ErofsCaches => erofs(&quoted(&stage.caches()))?,
-            Self::Quire | Self::QuireSkip => printed(stage, place, socket)?,
+            Self::Quire | Self::QuireSkip | Self::QuireLazy => printed(stage, place, socket)?,
             Self::QuireWalking => {
                 let printed = printed(stage, place, socket)?;
                 printed.replace("differ = \"quire-diff\"", "differ = \"walking\"")
@@ -125,12 +144,24 @@ impl Kind {
         };
         let (first, rest) = rest.split_once('\n').context("the configuration has one line")?;
         let [root, state, socket] = ["root", "state", "socket"].map(|it| quoted(&place.join(it)));
+        let (without, tables) = match pods {
+            None => ("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n", String::new()),
+            // What Quire prints has this table already.
+            Some(tables) if self.snapshotter() == "quire" => ("", tables.to_owned()),
+            Some(tables) => {
+                let snapshotter = self.snapshotter();
+                let images = "[plugins.\"io.containerd.cri.v1.images\"]\ndisable_snapshot_annotations = false";
+                ("", format!("{images}\nsnapshotter = \"{snapshotter}\"\n{tables}"))
+            }
+        };
         Ok(format!(
-            "{first}\nroot = {root}\nstate = {state}\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n[grpc]\n\
-             address = {socket}\n{rest}"
+            "{first}\nroot = {root}\nstate = {state}\n{without}[grpc]\naddress = {socket}\n{rest}{tables}"
         ))
     }
 }
+
+/// The registry is on loopback, and nobody else pushes to it.
+const LAZY: &str = "[snapshotter]\nlazy = true\ntrust-index = \"repository\"\n";
 
 /// As its manual advises for erofs-utils of sid's age. As many layers as there are cores are unpacked at once.
 fn erofs(caches: &str) -> Result<String> {

@@ -31,6 +31,8 @@ struct Running {
 pub(super) struct Node<'a> {
     stage: &'a Stage<'a>,
     pub(super) kind: Kind,
+    /// What the configuration has for pods.
+    pods: Option<String>,
     running: RefCell<Option<Running>>,
 }
 
@@ -44,7 +46,12 @@ pub(super) struct Resident {
 
 impl<'a> Node<'a> {
     pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
-        Self { stage, kind, running: RefCell::new(None) }
+        Self { stage, kind, pods: None, running: RefCell::new(None) }
+    }
+
+    /// An engine that runs pods.
+    pub(super) const fn for_pods(stage: &'a Stage<'a>, kind: Kind, tables: String) -> Self {
+        Self { stage, kind, pods: Some(tables), running: RefCell::new(None) }
     }
 
     pub(super) fn place(&self) -> PathBuf {
@@ -73,12 +80,16 @@ impl<'a> Node<'a> {
         let place = self.place();
         let socket = place.join("snapshotter");
         let mut services = Vec::new();
+        if self.kind == Kind::QuireLazy {
+            services.push(("quire serve --lazy", self.begin_lazy()?));
+        }
         if let Some(command) = self.kind.service(self.stage, &place, &socket)? {
             let name = self.kind.snapshotter();
             let service = self.begin(command, name, || Ok(socket.exists()))?;
             services.push((name, service));
         }
-        fs::write(place.join("config.toml"), self.kind.config(self.stage, &place, &socket)?)?;
+        let config = self.kind.config(self.stage, &place, &socket, self.pods.as_deref())?;
+        fs::write(place.join("config.toml"), config)?;
         let mut containerd = Command::new(self.stage.programs.join("containerd"));
         containerd.arg("--config").arg(place.join("config.toml")).env("PATH", self.stage.path()?);
         let answers = || Ok(quiet(self.ctr(&["version"]).stdout(Stdio::null())).is_ok());
@@ -97,6 +108,17 @@ impl<'a> Node<'a> {
         command.stdout(Stdio::null()).stderr(File::create(&log)?);
         let begun = Service::start(command, name, can_be_asked);
         begun.with_context(|| fs::read_to_string(&log).unwrap_or_default())
+    }
+
+    /// The snapshotter would start it with the first image. As it is here, its processor time is counted.
+    fn begin_lazy(&self) -> Result<Service> {
+        let said = self.place().join("lazy");
+        let mut serve = Command::new(self.stage.context.quire);
+        serve.arg("--store").arg(self.store()).args(["serve", "--lazy"]);
+        serve.stdout(File::create(&said)?).stderr(File::create(self.place().join("lazy.log"))?);
+        // It says a line as soon as it can be asked.
+        let answers = || Ok(fs::metadata(&said)?.len() > 0);
+        Service::start(serve, "quire serve --lazy", answers)
     }
 
     /// Ends what runs, and unmounts what it leaves.

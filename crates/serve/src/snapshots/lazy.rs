@@ -4,7 +4,7 @@
 //! as the index that came with the image. Whoever is believed about that decides what other images of this engine get for
 //! layers of the same name, until all of it is here: see `docs/threat-model.md`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -137,6 +137,10 @@ pub(super) struct LazyMemory {
     known: Mutex<HashMap<Digest, Known>>,
     /// Something is known of one more.
     told: Condvar,
+    /// Manifests whose layers somebody brings.
+    bringing: Mutex<HashSet<Digest>>,
+    /// Somebody has ended that.
+    brought: Condvar,
     /// Names that were given.
     names: AtomicU64,
 }
@@ -180,6 +184,19 @@ impl LazyMemory {
         Answer::Ask(Asking { memory: self, manifest: *manifest, found: None })
     }
 
+    fn bringing(&self) -> MutexGuard<'_, HashSet<Digest>> {
+        self.bringing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has one call at a time bring the layers of an image.
+    fn bring(&self, manifest: &Digest) -> Bringing<'_> {
+        let mut bringing = self.bringing();
+        while !bringing.insert(*manifest) {
+            bringing = self.brought.wait(bringing).unwrap_or_else(PoisonError::into_inner);
+        }
+        Bringing { memory: self, manifest: *manifest }
+    }
+
     /// Forgets an image that is not here any more.
     fn forget(&self, manifest: &Digest) {
         let mut known = self.known();
@@ -207,6 +224,19 @@ impl Drop for Asking<'_> {
         let found = self.found.map_or_else(|| Known::No(Instant::now()), Known::Here);
         self.memory.known().insert(self.manifest, found);
         self.memory.told.notify_all();
+    }
+}
+
+/// Others wait for the same image meanwhile.
+struct Bringing<'m> {
+    memory: &'m LazyMemory,
+    manifest: Digest,
+}
+
+impl Drop for Bringing<'_> {
+    fn drop(&mut self) {
+        self.memory.bringing().remove(&self.manifest);
+        self.memory.brought.notify_all();
     }
 }
 
@@ -348,25 +378,35 @@ impl Snapshotter {
         Ok(())
     }
 
+    /// Nobody else waits for the snapshot while registries are asked: it can be removed meanwhile.
     fn bring_layer(
         &self,
         number: u64,
         name: &str,
         (lazy, manifest): (&LazySnapshot, &RefName),
     ) -> Result<(), SnapshotterError> {
+        let layer_of = |record: &SnapshotRecord| {
+            record.content().filter(|it| it.lazy.as_ref() == Some(lazy)).map(|it| it.layer)
+        };
+        let has_layer = |layer| matches!(self.store.layers.open(&layer), Ok(Some(_)));
+        let wanted = self.state().entries.get(&number).and_then(|it| layer_of(&it.record));
+        if let Some(layer) = wanted.filter(|it| !has_layer(*it)) {
+            let _bringing = self.lazy.bring(&lazy.manifest);
+            // Somebody else may have brought it while this call waited.
+            if !has_layer(layer) {
+                let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
+                let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
+                let images = images.ok_or_else(|| failed("nothing brings layers".into()))?;
+                tracing::info!(image = %lazy.image, "brings all layers: something is made of them");
+                images.bring(&self.store, manifest, lazy).map_err(failed)?;
+            }
+        }
         let taken = self.take(name, |_| Ok(()))?;
-        let Some(content) = taken.record.content().filter(|it| it.lazy.is_some()) else {
-            // Somebody else has brought it meanwhile.
+        let content = taken.record.content().filter(|_| taken.number == number);
+        let Some(content) = content.filter(|it| it.lazy.as_ref() == Some(lazy)) else {
+            // Somebody else has noted it meanwhile.
             return Ok(());
         };
-        let has_layer = || matches!(self.store.layers.open(&content.layer), Ok(Some(_)));
-        if !has_layer() {
-            let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
-            let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
-            let images = images.ok_or_else(|| failed("nothing brings layers".into()))?;
-            tracing::info!(image = %lazy.image, "brings all layers: something is made of them");
-            images.bring(&self.store, manifest, lazy).map_err(failed)?;
-        }
         let content = SnapshotContent { lazy: None, image: None, ..content.clone() };
         let kind = SnapshotKind::Committed(content);
         let record = SnapshotRecord { kind, ..taken.record.clone() };

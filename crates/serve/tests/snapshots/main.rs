@@ -1,6 +1,7 @@
 //! Snapshots of an engine, as it asks for them: through the socket, with roots that the kernel mounts.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod bring;
 mod compare;
 mod faults;
 mod lies;
@@ -85,9 +86,13 @@ impl Stage {
         policy: Option<&Path>,
         skip: SkipLayers,
     ) -> Result<Snapshotter, SnapshotterError> {
+        Snapshotter::open(self.store(), instance, self.surroundings(policy, skip))
+    }
+
+    fn surroundings(&self, policy: Option<&Path>, skip: SkipLayers) -> SnapshotSurroundings {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
-        let surroundings = SnapshotSurroundings {
+        SnapshotSurroundings {
             policies: Box::new(move || Policies::load(&files).map_err(|it| it.to_string())),
             now: Box::new(move || {
                 let nanoseconds = clock.fetch_add(1, Ordering::Relaxed);
@@ -100,8 +105,7 @@ impl Stage {
             skip,
             lazy: None,
             patience: self.1,
-        };
-        Snapshotter::open(self.store(), instance, surroundings)
+        }
     }
 
     fn mounts(&self) -> Vec<PathBuf> {
@@ -133,6 +137,13 @@ impl Drop for Stage {
     }
 }
 
+fn connect(socket: &Path) -> (Runtime, Channel) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
+    let channel = runtime.block_on(endpoint.connect()).unwrap();
+    (runtime, channel)
+}
+
 /// An engine that is connected to a service.
 struct Engine {
     runtime: Runtime,
@@ -161,9 +172,7 @@ impl Engine {
         });
         is_ready.recv().unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).unwrap();
-        let channel = runtime.block_on(endpoint.connect()).unwrap();
+        let (runtime, channel) = connect(&socket);
         let differ = DiffClient::new(channel.clone());
         Self { runtime, client: SnapshotsClient::new(channel), differ, stop, service }
     }

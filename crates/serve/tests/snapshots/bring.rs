@@ -1,0 +1,143 @@
+//! Layers that are brought because something is made of them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::reference::Reference;
+use quire_serve::snapshots::api::snapshots::CommitSnapshotRequest;
+use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
+use quire_serve::snapshots::{
+    LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, Snapshotter,
+};
+use store::{LazySnapshot, Permitted, PermittedImage, RefName, SnapshotKind, Store};
+use tonic::{Code, Status};
+
+use crate::{Engine, Stage, code, connect, is_root, two_layers, unpacked};
+
+/// A registry that has one layer, and hands it out when the test says so.
+struct Slow {
+    /// Where the layer is, and where it is to be.
+    layer: [PathBuf; 2],
+    asked: Mutex<Sender<()>>,
+    go_on: Mutex<Receiver<()>>,
+    times: AtomicUsize,
+}
+
+impl LazyImages for Slow {
+    fn pull(&self, _: &Store, _: &RefName, _: &Reference) -> Result<Option<ImageId>, LazyError> {
+        Ok(None)
+    }
+
+    fn bring(&self, _: &Store, _: &RefName, _: &LazySnapshot) -> Result<(), LazyError> {
+        self.times.fetch_add(1, Ordering::Relaxed);
+        self.asked.lock().unwrap().send(())?;
+        self.go_on.lock().unwrap().recv()?;
+        let [there, here] = &self.layer;
+        Ok(fs::rename(there, here)?)
+    }
+
+    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
+        Ok(image.open(store)?)
+    }
+
+    fn keep(&self, _: &PullSecret) -> Option<PullSecret> {
+        None
+    }
+
+    fn restore(&self, _: &str, _: Option<PullSecret>) {}
+
+    fn stop(&self) {}
+}
+
+/// Has the snapshot of the upper layer be as one whose layer is not here. Returns where the layer was.
+fn forget_layer(stage: &Stage) -> PathBuf {
+    let store = stage.store();
+    let bytes = br#"{"schemaVersion":2,"layers":[]}"#;
+    let manifest = Digest::sha256(bytes);
+    let transaction = store.begin().unwrap();
+    transaction.manifest(&manifest, bytes).unwrap();
+    transaction.commit().unwrap();
+    let instance = store.open_snapshots("test").unwrap();
+    let (records, _) = instance.read().unwrap();
+    let (number, record) = records.iter().find(|it| it.1.name == "sha256:b").unwrap();
+    let mut content = record.content().unwrap().clone();
+    content.lazy = Some(LazySnapshot { manifest, image: content.image.unwrap() });
+    let layer = content.layer.to_string().trim_start_matches("sha256:").to_owned();
+    let mut record = record.clone();
+    record.kind = SnapshotKind::Committed(content);
+    store.settle_snapshot(&instance, *number, &record).unwrap();
+    let folder = stage.0.path().join("store/layers");
+    let mut files = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    files.find(|it| it.to_string_lossy().contains(&layer)).unwrap()
+}
+
+/// Makes a layer of a root, as another client of the service.
+fn commit(socket: &Path, text: &str) -> Result<(), Status> {
+    let (runtime, channel) = connect(socket);
+    let (name, key) = (format!("sha256:of-{text}"), unpacked(text));
+    let request = CommitSnapshotRequest { name, key, ..CommitSnapshotRequest::default() };
+    runtime.block_on(SnapshotsClient::new(channel).commit(request)).map(drop)
+}
+
+/// A registry may take minutes. Meanwhile engines ask for what is below, and each of them once more.
+#[test]
+fn nobody_else_waits_while_layers_are_brought() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    engine.view("view", "sha256:b").unwrap();
+    engine.remove("view").unwrap();
+    engine.end();
+    let here = forget_layer(&stage);
+    let there = stage.0.path().join("far-away");
+    fs::rename(&here, &there).unwrap();
+
+    let ((asked, is_asked), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let slow = Arc::new(Slow {
+        layer: [there, here],
+        asked: Mutex::new(asked),
+        go_on: Mutex::new(goes_on),
+        times: AtomicUsize::new(0),
+    });
+    let mut surroundings = stage.surroundings(None, SkipLayers::Unpack);
+    let images: Arc<dyn LazyImages> = Arc::<Slow>::clone(&slow);
+    surroundings.lazy = Some(LazyChoices { images, starts: false, image_service: None });
+    let snapshotter = Snapshotter::open(stage.store(), "test", surroundings).unwrap();
+    let mut engine = Engine::serve(&stage, snapshotter);
+    for text in ["3", "4"] {
+        engine.prepare(&unpacked(text), "sha256:b").unwrap();
+        // Most layers are applied by the differ, which needs no root.
+        let root = engine.mounts(&unpacked(text)).unwrap();
+        fs::write(root.join("etc").join(text), text).unwrap();
+    }
+    let socket = stage.0.path().join("socket");
+    thread::scope(|scope| {
+        let commits = ["3", "4"].map(|it| scope.spawn(|| commit(&socket, it)));
+        is_asked.recv().unwrap();
+        code(engine.remove("sha256:b"), Code::FailedPrecondition, "sha256:b");
+        let root = engine.prepare("container", "sha256:b").unwrap();
+        assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+        go_on.send(()).unwrap();
+        for commit in commits {
+            commit.join().unwrap().unwrap();
+        }
+    });
+    // The second one has found what the first one brought.
+    assert_eq!(slow.times.load(Ordering::Relaxed), 1);
+    let root = engine.prepare("upon", "sha256:of-3").unwrap();
+    assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    assert_eq!(fs::read_to_string(root.join("etc/3")).unwrap(), "3");
+    for key in ["upon", "container", "sha256:of-3", "sha256:of-4", "sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    engine.end();
+}
