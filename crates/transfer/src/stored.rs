@@ -1,9 +1,12 @@
 //! Manifest and config of an image in the store.
 
+use std::collections::HashSet;
+
 use image::digest::Digest;
+use image::verity::ImageId;
 use oci::manifest::{Config, Document, Manifest, ManifestError};
 use serde_json::Value;
-use store::Store;
+use store::{Form, Presence, Store};
 
 /// An image's manifest and config, as bytes and parsed. They have the same number of layers.
 #[derive(Debug, Clone)]
@@ -97,6 +100,25 @@ impl StoredImage {
     pub fn config_json(&self) -> Result<Value, StoredError> {
         json("config", &self.manifest.config.digest, &self.config_bytes)
     }
+}
+
+/// An image in whole files that was made of these layers, the lowest first, and has a name in the store. All of it is here
+/// and was compared with its layers. What cannot be read counts as not there.
+#[must_use]
+pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
+    let (refs, _) = store.refs.readable().ok()?;
+    let mut named: Vec<_> = refs.into_values().filter(|it| it.form == Form::Objects).collect();
+    // What an engine wants was often pulled just now.
+    named.sort_by_key(|it| std::cmp::Reverse(it.created));
+    let is_of = |manifest: &Digest| {
+        StoredImage::load(store, manifest).is_ok_and(|it| it.config.diff_ids() == layers)
+    };
+    let mut looked_at = HashSet::new();
+    named.into_iter().find_map(|it| {
+        let manifest = it.manifest.filter(|manifest| looked_at.insert(*manifest))?;
+        let is_whole = || matches!(store.presence(&it.image), Ok(Presence::Complete));
+        (is_of(&manifest) && is_whole()).then_some(it.image)
+    })
 }
 
 /// The manifest of one image.

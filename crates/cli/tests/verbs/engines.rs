@@ -384,7 +384,10 @@ fn what_the_store_has_is_not_downloaded() {
     let container = format!("quire-test-{}-skip", std::process::id());
     let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
     assert_eq!(engine.out(&run), "changed\n");
-    // The layers are those of the pulled image, and so is the image, bit by bit.
+    // The layers are those of the pulled image, and so is the image: nothing was written for the engine.
+    let used = engine.out("snapshot --snapshotter quire usage -b");
+    let used: Vec<_> = used.lines().skip(1).map(|it| it.split_whitespace().nth(1)).collect();
+    assert_eq!(used, [Some("0"); 2]);
     let left = |name: &str| fs::read_dir(place.path("store").join(name)).unwrap().count();
     assert_eq!((left("layers"), left("images")), (2, 1));
     assert!(service.end().success());

@@ -4,6 +4,7 @@ use container::changes::Owners;
 use image::digest::Digest;
 use image::verity::ImageId;
 use store::{LazySnapshot, Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
+use transfer::image_of_layers;
 
 use super::error::SnapshotterError;
 use super::ingest::Base;
@@ -149,7 +150,11 @@ impl Snapshotter {
         let content = content.clone();
         self.settle_made(number, || {
             let now = Seconds((self.surroundings.now)().seconds);
-            let (image, bytes) = self.resources.stack(&self.store, &layers, now)?;
+            // What was pulled into the store needs not be made again.
+            let (image, bytes) = match image_of_layers(&self.store, &layers) {
+                Some(image) => (image, 0),
+                None => self.resources.stack(&self.store, &layers, now)?,
+            };
             let bytes = content.bytes + bytes;
             let content = SnapshotContent { image: Some(image), bytes, ..content };
             Ok((SnapshotRecord { kind: SnapshotKind::Committed(content), ..record.clone() }, image))

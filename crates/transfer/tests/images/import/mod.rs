@@ -1,6 +1,7 @@
 //! Whole imports, into stores of their own.
 
 mod bombs;
+mod made_of;
 mod packed;
 mod pipes;
 mod refusals;
