@@ -1,43 +1,264 @@
 //! `cargo xtask deb`: a package for Debian and its relatives, of what `install` installs.
+//!
+//! All files of the package are laid out below [`STAGE`] first; `crates/cli/Cargo.toml` says how cargo-deb takes them.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use rig::cache::{Cache, remove};
-use rig::process::{repository, shown};
-use rig::tools;
+use rig::process::{is_root, need, quiet, quire, repository, target_dir};
+use rig::{Failed, Skipped, inputs, tools};
 
-use crate::install;
+use crate::install::{self, Layout};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The folder of the package
     #[arg(long, default_value = "target/debian")]
     output: PathBuf,
+    /// Who answers for the package, as `NAME <ADDRESS>`, if others get it
+    #[arg(long, value_name = "WHO", default_value = "Quire <quire@localhost>")]
+    maintainer: String,
     /// Build without optimization, to try the package
     #[arg(long)]
     debug: bool,
+    /// Only try it: package the quire that was built last, install that in a Debian root, and remove it again
+    #[arg(long, conflicts_with_all = ["output", "debug"])]
+    trial: bool,
 }
 
 /// Where `crates/cli/Cargo.toml` has it.
 const STAGE: &str = "target/deb";
 
+/// Our files that only Debian wants, and where the package has them. cargo-deb compresses the second one.
+const DEBIAN: [(&str, &str); 3] = [
+    ("dist/debian/copyright", "usr/share/doc/quire/copyright"),
+    ("CHANGELOG.md", "usr/share/doc/quire/changelog"),
+    ("dist/debian/lintian-overrides", "usr/share/lintian/overrides/quire"),
+];
+
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let cargo_deb = tools::cargo_deb(&Cache::open()?)?;
+    let cache = Cache::open()?;
+    let cargo_deb = tools::cargo_deb(&cache)?;
+    // cargo-deb asks it which libraries the binary needs.
+    tools::install(&[("dpkg-shlibdeps", "dpkg-dev")])?;
+    let binary = if args.trial { quire()? } else { install::build(args.debug)? };
     let stage = repository().join(STAGE);
     remove(&stage)?;
-    install::install(&install::Args {
-        prefix: "/usr".into(),
-        destination: stage.clone(),
-        composefs: false,
-        debug: args.debug,
-    })?;
+    lay(&binary, &stage)?;
+    // The time of the last commit, so that a package made again is the same.
+    let mut git = Command::new("git");
+    git.args(["log", "-1", "--format=%ct %cD"]).current_dir(repository());
+    let commit = quiet(&mut git)?;
+    let (seconds, date) = commit.trim_end().split_once(' ').context("git says no time")?;
+    write_changelog(&stage, &args.maintainer, date)?;
+    // A folder for one file, whose name is cargo-deb's.
+    let made = stage.join("made");
+    let mut command = Command::new(cargo_deb);
+    command.args(["--no-build", "--no-strip", "--quiet", "--maintainer", &args.maintainer]);
+    command.args(["--manifest-path", "crates/cli/Cargo.toml", "--output"]).arg(&made);
+    if args.debug || args.trial {
+        command.arg("--fast");
+    }
+    quiet(command.env("SOURCE_DATE_EPOCH", seconds).current_dir(repository()))?;
+    let package = fs::read_dir(&made)?.next().context("cargo-deb made no package")??;
+    compare(&package.path(), &stage)?;
+    if args.trial {
+        return try_out(&package.path(), &cache);
+    }
     fs::create_dir_all(&args.output)
         .with_context(|| format!("cannot make {}", args.output.display()))?;
-    let mut command = Command::new(cargo_deb);
-    command.args(["--no-build", "--no-strip", "--manifest-path", "crates/cli/Cargo.toml"]);
-    command.arg("--output").arg(std::path::absolute(&args.output)?).current_dir(repository());
-    shown(&mut command)
+    let path = args.output.join(package.file_name());
+    fs::copy(package.path(), &path)?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+/// Lays out the files of the package, but for Debian's changelog.
+fn lay(binary: &Path, stage: &Path) -> Result<()> {
+    let layout = Layout { prefix: "/usr".into(), destination: stage.to_owned(), composefs: false };
+    let share = install::lay(binary, &layout)?.join("share");
+    // Debian's zsh looks for what packages bring there only.
+    fs::rename(share.join("zsh/site-functions"), share.join("zsh/vendor-completions"))?;
+    for (from, to) in DEBIAN {
+        let to = stage.join(to);
+        fs::create_dir_all(to.parent().expect("DEBIAN has paths with folders"))?;
+        fs::write(to, fs::read(repository().join(from))?)?;
+    }
+    Ok(())
+}
+
+/// Debian wants a changelog of the package beside ours, in a format of its own.
+fn write_changelog(stage: &Path, maintainer: &str, date: &str) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "quire ({version}-1) unstable; urgency=medium\n\n  \
+         * /usr/share/doc/quire/changelog.gz has the changes.\n\n \
+         -- {maintainer}  {date}\n"
+    );
+    let path = stage.join("usr/share/doc/quire/changelog.Debian");
+    fs::write(&path, text)?;
+    quiet(Command::new(need("gzip")?).args(["-9", "--no-name"]).arg(path)).map(drop)
+}
+
+/// Whether the package has the files that were laid out, and no others.
+fn compare(package: &Path, stage: &Path) -> Result<()> {
+    let extracted = stage.join("extracted");
+    quiet(Command::new(need("dpkg-deb")?).arg("--extract").arg(package).arg(&extracted))?;
+    let (laid, packaged) = (files(stage, "usr")?, files(&extracted, "")?);
+    same("the package", &unpacked(&laid), &unpacked(&packaged))?;
+    // cargo-deb prefers a licence of its own making to ours, unless it is told where that is.
+    for path in laid.intersection(&packaged) {
+        if fs::read(stage.join(path))? != fs::read(extracted.join(path))? {
+            bail!(Failed(format!("the package has another {path}")));
+        }
+    }
+    Ok(())
+}
+
+/// The names without what cargo-deb puts to those of pages and changelogs.
+fn unpacked<'a>(names: impl IntoIterator<Item = &'a String>) -> BTreeSet<String> {
+    let names = names.into_iter().map(|it| it.strip_suffix(".gz").unwrap_or(it));
+    names.map(String::from).collect()
+}
+
+/// The files at or below `folder` of `root`, by their paths in `root`.
+fn files(root: &Path, folder: &str) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(root.join(folder))? {
+        let entry = entry?;
+        let name = entry.file_name().into_string();
+        let name = name.map_err(|name| anyhow::anyhow!("{} is no UTF-8", name.display()))?;
+        let path = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+        if entry.file_type()?.is_dir() {
+            found.append(&mut files(root, &path)?);
+        } else {
+            found.insert(path);
+        }
+    }
+    Ok(found)
+}
+
+fn same(what: &str, expected: &BTreeSet<String>, found: &BTreeSet<String>) -> Result<()> {
+    let missing: Vec<_> = expected.difference(found).collect();
+    let strange: Vec<_> = found.difference(expected).collect();
+    if !missing.is_empty() || !strange.is_empty() {
+        bail!(Failed(format!("{what}: not there: {missing:?}; not expected: {strange:?}")));
+    }
+    Ok(())
+}
+
+/// What dpkg and its helpers write for themselves.
+const REMEMBERED: [&str; 3] = ["var/lib/dpkg/", "var/log/dpkg.log", "var/lib/systemd/"];
+
+/// Installs the package in a root of Debian, upgrades it to itself, removes and purges it. Then only what users made is left.
+fn try_out(package: &Path, cache: &Cache) -> Result<()> {
+    if !is_root() {
+        bail!(Skipped(String::from("a chroot needs root")));
+    }
+    let base = inputs::debian_root(cache)?;
+    let place = tempfile::tempdir_in(target_dir()?)?;
+    let root = place.path().join("root");
+    quiet(Command::new("cp").args(["-a", "--reflink=auto"]).arg(&base).arg(&root))?;
+    fs::copy(package, root.join("quire.deb"))?;
+    let users = ["var/lib/quire/kept", "etc/quire/serve.toml"];
+    for path in users.map(|it| root.join(it)) {
+        fs::create_dir_all(path.parent().expect("there are folders in it"))?;
+        fs::write(path, "")?;
+    }
+    let inside = |words: &[&str]| {
+        let mut chroot = Command::new("chroot");
+        chroot.arg(&root).args(words).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        quiet(chroot.env("LC_ALL", "C").env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    let now = || -> Result<BTreeSet<String>> {
+        let mut found = files(&root, "")?;
+        found.retain(|it| !REMEMBERED.iter().any(|known| it.starts_with(known)));
+        Ok(found)
+    };
+    let before = now()?;
+    for step in ["install", "upgrade"] {
+        inside(&["dpkg", "--install", "/quire.deb"])?;
+        inside(&["quire", "--version"])?;
+        let laid = files(&repository().join(STAGE), "usr")?;
+        same(step, &unpacked(&laid), &unpacked(now()?.difference(&before)))?;
+    }
+    inside(&["dpkg", "--remove", "quire"])?;
+    inside(&["dpkg", "--purge", "quire"])?;
+    same("purge", &before, &now()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// What `install` asks of a binary, without one: a page for each of two verbs, one of them new, and a completion.
+    const BINARY: &str = r#"#!/bin/sh
+case $1 in
+    man) touch "$2/quire.1" "$2/quire-new.1" ;;
+    completions) echo "$2" ;;
+esac
+"#;
+
+    /// `[package.metadata.deb]`.
+    fn metadata() -> serde_json::Value {
+        let mut cargo = rig::process::cargo();
+        let printed =
+            quiet(cargo.args(["metadata", "--no-deps", "--offline", "--format-version=1"]));
+        let mut all: serde_json::Value = serde_json::from_str(&printed.unwrap()).unwrap();
+        let mut packages = all["packages"].as_array_mut().unwrap().iter_mut();
+        packages.find(|it| it["name"] == "quire-cli").unwrap()["metadata"]["deb"].take()
+    }
+
+    #[test]
+    fn the_package_has_all_that_is_installed() {
+        let place = tempfile::tempdir().unwrap();
+        let (binary, stage) = (place.path().join("binary"), place.path().join("stage"));
+        // By a shell: a program that another test starts meanwhile would keep a file that we write open, and it could not run.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r#"printf %s "$1" > "$2" && chmod 755 "$2""#, "sh", BINARY]);
+        quiet(shell.arg(&binary)).unwrap();
+        lay(&binary, &stage).unwrap();
+
+        let deb = metadata();
+        let assets = deb["assets"].as_array().unwrap().iter().map(|asset| {
+            let [source, target, mode] = [0, 1, 2].map(|it| asset[it].as_str().unwrap());
+            let source = source.strip_prefix(&format!("../../{STAGE}/")).unwrap();
+            let (folder, is_deep) = match source.strip_suffix("**/*") {
+                Some(folder) => (folder, true),
+                None => (source.strip_suffix('*').unwrap(), false),
+            };
+            assert_eq!(folder, target, "the package has files where they are laid out");
+            (folder, is_deep, mode)
+        });
+        let assets: Vec<_> = assets.collect();
+        let laid = files(&stage, "").unwrap();
+        for path in &laid {
+            let takers = assets.iter().filter(|(folder, is_deep, _)| {
+                path.strip_prefix(folder).is_some_and(|rest| *is_deep || !rest.contains('/'))
+            });
+            let modes: Vec<_> = takers.map(|(.., mode)| *mode).collect();
+            let mode = stage.join(path).metadata().unwrap().permissions().mode();
+            let expected = if mode & 0o100 == 0 { "644" } else { "755" };
+            assert_eq!(modes, [expected], "{path}");
+        }
+        let named = |it: &str| laid.iter().filter(|path| path.starts_with(it)).count();
+        assert_eq!(named("usr/share/man/man1/"), 2);
+        let units = fs::read_dir(repository().join("dist/systemd")).unwrap();
+        assert_eq!(named("usr/lib/systemd/system/"), units.count());
+    }
+
+    #[test]
+    fn the_scripts_are_for_all_units() {
+        let deb = metadata();
+        // Without the folder, cargo-deb makes no scripts.
+        assert!(deb["maintainer-scripts"].is_string());
+        // An entry with a name would be for one unit.
+        assert!(deb["systemd-units"]["unit-name"].is_null() && deb["systemd-units"].is_object());
+    }
 }

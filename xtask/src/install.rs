@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -12,6 +12,16 @@ use rig::process::{quiet, repository, shown, target_dir};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    layout: Layout,
+    /// Build without optimization
+    #[arg(long, hide = true)]
+    debug: bool,
+}
+
+/// Where files go, and which.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Layout {
     /// Where `bin` and `share` are
     #[arg(long, default_value = "/usr/local")]
     pub(crate) prefix: PathBuf,
@@ -21,9 +31,6 @@ pub(crate) struct Args {
     /// Also under the names of the composefs tools, which then come before Debian's on most paths
     #[arg(long)]
     pub(crate) composefs: bool,
-    /// Build without optimization
-    #[arg(long, hide = true)]
-    pub(crate) debug: bool,
 }
 
 const COMPOSEFS: [&str; 4] = ["mkcomposefs", "composefs-info", "composefs-dump", "mount.composefs"];
@@ -35,48 +42,52 @@ const COMPLETIONS: [(&str, &str, &str); 3] = [
     ("fish", "fish/vendor_completions.d", "quire.fish"),
 ];
 
-const UNITS: [&str; 2] = ["quire-lazy.service", "quire-snapshotter.service"];
-
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let prefix = install(args)?;
+    let prefix = lay(&build(args.debug)?, &args.layout)?;
     println!("installed below {}", prefix.display());
     Ok(())
 }
 
-/// Returns where `bin` and `share` are.
-pub(crate) fn install(args: &Args) -> Result<PathBuf> {
+/// Returns the new binary's path.
+pub(crate) fn build(debug: bool) -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
-    let (profile, folder) = if args.debug { ("dev", "debug") } else { ("release", "release") };
+    let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
     cargo.args(["build", "--profile", profile]);
     shown(cargo.current_dir(repository()))?;
-    let built = target_dir()?.join(folder).join("quire");
-    let prefix = match args.destination.as_os_str().is_empty() {
-        true => args.prefix.clone(),
-        false => args.destination.join(args.prefix.strip_prefix("/").unwrap_or(&args.prefix)),
+    Ok(target_dir()?.join(folder).join("quire"))
+}
+
+/// Lays out all files, with the pages and completions that this binary makes. Returns where `bin` and `share` are.
+pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
+    let prefix = if layout.destination.as_os_str().is_empty() {
+        layout.prefix.clone()
+    } else {
+        layout.destination.join(layout.prefix.strip_prefix("/").unwrap_or(&layout.prefix))
     };
     let (bin, share) = (prefix.join("bin"), prefix.join("share"));
     fs::create_dir_all(&bin)?;
     // A running program's file cannot be written, but it can be replaced.
     remove(&bin.join("quire"))?;
-    fs::copy(&built, bin.join("quire"))?;
-    for name in COMPOSEFS.iter().filter(|_| args.composefs) {
+    fs::copy(binary, bin.join("quire"))?;
+    for name in COMPOSEFS.iter().filter(|_| layout.composefs) {
         remove(&bin.join(name))?;
         symlink("quire", bin.join(name))?;
     }
     let pages = share.join("man/man1");
     fs::create_dir_all(&pages)?;
-    quiet(Command::new(&built).arg("man").arg(&pages))?;
+    quiet(Command::new(binary).arg("man").arg(&pages))?;
     for (shell, folder, file) in COMPLETIONS {
-        let text = quiet(Command::new(&built).args(["completions", shell]))?;
+        let text = quiet(Command::new(binary).args(["completions", shell]))?;
         fs::create_dir_all(share.join(folder))?;
         fs::write(share.join(folder).join(file), text)?;
     }
     let units = prefix.join("lib/systemd/system");
     fs::create_dir_all(&units)?;
-    let program = args.prefix.join("bin/quire").display().to_string();
-    for name in UNITS {
-        let unit = fs::read_to_string(repository().join("dist/systemd").join(name))?;
-        fs::write(units.join(name), unit.replace("/usr/bin/quire", &program))?;
+    let program = layout.prefix.join("bin/quire").display().to_string();
+    for unit in fs::read_dir(repository().join("dist/systemd"))? {
+        let unit = unit?;
+        let text = fs::read_to_string(unit.path())?;
+        fs::write(units.join(unit.file_name()), text.replace("/usr/bin/quire", &program))?;
     }
     Ok(prefix)
 }

@@ -28,7 +28,7 @@ pub(crate) struct Args {
 }
 
 /// What there is to run, in this order but for the jobs, which go on side by side. `engines` is a part of `tests`.
-const TIERS: [&str; 14] = [
+const TIERS: [&str; 15] = [
     "setup",
     "fmt",
     "clippy",
@@ -43,6 +43,7 @@ const TIERS: [&str; 14] = [
     "diff-walk",
     "faults",
     "oracle",
+    "package",
 ];
 
 /// What the tiers came to; a tier that is one command counts as one test.
@@ -272,6 +273,7 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     };
     jobs.push(Job::task("diff-walk", "diff-walk", &["diff-walk", "--short"]));
     jobs.push(Job::new("faults", "faults", move || programs::tier("faults", sample)));
+    jobs.push(Job::task("package", "package", &["deb", "--trial"]));
     let words = &["mkcomposefs", "--count=200"];
     jobs.push(Job::new("oracle", "oracle", move || programs::tier("oracle", words)));
     let messages = &["messages"];

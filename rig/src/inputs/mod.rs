@@ -149,6 +149,11 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
     Ok(vec![path.display().to_string()])
 }
 
+/// The root of Debian's minimal system, as a folder that is only to be read.
+pub fn debian_root(cache: &Cache) -> Result<PathBuf> {
+    Ok(rootfs::base(cache, false)?.root())
+}
+
 /// An OCI layout, tag `latest`: Debian's minimal system, then a layer that adds, changes and deletes.
 pub fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     // Deletes files and a folder, replaces a folder (an opaque one), a file by a folder, and adds one inode of each kind.
