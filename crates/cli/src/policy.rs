@@ -14,22 +14,17 @@ const SYSTEM: &str = "/etc/quire/policy.toml";
 
 /// The policies in force: the administrator's, and one more, which can only refuse what the first accepts.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
-    Ok(Policies::load(&files(context)?)?)
-}
-
-/// The files of the policies in force: those that are not there say nothing.
-pub(crate) fn files(context: &Context) -> anyhow::Result<Vec<PathBuf>> {
+    let named = context.policy();
     let mut files = vec![PathBuf::from(SYSTEM)];
-    if let Some(file) = context.policy() {
-        // One that is named and not there is a mistake; by default none has to be.
-        if !file.exists() {
-            bail!("there is no policy {}", file.display());
-        }
-        files.push(file.to_owned());
-    } else {
-        files.extend(user_file());
+    files.extend(named.map_or_else(user_file, |it| Some(it.to_owned())));
+    let policies = Policies::load(&files)?;
+    // By default none has to be there. One that is named and not there is a mistake, or is being written anew: until it is
+    // there again, nothing may be used.
+    if let Some(named) = named.filter(|it| !policies.all().iter().any(|policy| policy.file == **it))
+    {
+        bail!("there is no policy {}", named.display());
     }
-    Ok(files)
+    Ok(policies)
 }
 
 /// The policies in force, as the store asks them.

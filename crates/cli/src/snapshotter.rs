@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 
 use anyhow::bail;
-use oci::policy::Policies;
 use serve::snapshots::{
     LazyChoices, PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots,
 };
@@ -37,12 +36,14 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     // A machine starts it before the first pull.
     let store = context.open(OpenOptions::create())?;
     let place = store.path().display().to_string();
-    let files = crate::policy::files(context)?;
     // What is wrong with them is told now, not at the first container.
-    drop(Policies::load(&files)?);
+    drop(crate::policy::policies(context)?);
+    let of_policies = context.clone();
     let trust = crate::lazy::engine::trust(wanted.trust_repository);
     let mut surroundings = SnapshotSurroundings {
-        policies: Box::new(move || Policies::load(&files).map_err(|error| error.to_string())),
+        policies: Box::new(move || {
+            crate::policy::policies(&of_policies).map_err(|error| format!("{error:#}"))
+        }),
         now: Box::new(moment),
         in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
         threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),

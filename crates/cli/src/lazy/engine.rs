@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +81,7 @@ impl EngineImages {
     }
 
     fn policies(&self) -> anyhow::Result<Policies> {
-        Ok(Policies::load(&crate::policy::files(&self.context)?)?)
+        crate::policy::policies(&self.context)
     }
 
     fn registry(&self, store: &Store, reference: &Reference) -> anyhow::Result<Registry> {
@@ -278,7 +279,10 @@ impl Lender<'_> {
 
 impl LendDevices for Lender<'_> {
     fn lend(&self, device: &DeviceId) -> Result<std::fs::File, LazyError> {
-        Ok(self.service()?.lend(device)?)
+        let service = self.service()?;
+        // An earlier one may have died. Its devices are none of its group once all containers of it have ended.
+        self.images.watches.let_go(self.store, device);
+        Ok(service.lend(device)?)
     }
 }
 
@@ -310,6 +314,19 @@ impl Watches {
                     thread::sleep(wait);
                 }
             });
+        }
+    }
+}
+
+impl Watches {
+    /// Has no group of a dead service keep a device from the next one.
+    fn let_go(&self, store: &Store, device: &DeviceId) {
+        let Ok(Some((file, _))) = store.sparse.open(device) else { return };
+        for watch in &lock(&self.0).all {
+            if let Err(error) = watch.let_go(file.as_fd()) {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%device, error, "it may wait for a service that is gone");
+            }
         }
     }
 }

@@ -315,6 +315,33 @@ fn newest(place: &Place) -> Option<(Service, Containerd)> {
     Some((service, Containerd::start(place, Engine::NewestWithDiffer, programs, &socket)))
 }
 
+/// Tools that write it anew may remove it first.
+#[test]
+fn nothing_is_used_while_the_policy_is_not_there() {
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
+    let (socket, policy) = (place.path("snapshotter"), place.path("policy.toml"));
+    fs::write(&policy, "default = \"any\"\n").unwrap();
+    let mut service = snapshotter(place, &socket, &["--policy", policy.to_str().unwrap()]);
+    let programs = containerd.parent().unwrap();
+    let engine = Containerd::start(place, Engine::NewestWithDiffer, programs, &socket);
+    let maker = Place::new();
+    let image = archive(&maker);
+    engine.out(&format!("image import --snapshotter quire {}", image.display()));
+    let name = engine.out("image ls -q");
+    let name = name.lines().next().unwrap();
+    let container = format!("quire-test-{}-policy", std::process::id());
+    let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
+    assert_eq!(engine.out(&run), "changed\n");
+    fs::remove_file(&policy).unwrap();
+    let ran = engine.ctr(&run);
+    assert_ne!(ran.code, Some(0));
+    assert!(ran.err.contains("there is no policy"), "{}", ran.err);
+    fs::write(&policy, "default = \"any\"\n").unwrap();
+    assert_eq!(engine.out(&run), "changed\n");
+    assert!(service.end().success());
+}
+
 /// Inside, the files of the image belong to the container's root. On the host they are another user's.
 #[test]
 fn a_container_has_a_user_namespace() {

@@ -87,6 +87,18 @@ impl LazyWatch {
         matches!(self.is_served(), Ok(false)) && matches!(self.group.has_marks(), Ok(false))
     }
 
+    /// Takes the mark from a device that nothing has open, if its service and keeper are gone. Another service can fill it
+    /// then, which would wait for this group otherwise.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn let_go(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        if self.is_served()? || kernel::lease::in_use(file).map_err(io::Error::other)? {
+            return Ok(());
+        }
+        self.release(file).map_err(io::Error::other)
+    }
+
     /// Says that a file is none of its group any more: nothing has it open.
     pub(super) fn release(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         match self.group.unmark(file) {

@@ -163,7 +163,10 @@ async fn whole(answer: Response<Body>) -> (Result<Response<Body>, Status>, bool)
     };
     let said = body.trailers().and_then(|it| it.get(STATUS)).or_else(|| head.headers.get(STATUS));
     let is_well = said.is_some_and(|it| it == "0");
-    (Ok(Response::from_parts(head, Body::new(body))), is_well)
+    // An error comes in the header alone, and must go on so: a client that is told of a body wants trailers behind it.
+    let is_header_alone = body.trailers().is_none() && head.headers.contains_key(STATUS);
+    let body = if is_header_alone { Body::empty() } else { Body::new(body) };
+    (Ok(Response::from_parts(head, body)), is_well)
 }
 
 impl NamedService for ImageService {
@@ -190,6 +193,17 @@ impl Service<Request<Body>> for ImageService {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Engines answer errors so. A client says nothing of the cause if the header does not end the answer.
+    #[test]
+    fn an_error_goes_on_as_it_came() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let refused = Status::not_found("no such tag").into_http();
+        let (answer, is_well) = runtime.block_on(whole(refused));
+        let answer = answer.unwrap();
+        assert!(!is_well && tonic::codegen::Body::is_end_stream(answer.body()));
+        assert_eq!(answer.headers().get(STATUS).unwrap(), "5");
+    }
 
     fn request(auth: AuthConfig) -> Vec<u8> {
         let image = Some(ImageSpec { image: "r.example/app:1".to_owned() });

@@ -225,17 +225,25 @@ fn detach_shared(instance: &SnapshotInstance, name: &str) -> Result<(), Snapshot
 /// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that
 /// it was written to. That may take long: whoever drops this waits for it.
 pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
-    let root = File::open(path).and_then(|root| {
-        let is_mount = root.metadata()?.dev() != path.parent().unwrap_or(path).metadata()?.dev();
-        Ok(is_mount.then_some(root))
-    });
-    let kept = match root {
+    let kept = match mounted_at(path) {
         Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One)?),
         // Nothing is mounted there, or it was never made.
         Ok(None) | Err(_) => None,
     };
     detach(path)?;
     Ok(kept)
+}
+
+/// What is mounted at a path, of another file system than the directory around it.
+fn mounted_at(path: &Path) -> std::io::Result<Option<File>> {
+    let root = File::open(path)?;
+    let is_mount = root.metadata()?.dev() != path.parent().unwrap_or(path).metadata()?.dev();
+    Ok(is_mount.then_some(root))
+}
+
+/// Whether a root that was mounted still is. When in doubt it is not.
+pub(super) fn is_mounted(path: &Path) -> bool {
+    matches!(mounted_at(path), Ok(Some(_)))
 }
 
 /// Unmounts what is mounted at a path; at once, unless somebody is in there. What others have mounted of it stays theirs.

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _,
+};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -165,6 +167,7 @@ fn serve_images(
 fn listen(socket: &Path) -> io::Result<UnixListener> {
     let folder = socket.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
+    check_folder(folder)?;
     check_free(socket)?;
     // It has a name of its own each time: in a pod, the service that was killed had the same process number.
     let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
@@ -175,6 +178,29 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
     private.close()?;
     Ok(listener)
 }
+
+/// Refuses a folder in which another user could put a socket of their own in the place of this one: the engine would mount
+/// what they say.
+fn check_folder(folder: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    for above in folder.canonicalize()?.ancestors() {
+        let found = above.metadata()?;
+        let (shown, owner, mode) = (above.display(), found.uid(), found.mode());
+        if owner != 0 && owner != own {
+            return Err(io::Error::other(format!("{shown} belongs to user {owner}: {ELSEWHERE}")));
+        }
+        // In a sticky one, users rename only what is theirs. Source: inode(7), "The file type and mode".
+        let is_open = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != 0;
+        if is_open && mode & 0o1000 == 0 {
+            return Err(io::Error::other(format!("others may write to {shown}: {ELSEWHERE}")));
+        }
+    }
+    Ok(())
+}
+
+/// The way out.
+const ELSEWHERE: &str =
+    "choose a --socket where only root can put files, such as /run/quire/snapshotter.sock";
 
 /// A socket in whose place another may come: nobody listens there any more. Anything else stays.
 fn check_free(socket: &Path) -> io::Result<()> {

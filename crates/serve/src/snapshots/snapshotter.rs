@@ -6,14 +6,14 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::policy::Policies;
 use store::{
-    Moment, Seconds, SnapshotContent, SnapshotInstance, SnapshotKind, SnapshotRecord, SnapshotSize,
-    Store,
+    Moment, Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind,
+    SnapshotRecord, SnapshotSize, Store,
 };
 
 use super::counts::Counts;
@@ -105,7 +105,7 @@ impl Snapshotter {
         instance: &str,
         surroundings: SnapshotSurroundings,
     ) -> Result<Self, SnapshotterError> {
-        let instance = store.open_snapshots(instance)?;
+        let instance = open_snapshots(&store, instance)?;
         let (records, damaged) = instance.read()?;
         for error in damaged {
             let error: &dyn std::error::Error = &error;
@@ -237,7 +237,14 @@ impl Snapshotter {
             _ => Err(SnapshotterError::Committed(key.to_owned())),
         })?;
         let (number, record) = (taken.number, &taken.record);
-        let root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
+        let mut root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
+        let path = self.instance.root(number);
+        if root != Root::No && !roots::is_mounted(&path) {
+            // A program in there would get an empty directory of the store.
+            tracing::warn!(key, root = %path.display(), "somebody has unmounted it: it is mounted again");
+            self.unmount_root(number)?;
+            root = Root::No;
+        }
         if root == Root::No {
             // What was written to belongs to one overlay at a time, and the one before may be on its way out.
             self.trash.empty();
@@ -448,6 +455,22 @@ impl Snapshotter {
     fn mount_of(&self, number: u64, record: &SnapshotRecord) -> SnapshotMount {
         let is_writable = matches!(record.kind, SnapshotKind::Active(_));
         SnapshotMount { source: self.instance.root(number), is_writable }
+    }
+}
+
+/// How long a service may take to end that was killed, or told to.
+const ENDING: Duration = Duration::from_secs(3);
+
+/// Takes the snapshots of an instance, as soon as a service that is about to end has left them.
+fn open_snapshots(store: &Store, instance: &str) -> Result<SnapshotInstance, SnapshotError> {
+    let begun = Instant::now();
+    loop {
+        match store.open_snapshots(instance) {
+            Err(SnapshotError::InUse(_)) if begun.elapsed() < ENDING => {
+                std::thread::sleep(ENDING / 100);
+            }
+            opened => return opened,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -379,14 +379,25 @@ fn wishes_that_are_refused() {
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     // Another service cannot have the same snapshots.
     let socket = stage.0.path().join("socket");
-    let other = || {
+    let at = |socket: &Path| {
         let stage = Stage::new();
         let snapshotter = stage.open(None, SkipLayers::Unpack).unwrap();
-        let error = serve_snapshots(snapshotter, (&socket, &socket), || {}, || {}).unwrap_err();
+        let error = serve_snapshots(snapshotter, (socket, socket), || {}, || {}).unwrap_err();
         testing::chain(&error)
     };
+    let other = || at(&socket);
     // Nor its socket, and nothing that is no socket.
     assert!(other().contains("--socket"));
+    // Nor one that others can put theirs in the place of.
+    let folder = stage.0.path().join("open");
+    for (mode, owner, expect) in [(0o777, 0, "others may write"), (0o755, 65534, "user 65534")] {
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        chown(&folder, Some(owner), None).unwrap();
+        let error = at(&folder.join("socket"));
+        assert!(error.contains(expect) && error.contains("--socket"), "{error}");
+        fs::remove_dir(&folder).unwrap();
+    }
     assert!(engine.stat("active").is_ok());
     let error = stage.open(None, SkipLayers::Unpack).unwrap_err().to_string();
     assert!(error.contains("--instance"), "{error}");

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use ::store::Seconds;
 use image::digest::Digest;
@@ -312,4 +314,46 @@ fn the_image_of_the_last_layer_is_made_ahead() {
     assert!(root.join("lower").exists() && root.join("upper").exists());
     assert_eq!(stage.count("images"), before + 1);
     engine.end();
+}
+
+/// A program that starts in there must not find the bare directory of the store.
+#[test]
+fn a_root_that_somebody_has_unmounted_is_mounted_again() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = Engine::start(&stage, None);
+    two_layers(&mut engine);
+    let root = engine.prepare("container", "sha256:b").unwrap();
+    fs::write(root.join("etc/mine"), "mine").unwrap();
+    for _ in 0..2 {
+        unmount(&root, Unmount::Now).unwrap();
+        assert!(!root.join("etc").exists());
+        assert_eq!(engine.mounts("container").unwrap(), root);
+        assert_eq!(fs::read_to_string(root.join("etc/mine")).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    }
+    engine.remove("container").unwrap();
+    engine.cleanup();
+    assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
+    engine.end();
+}
+
+/// A service that was killed may hold its lock for a moment.
+#[test]
+fn a_service_waits_for_the_one_before_it() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let store = stage.store();
+    let before = store.open_snapshots("test").unwrap();
+    thread::scope(|scope| {
+        let opened = scope.spawn(|| stage.open(None, SkipLayers::Unpack).is_ok());
+        thread::sleep(Duration::from_millis(200));
+        assert!(!opened.is_finished());
+        drop(before);
+        assert!(opened.join().unwrap());
+    });
 }

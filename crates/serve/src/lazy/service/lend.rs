@@ -36,7 +36,7 @@ pub(super) enum LendError {
     Length { device: DeviceId, index: u64, actual: u64 },
     /// It may have read zeros, and may hold them in its cache.
     #[error(
-        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount it first"
+        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount its image, and end its containers, first"
     )]
     Poisoned(DeviceId),
     /// A filler would wait for them, and they may wait for the filler.
