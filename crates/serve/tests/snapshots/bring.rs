@@ -39,7 +39,7 @@ impl LazyImages for Slow {
         self.asked.lock().unwrap().send(())?;
         self.go_on.lock().unwrap().recv()?;
         let [there, here] = &self.layer;
-        Ok(fs::rename(there, here)?)
+        Ok(rustix::fs::rename(there, here)?)
     }
 
     fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
@@ -99,7 +99,7 @@ fn nobody_else_waits_while_layers_are_brought() {
     engine.end();
     let here = forget_layer(&stage);
     let there = stage.0.path().join("far-away");
-    fs::rename(&here, &there).unwrap();
+    rustix::fs::rename(&here, &there).unwrap();
 
     let ((asked, is_asked), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
     let slow = Arc::new(Slow {
