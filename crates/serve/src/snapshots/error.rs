@@ -1,12 +1,15 @@
 //! Why an engine's wish is refused.
 
+use std::path::PathBuf;
+
 use container::bundle::userns::MapError;
 use container::changes::ChangesError;
-use container::root::MakeRootError;
 use container::root::filestore::{SIZE_MAX, SIZE_MIN};
 use container::root::limit::LimitError;
+use container::root::{MakeRootError, RootError};
 use image::verity::ImageId;
 use kernel::mount::MountError;
+use oci::policy::Source;
 use store::{BytesError, ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
 use transfer::evidence::UseError;
 use transfer::export::CopyError;
@@ -23,6 +26,9 @@ pub enum SnapshotterError {
     /// The name is taken.
     #[error("snapshot {}: already exists", .0.escape_debug())]
     Exists(String),
+    /// The engine need not bring the layer of this snapshot. It takes this error for a success.
+    #[error("snapshot {}: already exists, and so its layer need not be brought", .0.escape_debug())]
+    Skipped(String),
     /// There is none.
     #[error("snapshot {}: not found", .0.escape_debug())]
     Absent(String),
@@ -121,7 +127,20 @@ pub enum SnapshotterError {
     Policies(String),
     /// A policy refuses the image.
     #[error(transparent)]
-    Refused(#[from] Box<UseError>),
+    Refused(Box<UseError>),
+    /// A policy refuses images of unknown origin, as those are whose layers an engine has brought.
+    #[error(
+        "image {image} is refused by the default of {}: its layers came from the engine, so its origin is unknown, and no \
+         rule matches it. Only default = \"any\" accepts it; a last [[rule]] there with match = [\"**\", \"local\"] and \
+         accept = \"none\" refuses all others",
+        file.display()
+    )]
+    UnknownOrigin {
+        /// The image.
+        image: String,
+        /// The policy.
+        file: PathBuf,
+    },
     /// The image cannot be opened.
     #[error(transparent)]
     Image(Box<OpenImageError>),
@@ -148,6 +167,21 @@ pub enum SnapshotterError {
         image: ImageId,
         /// Why.
         source: LazyError,
+    },
+    /// The map of ids lacks the owner of the root directory.
+    #[error(
+        "the root directory of {image} belongs to user {user} and group {group}, and the map of ids in the labels lacks one \
+         or both. An engine maps owners by itself, and so twice, if its [proxy_plugins] lacks capabilities = \
+         [\"remap-ids\"] for this snapshotter: add that line as `quire serve --snapshotter --print-config containerd` \
+         prints it, start the engine anew, and make the container again"
+    )]
+    Unmapped {
+        /// The image.
+        image: String,
+        /// Owner of its root directory.
+        user: u32,
+        /// Group of its root directory.
+        group: u32,
     },
     /// The root cannot be made.
     #[error(transparent)]
@@ -189,6 +223,31 @@ pub enum SnapshotterError {
     /// The record cannot be written.
     #[error(transparent)]
     Store(#[from] SnapshotError),
+}
+
+impl From<Box<UseError>> for SnapshotterError {
+    fn from(error: Box<UseError>) -> Self {
+        match *error {
+            UseError::Refused(refusal)
+                if refusal.rule.is_none() && refusal.subject.source == Source::Unknown =>
+            {
+                let refusal = *refusal;
+                Self::UnknownOrigin { image: refusal.subject.name, file: refusal.file }
+            }
+            error => Self::Refused(Box::new(error)),
+        }
+    }
+}
+
+impl From<MakeRootError> for SnapshotterError {
+    fn from(error: MakeRootError) -> Self {
+        match error {
+            MakeRootError::Root(RootError::Nobody { name: image, user, group }) => {
+                Self::Unmapped { image, user, group }
+            }
+            error => Self::Root(Box::new(error)),
+        }
+    }
 }
 
 impl From<DiskError> for SnapshotterError {

@@ -160,7 +160,7 @@ impl Snapshotter {
     /// layers counts only if it has the id that is asked for, and a layer only if this very blob gave it.
     ///
     /// # Errors
-    /// [`SnapshotterError::Exists`] if the layer is here: there is a committed snapshot with these labels then.
+    /// [`SnapshotterError::Skipped`] if the layer is here: there is a committed snapshot with these labels then.
     pub fn skip(&self, parent: &str, labels: &Labels) -> Result<(), SnapshotterError> {
         if self.surroundings.skip != SkipLayers::Download {
             return Ok(());
@@ -204,7 +204,7 @@ impl Snapshotter {
             Err(SnapshotterError::Exists(_)) => {}
             Err(error) => return Err(error),
         }
-        Err(SnapshotterError::Exists(name))
+        Err(SnapshotterError::Skipped(name))
     }
 }
 

@@ -273,7 +273,7 @@ impl Snapshotter {
     /// Tells an engine that a layer is here, if its image can be had without its layers.
     ///
     /// # Errors
-    /// [`SnapshotterError::Exists`] if so: there is a committed snapshot with these labels then.
+    /// [`SnapshotterError::Skipped`] if so: there is a committed snapshot with these labels then.
     pub(super) fn skip_lazily(
         &self,
         parent: &str,

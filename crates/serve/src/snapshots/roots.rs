@@ -9,7 +9,9 @@ use std::sync::{Mutex, PoisonError};
 
 use container::bundle::userns::IdMap;
 use container::root::share::Superblock;
-use container::root::{Shape, Space, Trust, TrustedImage, Writable, WritableWish, make};
+use container::root::{
+    MakeRootError, Shape, Space, Trust, TrustedImage, Writable, WritableWish, make,
+};
 use image::verity::ImageId;
 use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
@@ -112,12 +114,10 @@ impl Roots {
         let between = between.map_err(SnapshotterError::Directory)?;
         let between: Vec<_> = between.iter().map(|it| it.as_fd()).collect();
         let wish = WritableWish::None;
-        let root = |error| SnapshotterError::Root(Box::new(error));
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
-        let image = image.map_err(|error| root(error.into()))?;
+        let image = image.map_err(MakeRootError::from)?;
         let shape = Shape { writable, map, space: Space::AsIs, places: &[], between: &between };
-        let made =
-            make(store, &image, &shape, self.take(&below.image).into_iter()).map_err(root)?;
+        let made = make(store, &image, &shape, self.take(&below.image).into_iter())?;
         made.mount.attach_at(&instance.root(number))?;
         self.keep(instance, below.image, made.image);
         Ok(())

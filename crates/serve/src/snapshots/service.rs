@@ -245,6 +245,11 @@ impl Service {
             }
             Err(error) => {
                 let status = status(&error);
+                if let SnapshotterError::Skipped(snapshot) = error {
+                    // To engines it is an error, and means that all is well.
+                    tracing::info!(call, key = %name.escape_debug(), ?took, skipped = %snapshot, "done");
+                    return Err(status);
+                }
                 tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
                 Err(status)
             }
@@ -282,7 +287,7 @@ impl Service {
 /// An error as engines know it, with all its causes.
 pub(super) fn status(error: &SnapshotterError) -> Status {
     let code = match error {
-        SnapshotterError::Exists(_) => Code::AlreadyExists,
+        SnapshotterError::Exists(_) | SnapshotterError::Skipped(_) => Code::AlreadyExists,
         SnapshotterError::Absent(_) => Code::NotFound,
         SnapshotterError::Committed(_)
         | SnapshotterError::NotActive(_)
@@ -299,7 +304,9 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::Map { .. }
         | SnapshotterError::Size { .. }
         | SnapshotterError::Filter(_) => Code::InvalidArgument,
-        SnapshotterError::Refused(_) | SnapshotterError::Policies(_) => Code::PermissionDenied,
+        SnapshotterError::Refused(_)
+        | SnapshotterError::UnknownOrigin { .. }
+        | SnapshotterError::Policies(_) => Code::PermissionDenied,
         SnapshotterError::Busy { .. } => Code::Aborted,
         SnapshotterError::Content(_) | SnapshotterError::Pack(CopyError::Write(_)) => {
             Code::Unavailable
@@ -384,7 +391,7 @@ impl Snapshots for Service {
                 None => Ok(()),
             });
             if let Err(error) = skipped {
-                if let SnapshotterError::Exists(name) = &error
+                if let SnapshotterError::Skipped(name) = &error
                     && is_last
                 {
                     make_ready(snapshotter, name.clone());

@@ -93,7 +93,7 @@ impl Stage {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
         SnapshotSurroundings {
-            policies: Box::new(move || Policies::load(&files).map_err(|it| it.to_string())),
+            policies: Box::new(move || Policies::load(&files).map_err(|it| testing::chain(&it))),
             now: Box::new(move || {
                 let nanoseconds = clock.fetch_add(1, Ordering::Relaxed);
                 Moment { seconds: 1_700_000_000, nanoseconds }
@@ -567,14 +567,25 @@ fn a_policy_is_asked_before_something_runs() {
     two_layers(&mut engine);
     // Whoever names a container does not name a policy.
     for key in ["container", "extract-container", "default/8/extract-1-sha256", "extract-x y"] {
-        code(engine.prepare(key, "sha256:b"), Code::PermissionDenied, "");
+        let way_out = "Only default = \"any\" accepts it";
+        code(engine.prepare(key, "sha256:b"), Code::PermissionDenied, way_out);
     }
     code(engine.view("view", "sha256:b"), Code::PermissionDenied, "");
+    // As the refusal says it.
+    let others = "[[rule]]\nmatch = [\"**\", \"local\"]\naccept = \"none\"\n";
+    fs::write(&policy, format!("default = \"any\"\n{others}")).unwrap();
+    engine.prepare("accepted", "sha256:b").unwrap();
+    engine.remove("accepted").unwrap();
+    fs::write(&policy, "default = \"none\"\n").unwrap();
+    code(engine.prepare("container", "sha256:b"), Code::PermissionDenied, "");
     assert_eq!(engine.list(&["kind!=committed"]).unwrap(), [] as [&str; 0]);
     fs::write(&policy, "default = \"any\"\n").unwrap();
     engine.prepare("container", "sha256:b").unwrap();
     fs::write(&policy, "default = ").unwrap();
     code(engine.prepare("other", "sha256:b"), Code::PermissionDenied, "policies");
+    fs::write(&policy, "default = \"any\"\nrul = 1\n").unwrap();
+    // The cause, too.
+    code(engine.prepare("other", "sha256:b"), Code::PermissionDenied, "\"rul\"");
     engine.end();
 }
 
