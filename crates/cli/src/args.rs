@@ -258,15 +258,23 @@ pub(crate) enum Verb {
     Gc(Gc),
     /// Clear the immutable flag of a store, so that it can be removed
     Unseal,
-    /// Fill the devices of lazily mounted images
+    /// Fill lazy images, or be the snapshotter of a container engine
     ///
-    /// An image that is mounted with `--lazy` is not here as a whole. Programs that read a part that is missing wait until this
-    /// service has fetched and verified it. If that cannot be done, they get an I/O error. The service runs until it gets TERM
-    /// or INT. If images are mounted then, their readers wait ten seconds for the next service, and get I/O errors after that.
+    /// Two services, of which each is a process of its own. Both run until they get TERM or INT.
+    ///
+    /// `--lazy`: An image that is mounted with `--lazy` is not here as a whole. Programs that read a part that is missing wait
+    /// until this service has fetched and verified it. If that cannot be done, they get an I/O error. If images are mounted
+    /// when the service ends, their readers wait ten seconds for the next service, and get I/O errors after that.
     ///
     /// A second process, the keeper, makes sure that readers get no wrong bytes if the service dies. It then starts another
     /// service. It ends by itself when no lazy image is mounted. If service and keeper are killed at the same moment, programs
     /// can read zeros: let no service manager or script do so.
+    ///
+    /// `--snapshotter`: containerd, and Docker and Kubernetes above it, get the roots of their containers from this service, on a
+    /// socket. The files of their images are in the store, each once and with its digest. The engine has to be told:
+    /// `--print-config` prints what belongs in its configuration, and `quire doctor` finds what is wrong there. Containers and
+    /// their roots outlive the service, and the next one takes them over. Settings are in the table `[snapshotter]` of
+    /// /etc/quire/serve.toml.
     #[cfg(feature = "serve")]
     Serve(Serve),
     /// Run a command in a container, and note what it reads first

@@ -13,6 +13,9 @@ pub(crate) struct EngineVersion {
     pub(crate) patch: u32,
 }
 
+/// In the place of a number that was not given: the newest is meant. Older ones ignore lines that they do not know.
+const NEWEST: u32 = u32::MAX;
+
 impl EngineVersion {
     pub(crate) const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self { major, minor, patch }
@@ -29,15 +32,18 @@ impl EngineVersion {
 
 impl fmt::Display for EngineVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
-        if self.patch > 0 { write!(f, ".{}", self.patch) } else { Ok(()) }
+        write!(f, "{}", self.major)?;
+        if self.minor < NEWEST {
+            write!(f, ".{}", self.minor)?;
+        }
+        if (1..NEWEST).contains(&self.patch) { write!(f, ".{}", self.patch) } else { Ok(()) }
     }
 }
 
 impl FromStr for EngineVersion {
     type Err = String;
 
-    /// Also as engines print it: `v2.4.2`, `28.5.2+dfsg1`, `v1.32.2+k3s1`.
+    /// Also as engines print it: `v2.4.2`, `28.5.2+dfsg1`, `v1.32.2+k3s1`. `28` and `1.7` are the newest of their line.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!("\"{}\" is no version of an engine: 1.6 or 2.4.2 would be", text.escape_debug())
@@ -45,10 +51,13 @@ impl FromStr for EngineVersion {
         let numbers =
             text.trim_start_matches('v').split(['+', '-', '~']).next().unwrap_or_default();
         let mut numbers = numbers.split('.').map(str::parse);
-        let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        let Some(Ok(major)) = numbers.next() else {
             return Err(wrong());
         };
-        let patch = numbers.next().transpose().map_err(|_no_number| wrong())?;
-        Ok(Self::new(major, minor, patch.unwrap_or(0)))
+        let mut next = || match numbers.next() {
+            Some(number) => number.map_err(|_no_number| wrong()),
+            None => Ok(NEWEST),
+        };
+        Ok(Self::new(major, next()?, next()?))
     }
 }

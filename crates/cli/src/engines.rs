@@ -187,7 +187,14 @@ mod tests {
             }
         }
         assert!(has("", "unpack_config"));
-        for bad in ["", "2", "x.y", "2.x", "2.4.x", "-1.2"] {
+        // The newest of a line knows all that any of it does.
+        assert!(has("1.7", "\"remap-ids\"") && !has("1.7.23", "\"remap-ids\""));
+        assert!(has("2", "unpack_config") && !has("1", "unpack_config"));
+        for (given, shown) in [("2", "2"), ("2.0", "2.0"), ("v1.7.24", "1.7.24"), ("2.4.0", "2.4")]
+        {
+            assert_eq!(given.parse::<EngineVersion>().unwrap().to_string(), shown);
+        }
+        for bad in ["", "x.y", "2.x", "2.4.x", "-1.2", "2."] {
             assert!(bad.parse::<EngineVersion>().is_err(), "{bad}");
         }
         let old = of(args::Engine::Containerd, "1.5.9").unwrap_err().to_string();
@@ -196,7 +203,7 @@ mod tests {
 
     #[test]
     fn docker_gets_json_and_is_told_of_its_containerd() {
-        for version in ["", "24.0.7", "28.5.2+dfsg1", "29.1"] {
+        for version in ["", "24.0.7", "28", "28.5.2+dfsg1", "29.1"] {
             let config = of(args::Engine::Docker, version).unwrap();
             let parsed: serde_json::Value = serde_json::from_str(&config.text).unwrap();
             assert_eq!(parsed["features"]["containerd-snapshotter"], true);
@@ -218,6 +225,7 @@ mod tests {
             ("v1.31.6+k3s1", "config-v3.toml.tmpl", new),
             ("1.32.1", "config.toml.tmpl", old),
             ("1.32.2", "config-v3.toml.tmpl", new),
+            ("1.32", "config-v3.toml.tmpl", new),
             ("v1.36.0+k3s1", "config-v3.toml.tmpl", new),
             ("", "config-v3.toml.tmpl", new),
         ];

@@ -110,7 +110,11 @@ const EXAMPLES: [(&str, &str); 43] = [
     ("fsck", "quire fsck\n  quire fsck --repair"),
     ("gc", "quire gc --dry-run\n  quire gc"),
     ("unseal", "quire unseal --store ./store"),
-    ("serve", "quire serve --lazy\n  quire serve --lazy --replace\n  quire serve --snapshotter"),
+    (
+        "serve",
+        "quire serve --lazy\n  quire serve --lazy --replace\n  quire serve --snapshotter\n  \
+         quire serve --snapshotter --print-config containerd --version 2.4",
+    ),
     (
         "trace",
         "quire trace debian -- cat /etc/os-release\n  quire trace --as worker app -- app worker --once",

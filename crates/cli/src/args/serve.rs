@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ::serve::lazy::{DoorKind, DoorWish};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
 use super::{LazyWish, PullOptions, RegistryOptions};
@@ -116,10 +116,11 @@ impl Skip {
 #[derive(Debug, Args)]
 // Its own `--version` is that of an engine.
 #[command(disable_version_flag = true)]
+#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter"]).required(true))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
-    /// Fill lazy devices
-    #[arg(long, required_unless_present = "snapshotter")]
+    /// Fill the devices of lazily mounted images
+    #[arg(long)]
     pub(crate) lazy: bool,
     /// Be a proxy snapshotter of containerd: roots of its containers come from this store
     #[arg(
@@ -149,8 +150,8 @@ pub(crate) struct Serve {
         conflicts_with = "lazy"
     )]
     pub(crate) print_config: Option<Engine>,
-    /// Which version of the engine the configuration is for: of containerd, Docker or k3s. Without this option it is the
-    /// newest that is known
+    /// Which version of the engine the configuration is for: of containerd, Docker or k3s, such as 1.7.24. `1.7` is the newest
+    /// 1.7. Without this option it is the newest that is known
     #[arg(long, value_name = "VERSION", requires = "print_config")]
     pub(crate) version: Option<EngineVersion>,
     /// Which engine this is for: each one has snapshots of its own, and a socket of its own [default: containerd]
