@@ -24,6 +24,13 @@ use crate::report;
     expect(unused_variables, reason = "its options are about engines")
 )]
 pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<Answer> {
+    #[cfg(feature = "serve")]
+    {
+        let root = args.root.display();
+        let found = std::fs::metadata(&args.root);
+        let found = found.with_context(|| format!("cannot look below --root {root}"))?;
+        anyhow::ensure!(found.is_dir(), "--root {root} is not a directory");
+    }
     let store = context.store_directory()?;
     let directory = existing(&store);
     let opened = std::fs::File::open(&directory)

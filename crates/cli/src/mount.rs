@@ -49,7 +49,10 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
 fn specify(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.lazy.lazy.is_some() {
-        bail!("--specification: others cannot mount an image of which parts are missing");
+        bail!(
+            "--specification cannot be used with --lazy, since others can mount only an image that is here as a whole: \
+             leave --lazy out"
+        );
     }
     let store = context.open(OpenOptions::read())?;
     let found = crate::resolve::resolve(&store, &args.name)?;

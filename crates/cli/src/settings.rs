@@ -80,7 +80,9 @@ pub(crate) struct SnapshotterChoices {
 
 impl SnapshotterChoices {
     pub(crate) fn of(args: &args::Serve) -> anyhow::Result<Self> {
-        let file = ServeFile::new(args.config.as_deref()).load()?.snapshotter;
+        let settings = ServeFile::new(args.config.as_deref());
+        let file = settings.load()?.snapshotter;
+        let path = settings.path.display();
         let choices = Self::as_set(SnapshotterSettings {
             socket: args.socket.clone().or(file.socket),
             engine: args.engine.clone().or(file.engine),
@@ -90,7 +92,15 @@ impl SnapshotterChoices {
         });
         if choices.lazy && choices.skip != args::Skip::Download {
             bail!(
-                "lazy = true below [snapshotter], but the engine is to download each layer: set skip = \"download\", too"
+                "{path}: lazy = true below [snapshotter], but the engine is to download each layer: set skip = \"download\", \
+                 too"
+            );
+        }
+        if choices.image_service.as_ref() == Some(&choices.socket) {
+            bail!(
+                "{path}: image-service = \"{0}\" is the service's own socket, at which the engine calls: name another one \
+                 for kubelet",
+                choices.socket.display()
             );
         }
         Ok(choices)

@@ -23,6 +23,15 @@ const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
 /// Where kubelet keeps its state: if it is there, so is Kubernetes.
 const KUBELET: &str = "/var/lib/kubelet";
 
+/// The types of proxy plugins, each in its short form and as containerd calls it. Source: containerd's
+/// `cmd/containerd/server/server.go`, `LoadPlugins`.
+const TYPES: [[&str; 2]; 4] = [
+    ["snapshot", "io.containerd.snapshotter.v1"],
+    ["content", "io.containerd.content.v1"],
+    ["sandbox", "io.containerd.sandbox.controller.v1"],
+    ["diff", "io.containerd.differ.v1"],
+];
+
 /// An engine whose configuration was found.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -149,6 +158,12 @@ impl<'a> Proxy<'a> {
         self.table.get(key)?.as_str()
     }
 
+    /// Its type, in its short form; `None` if containerd knows no such type.
+    fn kind(&self) -> Option<&'static str> {
+        let kind = self.text("type")?;
+        TYPES.iter().find(|it| it.contains(&kind)).map(|it| it[0])
+    }
+
     fn address(&self) -> &'a str {
         let address = self.text("address").unwrap_or_default();
         address.strip_prefix("unix://").unwrap_or(address)
@@ -165,18 +180,18 @@ impl<'a> Proxy<'a> {
 }
 
 impl Containerd {
-    /// The proxy plugins of this type, in the order of their names.
-    fn proxies(&self, kind: &str) -> Vec<Proxy<'_>> {
+    /// The proxy plugins of this type, in the order of their names; without one, those of no type that is known.
+    fn proxies(&self, kind: Option<&str>) -> Vec<Proxy<'_>> {
         let all = self.get(&["proxy_plugins"]).and_then(Value::as_table).into_iter().flatten();
         let all = all.filter_map(|(name, it)| Some(Proxy { name, table: it.as_table()? }));
-        let mut found: Vec<_> = all.filter(|it| it.text("type") == Some(kind)).collect();
+        let mut found: Vec<_> = all.filter(|it| it.kind() == kind).collect();
         found.sort_by_key(|it| it.name);
         found
     }
 
     /// Those that lead to the snapshotter: by their name, or by where they call.
     fn snapshotters(&self, service: &SnapshotterChoices) -> Vec<Proxy<'_>> {
-        let mut found = self.proxies("snapshot");
+        let mut found = self.proxies(Some("snapshot"));
         found.retain(|it| it.name == "quire" || Path::new(it.address()) == service.socket);
         found
     }
@@ -199,6 +214,15 @@ impl Containerd {
         let mut report = EngineReport::new(engine, file);
         report.unusable(&self.unusable);
         let service = expected.service;
+        for other in self.proxies(None) {
+            let (name, kind) = (other.name, other.text("type").unwrap_or_default());
+            report.add(
+                format!(
+                    "[proxy_plugins.{name}] has the type {kind:?}, which containerd does not know"
+                ),
+                format!("set type = \"snapshot\" or \"diff\" below [proxy_plugins.{name}]"),
+            );
+        }
         let found = self.snapshotters(service);
         let Some(proxy) = found.first() else { return report };
         report.snapshotter = Some(proxy.name.to_owned());
@@ -288,7 +312,7 @@ impl Containerd {
         version: EngineVersion,
         print: &str,
     ) {
-        let differs = self.proxies("diff");
+        let differs = self.proxies(Some("diff"));
         let Some(differ) = differs.iter().find(|it| it.address() == proxy.address()) else {
             let problem = "no proxy plugin of type \"diff\" calls at the snapshotter's socket: the engine unpacks \
              layers, and they are read a second time";
@@ -554,6 +578,11 @@ mod tests {
             ("/var/lib/quire", "/elsewhere", "is /elsewhere, and the store is /var/lib/quire"),
             ("type = \"diff\"", "type = \"snapshot\"", "no proxy plugin of type \"diff\""),
             (
+                "type = \"diff\"",
+                "type = \"dif\"",
+                "[proxy_plugins.quire-diff] has the type \"dif\"",
+            ),
+            (
                 "[\"quire-diff\", \"walking\"]",
                 "[\"walking\", \"quire-diff\"]",
                 "does not ask quire-diff first",
@@ -591,6 +620,14 @@ mod tests {
             let found = host.problems("containerd");
             assert!(found.iter().any(|it| it.contains(problem)), "{problem}: {found:#?}");
         }
+        host.write(CONTAINERD, &right.replacen("\"snapshot\"", "\"snapshoter\"", 1));
+        let found = host.engines();
+        assert_eq!((found.len(), &found[0].snapshotter, found[0].findings.len()), (1, &None, 1));
+        assert!(found[0].findings[0].problem.contains("\"snapshoter\""), "{found:?}");
+        // As containerd itself calls the types.
+        let long = right.replacen("\"snapshot\"", "\"io.containerd.snapshotter.v1\"", 1);
+        host.write(CONTAINERD, &long.replacen("\"diff\"", "\"io.containerd.differ.v1\"", 1));
+        assert_eq!(host.problems("containerd"), [""; 0]);
         host.service.skip = Skip::Download;
         host.write(CONTAINERD, &right);
         assert_eq!(host.problems("containerd"), [""; 0]);

@@ -315,9 +315,16 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
     };
     let mut message = error.to_string();
     let mut cause = error.source();
+    let mut is_full = false;
     while let Some(error) = cause {
         message += &format!(": {error}");
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        is_full |= kind == Some(io::ErrorKind::StorageFull);
         cause = error.source();
+    }
+    if is_full {
+        message += ". Remove images from the engine, or names from the store, and `quire gc` frees what only they had; or \
+                    give the store a larger disk";
     }
     Status::new(code, message)
 }
@@ -517,5 +524,26 @@ impl Snapshots for Service {
             Ok(())
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_a_way_out() {
+        let told = |kind: io::ErrorKind| {
+            status(&SnapshotterError::Directory(kind.into())).message().to_owned()
+        };
+        let full = told(io::ErrorKind::StorageFull);
+        assert!(full.ends_with("or give the store a larger disk"), "{full}");
+        assert!(!told(io::ErrorKind::NotFound).contains("disk"));
+    }
+
+    #[test]
+    fn a_layer_that_is_here_is_one_that_exists() {
+        let skipped = status(&SnapshotterError::Skipped("quire/x".to_owned()));
+        assert_eq!(skipped.code(), Code::AlreadyExists);
     }
 }

@@ -260,5 +260,6 @@ fn lazy_starts_need_an_engine_that_does_not_download() {
     fs::write(place.path("serve.toml"), "[snapshotter]\nlazy = true\n").unwrap();
     let ran = place.run("serve --snapshotter --config serve.toml --socket s");
     assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("serve.toml: lazy = true below [snapshotter]"), "{}", ran.err);
     assert!(ran.err.contains("set skip = \"download\", too"), "{}", ran.err);
 }

@@ -82,6 +82,32 @@ fn quire() -> &'static Path {
 }
 
 #[test]
+fn mistakes_with_services_are_told() {
+    let place = Place::new();
+    let own = "[snapshotter]\nsocket = \"/s\"\nimage-service = \"/s\"\n";
+    fs::write(place.path("serve.toml"), own).unwrap();
+    for (line, text) in [
+        ("serve", "<--lazy|--snapshotter>"),
+        ("serve --print-config containerd", "<--lazy|--snapshotter>"),
+        ("serve --lazy --snapshotter", "cannot be used with '--snapshotter'"),
+        (
+            "serve --snapshotter --config serve.toml",
+            "serve.toml: image-service = \"/s\" is the service's own",
+        ),
+        ("doctor --root nowhere", "cannot look below --root nowhere: No such file"),
+        ("doctor --root serve.toml", "--root serve.toml is not a directory"),
+        ("mount --specification --lazy x", "--specification cannot be used with --lazy"),
+    ] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert!(ran.err.contains(text), "{line}: {}", ran.err);
+    }
+    for words in ["--snapshotter", "containerd, and Docker and Kubernetes"] {
+        assert!(place.out("help serve").contains(words), "{words}");
+    }
+}
+
+#[test]
 fn an_operator_sees_what_an_engine_does() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let start = |place: &Place, socket: &Path| service_of(place, quire(), socket);
