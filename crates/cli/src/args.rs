@@ -527,7 +527,8 @@ pub(crate) struct Verify {
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
     /// Remove damaged files, so that a new import of the same image brings them back. The exit code stays 1, because damage
-    /// was found. Containers are never removed. If a file cannot be read for another reason than damage (no memory, no
+    /// was found. Containers are never removed. A snapshot of an engine whose record is damaged is removed, with all that was
+    /// written in it; end its service first. If a file cannot be read for another reason than damage (no memory, no
     /// descriptors, no permission), the check ends with 2 and the file stays
     #[arg(long)]
     pub(crate) repair: bool,

@@ -46,13 +46,26 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
     let store = context.open(open)?;
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
     // Of a repair, what it did is said after it.
-    let answer = tell(context, &report, if args.repair { "" } else { WAY_OUT })?;
+    let is_snapshot = |it: &Damage| matches!(it, Damage::Bad(StoreItem::Snapshot(..), _));
+    let has_snapshots = report.damage.iter().any(|it| is_snapshot(&it.0));
+    let way_out = match (args.repair, has_snapshots) {
+        (true, _) => "",
+        (false, true) => WAY_OUT_OF_SNAPSHOTS,
+        (false, false) => WAY_OUT,
+    };
+    let answer = tell(context, &report, way_out)?;
     if args.repair && !report.is_sound() {
         let removed = store.remove_damaged(&report)?;
         let files = if removed == 1 { "file" } else { "files" };
         context.remark(&format!(
             "{removed} damaged {files} removed: import or pull the affected images again, if any"
         ));
+        if has_snapshots {
+            context.remark(
+                "a snapshot whose record was damaged is gone, with all that its container wrote: let the engine remove the \
+                 container, or bring the image again",
+            );
+        }
         for (damage, _) in &report.damage {
             if let Damage::Bad(StoreItem::Container(id), _) = damage {
                 // No import brings back what it wrote, and it may be running.
@@ -79,6 +92,9 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
 const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` brings the rest";
 const WAY_OUT: &str =
     "`quire fsck --repair` removes the damage; then import the affected images again";
+const WAY_OUT_OF_SNAPSHOTS: &str = "`quire fsck --repair` removes the damage, and with a \
+     snapshot whose record is damaged all that its container wrote. End the service of its engine before; then import the \
+     affected images again";
 
 fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };

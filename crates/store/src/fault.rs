@@ -21,6 +21,12 @@ pub enum FsckError {
     /// Imports are running, and may rely on what is damaged.
     #[error("cannot repair the store while imports run: try again when they have ended")]
     Busy,
+    /// A service may have damaged snapshots mounted.
+    #[error(
+        "the service of instance {0} uses its snapshots, so the damaged ones among them stay: end it first (`systemctl stop \
+         quire-snapshotter`), and repair again"
+    )]
+    SnapshotsInUse(String),
     /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),

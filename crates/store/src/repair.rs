@@ -10,6 +10,7 @@ use crate::fsck::{Damage, FsckReport};
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::shelf::refs::{RefError, RefName};
+use crate::shelf::snapshots::MendedSnapshot;
 use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
@@ -23,7 +24,8 @@ impl Store {
     /// If one cannot be removed, the others still are.
     ///
     /// # Errors
-    /// [`FsckError::Busy`] while imports run, since these may rely on the items; or the first error of the disk.
+    /// [`FsckError::Busy`] while imports run, since these may rely on the items; otherwise the first error, such as
+    /// [`FsckError::SnapshotsInUse`].
     pub fn remove_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         if !self.is_writable() {
             return Err(FsckError::ReadOnly(self.path().to_owned()));
@@ -56,15 +58,28 @@ impl Store {
             }
             let mended = match &item {
                 StoreItem::Snapshot(instance, number) => {
-                    self.snapshots.remove_damaged(instance, *number)
+                    match self.snapshots.remove_damaged(instance, *number) {
+                        Ok(MendedSnapshot::Removed) => Ok(true),
+                        Ok(MendedSnapshot::Sound) => Ok(false),
+                        Ok(MendedSnapshot::InUse) => {
+                            Err(FsckError::SnapshotsInUse(instance.clone()))
+                        }
+                        Err(error) => Err(error.into()),
+                    }
                 }
                 // Without a mark the image would be taken for one that was compared with its layers.
-                StoreItem::Blob(BlobFile::Unproven(image)) => self.mend_mark(image).map(|()| true),
-                item => self.place(item).and_then(|place| remove(&place, &item.file_name())),
+                StoreItem::Blob(BlobFile::Unproven(image)) => {
+                    self.mend_mark(image).map(|()| true).map_err(FsckError::from)
+                }
+                item => {
+                    let removed =
+                        self.place(item).and_then(|place| remove(&place, &item.file_name()));
+                    removed.map_err(FsckError::from)
+                }
             };
             match mended {
                 Ok(was_there) => removed += u64::from(was_there),
-                Err(error) => failed = failed.or(Some(error.into())),
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
         match failed {

@@ -198,7 +198,8 @@ pub enum SnapshotError {
     Gone(u64),
     /// A record cannot be read.
     #[error(
-        "the record of snapshot {number} of instance {instance} is damaged: `quire fsck --repair` removes it"
+        "the record of snapshot {number} of instance {instance} is damaged: `quire fsck --repair` removes it, with all that \
+         was written in the snapshot"
     )]
     Damaged {
         /// The instance.
@@ -211,6 +212,17 @@ pub enum SnapshotError {
     /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
+}
+
+/// What became of a snapshot whose record was damaged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MendedSnapshot {
+    /// It is removed, with all that was written in it.
+    Removed,
+    /// It is sound by now, or gone.
+    Sound,
+    /// A service has its instance open. It is still there.
+    InUse,
 }
 
 /// A snapshot as `gc` and `fsck` see it.
@@ -317,17 +329,23 @@ impl SnapshotShelf {
     }
 
     /// Removes the folder of a snapshot with a damaged record, which no service has open: it may have mounts in there.
-    pub(crate) fn remove_damaged(&self, instance: &str, number: u64) -> Result<bool, DiskError> {
-        let Some(shelf) = self.directory.get()? else { return Ok(false) };
-        let Some(directory) = shelf.open_if_there(instance)? else { return Ok(false) };
-        if matches!(read_record(&directory, number)?, Some(Err(_))) {
-            if !directory.try_lock()? {
-                return Err(shelf.failed("lock", instance, rustix::io::Errno::BUSY));
-            }
-            directory.remove_tree(number.to_string())?;
-            return Ok(true);
+    pub(crate) fn remove_damaged(
+        &self,
+        instance: &str,
+        number: u64,
+    ) -> Result<MendedSnapshot, DiskError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(MendedSnapshot::Sound) };
+        let Some(directory) = shelf.open_if_there(instance)? else {
+            return Ok(MendedSnapshot::Sound);
+        };
+        if !matches!(read_record(&directory, number)?, Some(Err(_))) {
+            return Ok(MendedSnapshot::Sound);
         }
-        Ok(false)
+        if !directory.try_lock()? {
+            return Ok(MendedSnapshot::InUse);
+        }
+        directory.remove_tree(number.to_string())?;
+        Ok(MendedSnapshot::Removed)
     }
 }
 

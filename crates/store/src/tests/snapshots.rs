@@ -159,7 +159,7 @@ fn a_damaged_record_stops_gc_until_it_is_removed() {
     assert!(why.contains("checksum"), "{why}");
     // It may be mounted.
     let busy = store.remove_damaged(&report).unwrap_err().to_string();
-    assert!(busy.contains("engine") && file.exists(), "{busy}");
+    assert!(busy.contains("instance engine uses") && file.exists(), "{busy}");
     assert_eq!(instance.free_number().unwrap(), 3);
     drop(instance);
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
