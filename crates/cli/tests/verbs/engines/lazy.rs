@@ -204,7 +204,7 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
         let mut filler = lazy();
         let name = stage.name(1);
         engine.out(&pull(&name));
-        let reader = container("reader");
+        let reader = container("dying");
         engine.out(&format!("run --detach --snapshotter quire {name} {reader} /bin/sleep 600"));
         let keeper = crate::served::keeper_of(&crate::served::serve_folder(place));
         let process = Pid::from_raw(filler.id().cast_signed()).unwrap();
@@ -226,7 +226,9 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
         let filler = lazy();
         let run = format!("run --rm --snapshotter quire {name} {}", container("again"));
         // The engine removes the root of the one before some moments later.
-        wait_for("it starts again", || engine.ctr(&format!("{run} /bin/cat /etc/short")).code == Some(0));
+        wait_for("it starts again", || {
+            engine.ctr(&format!("{run} /bin/cat /etc/short")).code == Some(0)
+        });
         let large = engine.output(&format!("{run} /bin/cat /large"));
         assert!(large.stdout == testing::noise(LARGE), "{door}: {large:?}");
         engine.out(&format!("image rm --sync {name}"));
