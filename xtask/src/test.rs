@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::env;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
@@ -210,6 +211,11 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         for cargo in [&mut tests, &mut again] {
             // Where tests find the images and sid's tools that the tier above made.
             cargo.env("QUIRE_CACHE", cache.dir());
+            if env::var_os("RUST_TEST_THREADS").is_none() {
+                // Most tests wait for processes half of their time.
+                let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+                cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
+            }
             match rounds {
                 Rounds::Many => cargo.env("QUIRE_TEST_ROUNDS", "10"),
                 Rounds::Few if env::var_os("QUIRE_TEST_ROUNDS").is_some() => cargo,
