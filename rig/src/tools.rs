@@ -22,9 +22,10 @@ pub use engines::{
 };
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 38] = [
+const PACKAGES: [(&str, &str); 39] = [
     ("crun", "crun"),
     ("runc", "runc"),
+    ("newuidmap", "uidmap"),
     ("containerd", "containerd"),
     ("podman", "podman"),
     ("umoci", "umoci"),

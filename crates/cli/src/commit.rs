@@ -25,8 +25,20 @@ use crate::surroundings::Surroundings;
 use crate::{describe, report};
 
 /// Must be called before there are threads.
-fn look(store: &Store, name: &str, no_pause: bool) -> anyhow::Result<LookedContainer> {
-    let meanwhile = if no_pause { Meanwhile::GoesOn } else { Meanwhile::Stands };
+fn look(
+    context: &Context,
+    store: &Store,
+    name: &str,
+    no_pause: bool,
+) -> anyhow::Result<LookedContainer> {
+    // Only a cgroup stops all programs of a container, and those of users have none.
+    let goes_on = context.who() == crate::rootless::INSIDE;
+    if goes_on && !no_pause {
+        context.remark(&format!(
+            "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"
+        ));
+    }
+    let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
     Ok(container::life::look::look(store, name, meanwhile, &|| now().0)?)
 }
 
@@ -58,7 +70,7 @@ pub(crate) fn snapshot(context: &Context, args: &args::Snapshot) -> anyhow::Resu
     };
     check_output(context, &file, args.force)?;
     let store = context.open(OpenOptions::read())?;
-    let mut looked = look(&store, &args.container, args.no_pause)?;
+    let mut looked = look(context, &store, &args.container, args.no_pause)?;
     let paused = looked.paused.take();
     let cancel = AtomicBool::new(false);
     let work = || {
@@ -113,7 +125,7 @@ pub(crate) fn preview(
 ) -> anyhow::Result<(Tree, Tree)> {
     let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
     let store = context.open(OpenOptions::read())?;
-    let looked = look(&store, name, no_pause);
+    let looked = look(context, &store, name, no_pause);
     let mut looked = looked.map_err(|error| match error.downcast_ref() {
         Some(LookError::Known(KnownError::Absent { .. }))
             if crate::resolve::resolve(&store, name).is_ok() =>
@@ -143,7 +155,7 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
         }
     }
     let store = context.open(OpenOptions::write())?;
-    let mut looked = look(&store, &args.container, args.no_pause)?;
+    let mut looked = look(context, &store, &args.container, args.no_pause)?;
     let manifest = manifest_of(&looked.found)?;
     // The new image is local, and has all that is in the one below.
     let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };

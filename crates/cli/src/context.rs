@@ -30,6 +30,7 @@ pub(crate) struct Context {
     store: Option<PathBuf>,
     policy: Option<PathBuf>,
     who: Who,
+    outside: Who,
     sealing: Option<Sealing>,
     /// Print JSON.
     pub(crate) json: bool,
@@ -37,9 +38,32 @@ pub(crate) struct Context {
     pub(crate) quiet: bool,
 }
 
+/// Who this process is at its start.
+pub(crate) fn who_at_start() -> Who {
+    Who::this_process()
+}
+
+/// The directory of the store that an option names, or of the usual one.
+pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<PathBuf> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory)
+            .with_context(|| format!("\"{}\" is not a path", directory.display()));
+    }
+    if who.is_host_root() {
+        return Ok(PathBuf::from("/var/lib/quire"));
+    }
+    // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
+    let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
+    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
+    let data = data.or_else(home);
+    let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
+    Ok(data.join("quire"))
+}
+
 impl Context {
-    /// `usual` is what is logged unless options say otherwise.
-    pub(crate) fn new(global: Global, usual: &str) -> Self {
+    /// `usual` is what is logged unless options say otherwise. `outside` is who this process was before it went into a
+    /// namespace of its own.
+    pub(crate) fn new(global: Global, usual: &str, who: Who, outside: Who) -> Self {
         let level = match (global.quiet, global.verbose) {
             (true, _) => "error",
             (false, 0) => usual,
@@ -64,34 +88,27 @@ impl Context {
         Self {
             store: global.store,
             policy: global.policy,
-            who: Who::this_process(),
+            who,
+            outside,
             sealing,
             json: global.json,
             quiet: global.quiet,
         }
     }
 
-    /// The directory of the store, and whether the user named it.
+    /// The directory of the store.
     pub(crate) fn store_directory(&self) -> anyhow::Result<PathBuf> {
-        if let Some(directory) = &self.store {
-            return std::path::absolute(directory)
-                .with_context(|| format!("\"{}\" is not a path", directory.display()));
-        }
-        if self.who.user == 0 {
-            return Ok(PathBuf::from("/var/lib/quire"));
-        }
-        // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
-        let data =
-            std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
-        let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
-        let data = data.or_else(home);
-        let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
-        Ok(data.join("quire"))
+        store_directory(self.store.as_deref(), self.who)
     }
 
     /// Who this process is.
     pub(crate) const fn who(&self) -> Who {
         self.who
+    }
+
+    /// Who it is on the host.
+    pub(crate) const fn outside(&self) -> Who {
+        self.outside
     }
 
     /// The policy that the user named.
@@ -108,7 +125,7 @@ impl Context {
         if is_new {
             self.tell_who_checks(&directory);
         }
-        if self.who.user == 0 {
+        if self.who.is_host_root() {
             // One says enough: `doctor` and `fsck` name all.
             if let Some(exposure) = store.exposure()?.first() {
                 self.remark(&exposure.to_string());

@@ -87,6 +87,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         store: store.display().to_string(),
         exposed: report::texts(&exposed),
         root,
+        without_root: crate::rootless::describe(context.who()),
         cgroups: features.cgroups.to_string(),
         features: features_told.into(),
         runtime,
@@ -137,8 +138,10 @@ pub(crate) struct DoctorReport {
     store: String,
     /// Paths of the store that other users can change, with the reason.
     exposed: Vec<String>,
-    /// Whether the caller is root, as `mount` and `run` need.
+    /// Whether the caller is root, as `mount` needs.
     root: bool,
+    /// Whether users who are not root can run containers, or why not.
+    without_root: String,
     /// Version of control groups: `v1`, `hybrid`, `v2` or `absent`.
     cgroups: String,
     /// Features of the kernel.
@@ -198,8 +201,9 @@ impl DoctorReport {
         for exposure in &self.exposed {
             writeln!(out, "exposed        {exposure}")?;
         }
-        let user = if self.root { "root" } else { "not root: mount and run need root" };
+        let user = if self.root { "root" } else { "not root: mount and bundle need root" };
         writeln!(out, "user           {user}")?;
+        writeln!(out, "without root   {}", self.without_root)?;
         writeln!(out, "runtime        {}", self.runtime)?;
         writeln!(out, "policy         {}", self.policy)?;
         #[cfg(feature = "serve")]

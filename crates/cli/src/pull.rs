@@ -274,7 +274,7 @@ fn fetch(context: &Context, args: &args::Pull, told: Told) -> anyhow::Result<Fet
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
-    let settings = settings(context.who(), &args.registry, &surroundings.cancel, pauses)?;
+    let settings = settings(context.outside(), &args.registry, &surroundings.cancel, pauses)?;
     if let Some(lazy) = args.lazy {
         let trust = args.trust_index.unwrap_or_default();
         let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {

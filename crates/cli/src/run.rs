@@ -70,7 +70,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     }
     let search = context.search();
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
-    let notes = Notes::of_user(context.who().user, runtime_dir.as_deref());
+    let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;

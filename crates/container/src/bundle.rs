@@ -23,7 +23,7 @@ use crate::bundle::spec::{
     SpecResources, SpecRoot, SpecUser, VERSION, strings,
 };
 use crate::bundle::user::User;
-use crate::bundle::userns::IdMap;
+use crate::bundle::userns::{IdMap, OwnIds};
 use crate::bundle::view::{FilePlace, View, WorkingDirError};
 
 pub use choices::{Access, Kind, Network};
@@ -104,6 +104,9 @@ pub struct Wishes {
     pub map: Option<IdMap>,
     /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
     pub cgroup: Option<String>,
+    /// The ids of the user namespace that this process and the runtime are in, if it is not the host's. Then nobody may
+    /// limit the container, and it sees no cgroups.
+    pub own: Option<OwnIds>,
     /// The most memory, in bytes.
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
@@ -115,6 +118,12 @@ pub struct Wishes {
 }
 
 impl Wishes {
+    /// Whether somebody asked that it has less of the machine than there is: a limit of processes is there by itself.
+    #[must_use]
+    pub fn has_limits(&self) -> bool {
+        self.memory.is_some() || self.cpu != Cpu::default()
+    }
+
     /// Wishes for nothing but a host name: the rest is as the image says, and nothing is limited or shared.
     #[must_use]
     pub fn new(hostname: String) -> Self {
@@ -131,6 +140,7 @@ impl Wishes {
             volumes: Vec::new(),
             map: None,
             cgroup: None,
+            own: None,
             memory: None,
             pids: None,
             cpu: Cpu::default(),
@@ -294,7 +304,10 @@ fn runtime_config(
         annotations: annotations.map(|(name, it)| (name.clone(), it.clone())).collect(),
         linux: SpecLinux {
             namespaces: namespaces(&wishes.network),
-            resources: resources(wishes),
+            resources: match wishes.own {
+                None => resources(wishes),
+                Some(_) => SpecResources::default(),
+            },
             cgroups_path: wishes.cgroup.clone(),
             ..SpecLinux::default()
         },
@@ -349,7 +362,9 @@ fn resources(wishes: &Wishes) -> SpecResources {
 /// What every container has mounted, and what was asked for.
 fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     // The group of terminals, for programs that look for it there: where it is nobody, the kernel refuses to say it.
-    let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some());
+    let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some())
+        && wishes.own.as_ref().is_none_or(|own| own.has_group(5));
+    let is_of_user = wishes.map.is_some() || wishes.own.is_some();
     let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     terminals.extend(has_group.then_some("gid=5"));
     let memory = ["nosuid", "strictatime", "mode=755", "size=65536k"];
@@ -362,13 +377,13 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
         SpecMount::new("/dev/shm", "tmpfs", "shm", &shared),
         SpecMount::new("/dev/mqueue", "mqueue", "mqueue", &plain),
     ];
-    mounts.push(match (&wishes.map, &wishes.network) {
+    mounts.push(match (is_of_user, &wishes.network) {
         // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
-        (Some(_), Network::Host | Network::Joined(_)) => {
+        (true, Network::Host | Network::Joined(_)) => {
             let options = ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"];
             SpecMount::new("/sys", "bind", "/sys", &options)
         }
-        (None, _) if wishes.security.interfaces == Interfaces::Open => {
+        (false, _) if wishes.security.interfaces == Interfaces::Open => {
             SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
         // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
@@ -379,7 +394,9 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     let is_open = wishes.security.interfaces == Interfaces::Open;
     let access = if is_open { "rw" } else { "ro" };
     let options = ["nosuid", "noexec", "nodev", "relatime", access];
-    mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
+    if wishes.own.is_none() {
+        mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
+    }
     // What somebody asked for takes the place of what is there by itself.
     let is_asked_for =
         |mount: &SpecMount| wishes.volumes.iter().any(|it| mount.destination == it.destination);

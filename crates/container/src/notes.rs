@@ -15,7 +15,7 @@ use rustix::fs::{
     renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
-use store::Digest;
+use store::{Digest, Who};
 
 /// Where root's notes are: gone with the next start of the machine.
 pub const FOLDER: &str = "/run/quire";
@@ -47,8 +47,9 @@ impl Notes {
     /// Opens the notes of a user, which are gone at the next start of the machine. Root's are in [`FOLDER`], others'
     /// below `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory Specification.
     #[must_use]
-    pub fn of_user(user: u32, runtime_dir: Option<&OsStr>) -> Option<Self> {
-        if user == 0 {
+    pub fn of_user(who: Who, runtime_dir: Option<&OsStr>) -> Option<Self> {
+        let user = who.user;
+        if who.is_host_root() {
             return Some(Self::new(Path::new(FOLDER), user));
         }
         let folder = runtime_dir.map(Path::new).filter(|it| it.is_absolute())?;
@@ -163,17 +164,26 @@ fn odd(what: &str) -> io::Error {
 mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
+    use kernel::process::UserNamespace;
+
     use super::*;
 
     #[test]
     fn whose_notes_are_where() {
+        let of = |user, namespace, runtime_dir: Option<&str>| {
+            let who = Who { user, group: user, namespace };
+            Notes::of_user(who, runtime_dir.map(OsStr::new))
+        };
         let check = |user, runtime_dir: Option<&str>, expect: Option<&str>| {
-            let notes = Notes::of_user(user, runtime_dir.map(OsStr::new));
+            let notes = of(user, UserNamespace::Initial, runtime_dir);
             assert_eq!(notes.map(|it| it.folder), expect.map(PathBuf::from), "{runtime_dir:?}");
         };
         check(0, None, Some(FOLDER));
         check(0, Some("/run/user/0"), Some(FOLDER));
         check(7, Some("/run/user/7"), Some("/run/user/7/quire"));
+        // Root of a namespace is a user.
+        let inside = of(0, UserNamespace::Other, Some("/run/user/7")).unwrap();
+        assert_eq!(inside.folder, Path::new("/run/user/7/quire"));
         check(7, Some("run"), None);
         check(7, Some(""), None);
         check(7, None, None);

@@ -7,6 +7,7 @@ pub mod limit;
 mod make;
 mod place;
 pub mod share;
+mod tree;
 pub mod trust;
 pub(crate) mod upper;
 
@@ -14,5 +15,6 @@ pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
+pub use tree::TreeError;
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

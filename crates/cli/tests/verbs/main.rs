@@ -47,6 +47,7 @@ mod progress;
 #[cfg(feature = "registry")]
 mod registries;
 mod rights;
+mod rootless;
 mod runs;
 #[cfg(feature = "serve")]
 mod served;

@@ -167,6 +167,26 @@ impl IdMap {
         Self { users, groups }
     }
 
+    /// The map of a namespace in which a user is root, and can be nobody else. `own` are the user and its group.
+    #[must_use]
+    pub fn single((user, group): (u32, u32)) -> Self {
+        let one = |outside| vec![IdRange { inside: 0, outside, count: 1 }];
+        Self { users: one(user), groups: one(group) }
+    }
+
+    /// The map of a namespace in which a user is root, and others are those that subuid(5) and subgid(5) give it. `None` if
+    /// one of the files gives it nothing.
+    #[must_use]
+    pub fn of_user(
+        files: Files<'_>,
+        name: &UserName<'_>,
+        (user, group): (u32, u32),
+    ) -> Option<Self> {
+        let users = with_own(user, &name.stretches(files.users))?;
+        let groups = with_own(group, &name.stretches(files.groups))?;
+        Some(Self { users, groups })
+    }
+
     /// The ranges of users.
     #[must_use]
     pub fn users(&self) -> &[IdRange] {
@@ -274,6 +294,93 @@ pub struct Files<'a> {
     pub groups: &'a str,
 }
 
+/// How those files call a user.
+#[derive(Debug, Clone, Copy)]
+pub struct UserName<'a> {
+    /// By its number,
+    pub number: u32,
+    /// or by its name, if that is known.
+    pub name: Option<&'a str>,
+}
+
+impl UserName<'_> {
+    fn stretches(&self, file: &str) -> Vec<Stretch> {
+        let by_name = self.name.map(|it| stretches(file, Some(it))).unwrap_or_default();
+        match by_name.is_empty() {
+            true => stretches(file, Some(&self.number.to_string())),
+            false => by_name,
+        }
+    }
+}
+
+/// A user's own id is 0 inside, and those of stretches follow. `None` if there are none.
+fn with_own(own: u32, stretches: &[Stretch]) -> Option<Vec<IdRange>> {
+    let mut ranges = vec![IdRange { inside: 0, outside: own, count: 1 }];
+    let mut next = 1;
+    for (first, end) in stretches {
+        let count = u32::try_from(end - first).ok()?;
+        ranges.push(IdRange { inside: next, outside: u32::try_from(*first).ok()?, count });
+        next = next.checked_add(count)?;
+    }
+    (ranges.len() > 1).then_some(ranges)
+}
+
+/// The ids that there are in this process's own user namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnIds {
+    users: Vec<IdRange>,
+    groups: Vec<IdRange>,
+}
+
+impl OwnIds {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// When `/proc` does not say.
+    pub fn read() -> std::io::Result<Self> {
+        let ranges = |name: &str| {
+            std::fs::read_to_string(format!("/proc/self/{name}")).map(|text| own_ranges(&text))
+        };
+        Ok(Self { users: ranges("uid_map")?, groups: ranges("gid_map")? })
+    }
+
+    /// What a user of an image is here: itself, or nobody, or root where there is nobody else.
+    #[must_use]
+    pub fn user(&self, user: u32) -> u32 {
+        squashed(&self.users, user)
+    }
+
+    /// The same of a group.
+    #[must_use]
+    pub fn group(&self, group: u32) -> u32 {
+        squashed(&self.groups, group)
+    }
+
+    /// Whether there is a group with this number.
+    #[must_use]
+    pub fn has_group(&self, group: u32) -> bool {
+        squashed(&self.groups, group) == group
+    }
+}
+
+/// Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
+const NOBODY: u32 = 65_534;
+
+fn squashed(ranges: &[IdRange], id: u32) -> u32 {
+    let is_there = |id| outside(ranges, id).is_some();
+    [id, NOBODY].into_iter().find(|it| is_there(*it)).unwrap_or(0)
+}
+
+/// Source: user_namespaces(7), "User and group ID mappings".
+fn own_ranges(text: &str) -> Vec<IdRange> {
+    let range = |line: &str| {
+        let mut numbers = line.split_whitespace().map(|it| it.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(IdRange { inside: next()?, outside: next()?, count: next()? })
+    };
+    text.lines().filter_map(range).collect()
+}
+
 /// A stretch of ids of the host: the first, and the one after the last.
 type Stretch = (u64, u64);
 
@@ -351,6 +458,38 @@ fn first_free(from: &[Stretch], used: &[Stretch], size: NonZeroU32) -> Option<u3
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_user_is_root_of_its_own_ids() {
+        let (users, groups) = ("other:1:5\nme:100000:65536\nme:300000:2\n", "1000:200000:10\n");
+        let of = |users, groups, name| {
+            let name = UserName { number: 1000, name };
+            IdMap::of_user(Files { users, groups }, &name, (1000, 100)).map(|it| it.to_string())
+        };
+        let expect = "0:1000:1,1:100000:65536,65537:300000:2\n0:100:1,1:200000:10\n";
+        assert_eq!(of(users, groups, Some("me")).as_deref(), Some(expect));
+        for (users, groups, name) in
+            [(users, "", Some("me")), ("", groups, None), (users, groups, None)]
+        {
+            assert_eq!(of(users, groups, name), None);
+        }
+        assert_eq!(IdMap::single((1000, 100)).to_string(), "0:1000:1\n0:100:1\n");
+    }
+
+    #[test]
+    fn ids_that_are_not_there_are_nobody_or_root() {
+        let of = |text: &str, id| squashed(&own_ranges(text), id);
+        let (many, one) = ("0 1000 1\n1 100000 65536\n", "         0       1000          1\n");
+        for (text, id, expect) in [
+            (many, 33, 33),
+            (many, 65_536, 65_536),
+            (many, 70_000, NOBODY),
+            (one, 33, 0),
+            (one, 0, 0),
+        ] {
+            assert_eq!(of(text, id), expect, "{id}");
+        }
+    }
 
     #[test]
     fn maps_are_ranges_of_three_numbers() {

@@ -1,10 +1,34 @@
 //! Attributes of files in an upper layer: overlayfs's own marks, and the files' attributes.
 
-/// Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX`.
-const PREFIX: &[u8] = b"trusted.overlay.";
-/// Before the marks that the container itself has set, for an overlay of its own: seen without it in there. Source:
-/// `OVL_XATTR_ESCAPE_PREFIX`.
-const ESCAPE: &[u8] = b"trusted.overlay.overlay.";
+use store::Who;
+
+/// Where an overlay keeps its marks. Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX` and
+/// `OVL_XATTR_USER_PREFIX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keeping {
+    /// As root's.
+    Trusted,
+    /// As those of user namespaces.
+    User,
+}
+
+impl Keeping {
+    /// Who may have made the overlays that this process looks at.
+    pub(super) fn of(who: Who) -> Self {
+        if who.is_host_root() { Self::Trusted } else { Self::User }
+    }
+
+    const fn prefix(self) -> &'static [u8] {
+        match self {
+            Self::Trusted => b"trusted.overlay.",
+            Self::User => b"user.overlay.",
+        }
+    }
+}
+
+/// Behind the prefix of marks that the container itself has set, for an overlay of its own: seen without it in there.
+/// Source: `OVL_XATTR_ESCAPE_PREFIX`.
+const ESCAPE: &[u8] = b"overlay.";
 
 /// Names and values.
 pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -34,16 +58,16 @@ pub(super) struct Marks {
 }
 
 /// Tells marks from what is the file's own, which comes out in byte order of its names.
-pub(super) fn split(xattrs: Pairs) -> (Marks, Pairs) {
+pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
     let mut marks = Marks::default();
     let mut own = Pairs::new();
     for (name, value) in xattrs {
-        if let Some(rest) = name.strip_prefix(ESCAPE) {
-            own.push(([PREFIX, rest].concat(), value));
-            continue;
-        }
-        match name.strip_prefix(PREFIX) {
+        let prefix = keeping.prefix();
+        match name.strip_prefix(prefix) {
             None => own.push((name, value)),
+            Some(rest) if rest.starts_with(ESCAPE) => {
+                own.push(([prefix, &rest[ESCAPE.len()..]].concat(), value));
+            }
             Some(b"opaque") => match &value[..] {
                 b"y" => marks.opaque = Opaque::Yes,
                 b"x" => marks.opaque = Opaque::Marked,
@@ -71,7 +95,25 @@ mod tests {
                 .map(|(name, value)| (name.as_bytes().into(), value.as_bytes().into()))
                 .collect()
         };
-        assert_eq!(split(pairs(xattrs)), (marks.clone(), pairs(own)), "{xattrs:?}");
+        let expect = (marks.clone(), pairs(own));
+        assert_eq!(split(pairs(xattrs), Keeping::Trusted), expect, "{xattrs:?}");
+        // In a user namespace it is the other way round.
+        let turned = |from: Pairs| -> Pairs {
+            let turn = |name: Vec<u8>| {
+                let (trusted, user) = (Keeping::Trusted.prefix(), Keeping::User.prefix());
+                match (name.strip_prefix(trusted), name.strip_prefix(user)) {
+                    (Some(rest), _) => [user, rest].concat(),
+                    (None, Some(rest)) => [trusted, rest].concat(),
+                    (None, None) => name,
+                }
+            };
+            let mut all: Pairs =
+                from.into_iter().map(|(name, value)| (turn(name), value)).collect();
+            all.sort_unstable();
+            all
+        };
+        let expect = (marks.clone(), turned(pairs(own)));
+        assert_eq!(split(turned(pairs(xattrs)), Keeping::User), expect, "{xattrs:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use store::walk::Seen;
 
 use super::content::Copier;
-use super::marks::{self, Marks, Opaque, Pairs};
+use super::marks::{self, Keeping, Marks, Opaque, Pairs};
 use super::read;
 use super::{ChangesError, Report, Upper};
 
@@ -416,7 +416,8 @@ impl<'a> Walker<'a> {
     fn attributes(&self, held: &OwnedFd) -> Result<(Marks, Pairs), ChangesError> {
         let xattrs = read::xattrs(held.as_fd());
         let xattrs = xattrs.map_err(|error| self.io("read the xattrs of", error))?;
-        let (marks, own) = marks::split(xattrs);
+        let keeping = Keeping::of(self.upper.store.who());
+        let (marks, own) = marks::split(xattrs, keeping);
         let own = own.into_iter().map(|(name, value)| {
             let value = self.upper.ids.xattr(&name, value);
             let value =

@@ -182,13 +182,37 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     }
     match ask(folder, &["kill", id, signal]) {
         Asked::Answer(Ok(Exit::Code(0))) => Ok(()),
-        Asked::Answer(Ok(_)) => Err(format!("the runtime did not send {signal} to {id}")),
-        Asked::Answer(Err(error)) => {
-            Err(format!("cannot send {signal} to {id}: {}", chain(&error)))
-        }
+        Asked::Answer(asked) => signal_elsewhere(folder, signal).ok_or_else(|| match asked {
+            Ok(_) => format!("the runtime did not send {signal} to {id}"),
+            Err(error) => format!("cannot send {signal} to {id}: {}", chain(&error)),
+        }),
         Asked::Unknown => Err(format!("{id} has not started")),
         Asked::Gone => Err(format!("container {id} is gone")),
     }
+}
+
+/// Signals the first process of a container that is in a user namespace of this very user: its runtime can only be called in
+/// there, and the kernel lets the user signal all in it.
+fn signal_elsewhere(folder: &Path, signal: &str) -> Option<()> {
+    let signal = crate::life::stop::signal_number(signal).ok()?;
+    let signal = kernel::process::Signal::from_named_raw(signal.into())?;
+    elsewhere(folder)?.signal(signal).ok()
+}
+
+/// The first process of a container, if it is in another user namespace than this one.
+#[must_use]
+pub fn elsewhere(folder: &Path) -> Option<kernel::process::Process> {
+    let process = kernel::process::Process::open(first(folder)?).ok()?;
+    let own = kernel::process::user_namespace_of(None)?;
+    let other = kernel::process::user_namespace_of(Some(process.pid()))?;
+    // Its number may be another's by now, unless this one is still there and is the same container's.
+    (own != other && first(folder) == Some(process.pid())).then_some(process)
+}
+
+/// The number of a container's first process.
+fn first(folder: &Path) -> Option<kernel::process::Pid> {
+    let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
+    kernel::process::Pid::from_raw(pid.trim().parse().ok()?)
 }
 
 /// For how long the end of a container is tried to be noted: a disk may be full for a moment.
@@ -236,8 +260,7 @@ pub fn wait<E>(
 #[must_use]
 pub fn root(folder: &Path) -> Option<File> {
     use std::os::unix::fs::MetadataExt as _;
-    let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
-    let pid: u32 = pid.trim().parse().ok()?;
+    let pid = first(folder)?.as_raw_nonzero();
     let root = File::open(format!("/proc/{pid}/root")).ok()?;
     let identity = |file: std::fs::Metadata| (file.dev(), file.ino());
     let own = std::fs::metadata("/").ok()?;

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernel::process::Signals;
+use kernel::process::{Signals, UserNamespace};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
 use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::LookupError;
-use crate::bundle::userns::MapError;
+use crate::bundle::userns::{MapError, OwnIds};
 use crate::bundle::{BundleError, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
 use crate::life::claim::ClaimError;
@@ -149,6 +149,17 @@ pub enum PrepareError {
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
                        whose group bits are the most that the ACL allows";
 
+/// Cgroups belong to the host's root, unless it has given some away.
+const NO_LIMITS: &str =
+    "its memory, processors and processes are not limited: cgroups belong to root";
+
+/// The ids of the namespace that this process is in, if it is not the host's.
+fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
+    let is_own = store.who().namespace == UserNamespace::Other;
+    let ids = is_own.then(OwnIds::read).transpose();
+    ids.map_err(|source| MakeRootError::Ids(source).into())
+}
+
 /// Makes a container's root and folder. `living` are containers that may lend their mounts. No signal of `signals` may
 /// end this process between the making of the folder and its removal.
 ///
@@ -183,7 +194,12 @@ pub fn prepare(
     let mut bundle = wish.bundle;
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
-    bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
+    bundle.own = own_ids(store)?;
+    if bundle.own.is_none() {
+        bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
+    } else if bundle.has_limits() {
+        (around.remark)(NO_LIMITS);
+    }
     bundle.names = stage.set_names(wish.names);
     let terminal = bundle.terminal;
     let (process, mut spec) =

@@ -40,6 +40,9 @@ pub(crate) struct Layers<'a> {
     pub(crate) backing: Backing,
     /// Whether all bytes of the devices are there.
     pub(crate) presence: Presence,
+    /// Where the overlay finds and keeps its records: root's are in the image, those of a user namespace in a
+    /// [tree](crate::root::tree) that is made of it.
+    pub(crate) records: XattrNamespace,
 }
 
 impl Layers<'_> {
@@ -244,9 +247,17 @@ fn assemble_in(
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
     let missing = crate::root::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
-    let bottom = match missing.is_empty() {
-        true => None,
-        false => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
+    let bottom = match (missing.is_empty(), layers.records) {
+        (true, _) => None,
+        // Only the lowest layer but objects may lead to them there, so nothing can be below a tree.
+        (false, XattrNamespace::User) => {
+            crate::root::upper::add_files(lower.as_fd(), &missing, shape.map)
+                .map_err(upper_failed)?;
+            None
+        }
+        (false, XattrNamespace::Trusted) => {
+            Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?)
+        }
     };
     let upper =
         crate::root::upper::prepare(writable, highest.as_fd(), shape.map).map_err(upper_failed)?;
@@ -405,7 +416,7 @@ fn stack(
             // Devices that are sealed are checked wherever they are read.
             (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
         },
-        xattrs: XattrNamespace::Trusted,
+        xattrs: layers.records,
         credentials: Credentials::Mounter,
     })
 }
@@ -544,6 +555,7 @@ mod tests {
             domain: None,
             backing: Backing::File,
             presence: Presence::Complete,
+            records: XattrNamespace::Trusted,
         }
     }
 
@@ -635,6 +647,7 @@ mod tests {
                 domain: Some("test"),
                 backing: Backing::File,
                 presence: Presence::Complete,
+                records: XattrNamespace::Trusted,
             };
             assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()
         }

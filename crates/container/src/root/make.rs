@@ -4,12 +4,15 @@ use std::os::fd::AsFd as _;
 
 use image::erofs::read::Image;
 use kernel::cache;
-use kernel::mount::{Acl, Backing};
-use kernel::process::Who;
+use kernel::mount::{Acl, Backing, OVERLAY_USER_DATA, XattrNamespace};
+use kernel::process::{UserNamespace, Who};
+use kernel::version::KernelVersion;
 use store::{Form, OpenImage, Store};
 
+use crate::bundle::userns::OwnIds;
 use crate::root::assemble::assemble;
 use crate::root::share::Superblock;
+use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape};
 
@@ -34,6 +37,33 @@ pub enum MakeRootError {
         /// Cause.
         source: Box<image::erofs::read::ReadError>,
     },
+    /// Its tree cannot be made anew.
+    #[error("cannot make the tree of image {image} in a user namespace")]
+    Tree {
+        /// The image.
+        image: image::verity::ImageId,
+        /// Cause.
+        source: Box<TreeError>,
+    },
+    /// Its data are in devices, which only root may mount.
+    #[error(
+        "{name} has the form {form}, which only root can mount: `quire convert --form objects {name}` makes one that \
+         others can"
+    )]
+    Native {
+        /// The image's name.
+        name: String,
+        /// Its form.
+        form: Form,
+    },
+    /// The kernel lets no user lead an overlay to objects.
+    #[error(
+        "containers of users who are not root need Linux {OVERLAY_USER_DATA} or newer, and this is {0}"
+    )]
+    Kernel(KernelVersion),
+    /// It is not known which ids there are.
+    #[error("cannot read the ids of this user namespace")]
+    Ids(#[source] std::io::Error),
 }
 
 /// The root of an image, attached nowhere, if its trust allows it. `shared` are mounts by its name that are there already.
@@ -87,7 +117,14 @@ pub fn make(
         domain: domain.as_deref(),
         backing: backing(image, trust.backing),
         presence: image.presence,
+        records: match store.who().namespace {
+            UserNamespace::Initial => XattrNamespace::Trusted,
+            UserNamespace::Other => XattrNamespace::User,
+        },
     };
+    if layers.records == XattrNamespace::User {
+        return in_user_namespace(image, &layers, checked, shape, &name);
+    }
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = match trust.digest {
         None => shared.find(|it| it.is_of(layers.identity().as_deref())),
@@ -104,6 +141,31 @@ pub fn make(
         }
         root => Ok(root?),
     }
+}
+
+/// The same by a tree that is made of the image: nobody but the host's root may have the kernel read one.
+fn in_user_namespace(
+    image: &OpenImage,
+    layers: &Layers<'_>,
+    checked: Checked,
+    shape: &Shape<'_>,
+    name: &str,
+) -> Result<Root, MakeRootError> {
+    if image.form != Form::Objects {
+        return Err(MakeRootError::Native { name: name.to_owned(), form: image.form });
+    }
+    if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
+        return Err(MakeRootError::Kernel(running));
+    }
+    let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
+    let made = tree::make(image, layers.name, &ids);
+    let made = made.map_err(|it| MakeRootError::Tree { image: image.id, source: Box::new(it) })?;
+    if made.devices > 0 {
+        tracing::info!(devices = made.devices, "device nodes of the image are left out");
+    }
+    // It differs from others by the ids of this namespace, so nobody shares it.
+    let tree = Superblock { mount: made.mount, backing: Backing::File, identity: None };
+    Ok(assemble(layers, Some(tree), checked, shape)?)
 }
 
 /// How an image is read. Reads of a loop device are no events of the file below, and would give zeros. So an image some of

@@ -244,6 +244,16 @@ pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, U
     let options =
         TmpfsOptions { name: "quire-places", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
     let mount = kernel::mount::tmpfs(&options)?;
+    add_files(mount.as_fd(), paths, map)?;
+    Ok(mount)
+}
+
+/// Makes empty files at these paths, and directories on their ways, which belong to the container's root.
+pub(crate) fn add_files(
+    mount: BorrowedFd<'_>,
+    paths: &[String],
+    map: Option<&IdMap>,
+) -> Result<(), UpperError> {
     let owner = map.and_then(|map| map.root().ok());
     let give = |fd: BorrowedFd<'_>| match owner {
         Some((user, group)) => {
@@ -257,22 +267,25 @@ pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, U
         let mut names: Vec<_> = path.split('/').filter(|it| !it.is_empty()).collect();
         let Some(last) = names.pop() else { continue };
         let open = flags | OFlags::DIRECTORY;
-        let mut here = rustix::fs::openat(&mount, ".", open, Mode::empty())?;
+        let mut here = rustix::fs::openat(mount, ".", open, Mode::empty())?;
         for name in names {
-            match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(Errno::EXIST) => {}
+            let is_new = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => true,
+                Err(Errno::EXIST) => false,
                 Err(errno) => return Err(errno.into()),
-            }
+            };
             here = rustix::fs::openat(&here, name, open, Mode::empty())?;
-            rustix::fs::fchmod(&here, Mode::from_raw_mode(0o755))?;
-            give(here.as_fd())?;
+            if is_new {
+                rustix::fs::fchmod(&here, Mode::from_raw_mode(0o755))?;
+                give(here.as_fd())?;
+            }
         }
         let mode = Mode::from_raw_mode(0o644);
         let file = rustix::fs::openat(&here, last, flags | OFlags::CREATE, mode)?;
         rustix::fs::fchmod(&file, mode)?;
         give(file.as_fd())?;
     }
-    Ok(mount)
+    Ok(())
 }
 
 /// Makes the layer; none for a read-only root. `image` is the image's root, whose owners are mapped if there is a map.

@@ -164,7 +164,11 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// A mount namespace for this thread in which the runtime works as it did when it started the container.
 pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
-    kernel::process::own_mounts(Propagation::Downstream)?;
+    match kernel::process::own_mounts(Propagation::Downstream) {
+        // A user outside of the container's own namespace: nothing can be hidden here, and seldom has to be.
+        Err(ProcessError::Call { source: Errno::PERM, .. }) => return Ok(()),
+        entered => entered?,
+    }
     if let Err(error) = hide_obstacle(runtime, folder) {
         tracing::debug!(%error, "the runtime may refuse this host");
     }

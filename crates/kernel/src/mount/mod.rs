@@ -27,7 +27,8 @@ pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, ext4};
 pub use fuse::{fuse, is_on_fuse};
 pub use overlay::{
-    Credentials, Durability, OVERLAY_VERITY, OverlayOptions, Upper, Verity, XattrNamespace, overlay,
+    Credentials, Durability, OVERLAY_USER_DATA, OVERLAY_VERITY, OverlayOptions, Upper, Verity,
+    XattrNamespace, overlay,
 };
 pub(crate) use overlay::{DATA_LAYERS, by_descriptor};
 pub use rustix::mount::MountAttrFlags;

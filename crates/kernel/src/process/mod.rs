@@ -5,6 +5,7 @@ mod adopt;
 mod behind;
 mod heap;
 mod namespaces;
+mod own;
 mod prompt;
 mod signals;
 mod spawn;
@@ -21,7 +22,9 @@ pub use behind::{Done, finish_behind, start_behind};
 pub use heap::{keep_little_heap, trim_heap};
 pub use namespaces::{
     IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
+    user_namespace_of,
 };
+pub use own::{Mapper, OwnNamespaceError, enter_own};
 pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};

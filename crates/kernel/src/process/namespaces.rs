@@ -132,6 +132,14 @@ pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, Process
     })
 }
 
+/// What tells the user namespace of a process from all others that there are: of this one, if there is no number.
+#[must_use]
+pub fn user_namespace_of(process: Option<Pid>) -> Option<(u64, u64)> {
+    let name = process.map_or_else(|| "self".to_owned(), |it| it.as_raw_nonzero().to_string());
+    let found = rustix::fs::stat(format!("/proc/{name}/ns/user")).ok()?;
+    Some((found.st_dev, found.st_ino))
+}
+
 /// A range of ids in a user namespace and the ids outside that it stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
@@ -241,7 +249,7 @@ fn map_and_open(
     Ok(namespace.into())
 }
 
-fn map_text(ranges: &[IdRange]) -> String {
+pub(super) fn map_text(ranges: &[IdRange]) -> String {
     ranges.iter().fold(String::new(), |mut text, range| {
         writeln!(text, "{} {} {}", range.inside, range.outside, range.count)
             .expect("writing to a string");

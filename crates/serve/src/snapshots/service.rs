@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{Moment, SnapshotKind};
+use store::{Moment, SnapshotKind, Who};
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -83,7 +83,7 @@ pub fn serve_snapshots(
         let (over, is_over) = tokio::sync::watch::channel(());
         let images = serve_images(&snapshotter, engine, is_over)?;
         let failed = |source| ServeSnapshotsError::Listen { path: socket.to_owned(), source };
-        let listener = listen(socket).map_err(failed)?;
+        let listener = listen(socket, snapshotter.store.who()).map_err(failed)?;
         let stopped = tokio::task::spawn_blocking(stop);
         let counts = || Arc::clone(&snapshotter.counts);
         let instance = snapshotter.instance.name().to_owned();
@@ -148,7 +148,8 @@ fn serve_images(
     let service = ImageService::new(engine, Arc::clone(&lazy.images));
     let service = service.map_err(ServeSnapshotsError::Serve)?;
     let failed = |source| ServeSnapshotsError::Listen { path: socket.clone(), source };
-    let incoming = UnixListenerStream::new(listen(socket).map_err(failed)?);
+    let incoming =
+        UnixListenerStream::new(listen(socket, snapshotter.store.who()).map_err(failed)?);
     let over = async move {
         // Nothing is ever sent: it ends with the sender.
         let _ended = is_over.changed().await;
@@ -164,10 +165,10 @@ fn serve_images(
 }
 
 /// Only root reaches the socket, from its first moment: it comes to its place from a folder that only root enters.
-fn listen(socket: &Path) -> io::Result<UnixListener> {
+fn listen(socket: &Path, who: Who) -> io::Result<UnixListener> {
     let folder = socket.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    check_folder(folder)?;
+    check_folder(folder, who)?;
     check_free(socket)?;
     // It has a name of its own each time: in a pod, the service that was killed had the same process number.
     let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
@@ -181,12 +182,11 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
 
 /// Refuses a folder in which another user could put a socket of their own in the place of this one: the engine would mount
 /// what they say.
-fn check_folder(folder: &Path) -> io::Result<()> {
-    let own = rustix::process::geteuid().as_raw();
+fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
     for above in folder.canonicalize()?.ancestors() {
         let found = above.metadata()?;
         let (shown, owner, mode) = (above.display(), found.uid(), found.mode());
-        if owner != 0 && owner != own {
+        if owner != 0 && owner != who.user {
             return Err(io::Error::other(format!("{shown} belongs to user {owner}: {ELSEWHERE}")));
         }
         // In a sticky one, users rename only what is theirs. Source: inode(7), "The file type and mode".

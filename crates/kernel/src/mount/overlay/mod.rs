@@ -85,6 +85,10 @@ pub enum Credentials {
     Caller,
 }
 
+/// The first Linux on which an overlay of a user namespace takes data-only layers. Source: Linux 6.16,
+/// `fs/overlayfs/params.c`, `ovl_fs_params_verify`.
+pub const OVERLAY_USER_DATA: KernelVersion = KernelVersion { major: 6, minor: 16 };
+
 const OVERRIDE_CREDENTIALS: KernelVersion = KernelVersion { major: 6, minor: 15 };
 /// The first Linux version whose overlayfs checks fs-verity digests (`verity=`).
 pub const OVERLAY_VERITY: KernelVersion = KernelVersion { major: 6, minor: 6 };

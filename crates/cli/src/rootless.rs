@@ -1,0 +1,175 @@
+//! Containers of users who are not root: all of it happens in a user namespace of theirs.
+
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use container::bundle::userns::{Files, IdMap, UserName};
+use container::life::{detached, known};
+use kernel::mount::{OVERLAY_USER_DATA, Propagation};
+use kernel::process::{Mapper, Namespace, UserNamespace, Who, enter_own};
+use kernel::version::KernelVersion;
+use store::{OpenOptions, Store};
+
+use crate::args::Verb;
+
+/// How a verb got the rights that it needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entered {
+    /// It has them, or needs none.
+    No,
+    /// In a namespace with the ids that the user was given besides its own.
+    WithIds,
+    /// In a namespace with the user's own id alone.
+    Alone,
+}
+
+/// Who this process is in such a namespace.
+pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
+
+/// Said where a user has no ids but its own.
+pub(crate) const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this \
+                                user has no range in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: \
+                                package uidmap)";
+
+/// Where a system has programs that ordinary users may call with more rights. `PATH` is the user's, who may not even know it.
+const SYSTEM: [&str; 4] = ["/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin"];
+
+/// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
+/// in this process by then.
+pub(crate) fn enter(verb: &Verb, store: Option<&Path>, who: Who) -> anyhow::Result<Entered> {
+    if who.user == 0 || who.namespace == UserNamespace::Other {
+        return Ok(Entered::No);
+    }
+    match verb {
+        Verb::Run(_) => enter_own_namespace(who),
+        Verb::Exec(args) => join(&args.container, store, who),
+        Verb::Commit(args) => join(&args.container, store, who),
+        Verb::Snapshot(args) => join(&args.container, store, who),
+        // A container is compared with its image.
+        Verb::Diff(args) if args.new.is_none() => {
+            let name = args.old.to_string_lossy();
+            join(name.split(":/").next().unwrap_or_default(), store, who)
+        }
+        _ => Ok(Entered::No),
+    }
+}
+
+fn enter_own_namespace(who: Who) -> anyhow::Result<Entered> {
+    let (mapper, map) = ids(who);
+    let entered = match mapper {
+        Mapper::Own => Entered::Alone,
+        Mapper::Programs { .. } => Entered::WithIds,
+    };
+    enter_own(&mapper, map.users(), map.groups()).with_context(|| match obstacle() {
+        Some(why) => format!("no container without root: {why}"),
+        None => "no container without root: it needs a user namespace".to_owned(),
+    })?;
+    Ok(entered)
+}
+
+/// Which ids a user can have in a namespace, and from whom.
+fn ids(who: Who) -> (Mapper, IdMap) {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let [users, groups, names] = ["/etc/subuid", "/etc/subgid", "/etc/passwd"].map(read);
+    let name = UserName { number: who.user, name: name_of(&names, who.user) };
+    let files = Files { users: &users, groups: &groups };
+    let of_user = (who.user, who.group);
+    let programs = program("newuidmap").zip(program("newgidmap"));
+    match programs.zip(IdMap::of_user(files, &name, of_user)) {
+        Some(((users, groups), map)) => (Mapper::Programs { users, groups }, map),
+        None => (Mapper::Own, IdMap::single(of_user)),
+    }
+}
+
+/// Settings of a system that keep users from namespaces, and the next step. Source: Linux
+/// `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the others.
+const OBSTACLES: [(&str, &str, &str); 3] = [
+    (
+        "/proc/sys/user/max_user_namespaces",
+        "0",
+        "there may be no user namespaces: `sysctl user.max_user_namespaces=15000`",
+    ),
+    (
+        "/proc/sys/kernel/unprivileged_userns_clone",
+        "0",
+        "only root may make user namespaces: `sysctl kernel.unprivileged_userns_clone=1`",
+    ),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor keeps users from user namespaces: a profile for quire with `userns,`, or `sysctl \
+         kernel.apparmor_restrict_unprivileged_userns=0`",
+    ),
+];
+
+fn obstacle() -> Option<&'static str> {
+    let is_set =
+        |file: &str, value: &str| std::fs::read_to_string(file).is_ok_and(|it| it.trim() == value);
+    OBSTACLES.iter().find(|it| is_set(it.0, it.1)).map(|it| it.2)
+}
+
+/// Whether users who are not root can run containers here, in a line for people.
+pub(crate) fn describe(who: Who) -> String {
+    if KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA) {
+        return format!("run needs Linux {OVERLAY_USER_DATA}");
+    }
+    if let Some(why) = obstacle() {
+        return format!("run does not work: {why}");
+    }
+    match ids(who) {
+        _ if who.user == 0 => "run works".to_owned(),
+        (Mapper::Own, _) => format!("run works: {ALONE}"),
+        (Mapper::Programs { .. }, map) => {
+            let count = map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
+            format!("run works, with {count} ids inside")
+        }
+    }
+}
+
+/// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
+fn join(container: &str, store: Option<&Path>, who: Who) -> anyhow::Result<Entered> {
+    let directory = crate::context::store_directory(store, who)?;
+    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else {
+        return Ok(Entered::No);
+    };
+    let Ok(found) = known::find(&store, container) else { return Ok(Entered::No) };
+    if !found.is_running() {
+        // What it has written belongs to ids of such a namespace.
+        return enter_own_namespace(who);
+    }
+    if known::running(&store, container, &|| false).is_err() {
+        return Ok(Entered::No);
+    }
+    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(Entered::No) };
+    kernel::process::enter(process.as_fd(), &[Namespace::User])?;
+    // The runtime may have to hide something from itself.
+    kernel::process::own_mounts(Propagation::Private)?;
+    Ok(Entered::WithIds)
+}
+
+/// The name of a user. Source: passwd(5).
+fn name_of(names: &str, user: u32) -> Option<&str> {
+    let number = user.to_string();
+    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
+    found.find_map(|fields| fields.first().copied())
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    SYSTEM.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_by_its_number() {
+        let names =
+            "root:x:0:0::/root:/bin/sh\nme:x:1000:100::/:/bin/sh\nalso:x:1000:1::/:/bin/sh\n:\n";
+        for (user, expect) in [(0, Some("root")), (1000, Some("me")), (100, None)] {
+            assert_eq!(name_of(names, user), expect);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Containers of a user who is not root. The tests need root, to become that user and to give it ids.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use kernel::mount::OVERLAY_USER_DATA;
+use kernel::version::KernelVersion;
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+
+use crate::runs::runtimes;
+use crate::userns::set;
+use crate::{Place, Ran, add_programs, program, write};
+
+const USER: u32 = 64_001;
+
+/// A user of this machine, for as long as a command takes: nothing of the machine is changed.
+struct User {
+    place: Place,
+    has_ids: bool,
+}
+
+impl User {
+    fn new(has_ids: bool) -> Option<Self> {
+        if !crate::is_root() {
+            return None;
+        }
+        if KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA) {
+            testing::skipped("overlays of user namespaces take objects since Linux 6.16");
+            return None;
+        }
+        for name in ["unshare", "mount", "setpriv", "newuidmap", "newgidmap"] {
+            if program(name).is_none() {
+                assert!(
+                    std::env::var_os("CI").is_none(),
+                    "CI has no {name}: packages util-linux, uidmap"
+                );
+                testing::skipped(&format!("{name} is not installed"));
+                return None;
+            }
+        }
+        if runtimes().next().is_none() {
+            testing::skipped("neither crun nor runc is installed");
+            return None;
+        }
+        let place = Place::new();
+        let home = place.path("home");
+        fs::create_dir(&home).unwrap();
+        fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        chown(&home, Some(USER), Some(USER)).unwrap();
+        // The one of the build may be in a folder that only root can look into.
+        fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
+        let names = fs::read_to_string("/etc/passwd").unwrap();
+        let own = format!("quire-test:x:{USER}:{USER}::{}:/bin/sh\n", home.display());
+        fs::write(place.path("passwd"), names + &own).unwrap();
+        let ids = if has_ids { "quire-test:6400000:65536\n" } else { "" };
+        fs::write(place.path("ids"), ids).unwrap();
+        Some(Self { place, has_ids })
+    }
+
+    fn home(&self) -> PathBuf {
+        self.place.path("home")
+    }
+
+    fn run(&self, words: &[&str]) -> Ran {
+        const SCRIPT: &str = "
+            mount --bind \"$1/passwd\" /etc/passwd
+            mount --bind \"$1/ids\" /etc/subuid
+            mount --bind \"$1/ids\" /etc/subgid
+            cd \"$1/home\"
+            user=$2
+            shift 2
+            exec setpriv --reuid=$user --regid=$user --clear-groups -- \"$@\"
+        ";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "sh"]);
+        command.arg(self.place.folder.path()).arg(USER.to_string());
+        command.arg(self.place.path("quire")).args(words).env_clear();
+        command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home());
+        command.env("XDG_RUNTIME_DIR", self.home());
+        Ran::of(&command.stdin(Stdio::null()).output().unwrap())
+    }
+
+    fn out(&self, words: &[&str]) -> String {
+        let ran = self.run(words);
+        let ids = self.has_ids;
+        assert_eq!(ran.code, Some(0), "{words:?} {ids}: {}{}", ran.out, ran.err);
+        ran.out
+    }
+
+    /// Imports a tree that root has made as `a`.
+    fn import(&self, tree: &std::path::Path) {
+        let file = self.place.path("tree.tar");
+        let mut tar = Command::new("tar");
+        tar.args(["--create", "--format=posix", "--xattrs", "--xattrs-include=*"]);
+        tar.arg("--file").arg(&file).arg("--directory").arg(tree).arg(".");
+        assert!(tar.status().unwrap().success());
+        self.out(&["import", "--quiet", &format!("tar:{}", file.display()), "a"]);
+    }
+}
+
+/// Files of several owners, with all that a tree may have.
+fn tree(user: &User) -> PathBuf {
+    let place = &user.place;
+    let tree = place.tree("tree", "x");
+    add_programs(
+        &tree,
+        &["/bin/sh", "/bin/cat", "/bin/sleep", "/bin/id", "/bin/ls", "/usr/bin/find"],
+    );
+    write(&tree.join("etc/passwd"), b"me:x:33:34::/:/bin/sh\n", 0o644);
+    write(&tree.join("theirs"), b"theirs", 0o600);
+    chown(tree.join("theirs"), Some(33), Some(34)).unwrap();
+    write(&tree.join("large"), &testing::noise(300_000), 0o644);
+    fs::hard_link(tree.join("large"), tree.join("etc/again")).unwrap();
+    std::os::unix::fs::symlink("large", tree.join("link")).unwrap();
+    let mode = Mode::from_raw_mode(0o666);
+    mknodat(CWD, tree.join("zero"), FileType::CharacterDevice, mode, makedev(1, 5)).unwrap();
+    mknodat(CWD, tree.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    tree
+}
+
+#[test]
+fn a_user_runs_containers_with_ids_of_its_own() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    for runtime in runtimes() {
+        let run = |options: &[&str], script: &str| {
+            let before = ["run", "--rm", "--quiet", "--runtime", runtime];
+            user.run(&[&before[..], options, &["a", "sh", "-c", script]].concat())
+        };
+        let ran = run(&[], "cat /proc/self/uid_map; id -u; cat etc/x 2> /dev/null; exit 7");
+        assert_eq!(ran.code, Some(7), "{runtime}: {}", ran.err);
+        let map: Vec<_> = ran.out.split_whitespace().collect();
+        assert_eq!(map, ["0", "64001", "1", "1", "6400000", "65536", "0"], "{runtime}");
+        // All bytes are those of the image, also by another name; what is not root's belongs to others.
+        let read = run(&["--user", "me"], "cat large etc/again link; cat theirs; id -u; id -g");
+        let noise = String::from_utf8_lossy(&testing::noise(300_000)).repeat(3);
+        assert!(read.out == noise + "theirs33\n34\n", "{runtime}: {}", read.err);
+        // What is written stays in the container.
+        let script = "echo new > large && cat etc/again | head -c 0; cat large; ls zero";
+        let written = run(&[], script);
+        assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
+        assert!(written.err.contains("zero"), "device nodes are left out: {}", written.err);
+        let host = run(&["--network", "host"], "ls /sys/class/net");
+        assert!(host.out.lines().any(|it| it == "lo"), "{runtime}: {}", host.err);
+    }
+}
+
+/// A container that goes on is found, entered, looked at, committed, stopped and removed by later commands.
+#[test]
+fn later_commands_of_the_user_find_its_container() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    for runtime in runtimes() {
+        let script = "id -u; echo hello > /new; exec sleep 1000";
+        let before = ["run", "--detach", "--quiet", "--runtime", runtime, "--name", runtime];
+        user.out(
+            &[&before[..], &["--user", "me", "a", "sh", "-c", "id -u; exec sleep 1000"]].concat(),
+        );
+        assert!(user.out(&["ps"]).contains("running"));
+        assert_eq!(user.out(&["exec", runtime, "id", "-u"]), "33\n", "{runtime}");
+        let as_root = ["exec", "--user", "0", runtime, "sh", "-c", "echo hello > /new; id -u"];
+        assert_eq!(user.out(&as_root), "0\n");
+        assert_eq!(user.out(&["logs", runtime]), "33\n");
+        let ran = user.run(&["diff", runtime]);
+        assert_eq!(ran.code, Some(1), "{runtime}: {}", ran.err);
+        let changes = ran.out;
+        assert!(changes.contains("+ /new") && !changes.contains("overlay"), "{runtime}: {changes}");
+        let file = user.home().join("changes.tar");
+        user.out(&["snapshot", "--force", runtime, file.to_str().unwrap()]);
+        let mut tar = Command::new("tar");
+        tar.args(["--list", "--verbose", "--numeric-owner", "--file"]).arg(&file);
+        let listed = tar.output().unwrap();
+        let listed = String::from_utf8(listed.stdout).unwrap();
+        assert!(listed.lines().any(|it| it.contains(" 0/0 ") && it.ends_with(" new")), "{listed}");
+        // The program of another user ends as well.
+        user.out(&["stop", runtime]);
+        assert!(user.out(&["ps", "--all"]).contains("exited"));
+        user.out(&["rm", runtime]);
+        user.out(&[&before[..], &["a", "sh", "-c", script]].concat());
+        user.out(&["rm", "--force", runtime]);
+        assert!(!user.out(&["ps", "--all"]).contains(runtime));
+    }
+}
+
+#[test]
+fn what_is_written_to_a_directory_of_the_user_stays() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let kept = user.home().join("kept");
+    fs::create_dir(&kept).unwrap();
+    chown(&kept, Some(USER), Some(USER)).unwrap();
+    let wish = format!("dir={}", kept.display());
+    let run = |script: &str| {
+        user.out(&["run", "--rm", "--quiet", "--writable", &wish, "a", "sh", "-c", script])
+    };
+    run("echo kept > etc/kept; rm = 2> /dev/null; :");
+    assert_eq!(run("cat etc/kept"), "kept\n");
+    assert_eq!(fs::read_to_string(kept.join("upper/etc/kept")).unwrap(), "kept\n");
+}
+
+/// Every file belongs to the container's root.
+#[test]
+fn a_user_without_ids_has_one() {
+    let Some(user) = User::new(false) else { return };
+    user.import(&tree(&user));
+    for runtime in runtimes() {
+        let script = "id -u; ls -ln theirs; cat theirs";
+        let ran = user.run(&["run", "--rm", "--runtime", runtime, "a", "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        assert!(ran.err.contains("/etc/subuid"), "{}", ran.err);
+        let words: Vec<_> = ran.out.split_whitespace().collect();
+        assert_eq!((words[0], &words[3..5]), ("0", &["0", "0"][..]), "{}", ran.out);
+        assert!(ran.out.ends_with("theirs"));
+        let other = user.run(&["run", "--rm", "--runtime", runtime, "--user", "33", "a", "id"]);
+        assert_ne!(other.code, Some(0));
+    }
+}
+
+/// The overlay believes its own marks, wherever they are from.
+#[test]
+fn an_image_leads_to_no_bytes_but_its_own() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    let secret = user.place.path("secret");
+    fs::create_dir(&secret).unwrap();
+    write(&secret.join("secret"), &b"secret".repeat(1000), 0o600);
+    for path in [&secret, &secret.join("secret")] {
+        chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    user.import(&tree);
+    user.out(&["import", "--quiet", &format!("dir:{}", secret.display()), "secret"]);
+    let objects = user.home().join(".local/share/quire/objects");
+    let (folder, object) = walk(&objects);
+    let evil = user.place.path("evil");
+    fs::create_dir(&evil).unwrap();
+    add_programs(&evil, &["/bin/sh", "/bin/cat"]);
+    write(&evil.join("evil"), &[b'e'; 6000], 0o644);
+    set(&evil.join("evil"), "user.overlay.redirect", format!("/{folder}/{object}").as_bytes());
+    set(&evil.join("evil"), "user.overlay.metacopy", b"");
+    user.import(&evil);
+    let ran = user.run(&["run", "--rm", "--quiet", "a", "sh", "-c", "cat evil"]);
+    assert_eq!((ran.code, ran.out), (Some(0), "e".repeat(6000)), "{}", ran.err);
+}
+
+/// The folder and the name of an object.
+fn walk(objects: &std::path::Path) -> (String, String) {
+    let name = |it: &fs::DirEntry| it.file_name().into_string().unwrap();
+    for folder in fs::read_dir(objects).unwrap() {
+        let folder = folder.unwrap();
+        if let Some(object) = fs::read_dir(folder.path()).unwrap().next() {
+            return (name(&folder), name(&object.unwrap()));
+        }
+    }
+    panic!("the store has no objects");
+}
+
+/// Where the host's root would have its store, there is none of a user's.
+#[test]
+fn root_of_a_namespace_has_the_store_of_its_user() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let quire = user.place.path("quire");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=64001", "--regid=64001", "--clear-groups", "--", "unshare", "--user"]);
+    command.args(["--map-root-user", "--"]).arg(quire).arg("images");
+    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", user.home());
+    let ran = Ran::of(&command.current_dir(user.home()).output().unwrap());
+    assert!(ran.code == Some(0) && ran.out.contains("\na:latest "), "{}{}", ran.out, ran.err);
+}
