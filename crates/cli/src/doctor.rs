@@ -87,7 +87,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         store: store.display().to_string(),
         exposed: report::texts(&exposed),
         root,
-        without_root: crate::rootless::describe(context.who()),
+        without_root: crate::rootless::describe(context.outside()),
         cgroups: features.cgroups.to_string(),
         features: features_told.into(),
         runtime,

@@ -17,7 +17,7 @@ pub mod trees;
 
 pub use self::chain::chain;
 pub use self::crane::crane;
-pub use self::programs::{built, command, find, program, programs, skipped};
+pub use self::programs::{built, command, find, program, programs, script, skipped};
 pub use self::rounds::{long_tests, rounds};
 
 /// Bytes that are nowhere the same.

@@ -1,8 +1,9 @@
 //! Programs that tests call, and what a test says that cannot run.
 
 use std::env;
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Says that a test, or a part of one, does not run, and why. `cargo xtask test` counts these lines.
 pub fn skipped(reason: &str) {
@@ -39,6 +40,23 @@ pub fn programs(names: &[&str]) -> bool {
 #[must_use]
 pub fn command(name: &str) -> Option<Command> {
     program(name).map(Command::new)
+}
+
+/// Makes a program of a shell's script. Another process writes it: a child that another thread forks meanwhile would have a
+/// descriptor of this one's for writing, and the kernel executes no file that somebody writes (`ETXTBSY`).
+///
+/// # Panics
+/// If it cannot be written.
+#[expect(clippy::expect_used, reason = "tests fail by panicking")]
+pub fn script(path: &Path, text: &str) {
+    const WRITE: &str = "cat > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", WRITE]).arg(path).stdin(Stdio::piped());
+    let mut child = shell.spawn().expect("there is a shell");
+    let mut input = child.stdin.take().expect("it was asked for");
+    input.write_all(text.as_bytes()).expect("the shell reads it");
+    drop(input);
+    assert!(child.wait().is_ok_and(|it| it.success()), "{} is not written", path.display());
 }
 
 /// A program that `cargo xtask inputs INPUT` has built: the newest of those whose folder in the cache begins with `folder`.

@@ -147,6 +147,63 @@ fn a_user_runs_containers_with_ids_of_its_own() {
     }
 }
 
+/// All names, metadata and bytes of a directory. The length of a directory is its file system's own.
+const LISTING: &str = "
+    find . -xdev -type d -printf '%P %y %m %U %G %T@\\n' -o -printf '%P %y %m %U %G %T@ %s %n %l\\n'
+    find . -xdev -type f -exec sha256sum {} +
+    getfattr -R -P -h -d -m - -e hex . 2> /dev/null || :
+";
+
+/// What the kernel shows of the image itself is the measure.
+#[test]
+fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
+    let Some(user) = User::new(true) else { return };
+    if program("getfattr").is_none() {
+        assert!(std::env::var_os("CI").is_none(), "CI has no getfattr: package attr");
+        return testing::skipped("getfattr is not installed");
+    }
+    let tree = tree(&user);
+    add_programs(&tree, &["/usr/bin/sha256sum", "/usr/bin/getfattr"]);
+    // Runtimes make these where the image lacks them, and device nodes are no user's.
+    for path in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
+        write(&tree.join(path), b"", 0o644);
+    }
+    fs::remove_file(tree.join("zero")).unwrap();
+    write(&tree.join("odd\n\u{1}\u{e9} name"), b"odd", 0o4755);
+    write(&tree.join("sticky"), &testing::noise(70_000), 0o2711);
+    fs::set_permissions(tree.join("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    set(&tree.join("sticky"), "user.mine", b"\0 mine");
+    let capability = [0x0200_0001_u32, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
+    set(&tree.join("sticky"), "security.capability", &capability);
+    set(&tree.join("theirs"), "system.posix_acl_access", &crate::userns::acl(1000));
+    user.import(&tree);
+    let tar = user.place.path("tree.tar");
+    user.place.out(&format!("import --quiet tar:{} a", tar.display()));
+    let point = user.place.path("point");
+    fs::create_dir(&point).unwrap();
+    user.place.out(&format!("mount a {}", point.display()));
+    let shown = Command::new("sh").args(["-c", LISTING]).current_dir(&point).output();
+    user.place.out(&format!("umount {}", point.display()));
+    let ran = user.out(&["run", "--rm", "--quiet", "a", "sh", "-c", LISTING]);
+    // What is mounted there in each container.
+    let others = ["proc", "sys", "dev", "etc/hosts", "etc/hostname", "etc/resolv.conf"];
+    let lines = |text: &str| -> Vec<String> {
+        let is_of_image = |line: &&str| {
+            let path = line.split("  ./").last().unwrap_or_default();
+            !others.iter().any(|it| path.starts_with(it) || path == format!("# file: {it}"))
+        };
+        let mut all: Vec<_> = text.lines().filter(is_of_image).map(str::to_owned).collect();
+        all.sort();
+        all
+    };
+    let (kernel, own) = (lines(&String::from_utf8_lossy(&shown.unwrap().stdout)), lines(&ran));
+    assert!(kernel.len() > 50, "{kernel:?}");
+    for (kernel, own) in kernel.iter().zip(&own) {
+        assert_eq!(kernel, own);
+    }
+    assert_eq!(kernel.len(), own.len());
+}
+
 /// A container that goes on is found, entered, looked at, committed, stopped and removed by later commands.
 #[test]
 fn later_commands_of_the_user_find_its_container() {

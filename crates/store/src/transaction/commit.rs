@@ -99,8 +99,12 @@ impl Transaction<'_> {
             return Ok(());
         }
         for item in state.found_in_store() {
-            let there = self.store.place(&item)?.stat(item.file_name())?.is_some();
-            if !there && !trash::put_back(self.store, &trashes, &item)? {
+            let is_there =
+                || Ok::<_, DiskError>(self.store.place(&item)?.stat(item.file_name())?.is_some());
+            // Another import may put it back at this very moment.
+            let is_back =
+                is_there()? || trash::put_back(self.store, &trashes, &item)? || is_there()?;
+            if !is_back {
                 return Err(TransactionError::Vanished(item.to_string()));
             }
         }

@@ -1,5 +1,3 @@
-use std::os::unix::fs::PermissionsExt as _;
-
 use super::*;
 
 fn show(found: &Result<Option<Credential>, CredentialError>) -> String {
@@ -98,8 +96,7 @@ fn the_first_file_that_knows_decides() {
 fn check_helper(script: &str, config: &str, host: &str, timeout: Duration, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("docker-credential-test");
-    std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    testing::script(&program, &format!("#!/bin/sh\n{script}\n"));
     let path = folder.path().join("config.json");
     std::fs::write(&path, config).unwrap();
     let keyring = Keyring { helper_timeout: timeout, ..keyring(&[path], folder.path()) };

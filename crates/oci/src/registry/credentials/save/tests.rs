@@ -25,9 +25,7 @@ impl Place {
              || {{ echo 'credentials not found in native keychain'; exit 1; }};;\nesac\n",
             folder.path().display()
         );
-        let program = at("docker-credential-test");
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+        testing::script(&at("docker-credential-test"), &script);
         let keyring = Keyring {
             given: None,
             files: files.iter().map(|(name, _)| at(name)).collect(),
