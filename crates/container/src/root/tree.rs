@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use image::erofs::read::{Image, Owners, View, to_tree};
+use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Content, Inode, InodeId, Location, Node, Timestamp};
 use image::verity::ObjectId;
 use kernel::mount::{Detached, MountError, TmpfsOptions};
@@ -57,7 +57,7 @@ pub(crate) struct StubTree {
 /// # Errors
 /// [`TreeError`]; then nothing is left mounted.
 pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTree, TreeError> {
-    let erofs = Image::open(&image.image).map_err(Box::new)?;
+    let erofs = Image::open(Cached::new(&image.image)).map_err(Box::new)?;
     let tree = to_tree(&erofs, View::Composefs(Owners::FirstMet)).map_err(Box::new)?.tree;
     let options = TmpfsOptions { name, bytes: None, inodes: None, mode: 0o700 };
     let mount = kernel::mount::tmpfs(&options)?;
@@ -148,20 +148,25 @@ impl Maker<'_> {
         path: &[u8],
     ) -> Result<(), TreeError> {
         let of_file = inode.metadata();
-        let (user, group) = (self.ids.user(of_file.uid), self.ids.group(of_file.gid));
-        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        let owner = (self.ids.user(of_file.uid), self.ids.group(of_file.gid));
         let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        rustix::fs::chownat(file, c"", Some(user), Some(group), here).map_err(failed(path))?;
-        let is_link = matches!(inode.node(), Node::Symlink(_));
-        // By a path that leads to this very file, since some of them are open by their place only.
-        let own = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-        if !is_link {
-            let mode = Mode::from_raw_mode(of_file.permissions.into());
-            rustix::fs::chmod(&*own, mode).map_err(failed(path))?;
+        // Whoever makes it is root here.
+        if owner != (0, 0) {
+            let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+            rustix::fs::chownat(file, c"", Some(user), Some(group), here).map_err(failed(path))?;
         }
+        // A path that leads to this very file, where it is open by its place only.
+        let own = || format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+        let mode = Mode::from_raw_mode(of_file.permissions.into());
+        match inode.node() {
+            Node::Symlink(_) => Ok(()),
+            Node::Directory | Node::Regular(_) => rustix::fs::fchmod(file, mode),
+            _ => rustix::fs::chmod(own(), mode),
+        }
+        .map_err(failed(path))?;
         for (name, value) in inode.xattrs() {
             let Some(name) = shown(name) else { continue };
-            match rustix::fs::setxattr(&*own, &*name, value, XattrFlags::empty()) {
+            match rustix::fs::setxattr(own(), &*name, value, XattrFlags::empty()) {
                 // Other file systems refuse them as well: those of a link, and of security modules that are not there.
                 Err(Errno::OPNOTSUPP | Errno::PERM) => {
                     let name = String::from_utf8_lossy(&name);
