@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::kind::Kind;
 use super::node::{Node, quoted};
-use super::{Entry, Here, MOST_ASIDE, Stage, contest, shares};
+use super::{COLD, Entry, Here, MOST_ASIDE, Stage, contest, shares};
 use crate::Context;
 use crate::measure::Contestant;
 use crate::registry;
@@ -38,15 +38,6 @@ fn pause(stage: &Stage<'_>) -> String {
 /// It does nothing, as Kubernetes' own.
 const PAUSE: &str = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n";
 
-const RUNNING: [Entry; 6] = [
-    Entry::new(Kind::Quire, Here::Nothing),
-    Entry::new(Kind::QuireLazy, Here::Nothing),
-    Entry::new(Kind::Overlayfs, Here::Nothing),
-    Entry::new(Kind::Erofs, Here::Nothing),
-    Entry::new(Kind::Stargz, Here::Nothing),
-    Entry::new(Kind::Soci, Here::Nothing),
-];
-
 const HERE: [Entry; 6] = [
     Entry::new(Kind::QuireSkip, Here::InStore),
     Entry::new(Kind::ErofsCaches, Here::Nothing),
@@ -67,7 +58,7 @@ enum Part {
 }
 
 const CASES: [(&str, &[Entry], Part); 3] = [
-    ("cold: a pod's container runs", &RUNNING, Part::Running),
+    ("cold: a pod's container runs", &COLD, Part::Running),
     ("all layers here: a pod's container runs", &HERE, Part::Running),
     ("all layers here: PullImage", &HERE, Part::Pulled),
 ];
