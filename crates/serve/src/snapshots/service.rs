@@ -183,15 +183,17 @@ fn listen(socket: &Path, who: Who) -> io::Result<UnixListener> {
 /// Refuses a folder in which another user could put a socket of their own in the place of this one: the engine would mount
 /// what they say.
 fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
-    for above in folder.canonicalize()?.ancestors() {
-        let found = above.metadata()?;
+    // The engine takes the way as it is written: a link on it is its owner's to change.
+    let (written, real) = (std::path::absolute(folder)?, folder.canonicalize()?);
+    for above in written.ancestors().chain(real.ancestors()) {
+        let found = above.symlink_metadata()?;
         let (shown, owner, mode) = (above.display(), found.uid(), found.mode());
         if owner != 0 && owner != who.user {
             return Err(io::Error::other(format!("{shown} belongs to user {owner}: {ELSEWHERE}")));
         }
         // In a sticky one, users rename only what is theirs. Source: inode(7), "The file type and mode".
         let is_open = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != 0;
-        if is_open && mode & 0o1000 == 0 {
+        if found.is_dir() && is_open && mode & 0o1000 == 0 {
             return Err(io::Error::other(format!("others may write to {shown}: {ELSEWHERE}")));
         }
     }

@@ -119,7 +119,7 @@ fn nobody_else_waits_while_layers_are_brought() {
         let root = engine.mounts(&unpacked(text)).unwrap();
         fs::write(root.join("etc").join(text), text).unwrap();
     }
-    let socket = stage.0.path().join("socket");
+    let socket = stage.socket();
     thread::scope(|scope| {
         let commits = ["3", "4"].map(|it| scope.spawn(|| commit(&socket, it)));
         is_asked.recv().unwrap();

@@ -49,9 +49,9 @@ fn is_root() -> bool {
     root
 }
 
-/// A store on the disk that the build is on, whose roots are unmounted at the end, and how long its service waits for
-/// the engine's content store.
-struct Stage(tempfile::TempDir, Duration);
+/// A store on the disk that the build is on, whose roots are unmounted at the end; how long its service waits for the
+/// engine's content store; and a folder for the service's socket.
+struct Stage(tempfile::TempDir, Duration, tempfile::TempDir);
 
 impl Stage {
     fn new() -> Self {
@@ -59,7 +59,13 @@ impl Stage {
     }
 
     fn with(patience: Duration) -> Self {
-        Self(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(), patience)
+        let store = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        Self(store, patience, tempfile::tempdir().unwrap())
+    }
+
+    /// Of the service: the folder of the build may be in another user's, where it listens nowhere.
+    fn socket(&self) -> PathBuf {
+        self.2.path().join("socket")
     }
 
     /// Where its engine listens.
@@ -159,7 +165,7 @@ impl Engine {
     }
 
     fn serve(stage: &Stage, snapshotter: Snapshotter) -> Self {
-        let socket = stage.0.path().join("socket");
+        let socket = stage.socket();
         let (stop, stopped) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
         let (path, engine) = (socket.clone(), stage.engine());
@@ -378,7 +384,7 @@ fn wishes_that_are_refused() {
     let root = engine.mounts("active").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     // Another service cannot have the same snapshots.
-    let socket = stage.0.path().join("socket");
+    let socket = stage.socket();
     let at = |socket: &Path| {
         let stage = Stage::new();
         let snapshotter = stage.open(None, SkipLayers::Unpack).unwrap();
@@ -389,7 +395,7 @@ fn wishes_that_are_refused() {
     // Nor its socket, and nothing that is no socket.
     assert!(other().contains("--socket"));
     // Nor one that others can put theirs in the place of.
-    let folder = stage.0.path().join("open");
+    let folder = stage.2.path().join("open");
     for (mode, owner, expect) in [(0o777, 0, "others may write"), (0o755, 65534, "user 65534")] {
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
@@ -398,6 +404,9 @@ fn wishes_that_are_refused() {
         assert!(error.contains(expect) && error.contains("--socket"), "{error}");
         fs::remove_dir(&folder).unwrap();
     }
+    std::os::unix::fs::symlink(stage.2.path(), &folder).unwrap();
+    std::os::unix::fs::lchown(&folder, Some(65534), None).unwrap();
+    assert!(at(&folder.join("other")).contains("user 65534"));
     assert!(engine.stat("active").is_ok());
     let error = stage.open(None, SkipLayers::Unpack).unwrap_err().to_string();
     assert!(error.contains("--instance"), "{error}");
