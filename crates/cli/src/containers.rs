@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, bail};
-use container::bundle::userns::IdMap;
+use container::bundle::userns::{IdMap, OwnIds};
 use container::life::detached::{self, More};
 use container::life::known::{self, KnownContainer, all, find};
 use container::life::monitor::KILLED;
@@ -162,6 +162,7 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     let user = args.program.user.as_deref().map(|user| {
         let user = container::bundle::user::find(root.as_fd(), user)?;
         map.map_or(Ok(()), |map| map.check(&user))?;
+        OwnIds::read()?.check(&user)?;
         anyhow::Ok(user)
     });
     let more = More {

@@ -271,7 +271,8 @@ fn a_user_without_ids_has_one() {
         assert_eq!((words[0], &words[3..5]), ("0", &["0", "0"][..]), "{}", ran.out);
         assert!(ran.out.ends_with("theirs"));
         let other = user.run(&["run", "--rm", "--runtime", runtime, "--user", "33", "a", "id"]);
-        assert_ne!(other.code, Some(0));
+        assert_eq!(other.code, Some(125));
+        assert!(other.err.contains("user 33 has no id here: use --user 0"), "{}", other.err);
     }
 }
 

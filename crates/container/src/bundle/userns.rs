@@ -57,6 +57,17 @@ pub enum MapError {
         /// Which.
         id: u32,
     },
+    /// The program's user is not in the namespace of who runs the container.
+    #[error(
+        "the container's {kind} {id} has no id here: use --user 0, or have root add a range for you to /etc/subuid and \
+         /etc/subgid"
+    )]
+    NoId {
+        /// User or group.
+        kind: &'static str,
+        /// Which.
+        id: u32,
+    },
     /// One file has ranges, and the other none.
     #[error("{0} has no entry for {a} or {b}, but the other file has one", a = NAMES[0], b = NAMES[1])]
     Lacking(&'static str),
@@ -224,14 +235,8 @@ impl IdMap {
     /// # Errors
     /// [`MapError::User`] with the number that is in no range.
     pub fn check(&self, user: &User) -> Result<(), MapError> {
-        if self.user(user.uid).is_none() {
-            return Err(MapError::User { kind: "user", id: user.uid });
-        }
-        let mut groups = [user.gid].into_iter().chain(user.groups.iter().copied());
-        match groups.find(|it| self.group(*it).is_none()) {
-            Some(id) => Err(MapError::User { kind: "group", id }),
-            None => Ok(()),
-        }
+        let missing = missing(user, (&self.users, &self.groups));
+        missing.map_or(Ok(()), |(kind, id)| Err(MapError::User { kind, id }))
     }
 
     /// Makes a user namespace with the map and without processes.
@@ -359,8 +364,26 @@ impl OwnIds {
     /// Whether there is a group with this number.
     #[must_use]
     pub fn has_group(&self, group: u32) -> bool {
-        squashed(&self.groups, group) == group
+        outside(&self.groups, group).is_some()
     }
+
+    /// Whether a program can run as this user.
+    ///
+    /// # Errors
+    /// [`MapError::NoId`] with the number that is in no range.
+    pub fn check(&self, user: &User) -> Result<(), MapError> {
+        let missing = missing(user, (&self.users, &self.groups));
+        missing.map_or(Ok(()), |(kind, id)| Err(MapError::NoId { kind, id }))
+    }
+}
+
+/// The first number of a user that is in no range, and what it is of.
+fn missing(user: &User, (users, groups): (&[IdRange], &[IdRange])) -> Option<(&'static str, u32)> {
+    if outside(users, user.uid).is_none() {
+        return Some(("user", user.uid));
+    }
+    let mut of_user = [user.gid].into_iter().chain(user.groups.iter().copied());
+    of_user.find(|it| outside(groups, *it).is_none()).map(|it| ("group", it))
 }
 
 /// Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.

@@ -199,14 +199,14 @@ fn signal_elsewhere(folder: &Path, signal: &str) -> Option<()> {
     elsewhere(folder)?.signal(signal).ok()
 }
 
-/// The first process of a container, if it is in another user namespace than this one.
+/// The first process of a container whose monitor lives, if it is in another user namespace than this one. Until the
+/// monitor has waited for it, no other process gets its number.
 #[must_use]
 pub fn elsewhere(folder: &Path) -> Option<kernel::process::Process> {
     let process = kernel::process::Process::open(first(folder)?).ok()?;
     let own = kernel::process::user_namespace_of(None)?;
     let other = kernel::process::user_namespace_of(Some(process.pid()))?;
-    // Its number may be another's by now, unless this one is still there and is the same container's.
-    (own != other && first(folder) == Some(process.pid())).then_some(process)
+    (own != other).then_some(process)
 }
 
 /// The number of a container's first process.

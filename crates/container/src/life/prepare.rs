@@ -189,12 +189,14 @@ pub fn prepare(
     }
     let user = user::find(root.mount.as_fd(), &user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
+    let own = own_ids(store)?;
+    own.as_ref().map_or(Ok(()), |own| own.check(&user))?;
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let mut stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut bundle = wish.bundle;
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
-    bundle.own = own_ids(store)?;
+    bundle.own = own;
     if bundle.own.is_none() {
         bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
     } else if bundle.has_limits() {

@@ -4,7 +4,6 @@
 //! to the objects. Nothing that an image says reaches a parser of the kernel: names, modes and xattrs go there one by one.
 
 use std::collections::HashMap;
-use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
@@ -243,13 +242,4 @@ fn failed(path: &[u8]) -> impl Fn(Errno) -> TreeError {
 
 fn shown_path(path: &[u8]) -> String {
     path.escape_ascii().to_string()
-}
-
-impl TreeError {
-    /// Whether memory, or a limit of it, was used up.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        let Self::File { source, .. } = self else { return false };
-        io::Error::from(*source).kind() == io::ErrorKind::StorageFull
-    }
 }

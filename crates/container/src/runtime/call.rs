@@ -140,7 +140,11 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Asked {
     // left them.
     let exit = std::thread::scope(|scope| {
         let work = || {
-            enter(&runtime, folder)?;
+            match enter(&runtime, folder) {
+                // A user, outside of the container's own namespace: nothing can be hidden here, and seldom has to be.
+                Err(ProcessError::Call { source: Errno::PERM, .. }) => {}
+                entered => entered?,
+            }
             Ok(kernel::process::spawn(command, &Setup::default())?.process.wait()?)
         };
         scope.spawn(work).join()
@@ -164,11 +168,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// A mount namespace for this thread in which the runtime works as it did when it started the container.
 pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
-    match kernel::process::own_mounts(Propagation::Downstream) {
-        // A user outside of the container's own namespace: nothing can be hidden here, and seldom has to be.
-        Err(ProcessError::Call { source: Errno::PERM, .. }) => return Ok(()),
-        entered => entered?,
-    }
+    kernel::process::own_mounts(Propagation::Downstream)?;
     if let Err(error) = hide_obstacle(runtime, folder) {
         tracing::debug!(%error, "the runtime may refuse this host");
     }

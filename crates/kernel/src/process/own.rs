@@ -120,11 +120,12 @@ impl Helper {
         drop(go_on);
         let mut text = String::new();
         let read = said.read_to_string(&mut text);
-        let mut status = None;
-        while let Err(Errno::INTR) =
-            rustix::process::waitpid(Some(child), WaitOptions::empty()).map(|it| status = it)
-        {
-        }
+        let status = loop {
+            match rustix::process::waitpid(Some(child), WaitOptions::empty()) {
+                Err(Errno::INTR) => {}
+                ended => break ended.ok().flatten(),
+            }
+        };
         let is_well = status.and_then(|it| it.1.exit_status()) == Some(0);
         match (told, read, is_well) {
             (Ok(()), Ok(_), true) => Ok(()),
