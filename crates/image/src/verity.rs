@@ -3,10 +3,14 @@
 //! A digest vouches for a file's size and every byte of it through a Merkle tree of 4096-byte blocks. Source:
 //! Linux `Documentation/filesystems/fsverity.rst`, "Merkle tree" and "fs-verity descriptor".
 
+mod parts;
+
 use std::fmt;
 use std::marker::PhantomData;
 
 use sha2::{Digest as _, Sha256, Sha512};
+
+pub use parts::{KEPT_MAX, PartHashes};
 
 /// Bytes in a Merkle tree block, for data and hashes alike. The only size that composefs uses.
 pub const BLOCK_SIZE: usize = 4096;
@@ -279,6 +283,8 @@ pub struct Hasher {
     data: Box<[u8; BLOCK_SIZE]>,
     filled: usize,
     levels: Vec<Level>,
+    /// A level whose hashes are kept, and they.
+    kept: Option<(usize, Vec<u8>)>,
 }
 
 impl fmt::Debug for Hasher {
@@ -294,7 +300,23 @@ impl Hasher {
     /// A hasher that has seen no bytes.
     #[must_use]
     pub fn new(algorithm: Algorithm) -> Self {
-        Self { algorithm, size: 0, data: Box::new([0; BLOCK_SIZE]), filled: 0, levels: Vec::new() }
+        Self {
+            algorithm,
+            size: 0,
+            data: Box::new([0; BLOCK_SIZE]),
+            filled: 0,
+            levels: Vec::new(),
+            kept: None,
+        }
+    }
+
+    /// One that keeps hashes of the parts of a file of `size` bytes: of blocks, or of what a block of hashes stands for if
+    /// that were more than [`KEPT_MAX`].
+    #[must_use]
+    pub fn keeping(algorithm: Algorithm, size: u64) -> Self {
+        let blocks = size.div_ceil(BLOCK_SIZE as u64);
+        let level = usize::from(blocks > KEPT_MAX / algorithm.digest_len() as u64);
+        Self { kept: Some((level, Vec::new())), ..Self::new(algorithm) }
     }
 
     /// Takes the next bytes of the file.
@@ -331,6 +353,9 @@ impl Hasher {
     fn push(&mut self, mut level: usize, hash: &VerityDigest) {
         let mut hash = *hash;
         loop {
+            if let Some((_, hashes)) = self.kept.as_mut().filter(|it| it.0 == level) {
+                hashes.extend_from_slice(hash.as_bytes());
+            }
             if level == self.levels.len() {
                 self.levels.push(Level { block: Box::new([0; BLOCK_SIZE]), filled: 0 });
             }
@@ -353,7 +378,13 @@ impl Hasher {
 
     /// The digest of all bytes taken.
     #[must_use]
-    pub fn finish(mut self) -> VerityDigest {
+    pub fn finish(self) -> VerityDigest {
+        self.finish_kept().0
+    }
+
+    /// The same, and the hashes that were [kept](Self::keeping): none otherwise.
+    #[must_use]
+    pub fn finish_kept(mut self) -> (VerityDigest, PartHashes) {
         if self.filled > 0 {
             self.data[self.filled..].fill(0);
             let hash = self.algorithm.hash(&self.data[..]);
@@ -383,7 +414,9 @@ impl Hasher {
         descriptor[2] = 12;
         descriptor[8..16].copy_from_slice(&self.size.to_le_bytes());
         descriptor[16..80].copy_from_slice(&root);
-        self.algorithm.hash(&descriptor)
+        let digest = self.algorithm.hash(&descriptor);
+        let (level, hashes) = self.kept.take().unwrap_or_default();
+        (digest, PartHashes { algorithm: self.algorithm, size: self.size, level, hashes })
     }
 }
 

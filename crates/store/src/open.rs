@@ -219,7 +219,7 @@ impl OpenImage {
     }
 }
 
-fn digest_of(measured: &Measured) -> VerityDigest {
+pub(crate) fn digest_of(measured: &Measured) -> VerityDigest {
     let id = match measured {
         Measured::Sha256(bytes) => VerityDigest::from_bytes(bytes),
         Measured::Sha512(bytes) => VerityDigest::from_bytes(bytes),

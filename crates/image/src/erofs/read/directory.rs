@@ -7,7 +7,7 @@ use zerocopy::FromBytes as _;
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
-use super::{ByteOffset, Image, to_usize};
+use super::{ByteOffset, Image, to_u64, to_usize};
 use crate::erofs::layout::RawDirent;
 use crate::tree::NAME_MAX;
 
@@ -27,6 +27,26 @@ impl DirEntry<'_> {
     #[must_use]
     pub fn is_dots(&self) -> bool {
         self.name == b"." || self.name == b".."
+    }
+}
+
+/// A place between two entries of a directory: the number of a block and of an entry in it, as one number below 2^63.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirPosition(pub u64);
+
+/// A block of 64 KiB has 5461 entries at most.
+const ENTRY_BITS: u32 = 16;
+
+impl DirPosition {
+    /// Before the first entry.
+    pub const START: Self = Self(0);
+
+    fn new(block: u64, entry: usize) -> Self {
+        Self(block << ENTRY_BITS | to_u64(entry))
+    }
+
+    fn entry(self) -> usize {
+        to_usize(self.0 & ((1 << ENTRY_BITS) - 1))
     }
 }
 
@@ -75,13 +95,20 @@ impl<'a> Block<'a> {
 impl<S: ReadAt> Image<S> {
     /// The entries of a directory, none for anything else.
     #[must_use]
-    pub const fn read_dir<'i>(&'i self, directory: &Inode) -> ReadDir<'i, S> {
+    pub fn read_dir<'i>(&'i self, directory: &Inode) -> ReadDir<'i, S> {
+        self.read_dir_from(directory, DirPosition::START)
+    }
+
+    /// The same from a place on that [`ReadDir::position`] gave. Any other place gives an error, or some of the entries.
+    #[must_use]
+    pub fn read_dir_from<'i>(&'i self, directory: &Inode, from: DirPosition) -> ReadDir<'i, S> {
         ReadDir {
             image: self,
             directory: *directory,
             block: Vec::new(),
-            next_block: 0,
-            next_entry: 0,
+            is_read: false,
+            number: from.0 >> ENTRY_BITS,
+            next_entry: from.entry(),
             previous: Vec::new(),
             failed: false,
         }
@@ -153,7 +180,9 @@ pub struct ReadDir<'i, S> {
     image: &'i Image<S>,
     directory: Inode,
     block: Vec<u8>,
-    next_block: u64,
+    /// Whether `block` has the bytes of the block of this number.
+    is_read: bool,
+    number: u64,
     next_entry: usize,
     /// The name before; empty at the beginning.
     previous: Vec<u8>,
@@ -174,7 +203,7 @@ impl<S: ReadAt> ReadDir<'_, S> {
             return Ok(None);
         }
         let nid = self.directory.nid();
-        let block = Block::new(nid, self.next_block.saturating_sub(1), &self.block)?;
+        let block = Block::new(nid, self.number, &self.block)?;
         let Some(entry) = block.entry(self.next_entry)? else { return Ok(None) };
         if entry.name <= &self.previous[..] {
             self.failed = true;
@@ -187,22 +216,29 @@ impl<S: ReadAt> ReadDir<'_, S> {
         Ok(Some(entry))
     }
 
+    /// Where the next entry is.
+    #[must_use]
+    pub fn position(&self) -> DirPosition {
+        DirPosition::new(self.number, self.next_entry)
+    }
+
     /// Goes to the next block when this one has no more entries; answers whether there is an entry.
     fn advance(&mut self) -> Result<bool, ReadError> {
         let nid = self.directory.nid();
-        if self.next_block != 0 {
-            let block = Block::new(nid, self.next_block.saturating_sub(1), &self.block)?;
-            if block.entry(self.next_entry)?.is_some() {
-                return Ok(true);
+        loop {
+            if self.is_read {
+                let block = Block::new(nid, self.number, &self.block)?;
+                if block.entry(self.next_entry)?.is_some() {
+                    return Ok(true);
+                }
+                self.number = self.number.saturating_add(1);
+                self.next_entry = 0;
+            }
+            self.is_read =
+                self.image.directory_block(&self.directory, self.number, &mut self.block)?;
+            if !self.is_read {
+                return Ok(false);
             }
         }
-        let number = self.next_block;
-        if !self.image.directory_block(&self.directory, number, &mut self.block)? {
-            return Ok(false);
-        }
-        self.next_block = number.saturating_add(1);
-        self.next_entry = 0;
-        let block = Block::new(nid, number, &self.block)?;
-        Ok(block.entry(0)?.is_some())
     }
 }

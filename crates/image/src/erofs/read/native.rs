@@ -185,7 +185,7 @@ fn parse(value: &[u8]) -> Option<[u8; 32]> {
 
 impl<S: ReadAt> Image<S> {
     /// What the xattr with a file's fingerprint is called, if files have them.
-    fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, Corrupt> {
+    pub(super) fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, Corrupt> {
         let Some(at) = self.superblock.fingerprint_prefix else { return Ok(None) };
         let count = self.prefixes.len();
         let prefix = self.prefixes.get(usize::from(at));

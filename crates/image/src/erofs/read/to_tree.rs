@@ -52,7 +52,7 @@ pub struct ImageTree {
 
 /// The most bytes of a file inside a composefs image. Source: `LCFS_INLINE_CONTENT_MAX` in composefs
 /// `libcomposefs/lcfs-writer.h`.
-const INLINE_CONTENT_MAX: u64 = 5000;
+pub(super) const INLINE_CONTENT_MAX: u64 = 5000;
 
 const OVERLAY: &[u8] = b"trusted.overlay.";
 const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
@@ -96,10 +96,10 @@ pub(super) struct Reader<'i, S> {
 
 /// What composefs keeps in xattrs.
 #[derive(Debug, Default, Clone, Copy)]
-struct Overlay<'a> {
-    metacopy: Option<&'a [u8]>,
+pub(super) struct Overlay<'a> {
+    pub(super) metacopy: Option<&'a [u8]>,
     redirect: Option<&'a [u8]>,
-    is_whiteout: bool,
+    pub(super) is_whiteout: bool,
 }
 
 impl<'i, S: ReadAt> Reader<'i, S> {
@@ -292,19 +292,18 @@ impl<'i, S: ReadAt> Reader<'i, S> {
 }
 
 /// Whether an inode hides an object directory of the store from overlayfs, or is nothing that composefs writes.
-fn is_real_whiteout(inode: &Inode) -> bool {
+pub(super) fn is_real_whiteout(inode: &Inode) -> bool {
     inode.file_type() == FileType::CharDevice && inode.device_number() == 0
 }
 
 /// Sorts the xattrs of a composefs inode into those of the file it stands for and what overlayfs was to see.
-fn composefs_xattrs<'a>(
-    builder: &mut Builder,
+pub(super) fn sort_xattrs<'a>(
     inode: &Inode,
     xattrs: &'a Xattrs,
-) -> (Result<XattrsId, TreeError>, Overlay<'a>) {
+    mut of_file: impl FnMut(Cow<'a, [u8]>, &'a [u8]),
+) -> Overlay<'a> {
     let is_regular = inode.file_type() == FileType::Regular;
     let mut overlay = Overlay::default();
-    let mut set: Vec<(Cow<'_, [u8]>, &[u8])> = Vec::with_capacity(xattrs.len());
     for Xattr { name, value, .. } in xattrs.iter() {
         match name {
             REDIRECT => overlay.redirect = Some(value),
@@ -312,18 +311,28 @@ fn composefs_xattrs<'a>(
             ESCAPED_WHITEOUT if is_regular => overlay.is_whiteout = true,
             _ if MARKS.contains(&name) => {}
             _ => match name.strip_prefix(ESCAPED) {
-                Some(rest) => set.push((Cow::Owned([OVERLAY, rest].concat()), value)),
+                Some(rest) => of_file(Cow::Owned([OVERLAY, rest].concat()), value),
                 None if name.starts_with(OVERLAY) => {}
-                None => set.push((Cow::Borrowed(name), value)),
+                None => of_file(Cow::Borrowed(name), value),
             },
         }
     }
+    overlay
+}
+
+fn composefs_xattrs<'a>(
+    builder: &mut Builder,
+    inode: &Inode,
+    xattrs: &'a Xattrs,
+) -> (Result<XattrsId, TreeError>, Overlay<'a>) {
+    let mut set: Vec<(Cow<'_, [u8]>, &[u8])> = Vec::with_capacity(xattrs.len());
+    let overlay = sort_xattrs(inode, xattrs, |name, value| set.push((name, value)));
     (builder.xattrs(set.iter().map(|(name, value)| (&name[..], *value))), overlay)
 }
 
 /// The digest in a `trusted.overlay.metacopy`: version 0, length of the whole, flags 0, algorithm, digest. Source: Linux
 /// `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
-fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
+pub(super) fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
     let wrong = Corrupt::Metacopy { nid, len: metacopy.len() };
     let Some((&[0, len, 0, algorithm], digest)) = metacopy.split_first_chunk::<4>() else {
         return Err(wrong);
