@@ -41,6 +41,8 @@ pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
 pub(crate) use serve::{Door, Engine, LazyOptions, Serve, Skip, Trace};
 pub(crate) use trust::Trust;
+#[cfg(feature = "serve")]
+pub(crate) use trust::ViaWord;
 pub(crate) use volumes::volumes;
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.

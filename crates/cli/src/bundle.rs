@@ -51,12 +51,19 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
+    #[cfg(feature = "serve")]
+    let server = crate::fuse::Server::new(context.who());
+    #[cfg(feature = "serve")]
+    let via = server.via(wanted.trust.via);
+    #[cfg(not(feature = "serve"))]
+    let via = container::root::Via::Tree;
     let shape = Shape {
         writable: place.writable(),
         map: map.as_ref(),
         space,
         places: &places,
         between: &[],
+        via,
     };
     let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {

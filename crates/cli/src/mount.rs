@@ -6,6 +6,8 @@ use container::root::filestore::Backing as FileBacking;
 use container::root::{SOURCE, Shape, TrustedImage, WritableWish, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Mounted, Unmount};
 use store::OpenOptions;
+#[cfg(feature = "serve")]
+use {container::root::ServeImage, kernel::process::UserNamespace, serve::fuse::host::Executable};
 
 use crate::Answer;
 use crate::args::{self, MountWord};
@@ -33,16 +35,78 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     };
     let trust = args.trust.wish()?;
     let image = TrustedImage::to_mount(&store, permitted, trust, Some(&args.writable))?;
+    #[cfg(feature = "serve")]
+    if serve(context, args, &image, directory)? {
+        return Ok(Answer::Yes);
+    }
     let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    let shape =
-        Shape { writable: place.writable(), map: map.as_ref(), space, places: &[], between: &[] };
+    #[cfg(feature = "serve")]
+    let server = crate::fuse::Server::new(context.who());
+    #[cfg(feature = "serve")]
+    let via = server.via(args.trust.via);
+    #[cfg(not(feature = "serve"))]
+    let via = container::root::Via::Tree;
+    let (writable, map) = (place.writable(), map.as_ref());
+    let shape = Shape { writable, map, space, places: &[], between: &[], via };
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
     root.mount.attach_at(directory)?;
     Ok(Answer::Yes)
+}
+
+/// Mounts by FUSE alone, if that is the only way, or asked for; answers whether it has.
+#[cfg(feature = "serve")]
+fn serve(
+    context: &Context,
+    args: &args::Mount,
+    image: &TrustedImage,
+    directory: &std::path::Path,
+) -> anyhow::Result<bool> {
+    use crate::args::ViaWord;
+    let who = context.who();
+    match (who.namespace, args.trust.via) {
+        // In a namespace it is a layer like others.
+        (UserNamespace::Other, _) => return Ok(false),
+        (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
+        (UserNamespace::Initial, ViaWord::Tree) => bail!(
+            "--via tree is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out"
+        ),
+        (UserNamespace::Initial, _) => {}
+    }
+    if args.writable != WritableWish::None || args.df || args.userns.is_some() {
+        bail!(
+            "--writable, --df and --userns do not work by FUSE alone: use them as root, or in a user namespace (`unshare \
+             --user --map-auto --map-root-user --mount`)"
+        );
+    }
+    let flags = flags(&args.options, Access::ReadOnly)?;
+    let name = image
+        .found()
+        .name
+        .as_ref()
+        .map_or_else(|| image.image().id.to_string(), ToString::to_string);
+    image.check(&name)?;
+    let source = format!("{SOURCE}{name}");
+    if who.user == 0 {
+        let mount = ServeImage::serve(&crate::fuse::Server::new(who), image, &source);
+        let mount = mount.map_err(|it| anyhow::anyhow!(it))?;
+        mount.set(&Attributes { set: flags, ..Attributes::default() })?;
+        mount.attach_at(directory)?;
+        return Ok(true);
+    }
+    let never = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if !flags.contains(never) {
+        bail!("--options suid and dev are for root: leave them out");
+    }
+    let executable = match flags.contains(MountAttrFlags::MOUNT_ATTR_NOEXEC) {
+        true => Executable::No,
+        false => Executable::Yes,
+    };
+    crate::fuse::mount_for_user(image, &source, directory, executable)?;
+    Ok(true)
 }
 
 /// Says how the image is mounted.
@@ -87,7 +151,7 @@ fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> 
     Ok(flags)
 }
 
-pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer> {
+pub(crate) fn umount(context: &Context, args: &args::Umount) -> anyhow::Result<Answer> {
     let how = if args.lazy { Unmount::Lazy } else { Unmount::Now };
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
@@ -103,7 +167,13 @@ pub(crate) fn umount(_: &Context, args: &args::Umount) -> anyhow::Result<Answer>
                 mount.source
             );
         }
-        kernel::mount::unmount(&path, how)?;
+        match context.who().user {
+            #[cfg(feature = "serve")]
+            1.. if mount.kind.starts_with("fuse") => {
+                crate::fuse::unmount_for_user(&path, args.lazy)?;
+            }
+            _ => kernel::mount::unmount(&path, how)?,
+        }
     }
     Ok(Answer::Yes)
 }

@@ -1,7 +1,7 @@
 //! Containers of users who are not root: all of it happens in a user namespace of theirs.
 
 use std::os::fd::AsFd as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName};
@@ -12,6 +12,7 @@ use kernel::version::KernelVersion;
 use store::{OpenOptions, Store};
 
 use crate::args::Verb;
+use crate::helpers;
 
 /// How a verb got the rights that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +32,6 @@ pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace
 pub(crate) const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this \
                                 user has no range in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: \
                                 package uidmap)";
-
-/// Where a system has programs that ordinary users may call with more rights. `PATH` is the user's, who may not even know it.
-const SYSTEM: [&str; 4] = ["/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin"];
 
 /// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
 /// in this process by then.
@@ -75,7 +73,7 @@ fn ids(who: Who) -> (Mapper, IdMap) {
     let name = UserName { number: who.user, name: name_of(&names, who.user) };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
-    let programs = program("newuidmap").zip(program("newgidmap"));
+    let programs = helpers::find("newuidmap").zip(helpers::find("newgidmap"));
     match programs.zip(IdMap::of_user(files, &name, of_user)) {
         Some(((users, groups), map)) => (Mapper::Programs { users, groups }, map),
         None => (Mapper::Own, IdMap::single(of_user)),
@@ -109,22 +107,51 @@ fn obstacle() -> Option<&'static str> {
     OBSTACLES.iter().find(|it| is_set(it.0, it.1)).map(|it| it.2)
 }
 
-/// Whether users who are not root can run containers here, in a line for people.
+/// Whether users who are not root can run containers and mount images here, and how, in a line for people.
 pub(crate) fn describe(who: Who) -> String {
-    if KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA) {
-        return format!("run needs Linux {OVERLAY_USER_DATA}");
-    }
+    format!("{}; {}", describe_run(who), describe_mount())
+}
+
+fn describe_run(who: Who) -> String {
     if let Some(why) = obstacle() {
         return format!("run does not work: {why}");
     }
+    let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
+    #[cfg(feature = "serve")]
+    let fuse = crate::fuse::is_there();
+    #[cfg(not(feature = "serve"))]
+    let fuse = Err("this program was built without FUSE");
+    let ways = match (is_old, fuse) {
+        (false, Ok(())) => "run works by tree, and by FUSE for large images".to_owned(),
+        (false, Err(why)) => format!("run works by tree (not by FUSE: {why})"),
+        (true, Ok(())) => format!("run works by FUSE (by tree it needs Linux {OVERLAY_USER_DATA})"),
+        (true, Err(why)) => {
+            return format!(
+                "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, and {why}"
+            );
+        }
+    };
     match ids(who) {
-        _ if who.user == 0 => "run works".to_owned(),
-        (Mapper::Own, _) => format!("run works: {ALONE}"),
+        _ if who.user == 0 => ways,
+        (Mapper::Own, _) => format!("{ways}; {ALONE}"),
         (Mapper::Programs { .. }, map) => {
             let count = map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
-            format!("run works, with {count} ids inside")
+            format!("{ways}, with {count} ids inside")
         }
     }
+}
+
+#[cfg(feature = "serve")]
+fn describe_mount() -> String {
+    match crate::fuse::program() {
+        Some(program) => format!("mount works by {}", program.display()),
+        None => format!("mount does not work: {}", crate::fuse::NO_PROGRAM),
+    }
+}
+
+#[cfg(not(feature = "serve"))]
+fn describe_mount() -> String {
+    "mount does not work: this program was built without FUSE".to_owned()
 }
 
 /// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
@@ -154,10 +181,6 @@ fn name_of(names: &str, user: u32) -> Option<&str> {
     let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
     found.find_map(|fields| fields.first().copied())
-}
-
-fn program(name: &str) -> Option<PathBuf> {
-    SYSTEM.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }
 
 #[cfg(test)]

@@ -94,12 +94,19 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         ContainerPlan::new(config, container_wish(context, args, terminal, id)?, runtime.kind)?;
     let asked = Arc::clone(&signals);
     let input = std::io::stdin();
+    #[cfg(feature = "serve")]
+    let server = crate::fuse::Server::new(context.who());
+    #[cfg(feature = "serve")]
+    let via = server.via(args.wanted.trust.via);
+    #[cfg(not(feature = "serve"))]
+    let via = container::root::Via::Tree;
     let around = Surroundings {
         search: &search,
         now: now(),
         unique: &random_id()?,
         terminal: input.as_fd(),
         notes: notes.as_ref(),
+        via,
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };

@@ -13,7 +13,7 @@ pub(crate) mod upper;
 
 pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
-pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
+pub use make::{MakeRootError, SOURCE, ServeImage, Via, Warm, make, may_have_acl, warm};
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
 pub use tree::TreeError;
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};

@@ -55,6 +55,62 @@ pub fn manifest(bytes: &[u8]) {
     oci::manifest::exercise(bytes);
 }
 
+/// Requests of the kernel, one after the other, and an image that is served: each has an answer, no longer than was asked for.
+/// Two bytes say how many bytes of requests there are; each request says how long it is, and the image is behind them.
+pub fn fuse_tree(bytes: &[u8]) {
+    use image::erofs::read::ShownImage;
+    use kernel::fuse::{FuseOperation, FuseRequest};
+    use serve::fuse::{AnswerMemory, FileTree, FuseAnswer, FuseView};
+    let Some((length, rest)) = bytes.split_first_chunk() else { return };
+    let Some((mut requests, image)) = rest.split_at_checked(u16::from_le_bytes(*length).into())
+    else {
+        return;
+    };
+    let Ok(image) = Image::open(image).and_then(ShownImage::new) else { return };
+    let tree = FileTree::new(image, NoData, FuseView::Namespace, None);
+    let mut memory = AnswerMemory::default();
+    while let Some(length) = requests.first_chunk().map(|it| u32::from_le_bytes(*it)) {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let Some((one, rest)) = requests.split_at_checked(length.max(1)) else { return };
+        requests = rest;
+        let Ok(request) = FuseRequest::decode(one) else { continue };
+        let most = match request.operation {
+            FuseOperation::Read { size, .. }
+            | FuseOperation::ReadDirectory { size, .. }
+            | FuseOperation::GetXattr { size, .. }
+            | FuseOperation::ListXattrs(size) => usize::try_from(size).unwrap_or(usize::MAX),
+            _ => 4095,
+        };
+        match tree.answer(&request, &mut memory) {
+            FuseAnswer::Bytes(bytes) => assert!(bytes.len() <= most, "{request:?}"),
+            FuseAnswer::None => assert!(!request.operation.has_reply(), "{request:?}"),
+            FuseAnswer::Error(_) | FuseAnswer::Body(_) => {}
+        }
+    }
+}
+
+/// Objects of any bytes, and no devices.
+#[derive(Debug)]
+struct NoData;
+
+impl serve::fuse::FileData for NoData {
+    fn object(
+        &self,
+        _: &image::verity::ObjectId,
+        size: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> std::io::Result<()> {
+        let end = offset.checked_add(buffer.len() as u64);
+        assert!(end.is_some_and(|end| end <= size), "it is asked for what is behind the end");
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<&dyn image::erofs::read::ReadAt> {
+        Vec::new()
+    }
+}
+
 /// What commands do to a store, one after the other: after each check it is sound, and every ref leads where it should.
 pub fn store_ops(bytes: &[u8]) {
     store_ops::run(bytes);

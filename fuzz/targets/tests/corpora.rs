@@ -35,6 +35,11 @@ fn fuse_request() {
 }
 
 #[test]
+fn fuse_tree() {
+    run_corpus("fuse_tree", targets::fuse_tree);
+}
+
+#[test]
 fn gzip_span() {
     run_corpus("gzip_span", targets::gzip_span);
 }

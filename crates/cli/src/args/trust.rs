@@ -22,6 +22,17 @@ pub(crate) enum IoWish {
     Loop,
 }
 
+/// How an image gets to a user for whom the kernel does not read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ViaWord {
+    /// The kernel for the host's root; for others a tree if the image is not large and the kernel is new enough, else FUSE
+    Auto,
+    /// The image's tree made anew in memory, with data in the store's objects: Linux 6.16 or newer
+    Tree,
+    /// A server that checks every byte
+    Fuse,
+}
+
 // Which image may be mounted, who checks it, and how it is read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Trust {
@@ -40,6 +51,10 @@ pub(crate) struct Trust {
     /// databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows O_DIRECT
     #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
     pub(crate) io: IoWish,
+    /// Choose how users who are not root get the image. `quire doctor` says what there is
+    #[cfg(feature = "serve")]
+    #[arg(long, value_enum, default_value_t = ViaWord::Auto, value_name = "WAY")]
+    pub(crate) via: ViaWord,
 }
 
 impl Trust {

@@ -30,7 +30,7 @@ use crate::plan::{ContainerPlan, InitWish, Stop};
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::{
-    MakeRootError, PlaceError, Root, Shape, TrustedImage, WritablePlace, WritableWish, make,
+    MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritablePlace, WritableWish, make,
     may_have_acl, warm,
 };
 use crate::runtime::init::{self, InitError};
@@ -49,6 +49,8 @@ pub struct Surroundings<'a> {
     pub terminal: BorrowedFd<'a>,
     /// A folder for notes that hold until the next start of the machine.
     pub notes: Option<&'a Notes>,
+    /// How images get into user namespaces.
+    pub via: Via<'a>,
     /// Takes sentences that a person may want to read.
     pub remark: &'a dyn Fn(&str),
     /// Whether a signal has arrived that ends programs.
@@ -181,7 +183,14 @@ pub fn prepare(
     let claim = wish.ids.claim(store, around.is_asked_to_end)?;
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
-    let shape = Shape { writable: place.writable(), map, space, places: &places, between: &[] };
+    let shape = Shape {
+        writable: place.writable(),
+        map,
+        space,
+        places: &places,
+        between: &[],
+        via: around.via,
+    };
     let root = make(store, &image, &shape, shared)?;
     warm(image.image(), &root, wish.warm, store.who(), around.remark);
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {

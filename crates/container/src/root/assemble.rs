@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use store::Presence;
 
 use crate::bundle::userns::IdMap;
+use crate::root::make::Via;
 use crate::root::share::Superblock;
 use crate::root::upper::Layer;
 use crate::root::upper::{Doomed, UpperError, Writable};
@@ -121,6 +122,8 @@ pub struct Shape<'a> {
     /// nothing is written meanwhile. They lie between the image and the writable layer, as they are: nobody verifies them.
     /// At most 400, since an overlay has at most 500 layers.
     pub between: &'a [BorrowedFd<'a>],
+    /// How the image gets into a user namespace.
+    pub via: Via<'a>,
 }
 
 /// A root file system that is attached nowhere yet.
@@ -247,17 +250,15 @@ fn assemble_in(
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
     let missing = crate::root::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
-    let bottom = match (missing.is_empty(), layers.records) {
-        (true, _) => None,
+    let bottom = match (missing.is_empty(), layers.records, layers.data) {
+        (true, ..) => None,
         // Only the lowest layer but objects may lead to them there, so nothing can be below a tree.
-        (false, XattrNamespace::User) => {
+        (false, XattrNamespace::User, Data::Objects(_)) => {
             crate::root::upper::add_files(lower.as_fd(), &missing, shape.map)
                 .map_err(upper_failed)?;
             None
         }
-        (false, XattrNamespace::Trusted) => {
-            Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?)
-        }
+        (false, ..) => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
     };
     let upper =
         crate::root::upper::prepare(writable, highest.as_fd(), shape.map).map_err(upper_failed)?;
@@ -540,6 +541,7 @@ mod tests {
             space: Space::AsIs,
             places: &[],
             between: &[],
+            via: Via::Tree,
         };
         let Ok(root) = assemble(&layers, None, Checked::ByKernel, &shape) else { return };
         let opened = rustix::fs::openat(&root.mount, "file", OFlags::RDONLY, Mode::empty());
@@ -579,6 +581,7 @@ mod tests {
             space: Space::AsIs,
             places: &[],
             between: &[],
+            via: Via::Tree,
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
@@ -671,8 +674,10 @@ mod tests {
         ];
         for (writable, map, space, kind) in cases {
             for workshop in [Workshop::AsNeeded, Workshop::Apart] {
-                let root = native
-                    .root(&Shape { writable, map, space, places: &[], between: &[] }, workshop);
+                let root = native.root(
+                    &Shape { writable, map, space, places: &[], between: &[], via: Via::Tree },
+                    workshop,
+                );
                 let point = tempfile::tempdir().unwrap();
                 root.mount.attach_at(point.path()).unwrap();
                 drop(root);

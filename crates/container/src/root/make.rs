@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 
 use image::erofs::read::Image;
 use kernel::cache;
-use kernel::mount::{Acl, Backing, OVERLAY_USER_DATA, XattrNamespace};
+use kernel::mount::{Acl, Backing, Detached, OVERLAY_USER_DATA, XattrNamespace};
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
 use store::{Form, OpenImage, Store};
@@ -14,10 +14,38 @@ use crate::root::assemble::assemble;
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
-use crate::root::{Checked, Data, Layers, Root, RootError, Shape};
+use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
 pub const SOURCE: &str = "quire:";
+
+/// How an image gets into a user namespace, where the kernel reads none.
+#[derive(Debug, Clone, Copy)]
+pub enum Via<'a> {
+    /// As suits the image and the kernel: by a tree if it has few files and the kernel can lead an overlay to objects, and by
+    /// a server if there is one. If there is no room for a tree, by the server, too.
+    Auto(Option<&'a dyn ServeImage>),
+    /// By a tree.
+    Tree,
+    /// By a server.
+    Fuse(&'a dyn ServeImage),
+}
+
+/// Serves images by FUSE.
+pub trait ServeImage: std::fmt::Debug {
+    /// Mounts the files of an image, attached nowhere. They are served as long as the mount lives.
+    ///
+    /// # Errors
+    /// Why it cannot be.
+    fn serve(
+        &self,
+        image: &TrustedImage,
+        name: &str,
+    ) -> Result<Detached, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// The first Linux version that clones detached mounts.
+const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
 /// A root that is not made.
 #[derive(Debug, thiserror::Error)]
@@ -45,10 +73,10 @@ pub enum MakeRootError {
         /// Cause.
         source: Box<TreeError>,
     },
-    /// Its data are in devices, which only root may mount.
+    /// Its data are in devices, to which no tree leads.
     #[error(
-        "{name} has the form {form}, which only root can mount: `quire convert --form objects {name}` makes one that \
-         others can"
+        "{name} has the form {form}, of which no tree can be made: leave --via out, or `quire convert --form objects \
+         {name}`"
     )]
     Native {
         /// The image's name.
@@ -58,9 +86,17 @@ pub enum MakeRootError {
     },
     /// The kernel lets no user lead an overlay to objects.
     #[error(
-        "containers of users who are not root need Linux {OVERLAY_USER_DATA} or newer, and this is {0}"
+        "a tree in a user namespace needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
+    /// It cannot be served by FUSE.
+    #[error("cannot serve {name} by FUSE")]
+    Serve {
+        /// The image's name.
+        name: String,
+        /// Cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// It is not known which ids there are.
     #[error("cannot read the ids of this user namespace")]
     Ids(#[source] std::io::Error),
@@ -96,6 +132,7 @@ pub fn make(
     shape: &Shape<'_>,
     mut shared: impl Iterator<Item = Superblock>,
 ) -> Result<Root, MakeRootError> {
+    let trusted = image;
     let (found, image, trust) = (image.found(), image.image(), image.trust());
     let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
     trust::check_form(image, &name)?;
@@ -123,7 +160,7 @@ pub fn make(
         },
     };
     if layers.records == XattrNamespace::User {
-        return in_user_namespace(image, &layers, checked, shape, &name);
+        return in_user_namespace(trusted, &layers, checked, shape, &name);
     }
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
     let shared = match trust.digest {
@@ -143,29 +180,99 @@ pub fn make(
     }
 }
 
-/// The same by a tree that is made of the image: nobody but the host's root may have the kernel read one.
+/// The same without the kernel's EROFS: nobody but the host's root may have it read an image.
 fn in_user_namespace(
-    image: &OpenImage,
+    image: &TrustedImage,
     layers: &Layers<'_>,
     checked: Checked,
     shape: &Shape<'_>,
     name: &str,
 ) -> Result<Root, MakeRootError> {
-    if image.form != Form::Objects {
-        return Err(MakeRootError::Native { name: name.to_owned(), form: image.form });
+    let open = image.image();
+    let serve = match shape.via {
+        Via::Fuse(serve) => return served(image, layers, serve, shape, name),
+        Via::Auto(serve) => serve,
+        Via::Tree => None,
+    };
+    if let Some(serve) = serve {
+        match Suits::of(open)? {
+            Suits::Tree => {}
+            Suits::Fuse => return served(image, layers, serve, shape, name),
+            Suits::Both => match served(image, layers, serve, shape, name) {
+                // Without /dev/fuse, for example.
+                Err(MakeRootError::Serve { source, .. }) => {
+                    tracing::info!(error = &*source, "{name} gets a tree, though it is large");
+                }
+                root => return root,
+            },
+        }
+    }
+    if open.form != Form::Objects {
+        return Err(MakeRootError::Native { name: name.to_owned(), form: open.form });
     }
     if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
         return Err(MakeRootError::Kernel(running));
     }
     let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
-    let made = tree::make(image, layers.name, &ids);
-    let made = made.map_err(|it| MakeRootError::Tree { image: image.id, source: Box::new(it) })?;
+    let made = match (tree::make(open, layers.name, &ids), serve) {
+        (Err(error), Some(serve)) if error.is_full() => {
+            tracing::warn!(%error, "there is no room for the tree of {name}: it is served by FUSE instead");
+            return served(image, layers, serve, shape, name);
+        }
+        (made, _) => {
+            made.map_err(|it| MakeRootError::Tree { image: open.id, source: Box::new(it) })?
+        }
+    };
     if made.devices > 0 {
         tracing::info!(devices = made.devices, "device nodes of the image are left out");
     }
     // It differs from others by the ids of this namespace, so nobody shares it.
     let tree = Superblock { mount: made.mount, backing: Backing::File, identity: None };
     Ok(assemble(layers, Some(tree), checked, shape)?)
+}
+
+/// The ways that suit an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Suits {
+    Tree,
+    Fuse,
+    /// FUSE better than a tree.
+    Both,
+}
+
+/// Trees of more files than these take a while, and many megabytes.
+const TREE_MAX: u64 = 30_000;
+
+impl Suits {
+    fn of(image: &OpenImage) -> Result<Self, MakeRootError> {
+        let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
+        if is_old || image.form != Form::Objects {
+            return Ok(Self::Fuse);
+        }
+        let failed =
+            |source| MakeRootError::Superblock { image: image.id, source: Box::new(source) };
+        let inodes = Image::open(&image.image).map_err(failed)?.superblock().inodes;
+        Ok(if inodes > TREE_MAX { Self::Both } else { Self::Tree })
+    }
+}
+
+/// A root over a file system on FUSE, which has the bytes of all files.
+fn served(
+    image: &TrustedImage,
+    layers: &Layers<'_>,
+    serve: &dyn ServeImage,
+    shape: &Shape<'_>,
+    name: &str,
+) -> Result<Root, MakeRootError> {
+    let mount = serve.serve(image, layers.name);
+    let mount = mount.map_err(|source| MakeRootError::Serve { name: name.to_owned(), source })?;
+    let lower = Superblock { mount, backing: Backing::File, identity: None };
+    let layers = Layers { data: Data::Devices(&[]), ..*layers };
+    // Kernels that clone no detached mounts get an overlay of two layers in any case.
+    let is_old = KernelVersion::running().is_some_and(|it| it < CLONES);
+    let space = if is_old { Space::Free } else { shape.space };
+    let shape = Shape { space, ..*shape };
+    Ok(assemble(&layers, Some(lower), Checked::AtImport, &shape)?)
 }
 
 /// How an image is read. Reads of a loop device are no events of the file below, and would give zeros. So an image some of

@@ -43,6 +43,13 @@ pub enum TreeError {
     Place(String),
 }
 
+impl TreeError {
+    /// Whether there is no memory, or no inode, left for it.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::File { source: Errno::NOSPC | Errno::NOMEM, .. })
+    }
+}
+
 /// A tree, and what it lacks.
 #[derive(Debug)]
 pub(crate) struct StubTree {

@@ -192,6 +192,14 @@ impl TrustedImage {
         self.permitted.found()
     }
 
+    /// Whether it may be used as it is asked for, by whoever makes a root without [`make`](super::make()).
+    ///
+    /// # Errors
+    /// [`TrustError`].
+    pub fn check(&self, name: &str) -> Result<(), TrustError> {
+        check(self.image(), name, &self.trust).map(drop)
+    }
+
     /// How it is verified and read.
     pub(super) const fn trust(&self) -> &Trust {
         &self.trust

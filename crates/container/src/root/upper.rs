@@ -530,7 +530,11 @@ fn copy_root(image: BorrowedFd<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> 
 /// is an error.
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut names = vec![0_u8; 64 << 10];
-    let length = rustix::fs::flistxattr(from, &mut names[..])?;
+    let length = match rustix::fs::flistxattr(from, &mut names[..]) {
+        // A server on FUSE says so where no file has any.
+        Err(Errno::OPNOTSUPP) => return Ok(()),
+        listed => listed?,
+    };
     let mut value = vec![0_u8; 64 << 10];
     for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         if name.starts_with(b"trusted.overlay.") {

@@ -15,7 +15,7 @@ use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::state::State;
 use quire_container::life::{detached, reap};
 use quire_container::plan::{ContainerPlan, ContainerWish};
-use quire_container::root::WritableWish;
+use quire_container::root::{Via, WritableWish};
 use quire_container::runtime::Runtime;
 use store::Seconds;
 
@@ -36,6 +36,7 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
         unique: &format!("test{}", std::process::id()),
         terminal: null.as_fd(),
         notes: None,
+        via: Via::Tree,
         remark: &|_| {},
         is_asked_to_end: &|| false,
     };

@@ -11,7 +11,7 @@ use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::stage::Stage;
 use quire_container::life::state::End;
 use quire_container::root::{
-    Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Writable, make,
+    Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,
 };
 use quire_container::runtime::Runtime;
 
@@ -20,7 +20,14 @@ use crate::fixture::{Fixture, can_mount, runtimes};
 impl Fixture {
     fn root(&self, writable: Writable<'_>) -> Root {
         let trust = Trust { verity: VerityPolicy::Off, ..Trust::default() };
-        let shape = Shape { writable, map: None, space: Space::AsIs, places: &[], between: &[] };
+        let shape = Shape {
+            writable,
+            map: None,
+            space: Space::AsIs,
+            places: &[],
+            between: &[],
+            via: Via::Tree,
+        };
         let image = TrustedImage::to_run(&self.store, self.image(), trust).unwrap();
         make(&self.store, &image, &shape, std::iter::empty()).unwrap()
     }

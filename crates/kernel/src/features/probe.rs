@@ -12,8 +12,8 @@ use crate::files;
 use crate::fuse::{FuseConnection, FuseError, Resent};
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 use crate::mount::{
-    self, Backing, Credentials, ErofsOptions, Io, MountError, OverlayOptions, Sharing,
-    TmpfsOptions, Verity, XattrNamespace,
+    self, Backing, Credentials, ErofsOptions, FuseAccess, FuseOptions, Io, MountError,
+    OverlayOptions, Sharing, TmpfsOptions, Verity, XattrNamespace,
 };
 use crate::object::name_of;
 use crate::process::{IdRange, Who, user_namespace};
@@ -269,12 +269,13 @@ pub(super) fn files_on_fuse(who: Who) -> Feature {
         Err(FuseError::Open(errno)) => return Feature::no(format!("no /dev/fuse: {errno}")),
         Err(error) => return Feature::no(error.to_string()),
     };
-    let mounted = crate::mount::fuse(
-        connection.as_fd(),
-        FileType::RegularFile,
-        (who.user, who.group),
-        "quire",
-    );
+    let options = FuseOptions {
+        root: FileType::RegularFile,
+        owner: (who.user, who.group),
+        access: FuseAccess::Owner,
+        name: "quire",
+    };
+    let mounted = crate::mount::fuse(connection.as_fd(), &options);
     match (mounted, connection.resend()) {
         (Ok(_), Ok(Resent::Yes)) => Feature::yes("mounted one"),
         (Ok(_), _) => Feature::yes(

@@ -3,6 +3,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -105,6 +106,32 @@ impl FuseConnection {
         match cloned {
             Ok(()) => Ok(sibling),
             Err(source) => Err(FuseError::Call { step: "duplicate", source }),
+        }
+    }
+
+    /// From now on [`take`](Self::take) never waits. That is so for all who have this descriptor; it is so from the beginning of
+    /// those that are [opened](Self::open) here.
+    ///
+    /// # Errors
+    /// [`FuseError::Call`].
+    pub fn never_wait_in_take(&self) -> Result<(), FuseError> {
+        let failed = |source| FuseError::Call { step: "set up", source };
+        let flags = rustix::fs::fcntl_getfl(&self.0).map_err(failed)?;
+        rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK).map_err(failed)
+    }
+
+    /// Waits until there may be a request, or all is over; returns whether that is so. Without a time it waits as long as that
+    /// takes.
+    ///
+    /// # Errors
+    /// [`FuseError::Call`].
+    pub fn has_request(&self, most: Option<Duration>) -> Result<bool, FuseError> {
+        let mut connection = [PollFd::new(&self.0, PollFlags::IN)];
+        let most = most.and_then(|it| Timespec::try_from(it).ok());
+        match poll(&mut connection, most.as_ref()) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(source) => Err(FuseError::Call { step: "wait at", source }),
         }
     }
 

@@ -18,24 +18,41 @@ pub(super) mod opcode {
     pub(in crate::fuse) const LOOKUP: u32 = 1;
     pub(in crate::fuse) const FORGET: u32 = 2;
     pub(in crate::fuse) const GETATTR: u32 = 3;
+    pub(in crate::fuse) const READLINK: u32 = 5;
     pub(in crate::fuse) const OPEN: u32 = 14;
     pub(in crate::fuse) const READ: u32 = 15;
     pub(in crate::fuse) const STATFS: u32 = 17;
     pub(in crate::fuse) const RELEASE: u32 = 18;
+    pub(in crate::fuse) const GETXATTR: u32 = 22;
+    pub(in crate::fuse) const LISTXATTR: u32 = 23;
     pub(in crate::fuse) const FLUSH: u32 = 25;
     pub(in crate::fuse) const INIT: u32 = 26;
+    pub(in crate::fuse) const READDIR: u32 = 28;
     pub(in crate::fuse) const ACCESS: u32 = 34;
     pub(in crate::fuse) const INTERRUPT: u32 = 36;
     pub(in crate::fuse) const DESTROY: u32 = 38;
     pub(in crate::fuse) const BATCH_FORGET: u32 = 42;
+    pub(in crate::fuse) const READDIRPLUS: u32 = 44;
 }
 
 /// `FUSE_ASYNC_READ`: several reads of a file at a time.
 pub(super) const ASYNC_READ: u64 = 1 << 0;
+/// `FUSE_DO_READDIRPLUS`: attributes of all files come with the names in a directory.
+pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
 /// `FUSE_ASYNC_DIO`: direct reads that are not waited for.
 pub(super) const ASYNC_DIO: u64 = 1 << 15;
+/// `FUSE_NO_OPEN_SUPPORT`: a server may refuse to hear of files that are opened.
+pub(super) const NO_OPEN_SUPPORT: u64 = 1 << 17;
+/// `FUSE_PARALLEL_DIROPS`: names of a directory are looked up side by side.
+pub(super) const PARALLEL_DIROPS: u64 = 1 << 18;
+/// `FUSE_POSIX_ACL`: the kernel obeys ACLs, and keeps them. It implies `default_permissions`.
+pub(super) const POSIX_ACL: u64 = 1 << 20;
 /// `FUSE_MAX_PAGES`: `max_pages` has a meaning.
 pub(super) const MAX_PAGES: u64 = 1 << 22;
+/// `FUSE_CACHE_SYMLINKS`: the kernel keeps targets of links.
+pub(super) const CACHE_SYMLINKS: u64 = 1 << 23;
+/// `FUSE_NO_OPENDIR_SUPPORT`: as `FUSE_NO_OPEN_SUPPORT`, of directories.
+pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
 /// `FUSE_INIT_EXT`: `flags2` has a meaning.
 pub(super) const INIT_EXT: u32 = 1 << 30;
 /// `FUSE_HAS_RESEND`, since Linux 6.9.
@@ -186,6 +203,32 @@ pub(super) struct ReadIn {
     pub(super) padding: u32,
 }
 
+/// `struct fuse_getxattr_in`; a name may follow.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+pub(super) struct GetxattrIn {
+    pub(super) size: u32,
+    pub(super) padding: u32,
+}
+
+/// `struct fuse_getxattr_out`.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+pub(super) struct GetxattrOut {
+    pub(super) size: u32,
+    pub(super) padding: u32,
+}
+
+/// `struct fuse_dirent`; the name follows, and zeros up to a multiple of 8 bytes.
+#[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
+#[repr(C)]
+pub(super) struct Dirent {
+    pub(super) ino: u64,
+    pub(super) off: u64,
+    pub(super) namelen: u32,
+    pub(super) kind: u32,
+}
+
 /// `struct fuse_release_in`, and `struct fuse_flush_in`, which begins with the same.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C)]
@@ -261,6 +304,9 @@ const _: () = assert!(size_of::<GetattrIn>() == 16);
 const _: () = assert!(size_of::<OpenIn>() == 8);
 const _: () = assert!(size_of::<OpenOut>() == 16);
 const _: () = assert!(size_of::<ReadIn>() == 40);
+const _: () = assert!(size_of::<GetxattrIn>() == 8);
+const _: () = assert!(size_of::<GetxattrOut>() == 8);
+const _: () = assert!(size_of::<Dirent>() == 24);
 const _: () = assert!(size_of::<HandleIn>() == 24);
 const _: () = assert!(size_of::<ForgetIn>() == 8);
 const _: () = assert!(size_of::<BatchForgetIn>() == 8);

@@ -9,7 +9,9 @@ mod reply;
 mod request;
 
 pub use connection::{FuseConnection, FuseError, RequestBuffer, Resent, TakenRequest};
-pub use reply::{Caching, NodeAttributes, READ_MAX, ReplyBody};
+pub use reply::{
+    Caching, DirectoryReply, ListedEntry, NodeAttributes, READ_MAX, ReplyBody, Served,
+};
 pub use request::{
     FileHandle, Forgotten, FuseOperation, FuseRequest, FuseRequestError, InitOffer, NodeNumber,
     Requester, Unique,

@@ -2,11 +2,12 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use rustix::fs::{FileType, Mode};
-use zerocopy::IntoBytes as _;
+use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::layout::{
-    ASYNC_DIO, ASYNC_READ, Attr, AttrOut, EntryOut, FOPEN_DIRECT_IO, FOPEN_NOFLUSH, InitOut,
-    Kstatfs, MAX_PAGES, MINOR, OpenOut, VERSION,
+    ASYNC_DIO, ASYNC_READ, Attr, AttrOut, CACHE_SYMLINKS, DO_READDIRPLUS, Dirent, EntryOut,
+    FOPEN_DIRECT_IO, FOPEN_NOFLUSH, GetxattrOut, InitOut, Kstatfs, MAX_PAGES, MINOR,
+    NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT, OpenOut, PARALLEL_DIROPS, POSIX_ACL, VERSION,
 };
 use super::request::{FileHandle, InitOffer, NodeNumber};
 
@@ -19,9 +20,11 @@ const WRITE_MAX: u32 = 4096;
 /// For ever: what is read from the file system does not change.
 const ALWAYS: u64 = 1 << 40;
 
-/// Attributes of a file or folder. Times are those of 1970.
+/// Attributes of a file or folder. All times are that of its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeAttributes {
+    /// Its inode number.
+    pub number: u64,
     /// What it is.
     pub kind: FileType,
     /// Who may do what.
@@ -30,29 +33,55 @@ pub struct NodeAttributes {
     pub bytes: u64,
     /// Its owner: user and group.
     pub owner: (u32, u32),
+    /// How many names it has.
+    pub links: u32,
+    /// When it was changed: seconds from 1970 on, and nanoseconds.
+    pub changed: (i64, u32),
+    /// The number of the device that it is, as the kernel's `new_encode_dev` makes it.
+    pub device: u32,
 }
 
 impl NodeAttributes {
-    fn raw(&self, node: NodeNumber) -> Attr {
+    /// A regular file of 1970 with one name.
+    #[must_use]
+    pub const fn file(number: u64, bytes: u64, mode: Mode, owner: (u32, u32)) -> Self {
+        let (kind, links, changed) = (FileType::RegularFile, 1, (0, 0));
+        Self { number, kind, mode, bytes, owner, links, changed, device: 0 }
+    }
+
+    fn raw(&self) -> Attr {
+        let (seconds, nanoseconds) = (self.changed.0.cast_unsigned(), self.changed.1);
         Attr {
-            ino: node.0,
+            ino: self.number,
             size: self.bytes,
             blocks: self.bytes.div_ceil(512),
-            atime: 0,
-            mtime: 0,
-            ctime: 0,
-            atimensec: 0,
-            mtimensec: 0,
-            ctimensec: 0,
+            atime: seconds,
+            mtime: seconds,
+            ctime: seconds,
+            atimensec: nanoseconds,
+            mtimensec: nanoseconds,
+            ctimensec: nanoseconds,
             mode: self.kind.as_raw_mode() | self.mode.as_raw_mode(),
-            nlink: 1,
+            nlink: self.links,
             uid: self.owner.0,
             gid: self.owner.1,
-            rdev: 0,
+            rdev: self.device,
             blksize: 4096,
             flags: 0,
         }
     }
+}
+
+/// What a file system is, for the kernel to know what it may do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Served {
+    /// One file.
+    File,
+    /// A tree in which nothing changes.
+    Tree {
+        /// Whether the kernel obeys modes and ACLs. Otherwise whoever gets in may read everything.
+        permissions: bool,
+    },
 }
 
 /// Whether the kernel keeps pages of a file.
@@ -71,13 +100,25 @@ pub struct ReplyBody(Vec<u8>);
 impl ReplyBody {
     /// Begins with what both sides can do. Any number of requests may be under way.
     #[must_use]
-    pub fn init(offer: &InitOffer) -> Self {
-        let flags = offer.flags & (ASYNC_READ | ASYNC_DIO | MAX_PAGES);
+    pub fn init(offer: &InitOffer, served: Served) -> Self {
+        let wanted = match served {
+            Served::File => 0,
+            Served::Tree { permissions } => {
+                let acl = if permissions { POSIX_ACL } else { 0 };
+                DO_READDIRPLUS
+                    | PARALLEL_DIROPS
+                    | CACHE_SYMLINKS
+                    | NO_OPEN_SUPPORT
+                    | NO_OPENDIR_SUPPORT
+                    | acl
+            }
+        };
+        let flags = offer.flags & (wanted | ASYNC_READ | ASYNC_DIO | MAX_PAGES);
         let out = InitOut {
             major: VERSION,
             minor: offer.minor.min(MINOR),
             max_readahead: offer.readahead,
-            // These three are among the low bits.
+            // All of these are among the low bits.
             flags: u32::try_from(flags).unwrap_or_default(),
             max_background: u16::MAX,
             congestion_threshold: u16::MAX,
@@ -93,8 +134,8 @@ impl ReplyBody {
 
     /// The attributes of a node, which do not change.
     #[must_use]
-    pub fn attributes(node: NodeNumber, attributes: &NodeAttributes) -> Self {
-        let attr = attributes.raw(node);
+    pub fn attributes(attributes: &NodeAttributes) -> Self {
+        let attr = attributes.raw();
         let out = AttrOut { attr_valid: ALWAYS, attr_valid_nsec: 0, dummy: 0, attr };
         Self(out.as_bytes().to_vec())
     }
@@ -102,16 +143,20 @@ impl ReplyBody {
     /// A node that was looked up, which does not change.
     #[must_use]
     pub fn entry(node: NodeNumber, attributes: &NodeAttributes) -> Self {
-        let out = EntryOut {
-            nodeid: node.0,
-            generation: 0,
-            entry_valid: ALWAYS,
-            attr_valid: ALWAYS,
-            entry_valid_nsec: 0,
-            attr_valid_nsec: 0,
-            attr: attributes.raw(node),
-        };
+        Self(entry(node, attributes).as_bytes().to_vec())
+    }
+
+    /// That there is no file of a name, and will be none.
+    #[must_use]
+    pub fn no_entry() -> Self {
+        let out = EntryOut { nodeid: 0, entry_valid: ALWAYS, ..EntryOut::new_zeroed() };
         Self(out.as_bytes().to_vec())
+    }
+
+    /// The length of an xattr's value, or of the names of all.
+    #[must_use]
+    pub fn xattr_size(size: u32) -> Self {
+        Self(GetxattrOut { size, padding: 0 }.as_bytes().to_vec())
     }
 
     /// A file that was opened. Whoever closes a descriptor of it does not wait for the server.
@@ -124,14 +169,14 @@ impl ReplyBody {
         Self(OpenOut { fh: handle.0, open_flags, backing_id: 0 }.as_bytes().to_vec())
     }
 
-    /// The figures of a file system of so many bytes that nobody can write to.
+    /// The figures of a file system of so many bytes and files that nobody can write to.
     #[must_use]
-    pub fn statistics(bytes: u64) -> Self {
+    pub fn statistics(bytes: u64, files: u64) -> Self {
         let out = Kstatfs {
             blocks: bytes.div_ceil(4096),
             bfree: 0,
             bavail: 0,
-            files: 1,
+            files,
             ffree: 0,
             bsize: 4096,
             namelen: 255,
@@ -152,6 +197,72 @@ impl ReplyBody {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+}
+
+fn entry(node: NodeNumber, attributes: &NodeAttributes) -> EntryOut {
+    EntryOut {
+        nodeid: node.0,
+        generation: 0,
+        entry_valid: ALWAYS,
+        attr_valid: ALWAYS,
+        entry_valid_nsec: 0,
+        attr_valid_nsec: 0,
+        attr: attributes.raw(),
+    }
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct ListedEntry<'a> {
+    /// Its name, at most 255 bytes.
+    pub name: &'a [u8],
+    /// What it names. `.` and `..` have none: the kernel knows them.
+    pub node: Option<NodeNumber>,
+    /// Of that.
+    pub attributes: NodeAttributes,
+    /// The place behind the entry: that of the first entry is behind 0.
+    pub next: u64,
+}
+
+/// A reply with entries of a directory, as many as there is room for.
+#[derive(Debug)]
+pub struct DirectoryReply<'b> {
+    bytes: &'b mut Vec<u8>,
+    size: usize,
+    with_attributes: bool,
+}
+
+impl<'b> DirectoryReply<'b> {
+    /// An empty reply that becomes `size` bytes long at most, in memory that was used before.
+    pub fn new(bytes: &'b mut Vec<u8>, size: u32, with_attributes: bool) -> Self {
+        bytes.clear();
+        let size = usize::try_from(size).unwrap_or(usize::MAX).min(READ_MAX);
+        Self { bytes, size, with_attributes }
+    }
+
+    /// Adds an entry; answers whether there was room for it.
+    pub fn push(&mut self, entry: &ListedEntry<'_>) -> bool {
+        let before = if self.with_attributes { size_of::<EntryOut>() } else { 0 };
+        let length = size_of::<Dirent>().saturating_add(entry.name.len()).next_multiple_of(8);
+        let end = self.bytes.len().saturating_add(before).saturating_add(length);
+        let (Ok(namelen), true) = (u32::try_from(entry.name.len()), end <= self.size) else {
+            return false;
+        };
+        if self.with_attributes {
+            let out = match entry.node {
+                Some(node) => self::entry(node, &entry.attributes),
+                None => EntryOut::new_zeroed(),
+            };
+            self.bytes.extend_from_slice(out.as_bytes());
+        }
+        // As in `struct dirent`: the upper bits of a mode.
+        let kind = entry.attributes.kind.as_raw_mode() >> 12;
+        let dirent = Dirent { ino: entry.attributes.number, off: entry.next, namelen, kind };
+        self.bytes.extend_from_slice(dirent.as_bytes());
+        self.bytes.extend_from_slice(entry.name);
+        self.bytes.resize(end, 0);
+        true
     }
 }
 
@@ -182,37 +293,74 @@ mod tests {
     /// Places from `linux/fuse.h`.
     #[test]
     fn replies_have_the_layout_of_the_header() {
-        let init = ReplyBody::init(&offer(45, !(1 << 30)));
+        let init = ReplyBody::init(&offer(45, !(1 << 30)), Served::File);
         assert_eq!(init.as_bytes().len(), 64);
         // Version, read-ahead, flags, both numbers of requests, the largest write, pages.
         let expect = [7, 38, 131_072, 1 | 1 << 15 | 1 << 22, u32::MAX, 4096, 1, 256];
         assert_eq!(numbers(&init, &[0, 4, 8, 12, 16, 20, 24, 28]), expect);
         // Not more than the kernel has.
-        assert_eq!(numbers(&ReplyBody::init(&offer(36, 1)), &[4, 12]), [36, 1]);
+        let init = ReplyBody::init(&offer(36, 1), Served::File);
+        assert_eq!(numbers(&init, &[4, 12]), [36, 1]);
+        // Attributes with names, side by side, links, and neither opens nor directories; permissions.
+        for (permissions, expect) in [(false, 0x1c6_a001), (true, 0x1d6_a001)] {
+            let tree = Served::Tree { permissions };
+            let init = ReplyBody::init(&offer(45, !(1 << 30)), tree);
+            assert_eq!(numbers(&init, &[12]), [expect]);
+        }
 
-        let attributes = NodeAttributes {
-            kind: FileType::RegularFile,
-            mode: Mode::RUSR,
-            bytes: 1025,
-            owner: (3, 4),
-        };
-        let got = ReplyBody::attributes(NodeNumber::ROOT, &attributes);
+        let file = NodeAttributes::file(1, 1025, Mode::RUSR, (3, 4));
+        let attributes = NodeAttributes { links: 5, changed: (-2, 9), device: 0x1234, ..file };
+        let got = ReplyBody::attributes(&attributes);
         assert_eq!(got.as_bytes().len(), 104);
-        // Inode, size, blocks, mode, links, user, group.
-        let places = [16, 24, 32, 76, 80, 84, 88];
-        assert_eq!(numbers(&got, &places), [1, 1025, 3, 0o100_400, 1, 3, 4]);
+        // Inode, size, blocks, mode, links, user, group, device.
+        let places = [16, 24, 32, 76, 80, 84, 88, 92];
+        assert_eq!(numbers(&got, &places), [1, 1025, 3, 0o100_400, 5, 3, 4, 0x1234]);
+        // The three times.
+        let (low, high) = (u32::MAX - 1, u32::MAX);
+        let places = [40, 44, 48, 52, 56, 60, 64, 68, 72];
+        assert_eq!(numbers(&got, &places), [low, high, low, high, low, high, 9, 9, 9]);
         let entry = ReplyBody::entry(NodeNumber(7), &attributes);
         assert_eq!(entry.as_bytes().len(), 128);
-        assert_eq!(numbers(&entry, &[0, 40, 48, 100]), [7, 7, 1025, 0o100_400]);
+        assert_eq!(numbers(&entry, &[0, 40, 48, 100]), [7, 1, 1025, 0o100_400]);
+        let none = ReplyBody::no_entry();
+        assert_eq!((none.as_bytes().len(), numbers(&none, &[0, 4, 20])), (128, vec![0, 0, 256]));
+        assert_eq!(numbers(&ReplyBody::xattr_size(77), &[0, 4]), [77, 0]);
 
         let opened = ReplyBody::opened(FileHandle(5), Caching::None);
         assert_eq!(numbers(&opened, &[0, 4, 8, 12]), [5, 0, 0x21, 0]);
         let opened = ReplyBody::opened(FileHandle(5), Caching::Pages);
         assert_eq!(numbers(&opened, &[8]), [0x20]);
-        let statistics = ReplyBody::statistics(4097);
+        let statistics = ReplyBody::statistics(4097, 6);
         assert_eq!(statistics.as_bytes().len(), 80);
         assert_eq!(numbers(&statistics, &[0, 40, 44, 48]), [2, 4096, 255, 4096]);
         assert!(ReplyBody::done().as_bytes().is_empty());
         assert_eq!(usize::from(READ_PAGES) * 4096, READ_MAX);
+    }
+
+    /// Places from `linux/fuse.h`: `struct fuse_direntplus` and `struct fuse_dirent`.
+    #[test]
+    fn entries_of_directories_have_the_layout_of_the_header() {
+        let attributes = NodeAttributes::file(8, 5, Mode::RUSR, (0, 0));
+        let node = Some(NodeNumber(9));
+        let entry = ListedEntry { name: b"file", node, attributes, next: 3 };
+        let mut bytes = Vec::new();
+        let mut reply = DirectoryReply::new(&mut bytes, 63, false);
+        assert!(reply.push(&entry));
+        // Another one would need 32 bytes.
+        assert!(!reply.push(&entry));
+        let body = ReplyBody(bytes.clone());
+        // Inode, place behind it, length of the name, type of a regular file.
+        assert_eq!(numbers(&body, &[0, 8, 16, 20]), [8, 3, 4, 8]);
+        assert_eq!((&bytes[24..28], &bytes[28..]), (&b"file"[..], &[0; 4][..]));
+
+        let mut reply = DirectoryReply::new(&mut bytes, 320, true);
+        assert!(reply.push(&ListedEntry { node: None, name: b".", ..entry }));
+        assert!(reply.push(&entry));
+        assert!(!reply.push(&entry), "there is no room");
+        let body = ReplyBody(bytes.clone());
+        assert_eq!(bytes.len(), 320);
+        assert_eq!(numbers(&body, &[0, 128, 136, 144, 148]), [0, 8, 3, 1, 8]);
+        assert_eq!(numbers(&body, &[160, 200, 208, 288, 304]), [9, 8, 5, 8, 4]);
+        assert_eq!(&bytes[312..316], b"file");
     }
 }

@@ -6,8 +6,9 @@ use std::ffi::CStr;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::layout::{
-    AccessIn, BatchForgetIn, ForgetIn, ForgetOne, GETATTR_FH, GetattrIn, HAS_RESEND, HandleIn,
-    INIT_EXT, InHeader, InitIn, InterruptIn, MINOR_LEAST, OpenIn, ReadIn, VERSION, opcode,
+    AccessIn, BatchForgetIn, ForgetIn, ForgetOne, GETATTR_FH, GetattrIn, GetxattrIn, HAS_RESEND,
+    HandleIn, INIT_EXT, InHeader, InitIn, InterruptIn, MINOR_LEAST, OpenIn, ReadIn, VERSION,
+    opcode,
 };
 
 /// A request of the kernel.
@@ -65,6 +66,8 @@ pub enum FuseOperation<'a> {
     ForgetSeveral(Forgotten<'a>),
     /// Attributes, perhaps by way of an open file.
     GetAttributes(Option<FileHandle>),
+    /// The target of a symbolic link.
+    ReadLink,
     /// To open a file, with the flags of open(2).
     Open(u32),
     /// Bytes of an open file.
@@ -76,6 +79,24 @@ pub enum FuseOperation<'a> {
         /// How many bytes. A reply with fewer says that the file ends there.
         size: u32,
     },
+    /// Names in a directory.
+    ReadDirectory {
+        /// The place behind the last entry that was given; 0 at the beginning.
+        offset: u64,
+        /// The most bytes of the reply.
+        size: u32,
+        /// Whether the attributes of all files are wanted, too.
+        attributes: bool,
+    },
+    /// The value of an xattr.
+    GetXattr {
+        /// Its name.
+        name: &'a CStr,
+        /// The most bytes of the reply; 0 to ask how many there are.
+        size: u32,
+    },
+    /// The names of all xattrs, each with a NUL; the number is as for a value.
+    ListXattrs(u32),
     /// A descriptor of an open file was closed.
     Flush(FileHandle),
     /// An open file is closed.
@@ -223,7 +244,7 @@ impl<'a> Body<'a> {
     fn operation(&self) -> Result<FuseOperation<'a>, FuseRequestError> {
         Ok(match self.opcode {
             opcode::INIT => FuseOperation::Init(self.init()?),
-            opcode::LOOKUP => FuseOperation::Lookup(self.name()?),
+            opcode::LOOKUP => FuseOperation::Lookup(self.name_in(self.bytes)?),
             opcode::FORGET => FuseOperation::Forget(self.start::<ForgetIn>()?.0.nlookup),
             opcode::BATCH_FORGET => FuseOperation::ForgetSeveral(self.forgotten()?),
             opcode::GETATTR => {
@@ -237,6 +258,18 @@ impl<'a> Body<'a> {
                 let handle = FileHandle(asked.fh);
                 FuseOperation::Read { handle, offset: asked.offset, size: asked.size }
             }
+            opcode::READLINK => FuseOperation::ReadLink,
+            opcode::READDIR | opcode::READDIRPLUS => {
+                let (asked, _) = self.start::<ReadIn>()?;
+                let attributes = self.opcode == opcode::READDIRPLUS;
+                let (offset, size) = (asked.offset, asked.size);
+                FuseOperation::ReadDirectory { offset, size, attributes }
+            }
+            opcode::GETXATTR => {
+                let (asked, name) = self.start::<GetxattrIn>()?;
+                FuseOperation::GetXattr { name: self.name_in(name)?, size: asked.size }
+            }
+            opcode::LISTXATTR => FuseOperation::ListXattrs(self.start::<GetxattrIn>()?.0.size),
             opcode::FLUSH => FuseOperation::Flush(self.handle()?),
             opcode::RELEASE => FuseOperation::Release(self.handle()?),
             opcode::STATFS => FuseOperation::Statistics,
@@ -263,9 +296,9 @@ impl<'a> Body<'a> {
         Ok(FileHandle(self.start::<HandleIn>()?.0.fh))
     }
 
-    fn name(&self) -> Result<&'a CStr, FuseRequestError> {
+    fn name_in(&self, bytes: &'a [u8]) -> Result<&'a CStr, FuseRequestError> {
         let (unique, opcode) = (self.unique, self.opcode);
-        CStr::from_bytes_with_nul(self.bytes).or(Err(FuseRequestError::Name { unique, opcode }))
+        CStr::from_bytes_with_nul(bytes).or(Err(FuseRequestError::Name { unique, opcode }))
     }
 
     fn init(&self) -> Result<InitOffer, FuseRequestError> {
@@ -333,6 +366,14 @@ mod tests {
         let read = [words(&[9, 4096]), halves(&[65_536, 0]), words(&[0, 0])].concat();
         let handle = FileHandle(9);
         operation(15, &read, is(FuseOperation::Read { handle, offset: 4096, size: 65_536 }));
+        for (opcode, attributes) in [(28, false), (44, true)] {
+            let (offset, size) = (4096, 65_536);
+            operation(opcode, &read, is(FuseOperation::ReadDirectory { offset, size, attributes }));
+        }
+        operation(5, &[], is(FuseOperation::ReadLink));
+        let named = [&halves(&[32, 0])[..], b"user.x\0"].concat();
+        operation(22, &named, is(FuseOperation::GetXattr { name: c"user.x", size: 32 }));
+        operation(23, &halves(&[0, 0]), is(FuseOperation::ListXattrs(0)));
         operation(17, &[], is(FuseOperation::Statistics));
         operation(18, &words(&[9, 0, 0]), is(FuseOperation::Release(handle)));
         operation(25, &words(&[9, 0, 0]), is(FuseOperation::Flush(handle)));
@@ -370,7 +411,7 @@ mod tests {
             refused(&[&whole[..], &[0]].concat()),
             FuseRequestError::Length { unique, says, actual }
         );
-        for opcode in [2, 3, 14, 15, 18, 25, 26, 34, 36, 42] {
+        for opcode in [2, 3, 14, 15, 18, 22, 23, 25, 26, 28, 34, 36, 42, 44] {
             let short = FuseRequestError::Short { unique, opcode, bytes: 7 };
             assert_eq!(refused(&bytes(opcode, &[0; 7])), short, "{opcode}");
         }
@@ -380,6 +421,8 @@ mod tests {
         assert_eq!(refused(&bytes(42, &forgotten)), short);
         for name in [&b"name"[..], b"na\0me\0", b""] {
             assert_eq!(refused(&bytes(1, name)), FuseRequestError::Name { unique, opcode: 1 });
+            let named = [&halves(&[32, 0])[..], name].concat();
+            assert_eq!(refused(&bytes(22, &named)), FuseRequestError::Name { unique, opcode: 22 });
         }
         for (major, minor) in [(8, 45), (7, 30)] {
             let version = FuseRequestError::Version { unique, major, minor };

@@ -12,38 +12,57 @@ use super::{Detached, MountError, Step};
 /// Source: `linux/magic.h`, FUSE_SUPER_MAGIC.
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
-/// Mounts the file system whose requests come through `connection`, a descriptor of `/dev/fuse`. It is read-only, and only
-/// this user and group get in. The root is of this kind: a regular file, for example, that is the whole file system. `name` is
-/// what lists of mounts show.
+/// What is served, and to whom.
+#[derive(Debug, Clone, Copy)]
+pub struct FuseOptions<'a> {
+    /// What the root is: a regular file, for example, that is the whole file system.
+    pub root: FileType,
+    /// The user and the group that it belongs to.
+    pub owner: (u32, u32),
+    /// Who gets in.
+    pub access: FuseAccess,
+    /// What lists of mounts show.
+    pub name: &'a str,
+}
+
+/// Who gets into a file system on FUSE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FuseAccess {
+    /// Its owner. Nothing can be executed, and there are no devices.
+    Owner,
+    /// Everybody in the user namespace that mounts it, as far as the modes of files allow.
+    Everybody,
+}
+
+/// Mounts the file system whose requests come through `connection`, a descriptor of `/dev/fuse`. It is read-only, and the
+/// modes of files are obeyed.
 ///
 /// Nothing is asked of the connection before this returns, but for the first request.
 ///
 /// # Errors
 /// The kernel's error in the step that failed.
-pub fn fuse(
-    connection: BorrowedFd<'_>,
-    root: FileType,
-    (user, group): (u32, u32),
-    name: &str,
-) -> Result<Detached, MountError> {
-    let object = format!("FUSE {name}");
+pub fn fuse(connection: BorrowedFd<'_>, options: &FuseOptions<'_>) -> Result<Detached, MountError> {
+    let object = format!("FUSE {}", options.name);
     let context = Context::open("fuse", &object)?;
-    context.string("source", name)?;
+    context.string("source", options.name)?;
     // As text: before Linux 6.13 it takes no descriptor.
     context.string("fd", &connection.as_raw_fd().to_string())?;
-    context.string("rootmode", &format!("{:o}", root.as_raw_mode()))?;
-    context.string("user_id", &user.to_string())?;
-    context.string("group_id", &group.to_string())?;
-    // The modes of files are obeyed.
+    context.string("rootmode", &format!("{:o}", options.root.as_raw_mode()))?;
+    context.string("user_id", &options.owner.0.to_string())?;
+    context.string("group_id", &options.owner.1.to_string())?;
     context.flag("default_permissions")?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY;
+    match options.access {
+        FuseAccess::Owner => {
+            attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID
+                | MountAttrFlags::MOUNT_ATTR_NODEV
+                | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        }
+        FuseAccess::Everybody => context.flag("allow_other")?,
+    }
     context.flag("ro")?;
     context.create()?;
-    context.mount(
-        MountAttrFlags::MOUNT_ATTR_RDONLY
-            | MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV
-            | MountAttrFlags::MOUNT_ATTR_NOEXEC,
-    )
+    context.mount(attributes)
 }
 
 /// Whether a file lies on FUSE. If its server does not reply, this waits.

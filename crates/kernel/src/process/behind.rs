@@ -1,7 +1,7 @@
 //! The rest of a process's work, done by a child that no process waits for.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::fs::{Mode, OFlags};
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
 
+use super::signals::SignalMask;
 use super::{Process, ProcessError};
 
 /// Who did the work.
@@ -84,6 +85,40 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
             // It has not been waited for, so the number is its.
             Ok((answer, Process::open(pid)?))
         }
+    }
+}
+
+/// Starts a server: a child as that of [`start_behind`] that has this process's memory, these descriptors and no others, no
+/// blocked signals, and `/` as its directory. What it is to do must use nothing else that is open here.
+///
+/// # Errors
+/// As [`start_behind`].
+///
+/// # Panics
+/// As [`start_behind`].
+pub fn start_server(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Process, ProcessError> {
+    let keep: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+    let (_, process) = start_behind(|report| {
+        drop(report);
+        close_others(&keep);
+        // With an empty set this cannot fail.
+        let _before = SignalMask::empty().apply(libc::SIG_SETMASK);
+        // Only somebody's unmount would fail.
+        let _moved = std::env::set_current_dir("/");
+        work();
+    })?;
+    Ok(process)
+}
+
+/// Closes all descriptors but these, and standard input, output and error.
+fn close_others(keep: &[RawFd]) {
+    let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
+    let numbers = all.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    // As a list first, since one of them is that of the folder.
+    let numbers: Vec<_> = numbers.filter(|it| *it > 2 && !keep.contains(it)).collect();
+    for number in numbers {
+        // SAFETY: who owns it is the parent, of which this is a copy that never returns and uses only what is kept.
+        unsafe { libc::close(number) };
     }
 }
 

@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
-pub use behind::{Done, finish_behind, start_behind};
+pub use behind::{Done, finish_behind, start_behind, start_server};
 pub use heap::{keep_little_heap, trim_heap};
 pub use namespaces::{
     IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,

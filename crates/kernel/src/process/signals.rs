@@ -142,7 +142,7 @@ impl AsFd for Signals {
 pub(super) struct SignalMask(libc::sigset_t);
 
 impl SignalMask {
-    fn empty() -> Self {
+    pub(super) fn empty() -> Self {
         let mut set = MaybeUninit::uninit();
         // SAFETY: sigemptyset initialises the whole set and cannot fail.
         unsafe { libc::sigemptyset(set.as_mut_ptr()) };

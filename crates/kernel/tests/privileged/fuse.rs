@@ -8,9 +8,9 @@ use std::thread::{self, JoinHandle};
 
 use kernel::fuse::{
     Caching, FileHandle, FuseConnection, FuseOperation, FuseRequest, NodeAttributes, NodeNumber,
-    ReplyBody, RequestBuffer, Resent, TakenRequest, Unique,
+    ReplyBody, RequestBuffer, Resent, Served, TakenRequest, Unique,
 };
-use kernel::mount::{Detached, is_on_fuse};
+use kernel::mount::{Detached, FuseAccess, FuseOptions, is_on_fuse};
 use kernel::version::KernelVersion;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode};
@@ -41,17 +41,13 @@ fn serve_one(connection: &FuseConnection, buffer: &mut RequestBuffer) -> Option<
 }
 
 fn reply(connection: &FuseConnection, request: &FuseRequest<'_>) {
-    let attributes = NodeAttributes {
-        kind: FileType::RegularFile,
-        mode: Mode::RUSR,
-        bytes: BYTES.len() as u64,
-        owner: (0, 0),
-    };
+    let bytes = BYTES.len() as u64;
+    let attributes = NodeAttributes::file(NodeNumber::ROOT.0, bytes, Mode::RUSR, (0, 0));
     let body = match &request.operation {
-        FuseOperation::Init(offer) => ReplyBody::init(offer),
-        FuseOperation::GetAttributes(_) => ReplyBody::attributes(NodeNumber::ROOT, &attributes),
+        FuseOperation::Init(offer) => ReplyBody::init(offer, Served::File),
+        FuseOperation::GetAttributes(_) => ReplyBody::attributes(&attributes),
         FuseOperation::Open(_) => ReplyBody::opened(FileHandle(7), Caching::None),
-        FuseOperation::Statistics => ReplyBody::statistics(BYTES.len() as u64),
+        FuseOperation::Statistics => ReplyBody::statistics(bytes, 1),
         FuseOperation::Flush(FileHandle(7)) | FuseOperation::Release(FileHandle(7)) => {
             ReplyBody::done()
         }
@@ -68,7 +64,9 @@ fn mounted() -> Option<(FuseConnection, Detached)> {
         return None;
     }
     let connection = FuseConnection::open().unwrap();
-    let mount = kernel::mount::fuse(connection.as_fd(), FileType::RegularFile, (0, 0), "test");
+    let (root, access) = (FileType::RegularFile, FuseAccess::Owner);
+    let options = FuseOptions { root, owner: (0, 0), access, name: "test" };
+    let mount = kernel::mount::fuse(connection.as_fd(), &options);
     let mount = mount.unwrap();
     Some((connection, mount))
 }

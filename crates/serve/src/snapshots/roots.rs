@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use container::bundle::userns::IdMap;
 use container::root::share::Superblock;
 use container::root::{
-    MakeRootError, Shape, Space, Trust, TrustedImage, Writable, WritableWish, make,
+    MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
 };
 use image::verity::ImageId;
 use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, mounted, unmount};
@@ -116,7 +116,14 @@ impl Roots {
         let wish = WritableWish::None;
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
         let image = image.map_err(MakeRootError::from)?;
-        let shape = Shape { writable, map, space: Space::AsIs, places: &[], between: &between };
+        let shape = Shape {
+            writable,
+            map,
+            space: Space::AsIs,
+            places: &[],
+            between: &between,
+            via: Via::Tree,
+        };
         let made = make(store, &image, &shape, self.take(&below.image).into_iter())?;
         made.mount.attach_at(&instance.root(number))?;
         self.keep(instance, below.image, made.image);

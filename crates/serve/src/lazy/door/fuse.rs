@@ -15,9 +15,9 @@ use std::time::Instant;
 use image::verity::DeviceId;
 use kernel::fuse::{
     Caching, FileHandle, FuseConnection, FuseError, FuseOperation, FuseRequest, NodeAttributes,
-    READ_MAX, ReplyBody, RequestBuffer, Resent, TakenRequest, Unique,
+    NodeNumber, READ_MAX, ReplyBody, RequestBuffer, Resent, Served, TakenRequest, Unique,
 };
-use kernel::mount::MountError;
+use kernel::mount::{FuseAccess, FuseOptions, MountError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, Mode, OFlags};
@@ -91,8 +91,7 @@ impl Connection {
     }
 
     fn attributes(&self) -> NodeAttributes {
-        let kind = FileType::RegularFile;
-        NodeAttributes { kind, mode: Mode::RUSR, bytes: self.bytes, owner: ROOT }
+        NodeAttributes::file(NodeNumber::ROOT.0, self.bytes, Mode::RUSR, ROOT)
     }
 
     pub(super) fn give(&self, request: Unique, bytes: &[u8]) {
@@ -236,7 +235,13 @@ impl<'a> Door<'a> {
         place: InodePlace,
     ) -> Result<(ConnectionId, File), FuseDoorError> {
         let shared = FuseConnection::open()?;
-        let mount = kernel::mount::fuse(shared.as_fd(), FileType::RegularFile, ROOT, NAME)?;
+        let options = FuseOptions {
+            root: FileType::RegularFile,
+            owner: ROOT,
+            access: FuseAccess::Owner,
+            name: NAME,
+        };
+        let mount = kernel::mount::fuse(shared.as_fd(), &options)?;
         let bytes = self.length(place);
         let connection = Connection::new(shared, (device, place, bytes))?;
         let id = self.connections.add(None, connection)?;
@@ -410,14 +415,12 @@ impl<'a> Server<'_, 'a> {
             let unique = request.unique;
             return Ok(self.read(connection, unique, (offset, size)));
         }
-        let FuseRequest { unique, node, operation, .. } = request;
+        let FuseRequest { unique, operation, .. } = request;
         let body = match &operation {
-            FuseOperation::Init(offer) => ReplyBody::init(offer),
-            FuseOperation::GetAttributes(_) => {
-                ReplyBody::attributes(node, &connection.attributes())
-            }
+            FuseOperation::Init(offer) => ReplyBody::init(offer, Served::File),
+            FuseOperation::GetAttributes(_) => ReplyBody::attributes(&connection.attributes()),
             FuseOperation::Open(_) => ReplyBody::opened(FileHandle(0), Caching::None),
-            FuseOperation::Statistics => ReplyBody::statistics(connection.bytes),
+            FuseOperation::Statistics => ReplyBody::statistics(connection.bytes, 1),
             FuseOperation::Flush(_)
             | FuseOperation::Release(_)
             | FuseOperation::Access(_)

@@ -1,5 +1,8 @@
 //! Containers of a user who is not root. The tests need root, to become that user and to give it ids.
 
+#[cfg(feature = "serve")]
+mod fuse;
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::PathBuf;
@@ -22,19 +25,25 @@ struct User {
 }
 
 impl User {
+    /// One that has trees made.
     fn new(has_ids: bool) -> Option<Self> {
-        if !crate::is_root() {
-            return None;
-        }
         if KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA) {
             testing::skipped("overlays of user namespaces take objects since Linux 6.16");
             return None;
         }
-        for name in ["unshare", "mount", "setpriv", "newuidmap", "newgidmap"] {
+        Self::of_any_kernel(has_ids)
+    }
+
+    fn of_any_kernel(has_ids: bool) -> Option<Self> {
+        if !crate::is_root() {
+            return None;
+        }
+        let needed = ["unshare", "mount", "setpriv", "newuidmap", "newgidmap", "fusermount3"];
+        for name in needed {
             if program(name).is_none() {
                 assert!(
                     std::env::var_os("CI").is_none(),
-                    "CI has no {name}: packages util-linux, uidmap"
+                    "CI has no {name}: packages util-linux, uidmap, fuse3"
                 );
                 testing::skipped(&format!("{name} is not installed"));
                 return None;
@@ -64,7 +73,21 @@ impl User {
     }
 
     fn run(&self, words: &[&str]) -> Ran {
+        let quire = self.place.path("quire").to_str().unwrap().to_owned();
+        self.call(&[&[&*quire], words].concat())
+    }
+
+    /// Runs a script in one mount namespace; `$Q` is quire.
+    #[cfg(feature = "serve")]
+    fn script(&self, script: &str) -> Ran {
+        let quire = self.place.path("quire");
+        self.call(&["env", &format!("Q={}", quire.display()), "sh", "-uc", script])
+    }
+
+    fn call(&self, words: &[&str]) -> Ran {
         const SCRIPT: &str = "
+            mknod -m 666 \"$1/fuse\" c 10 229 2> /dev/null || :
+            mount --bind \"$1/fuse\" /dev/fuse
             mount --bind \"$1/passwd\" /etc/passwd
             mount --bind \"$1/ids\" /etc/subuid
             mount --bind \"$1/ids\" /etc/subgid
@@ -76,7 +99,7 @@ impl User {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "sh"]);
         command.arg(self.place.folder.path()).arg(USER.to_string());
-        command.arg(self.place.path("quire")).args(words).env_clear();
+        command.args(words).env_clear();
         command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home());
         command.env("XDG_RUNTIME_DIR", self.home());
         Ran::of(&command.stdin(Stdio::null()).output().unwrap())
@@ -154,15 +177,18 @@ const LISTING: &str = "
     getfattr -R -P -h -d -m - -e hex . 2> /dev/null || :
 ";
 
-/// What the kernel shows of the image itself is the measure.
-#[test]
-fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
-    let Some(user) = User::new(true) else { return };
-    if program("getfattr").is_none() {
+fn has_getfattr() -> bool {
+    let has = program("getfattr").is_some();
+    if !has {
         assert!(std::env::var_os("CI").is_none(), "CI has no getfattr: package attr");
-        return testing::skipped("getfattr is not installed");
+        testing::skipped("getfattr is not installed");
     }
-    let tree = tree(&user);
+    has
+}
+
+/// A tree with all that can be compared. Device nodes are no user's.
+fn odd_tree(user: &User) -> PathBuf {
+    let tree = tree(user);
     add_programs(&tree, &["/usr/bin/sha256sum", "/usr/bin/getfattr"]);
     // Runtimes make these where the image lacks them, and device nodes are no user's.
     for path in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
@@ -176,32 +202,52 @@ fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
     let capability = [0x0200_0001_u32, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
     set(&tree.join("sticky"), "security.capability", &capability);
     set(&tree.join("theirs"), "system.posix_acl_access", &crate::userns::acl(1000));
-    user.import(&tree);
+    tree
+}
+
+/// What the kernel shows of root's mount of the tar that `user` has imported.
+fn listed_by_kernel(user: &User, form: &str) -> Vec<String> {
     let tar = user.place.path("tree.tar");
-    user.place.out(&format!("import --quiet tar:{} a", tar.display()));
+    user.place.out(&format!("import --quiet --form {form} tar:{} a", tar.display()));
     let point = user.place.path("point");
-    fs::create_dir(&point).unwrap();
+    fs::create_dir_all(&point).unwrap();
     user.place.out(&format!("mount a {}", point.display()));
     let shown = Command::new("sh").args(["-c", LISTING]).current_dir(&point).output();
     user.place.out(&format!("umount {}", point.display()));
-    let ran = user.out(&["run", "--rm", "--quiet", "a", "sh", "-c", LISTING]);
-    // What is mounted there in each container.
+    sorted(&String::from_utf8_lossy(&shown.unwrap().stdout))
+}
+
+/// The lines of a listing, without what is mounted there in each container.
+fn sorted(listing: &str) -> Vec<String> {
     let others = ["proc", "sys", "dev", "etc/hosts", "etc/hostname", "etc/resolv.conf"];
-    let lines = |text: &str| -> Vec<String> {
-        let is_of_image = |line: &&str| {
-            let path = line.split("  ./").last().unwrap_or_default();
-            !others.iter().any(|it| path.starts_with(it) || path == format!("# file: {it}"))
-        };
-        let mut all: Vec<_> = text.lines().filter(is_of_image).map(str::to_owned).collect();
-        all.sort();
-        all
+    let is_of_image = |line: &&str| {
+        let path = line.split("  ./").last().unwrap_or_default();
+        !others.iter().any(|it| path.starts_with(it) || path == format!("# file: {it}"))
     };
-    let (kernel, own) = (lines(&String::from_utf8_lossy(&shown.unwrap().stdout)), lines(&ran));
+    let mut all: Vec<_> = listing.lines().filter(is_of_image).map(str::to_owned).collect();
+    all.sort();
+    all
+}
+
+#[track_caller]
+fn compare(kernel: &[String], own: &[String]) {
     assert!(kernel.len() > 50, "{kernel:?}");
-    for (kernel, own) in kernel.iter().zip(&own) {
+    for (kernel, own) in kernel.iter().zip(own) {
         assert_eq!(kernel, own);
     }
     assert_eq!(kernel.len(), own.len());
+}
+
+/// What the kernel shows of the image itself is the measure.
+#[test]
+fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
+    let Some(user) = User::new(true) else { return };
+    if !has_getfattr() {
+        return;
+    }
+    user.import(&odd_tree(&user));
+    let ran = user.out(&["run", "--rm", "--quiet", "--via", "tree", "a", "sh", "-c", LISTING]);
+    compare(&listed_by_kernel(&user, "objects"), &sorted(&ran));
 }
 
 /// A container that goes on is found, entered, looked at, committed, stopped and removed by later commands.

@@ -1,0 +1,97 @@
+//! Images by FUSE: for users who may not have the kernel read one.
+
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use container::bundle::userns::OwnIds;
+use container::root::{ServeImage, TrustedImage, Via};
+use kernel::fuse::{FuseConnection, FuseError};
+use kernel::mount::{Detached, FuseAccess, FuseOptions};
+use kernel::process::{UserNamespace, Who};
+use rustix::fs::FileType;
+use serve::fuse::{FuseView, Mounts, host, open, start};
+
+use crate::args::ViaWord;
+
+/// Serves images from processes that stay behind.
+#[derive(Debug)]
+pub(crate) struct Server(Who);
+
+impl Server {
+    pub(crate) const fn new(who: Who) -> Self {
+        Self(who)
+    }
+
+    /// How images get into a user namespace.
+    pub(crate) fn via(&self, word: ViaWord) -> Via<'_> {
+        match word {
+            ViaWord::Auto => Via::Auto(Some(self)),
+            ViaWord::Tree => Via::Tree,
+            ViaWord::Fuse => Via::Fuse(self),
+        }
+    }
+}
+
+const NO_DEVICE: &str =
+    "/dev/fuse is not there, or not for users: load the module `fuse`, or give the device mode 666";
+
+/// Whether this user may use FUSE, and if not, why.
+pub(crate) fn is_there() -> Result<(), &'static str> {
+    FuseConnection::open().map(drop).or(Err(NO_DEVICE))
+}
+
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+impl ServeImage for Server {
+    fn serve(&self, image: &TrustedImage, name: &str) -> Result<Detached, Failed> {
+        let (ids, mounts) = match self.0.namespace {
+            UserNamespace::Initial => (None, Mounts::Same),
+            // Its mounts end with the last process in it.
+            UserNamespace::Other => (Some(OwnIds::read()?), Mounts::Own),
+        };
+        let tree = open(image, FuseView::Namespace, ids)?;
+        let connection = FuseConnection::open().map_err(|error| match error {
+            FuseError::Open(errno) => format!("{NO_DEVICE} ({errno})").into(),
+            error => Failed::from(error),
+        })?;
+        let options = FuseOptions {
+            root: FileType::Directory,
+            owner: (self.0.user, self.0.group),
+            access: FuseAccess::Everybody,
+            name,
+        };
+        let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
+        start(&connection, &tree, mounts)?;
+        Ok(mount)
+    }
+}
+
+/// Why users cannot mount.
+pub(crate) const NO_PROGRAM: &str =
+    "fusermount3 is not installed, without which only root can mount (Debian: package fuse3)";
+
+/// The program that mounts and unmounts for users.
+pub(crate) fn program() -> Option<PathBuf> {
+    crate::helpers::find("fusermount3")
+}
+
+/// Mounts an image on a directory of the host, for its user alone.
+pub(crate) fn mount_for_user(
+    image: &TrustedImage,
+    name: &str,
+    directory: &Path,
+    executable: host::Executable,
+) -> anyhow::Result<()> {
+    let program = program().context(NO_PROGRAM)?;
+    let tree = open(image, FuseView::Owner, None)?;
+    let connection = host::mount(&program, directory, name, executable)?;
+    let started = start(&connection, &tree, Mounts::Same);
+    started.inspect_err(|_| drop(host::unmount(&program, directory, true)))?;
+    Ok(())
+}
+
+/// Ends such a mount.
+pub(crate) fn unmount_for_user(directory: &Path, lazy: bool) -> anyhow::Result<()> {
+    Ok(host::unmount(&program().context(NO_PROGRAM)?, directory, lazy)?)
+}

@@ -1,0 +1,268 @@
+//! Images of a user by FUSE: on the host, and in containers.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::PathBuf;
+
+use super::{
+    LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree, walk,
+};
+use crate::runs::runtimes;
+use crate::write;
+
+fn user() -> Option<User> {
+    let user = User::of_any_kernel(true)?;
+    let point = user.home().join("point");
+    fs::create_dir(&point).unwrap();
+    chown(&point, Some(USER), Some(USER)).unwrap();
+    Some(user)
+}
+
+/// Runs a script in a namespace in which `a` is mounted; `$S` is the server, and `$H` who holds its connection.
+fn mounted(user: &User, script: &str) -> String {
+    let script = format!(
+        "$Q mount a point || exit 9
+         H=$(pgrep -f \"^$Q mount a point\" | head -n 1)
+         for _ in 1 2 3 4 5 6 7 8 9; do S=$(pgrep -P $H) && break; sleep 0.1; done
+         {script}
+         $Q umount point || exit 8
+         for _ in $(seq 50); do pgrep -f \"^$Q mount a point\" > left || exit 0; sleep 0.1; done
+         echo left behind: $(cat left)"
+    );
+    let ran = user.script(&script);
+    assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
+    ran.out
+}
+
+/// Its length is a multiple of no power of two, and large enough for several reads.
+fn large() -> Vec<u8> {
+    testing::noise(5_000_001)
+}
+
+/// What the kernel shows of the image itself is the measure; on the host all owners are those of the image.
+#[test]
+fn what_fuse_shows_is_what_the_kernel_shows() {
+    let Some(user) = user() else { return };
+    if !has_getfattr() {
+        return;
+    }
+    user.import(&odd_tree(&user));
+    let kernel = listed_by_kernel(&user, "objects");
+    let in_container = ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", LISTING];
+    compare(&kernel, &sorted(&user.out(&in_container)));
+    let on_host = mounted(&user, &format!("cd point\n{LISTING}\ncd .."));
+    compare(&kernel, &sorted(&on_host));
+    // By root's own server, and of an image that the kernel reads without an overlay.
+    for form in ["objects", "packed"] {
+        let kernel = listed_by_kernel(&user, form);
+        let point = user.place.path("point");
+        user.place.out(&format!("mount --via fuse a {}", point.display()));
+        let shown =
+            std::process::Command::new("sh").args(["-c", LISTING]).current_dir(&point).output();
+        user.place.out(&format!("umount {}", point.display()));
+        compare(&kernel, &sorted(&String::from_utf8_lossy(&shown.unwrap().stdout)));
+    }
+}
+
+#[test]
+fn a_user_mounts_on_the_host() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    write(&tree.join("large"), &large(), 0o644);
+    user.import(&tree);
+    let out = mounted(
+        &user,
+        "grep ' /.*/point ' /proc/self/mounts | cut -d ' ' -f 1,3,4
+         sha256sum < point/large; cat point/theirs; echo
+         echo x 2> /dev/null > point/new || echo read-only",
+    );
+    let sum = image::digest::Digest::sha256(&large()).to_string();
+    let lines: Vec<_> = out.lines().collect();
+    let [mount, hash, theirs, refused] = lines[..] else { panic!("{out}") };
+    assert!(mount.starts_with("quire:a:latest fuse.quire ro,nosuid,nodev,"), "{mount}");
+    assert_eq!(format!("sha256:{}", hash.split(' ').next().unwrap()), sum);
+    // It is the user's own image, whatever owners are in it.
+    assert_eq!((theirs, refused), ("theirs", "read-only"));
+}
+
+/// Whoever reads when a server is killed gets all bytes from the next one.
+#[test]
+fn readers_outlive_servers() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    write(&tree.join("large"), &large(), 0o644);
+    user.import(&tree);
+    let out = mounted(
+        &user,
+        "for _ in 1 2 3 4 5; do
+             (sha256sum < point/large; ls -R point | sha256sum) &
+             kill -9 $S; wait
+             for _ in $(seq 50); do N=$(pgrep -P $H) && [ $N != $S ] && break; sleep 0.1; done
+             S=$N
+         done",
+    );
+    let sums: Vec<_> = out.lines().collect();
+    assert_eq!(sums.len(), 10, "{out}");
+    let sum = image::digest::Digest::sha256(&large()).to_string();
+    assert_eq!(format!("sha256:{}", sums[0].split(' ').next().unwrap()), sum);
+    assert!(sums.chunks(2).all(|it| it == &sums[..2]), "{out}");
+}
+
+/// If the holder dies, its server goes on. If both do, there are errors, and no wrong bytes; the mount can be ended.
+#[test]
+fn a_mount_whose_processes_are_killed_can_be_ended() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let out = mounted(
+        &user,
+        "kill -9 $H; head -c 6 point/theirs; echo
+         kill -9 $S; sleep 0.2; cat point/large 2>&1 | tail -c 40",
+    );
+    assert!(out.starts_with("theirs\n"), "{out}");
+    assert!(out.contains("endpoint is not connected"), "{out}");
+}
+
+/// Other bytes than those of the image are not given, whenever they came.
+#[test]
+fn changed_objects_are_errors() {
+    let Some(user) = user() else { return };
+    let tree = user.place.path("tree");
+    fs::create_dir(&tree).unwrap();
+    write(&tree.join("large"), &large(), 0o644);
+    user.import(&tree);
+    let (folder, object) = walk(&user.home().join(".local/share/quire/objects"));
+    let object = format!(".local/share/quire/objects/{folder}/{object}");
+    let change = format!(
+        "chmod u+w {object}; printf x | dd of={object} bs=1 seek=2500000 conv=notrunc 2> /dev/null"
+    );
+    // Before it is opened, and while it is open: what was read before stays as it was.
+    let before = format!("{change}; cat point/large 2>&1 > /dev/null; head -c 3 point/large 2>&1");
+    let out = mounted(&user, &before);
+    assert_eq!(out.matches("Input/output error").count(), 2, "{out}");
+    write(&user.home().join(&object), &large(), 0o444);
+    let open =
+        format!("head -c 1 point/large > /dev/null; {change}; cat point/large 2>&1 > /dev/null");
+    assert!(mounted(&user, &open).contains("Input/output error"));
+    // Cut short, and gone.
+    let short = format!("truncate -s 7 {object}; cat point/large 2>&1 > /dev/null");
+    assert!(mounted(&user, &short).contains("Input/output error"));
+    let gone = format!("rm -f {object}; cat point/large 2>&1 > /dev/null");
+    assert!(mounted(&user, &gone).contains("Input/output error"));
+}
+
+/// The image itself is compared with its id first.
+#[test]
+fn a_changed_image_is_not_mounted() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let images = user.home().join(".local/share/quire/images");
+    let image: PathBuf = fs::read_dir(&images).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&image).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    write(&image, &bytes, 0o644);
+    for words in [&["mount", "a", "point"][..], &["run", "--via", "fuse", "a", "true"]] {
+        let ran = user.run(words);
+        assert!(ran.code != Some(0) && ran.err.contains("is damaged"), "{words:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn containers_run_by_fuse() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    write(&tree.join("large"), &large(), 0o644);
+    user.import(&tree);
+    let sum = image::digest::Digest::sha256(&large()).to_string();
+    for runtime in runtimes() {
+        let run = |options: &[&str], script: &str| {
+            let before = ["run", "--rm", "--quiet", "--via", "fuse", "--runtime", runtime];
+            user.run(&[&before[..], options, &["a", "sh", "-c", script]].concat())
+        };
+        let ran = run(&["--user", "me"], "cat large; cat theirs; id -u");
+        assert!(ran.out.ends_with("theirs33\n"), "{runtime}: {}", ran.err);
+        let read = run(&[], "cat large");
+        let bytes = read.out.into_bytes();
+        // What is no text was replaced.
+        assert_eq!(bytes, String::from_utf8_lossy(&large()).into_owned().into_bytes(), "{sum}");
+        // What is written stays in the container, also to a file of the image.
+        let script = "echo new > large; cat large; ls etc; echo x > etc/hosts; cat etc/hosts";
+        let written = run(&[], script);
+        assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
+        assert!(written.out.ends_with("x\n"), "{runtime}: {} {}", written.out, written.err);
+        let refused = run(&["--read-only"], "echo new > large");
+        assert!(refused.err.contains("Read-only file system"), "{runtime}: {}", refused.err);
+    }
+    let left = user.script("sleep 0.5; pgrep -f \"^$Q run\" || echo none");
+    assert_eq!(left.out, "none\n");
+}
+
+/// Its data are in a device, which the kernel reads for root alone.
+#[test]
+fn images_of_all_forms_run() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    write(&tree.join("large"), &large(), 0o644);
+    user.import(&tree);
+    user.out(&["convert", "--quiet", "--form", "packed", "a", "p"]);
+    let out = user.out(&["run", "--rm", "--quiet", "p", "sh", "-c", "cat theirs; cat large"]);
+    assert!(out == "theirs".to_owned() + &String::from_utf8_lossy(&large()), "{}", out.len());
+    let ran = user.run(&["run", "--rm", "--quiet", "--via", "tree", "p", "true"]);
+    assert!(ran.code == Some(125) && ran.err.contains("--via"), "{}", ran.err);
+}
+
+/// In a user namespace a mount is as root's: with writable layers, and for whoever is in it.
+#[test]
+fn root_of_a_namespace_mounts() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    for way in ["tree", "fuse"] {
+        let ran = user.script(&format!(
+            "unshare --user --map-root-user --mount sh -ec '
+                 $Q mount --via {way} --writable memory a point
+                 cat point/theirs; echo new > point/large; cat point/large
+                 rm -r point/etc; ls point | head -n 1
+                 $Q umount point
+                 $Q bundle --via {way} a made -- true && cat made/rootfs/theirs && grep -c ociVersion made/config.json'
+             sleep 0.3; pgrep -f \"^$Q mount\" || echo none"
+        ));
+        assert_eq!(ran.out, "theirsnew\nbin\ntheirs1\nnone\n", "{way}: {}", ran.err);
+        std::fs::remove_dir_all(user.home().join("made")).unwrap();
+    }
+}
+
+/// Nothing of a user's own marks leads anywhere.
+#[test]
+fn marks_of_an_image_are_no_marks_of_the_overlay() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    write(&tree.join("evil"), &[b'e'; 6000], 0o644);
+    crate::userns::set(&tree.join("evil"), "user.overlay.redirect", b"/etc/passwd");
+    fs::create_dir(tree.join("hidden")).unwrap();
+    crate::userns::set(&tree.join("hidden"), "user.overlay.opaque", b"y");
+    user.import(&tree);
+    let words =
+        ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", "cat evil; ls -d hidden"];
+    assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_way_out() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let cases: [(&[&str], &str); 5] = [
+        (&["mount", "--via", "tree", "a", "point"], "unshare --user"),
+        (&["mount", "--writable", "memory", "a", "point"], "unshare --user"),
+        (&["mount", "--options", "suid", "a", "point"], "for root"),
+        (&["mount", "--verity", "require", "a", "point"], "fs-verity"),
+        (&["umount", "/proc"], "not Quire's"),
+    ];
+    for (words, expect) in cases {
+        let ran = user.run(words);
+        assert_eq!(ran.code, Some(2), "{words:?}: {}", ran.err);
+        assert!(ran.err.contains(expect), "{words:?}: {}", ran.err);
+    }
+    let busy =
+        user.script("$Q mount a point; cd point; $Q umount ../point; cd ..; $Q umount point");
+    assert!(busy.err.contains("busy"), "{}", busy.err);
+}

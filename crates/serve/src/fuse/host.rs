@@ -1,0 +1,124 @@
+//! Mounts that the host sees, of users who are not root: `fusermount3` makes and ends them.
+
+use std::io::{self, IoSliceMut, Read as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use kernel::fuse::FuseConnection;
+use kernel::process::{Exit, ProcessError, Setup, spawn};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
+
+/// Where `fusermount3` finds the socket to which it sends the descriptor. Source: libfuse `util/fusermount.c`.
+const SOCKET: &str = "_FUSE_COMMFD";
+
+/// Whether programs on a mount can be executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Executable {
+    /// They can.
+    Yes,
+    /// They cannot.
+    No,
+}
+
+/// A mount that is not made, or not ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The program cannot be executed.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// The program refused; its own words.
+    #[error("{0}")]
+    Refused(String),
+    /// It sent no descriptor.
+    #[error("cannot get a FUSE connection from fusermount3")]
+    Socket(#[source] io::Error),
+}
+
+/// Mounts a file system on a directory, for its user alone: read-only, without set-user-id and devices. `program` is the path
+/// of `fusermount3`; `name` is what lists of mounts show.
+///
+/// # Errors
+/// [`HostError`].
+pub fn mount(
+    program: &Path,
+    directory: &Path,
+    name: &str,
+    executable: Executable,
+) -> Result<FuseConnection, HostError> {
+    let failed = |errno: Errno| HostError::Socket(errno.into());
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(failed)?;
+    let mut command = Command::new(program);
+    // It takes a comma in a name for the next option.
+    let name = name.replace('\\', "\\\\").replace(',', "\\,");
+    command.env_clear().env(SOCKET, theirs.as_raw_fd().to_string());
+    let exec = match executable {
+        Executable::Yes => "exec",
+        Executable::No => "noexec",
+    };
+    command.args(["-o", &format!("ro,nosuid,nodev,{exec},subtype=quire,fsname={name}"), "--"]);
+    command.arg(directory);
+    call(command, &Setup { keep: &[theirs.as_fd()], ..Setup::default() })?;
+    drop(theirs);
+    receive(&ours).map(FuseConnection::adopt).map_err(HostError::Socket)
+}
+
+/// Ends such a mount: at once, or, if `lazy`, as soon as nobody uses it.
+///
+/// # Errors
+/// [`HostError`].
+pub fn unmount(program: &Path, directory: &Path, lazy: bool) -> Result<(), HostError> {
+    let mut command = Command::new(program);
+    command.env_clear().arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    command.arg("--").arg(directory);
+    call(command, &Setup::default())
+}
+
+fn call(mut command: Command, setup: &Setup<'_>) -> Result<(), HostError> {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let program = command.get_program().display().to_string();
+    let mut started = spawn(command, setup)?;
+    let mut said = String::new();
+    if let Some(stderr) = &mut started.stderr {
+        // Whatever it says besides its code is for people.
+        let _lossy = stderr.take(4096).read_to_string(&mut said);
+    }
+    match started.process.wait()? {
+        Exit::Code(0) => Ok(()),
+        _ if said.trim().is_empty() => Err(HostError::Refused(format!("{program} failed"))),
+        _ => Err(HostError::Refused(said.trim().to_owned())),
+    }
+}
+
+fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    loop {
+        let mut byte = [0];
+        let mut parts = [IoSliceMut::new(&mut byte)];
+        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+            Ok(_) => break,
+        }
+    }
+    let descriptor = control.drain().find_map(|it| match it {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}

@@ -1,0 +1,140 @@
+//! The files of an image of a store, checked.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use container::bundle::userns::OwnIds;
+use container::root::TrustedImage;
+use image::erofs::read::{CacheSize, Cached, Image, ReadAt, ReadError, ShownImage};
+use image::verity::{DeviceId, ImageId, ObjectId};
+use store::{CheckedError, CheckedFile, CheckedObjects, OpenDevice};
+
+use super::tree::{FileData, FileTree, FuseView};
+
+/// What is kept of the image itself: a directory and its inodes are near each other.
+const CACHE: CacheSize = CacheSize { chunk: 16 << 10, chunks: 64 };
+
+/// An image that cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenTreeError {
+    /// Its file is not the one that its id names.
+    #[error("cannot use the file of image {0}")]
+    File(ImageId, #[source] Box<CheckedError>),
+    /// It is not sound.
+    #[error("cannot read image {0}")]
+    Image(ImageId, #[source] Box<ReadError>),
+    /// A part of it is not here.
+    #[error("image {0} is not here as a whole: pull it without --lazy")]
+    Partial(ImageId),
+    /// No more files can be opened.
+    #[error("cannot open image {0} once more")]
+    Open(ImageId, #[source] io::Error),
+}
+
+/// The files of an image of a store.
+pub type StoreTree = FileTree<Cached<CheckedFile>, StoreData>;
+
+/// Takes an image's files. Without fs-verity, the whole image file is compared with its id now. Files of owners that are not
+/// among `ids` belong to root.
+///
+/// # Errors
+/// [`OpenTreeError`].
+pub fn open(
+    image: &TrustedImage,
+    view: FuseView,
+    ids: Option<OwnIds>,
+) -> Result<StoreTree, OpenTreeError> {
+    let image = image.image();
+    let id = image.id;
+    let failed = |error| OpenTreeError::Open(id, error);
+    let wrong = |error| OpenTreeError::Image(id, Box::new(error));
+    if image.devices.iter().any(|it| it.is_lent) {
+        return Err(OpenTreeError::Partial(id));
+    }
+    let file = image.image.fd().try_clone_to_owned().map_err(failed)?;
+    let checked = CheckedFile::new(file.into(), *id.digest(), image.image.size());
+    let checked = checked.map_err(|it| OpenTreeError::File(id, Box::new(it)))?;
+    let erofs = Image::open(Cached::with(checked, CACHE)).map_err(wrong)?;
+    let shown = ShownImage::new(erofs).map_err(wrong)?;
+    let devices = image.devices.iter().map(Device::new).collect::<Result<_, _>>();
+    let data = StoreData {
+        objects: CheckedObjects::new(image.objects.try_clone().map_err(failed)?),
+        devices: devices.map_err(failed)?,
+    };
+    Ok(FileTree::new(shown, data, view, ids))
+}
+
+/// Objects and devices of a store.
+#[derive(Debug)]
+pub struct StoreData {
+    objects: CheckedObjects,
+    devices: Vec<Device>,
+}
+
+impl FileData for StoreData {
+    fn object(
+        &self,
+        object: &ObjectId,
+        size: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<()> {
+        Ok(self.objects.read(object, size, offset, buffer)?)
+    }
+
+    fn devices(&self) -> Vec<&dyn ReadAt> {
+        self.devices.iter().map(|it| -> &dyn ReadAt { it }).collect()
+    }
+}
+
+/// A device, which is compared with its id when something of it is read.
+#[derive(Debug)]
+struct Device {
+    id: DeviceId,
+    bytes: u64,
+    file: File,
+    checked: OnceLock<CheckedFile>,
+    /// Of the thread that compares it: others wait, instead of doing the same.
+    comparing: Mutex<()>,
+}
+
+impl Device {
+    fn new(device: &OpenDevice) -> io::Result<Self> {
+        let (file, checked) = (device.file.try_clone()?, OnceLock::new());
+        Ok(Self { id: device.id, bytes: device.bytes, file, checked, comparing: Mutex::new(()) })
+    }
+
+    fn checked(&self) -> io::Result<&CheckedFile> {
+        if let Some(checked) = self.checked.get() {
+            return Ok(checked);
+        }
+        let _turn = self.comparing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(checked) = self.checked.get() {
+            return Ok(checked);
+        }
+        let checked = CheckedFile::new(self.file.try_clone()?, *self.id.digest(), self.bytes)?;
+        Ok(self.checked.get_or_init(|| checked))
+    }
+}
+
+impl ReadAt for Device {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        Ok(self.checked()?.read(offset, buffer)?)
+    }
+}
+
+/// What a process needs to serve a tree.
+#[must_use]
+pub(super) fn descriptors(tree: &StoreTree) -> Vec<BorrowedFd<'_>> {
+    let image = tree.image().image().source().get().as_fd();
+    let data = tree.data();
+    let devices = data.devices.iter().map(|it| it.file.as_fd());
+    [image, data.objects.as_fd()].into_iter().chain(devices).collect()
+}

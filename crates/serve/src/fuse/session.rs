@@ -1,0 +1,132 @@
+//! Takes the kernel's requests, and replies to them.
+
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use image::erofs::read::ReadAt;
+use kernel::fuse::{
+    FuseConnection, FuseError, FuseOperation, FuseRequest, RequestBuffer, TakenRequest, Unique,
+};
+use rustix::io::Errno;
+
+use super::tree::{AnswerMemory, FileData, FileTree, FuseAnswer};
+
+/// More of them wait for each other, for the file system below them, and for two locks.
+const THREADS_MAX: usize = 4;
+/// How long the next request is looked for before a thread sleeps: whoever lists files asks again at once, and to wake a
+/// thread takes longer than a reply.
+const SPIN: Duration = Duration::from_micros(100);
+/// Reads up to this length are replied to by the thread that takes requests, in bytes.
+const SHORT: u32 = 16 << 10;
+
+/// Serves a tree until its file system is gone, with a thread for each processor, up to four.
+///
+/// One of them takes requests, and replies to most of them. Another one does that while it sees to a long read.
+///
+/// # Errors
+/// [`FuseError`] when requests cannot be taken.
+pub(super) fn serve<S, D>(
+    connection: &FuseConnection,
+    tree: &FileTree<S, D>,
+) -> Result<(), FuseError>
+where
+    S: ReadAt + Send + Sync,
+    D: FileData,
+{
+    connection.never_wait_in_take()?;
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let spin = if processors > 1 { SPIN } else { Duration::ZERO };
+    let turn = Mutex::new(());
+    let session = Session { connection, tree, turn, spin };
+    std::thread::scope(|scope| {
+        for _ in 1..processors.min(THREADS_MAX) {
+            let one_more = || {
+                if let Err(error) = session.take_turns() {
+                    // The others go on.
+                    tracing::error!(%error, "a thread takes no requests any more");
+                }
+            };
+            if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, one_more) {
+                tracing::warn!(%error, "there are fewer threads than processors");
+                break;
+            }
+        }
+        session.take_turns()
+    })
+}
+
+struct Session<'a, S, D> {
+    connection: &'a FuseConnection,
+    tree: &'a FileTree<S, D>,
+    /// Of the thread that takes requests.
+    turn: Mutex<()>,
+    spin: Duration,
+}
+
+impl<S: ReadAt, D: FileData> Session<'_, S, D> {
+    fn take_turns(&self) -> Result<(), FuseError> {
+        let (mut buffer, mut memory) = (RequestBuffer::default(), AnswerMemory::default());
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match self.connection.take(&mut buffer) {
+                Ok(TakenRequest::Request(request)) => {
+                    let is_long = matches!(request.operation, FuseOperation::Read { size, .. } if size > SHORT);
+                    if is_long {
+                        drop(turn);
+                        one(self.connection, self.tree, &request, &mut memory);
+                        turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                    } else {
+                        one(self.connection, self.tree, &request, &mut memory);
+                    }
+                }
+                Ok(TakenRequest::Nothing) => self.wait()?,
+                Ok(TakenRequest::Over) => return Ok(()),
+                Err(FuseError::Request(error)) => {
+                    tracing::error!(%error, "the kernel asked what is unknown");
+                    if let Some(unique) = error.unique() {
+                        said(self.connection.refuse(unique, Errno::IO));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Waits for a request.
+    fn wait(&self) -> Result<(), FuseError> {
+        let until = Instant::now() + self.spin;
+        while Instant::now() < until {
+            if self.connection.has_request(Some(Duration::ZERO))? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        self.connection.has_request(None).map(drop)
+    }
+}
+
+fn one<S: ReadAt, D: FileData>(
+    connection: &FuseConnection,
+    tree: &FileTree<S, D>,
+    request: &FuseRequest<'_>,
+    memory: &mut AnswerMemory,
+) {
+    let unique: Unique = request.unique;
+    // A mistake of ours costs this request alone. What is left in `memory` is overwritten by the next one.
+    let answered = catch_unwind(AssertUnwindSafe(|| match tree.answer(request, memory) {
+        FuseAnswer::None => Ok(()),
+        FuseAnswer::Error(errno) => connection.refuse(unique, errno),
+        FuseAnswer::Body(body) => connection.reply(unique, &body),
+        FuseAnswer::Bytes(bytes) => connection.reply_bytes(unique, bytes),
+    }));
+    said(answered.unwrap_or_else(|_| connection.refuse(unique, Errno::IO)));
+}
+
+/// Whoever asked may be gone.
+fn said(replied: Result<(), FuseError>) {
+    if let Err(error) = replied {
+        tracing::debug!(%error, "nobody waits for a reply");
+    }
+}

@@ -1,0 +1,400 @@
+//! The core of a server: requests about the files of an image, and what is replied.
+#![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
+
+use std::io;
+use std::sync::OnceLock;
+
+use container::bundle::userns::OwnIds;
+use image::erofs::read::{
+    DirPosition, FileType, Nid, ReadAt, ReadError, ShownContent, ShownFile, ShownImage, Xattrs,
+};
+use image::verity::ObjectId;
+use kernel::fuse::{
+    DirectoryReply, FuseOperation, FuseRequest, ListedEntry, NodeAttributes, NodeNumber, READ_MAX,
+    ReplyBody, Served,
+};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+/// What overlayfs takes for its own where it is mounted with `userxattr`. Source: Linux
+/// `Documentation/filesystems/overlayfs.rst`, "Permission model".
+const OVERLAY: &[u8] = b"user.overlay.";
+/// What no user may have: xattrs of the host's root.
+const TRUSTED: &[u8] = b"trusted.";
+
+/// The bytes of files that are not in the image.
+pub trait FileData: Send + Sync {
+    /// Fills `buffer` with the bytes of an object of `size` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// When it is not there, cannot be read, or has another digest.
+    fn object(
+        &self,
+        object: &ObjectId,
+        size: u64,
+        offset: u64,
+        buffer: &mut [u8],
+    ) -> io::Result<()>;
+
+    /// The devices of the image, in the order of its device table.
+    fn devices(&self) -> Vec<&dyn ReadAt>;
+}
+
+/// For whom a tree is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FuseView {
+    /// For its owner alone, who may read all of it.
+    Owner,
+    /// For the users of a user namespace, as far as modes allow, below an overlay with `userxattr`.
+    Namespace,
+}
+
+/// The files of an image.
+#[derive(Debug)]
+pub struct FileTree<S, D> {
+    image: ShownImage<S>,
+    data: D,
+    view: FuseView,
+    /// The ids that there are; `None` if all are.
+    ids: Option<OwnIds>,
+    has_xattrs: OnceLock<bool>,
+}
+
+/// AnswerMemory that one request after the other uses.
+#[derive(Debug, Default)]
+pub struct AnswerMemory {
+    bytes: Vec<u8>,
+    xattrs: Xattrs,
+}
+
+/// What is said to a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FuseAnswer<'m> {
+    /// Nothing: nobody waits.
+    None,
+    /// That it fails.
+    Error(Errno),
+    /// A reply.
+    Body(ReplyBody),
+    /// A reply of these bytes.
+    Bytes(&'m [u8]),
+}
+
+/// Why a request fails.
+enum Failed {
+    With(Errno),
+    Image(ReadError),
+    Data(io::Error),
+}
+
+impl From<Errno> for Failed {
+    fn from(errno: Errno) -> Self {
+        Self::With(errno)
+    }
+}
+
+impl From<ReadError> for Failed {
+    fn from(error: ReadError) -> Self {
+        Self::Image(error)
+    }
+}
+
+impl<S: ReadAt, D: FileData> FileTree<S, D> {
+    /// The files of an image, for `view`. Files of owners that are not among `ids` belong to root.
+    #[must_use]
+    pub const fn new(image: ShownImage<S>, data: D, view: FuseView, ids: Option<OwnIds>) -> Self {
+        Self { image, data, view, ids, has_xattrs: OnceLock::new() }
+    }
+
+    /// The image.
+    pub const fn image(&self) -> &ShownImage<S> {
+        &self.image
+    }
+
+    /// The bytes that are not in it.
+    pub const fn data(&self) -> &D {
+        &self.data
+    }
+
+    /// What is said to a request.
+    pub fn answer<'m>(
+        &self,
+        request: &FuseRequest<'_>,
+        memory: &'m mut AnswerMemory,
+    ) -> FuseAnswer<'m> {
+        let node = request.node;
+        let answered = match &request.operation {
+            operation if !operation.has_reply() => return FuseAnswer::None,
+            FuseOperation::Init(offer) => {
+                let permissions = self.view == FuseView::Namespace;
+                Ok(FuseAnswer::Body(ReplyBody::init(offer, Served::Tree { permissions })))
+            }
+            FuseOperation::Lookup(name) => {
+                self.look_up(node, name.to_bytes()).map(FuseAnswer::Body)
+            }
+            FuseOperation::GetAttributes(_) => self.attributes_of(node).map(FuseAnswer::Body),
+            FuseOperation::ReadLink => self.read_link(node, &mut memory.bytes),
+            FuseOperation::Read { offset, size, .. } => {
+                self.read(node, *offset, *size, &mut memory.bytes)
+            }
+            FuseOperation::ReadDirectory { offset, size, attributes } => {
+                self.list(node, DirPosition(*offset), (*size, *attributes), &mut memory.bytes)
+            }
+            FuseOperation::GetXattr { name, size } => {
+                self.xattr(node, name.to_bytes(), *size, memory)
+            }
+            FuseOperation::ListXattrs(size) => self.xattr_names(node, *size, memory),
+            FuseOperation::Statistics => Ok(FuseAnswer::Body(self.statistics())),
+            FuseOperation::Destroy => Ok(FuseAnswer::Body(ReplyBody::done())),
+            // Whatever else the kernel asks for, it then does by itself, or not at all: to open and to close files among it.
+            _ => Err(Errno::NOSYS.into()),
+        };
+        match answered {
+            Ok(answer) => answer,
+            Err(Failed::With(errno)) => FuseAnswer::Error(errno),
+            Err(Failed::Image(error)) => {
+                tracing::error!(%error, "cannot read the image");
+                FuseAnswer::Error(Errno::IO)
+            }
+            Err(Failed::Data(error)) => {
+                tracing::error!(%error, "cannot read a file");
+                FuseAnswer::Error(Errno::IO)
+            }
+        }
+    }
+
+    /// The number of a file. The root has its own; all others are two above that of their inode, so that none has 0 or 1.
+    fn node(&self, nid: Nid) -> Result<NodeNumber, Errno> {
+        if nid == self.image.root() {
+            return Ok(NodeNumber::ROOT);
+        }
+        nid.0.checked_add(2).map(NodeNumber).ok_or(Errno::IO)
+    }
+
+    fn file(&self, node: NodeNumber) -> Result<ShownFile, Failed> {
+        let nid = match node {
+            NodeNumber::ROOT => self.image.root(),
+            NodeNumber(number) => Nid(number.checked_sub(2).ok_or(Errno::STALE)?),
+        };
+        Ok(self.image.file(nid)?.ok_or(Errno::NOENT)?)
+    }
+
+    fn attributes(&self, file: &ShownFile) -> NodeAttributes {
+        let ShownFile { inode, kind } = file;
+        let changed = inode.mtime();
+        NodeAttributes {
+            number: inode.nid().0,
+            kind: kind_of(*kind),
+            mode: Mode::from_raw_mode((inode.mode() & 0o7777).into()),
+            bytes: match kind {
+                FileType::Regular | FileType::Directory | FileType::Symlink => inode.size(),
+                _ => 0,
+            },
+            owner: match &self.ids {
+                Some(ids) => (ids.user(inode.uid()), ids.group(inode.gid())),
+                None => (inode.uid(), inode.gid()),
+            },
+            links: inode.nlink(),
+            changed: (changed.seconds, changed.nanoseconds),
+            device: inode.device_number(),
+        }
+    }
+
+    fn attributes_of(&self, node: NodeNumber) -> Result<ReplyBody, Failed> {
+        Ok(ReplyBody::attributes(&self.attributes(&self.file(node)?)))
+    }
+
+    fn look_up(&self, directory: NodeNumber, name: &[u8]) -> Result<ReplyBody, Failed> {
+        let directory = self.file(directory)?;
+        if directory.kind != FileType::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        match self.image.lookup(directory.inode.nid(), name)? {
+            Some(file) => {
+                Ok(ReplyBody::entry(self.node(file.inode.nid())?, &self.attributes(&file)))
+            }
+            None => Ok(ReplyBody::no_entry()),
+        }
+    }
+
+    fn read_link<'m>(
+        &self,
+        node: NodeNumber,
+        bytes: &'m mut Vec<u8>,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        let file = self.file(node)?;
+        if file.kind != FileType::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        *bytes = self.image.image().read_link(&file.inode)?;
+        Ok(FuseAnswer::Bytes(bytes))
+    }
+
+    fn read<'m>(
+        &self,
+        node: NodeNumber,
+        offset: u64,
+        size: u32,
+        bytes: &'m mut Vec<u8>,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        let file = self.file(node)?;
+        if file.kind != FileType::Regular {
+            return Err(Errno::INVAL.into());
+        }
+        let whole = file.inode.size();
+        let most = u64::from(size).min(u64::try_from(READ_MAX).unwrap_or(u64::MAX));
+        let length = usize::try_from(whole.saturating_sub(offset).min(most)).unwrap_or(READ_MAX);
+        bytes.resize(length, 0);
+        if length == 0 {
+            return Ok(FuseAnswer::Bytes(bytes));
+        }
+        match self.image.content(&file.inode)? {
+            ShownContent::Object(object) => {
+                self.data.object(&object, whole, offset, bytes).map_err(Failed::Data)?;
+            }
+            ShownContent::Inside => {
+                let read = self.image.read(&file.inode, offset, bytes, &self.data.devices())?;
+                // A reply that is too short would be followed by zeros.
+                if read != length {
+                    return Err(Errno::IO.into());
+                }
+            }
+            ShownContent::Unnamed => {
+                let error = "the image has no digest of the file's bytes";
+                return Err(Failed::Data(io::Error::other(error)));
+            }
+        }
+        Ok(FuseAnswer::Bytes(bytes))
+    }
+
+    fn list<'m>(
+        &self,
+        node: NodeNumber,
+        from: DirPosition,
+        (size, with_attributes): (u32, bool),
+        bytes: &'m mut Vec<u8>,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        let directory = self.file(node)?;
+        if directory.kind != FileType::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        let mut reply = DirectoryReply::new(bytes, size, with_attributes);
+        let mut is_wrong = None;
+        self.image.entries(directory.inode.nid(), from, |entry| {
+            let node = match self.node(entry.file.inode.nid()) {
+                _ if entry.name == b"." || entry.name == b".." => None,
+                Ok(node) => Some(node),
+                Err(errno) => {
+                    is_wrong = Some(errno);
+                    return false;
+                }
+            };
+            let attributes = self.attributes(&entry.file);
+            reply.push(&ListedEntry { name: entry.name, node, attributes, next: entry.next.0 })
+        })?;
+        match is_wrong {
+            Some(errno) => Err(errno.into()),
+            None => Ok(FuseAnswer::Bytes(bytes)),
+        }
+    }
+
+    /// Looks at all files once. Where none has xattrs, the kernel does not ask again.
+    fn check_xattrs(&self) -> Result<(), Failed> {
+        let has = match self.has_xattrs.get() {
+            Some(has) => *has,
+            None => {
+                let has = self.image.has_xattrs(|name| !name.starts_with(TRUSTED))?;
+                *self.has_xattrs.get_or_init(|| has)
+            }
+        };
+        if has { Ok(()) } else { Err(Errno::NOSYS.into()) }
+    }
+
+    /// Gives the names that are shown here. An overlay takes those with its own prefix for its own, but for what begins with
+    /// it twice.
+    fn xattrs_of(
+        &self,
+        node: NodeNumber,
+        xattrs: &mut Xattrs,
+        mut take: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), Failed> {
+        let file = self.file(node)?;
+        self.image.xattrs(&file.inode, xattrs, |name, value| {
+            match (self.view, name.strip_prefix(OVERLAY)) {
+                _ if name.starts_with(TRUSTED) => {}
+                (FuseView::Namespace, Some(rest)) => {
+                    take(&[OVERLAY, b"overlay.", rest].concat(), value);
+                }
+                (FuseView::Namespace, None) | (FuseView::Owner, _) => take(name, value),
+            }
+        })?;
+        Ok(())
+    }
+
+    fn xattr<'m>(
+        &self,
+        node: NodeNumber,
+        name: &[u8],
+        size: u32,
+        memory: &'m mut AnswerMemory,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        self.check_xattrs()?;
+        let AnswerMemory { bytes, xattrs } = memory;
+        bytes.clear();
+        let mut is_there = false;
+        self.xattrs_of(node, xattrs, |found, value| {
+            if found == name {
+                is_there = true;
+                bytes.extend_from_slice(value);
+            }
+        })?;
+        if is_there { sized(bytes, size) } else { Err(Errno::NODATA.into()) }
+    }
+
+    fn xattr_names<'m>(
+        &self,
+        node: NodeNumber,
+        size: u32,
+        memory: &'m mut AnswerMemory,
+    ) -> Result<FuseAnswer<'m>, Failed> {
+        self.check_xattrs()?;
+        let AnswerMemory { bytes, xattrs } = memory;
+        bytes.clear();
+        self.xattrs_of(node, xattrs, |name, _| {
+            bytes.extend_from_slice(name);
+            bytes.push(0);
+        })?;
+        sized(bytes, size)
+    }
+
+    fn statistics(&self) -> ReplyBody {
+        let superblock = self.image.image().superblock();
+        ReplyBody::statistics(self.image.image().source().len(), superblock.inodes)
+    }
+}
+
+/// Bytes for somebody who has room for `size`, or their length for who has none.
+fn sized(bytes: &[u8], size: u32) -> Result<FuseAnswer<'_>, Failed> {
+    let length = u32::try_from(bytes.len()).or(Err(Errno::TOOBIG))?;
+    match size {
+        0 => Ok(FuseAnswer::Body(ReplyBody::xattr_size(length))),
+        _ if size < length => Err(Errno::RANGE.into()),
+        _ => Ok(FuseAnswer::Bytes(bytes)),
+    }
+}
+
+const fn kind_of(kind: FileType) -> rustix::fs::FileType {
+    use rustix::fs::FileType as Kind;
+    match kind {
+        FileType::Regular => Kind::RegularFile,
+        FileType::Directory => Kind::Directory,
+        FileType::CharDevice => Kind::CharacterDevice,
+        FileType::BlockDevice => Kind::BlockDevice,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::Symlink => Kind::Symlink,
+    }
+}
+
+#[cfg(test)]
+mod tests;
