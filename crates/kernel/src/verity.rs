@@ -3,6 +3,7 @@
 
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, opcode};
 
@@ -106,9 +107,30 @@ impl VerityError {
 /// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor must be open for reading
 /// only, and the file may not be open for writing anywhere.
 ///
+/// The kernel asks for the right to write. An owner who is not root and has taken that from the file gets it back meanwhile.
+///
 /// # Errors
 /// [`VerityError`]; the file is then unchanged.
 pub fn enable(file: BorrowedFd<'_>, algorithm: Algorithm) -> Result<Enabled, VerityError> {
+    let mut enabled = turn_on(file, algorithm);
+    if enabled == Err(Errno::ACCESS)
+        && let Ok(mode) = rustix::fs::fstat(file).map(|it| Mode::from_raw_mode(it.st_mode))
+        && rustix::fs::fchmod(file, mode | Mode::WUSR).is_ok()
+    {
+        enabled = turn_on(file, algorithm);
+        enabled = enabled.and(rustix::fs::fchmod(file, mode));
+    }
+    match enabled {
+        Ok(()) => Ok(Enabled::Now),
+        Err(Errno::EXIST) => Ok(Enabled::Before),
+        Err(source @ Errno::NOPKG) => {
+            Err(VerityError::NoAlgorithm { file: name_of(file), algorithm, source })
+        }
+        Err(source) => Err(failed(file, "turn on", source)),
+    }
+}
+
+fn turn_on(file: BorrowedFd<'_>, algorithm: Algorithm) -> Result<(), Errno> {
     let argument = EnableArgument {
         version: 1,
         hash_algorithm: match algorithm {
@@ -122,14 +144,7 @@ pub fn enable(file: BorrowedFd<'_>, algorithm: Algorithm) -> Result<Enabled, Ver
     // SAFETY: FS_IOC_ENABLE_VERITY takes exactly this struct (size asserted below).
     let enable = unsafe { Setter::<ENABLE_VERITY, EnableArgument>::new(argument) };
     // SAFETY: the file system only reads the argument; its salt and signature pointers are null.
-    match unsafe { rustix::ioctl::ioctl(file, enable) } {
-        Ok(()) => Ok(Enabled::Now),
-        Err(Errno::EXIST) => Ok(Enabled::Before),
-        Err(source @ Errno::NOPKG) => {
-            Err(VerityError::NoAlgorithm { file: name_of(file), algorithm, source })
-        }
-        Err(source) => Err(failed(file, "turn on", source)),
-    }
+    unsafe { rustix::ioctl::ioctl(file, enable) }
 }
 
 /// The digest that the kernel enforces for this file; none where fs-verity is not on for it.
