@@ -46,7 +46,9 @@ pub(crate) enum Runs {
 impl Ended {
     /// Takes everything down, behind the user's back if it takes long; calls `hidden` when nobody else can see it any more.
     pub(crate) fn take_down(self, left: Runs, hidden: impl FnOnce()) -> Result<(), ContainerError> {
-        let takes_long = self.root.doomed.takes_long() || self.stage.takes_long();
+        let takes_long = self.root.doomed.takes_long()
+            || self.root.image.takes_long_to_free()
+            || self.stage.takes_long();
         // For everybody else it is gone now.
         let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
         let watch = self.watch;

@@ -12,6 +12,9 @@ use crate::folder::SUPERBLOCK;
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
 const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
 
+/// Source: `linux/magic.h`, TMPFS_MAGIC.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
 /// A mount of an image, attached nowhere.
 #[derive(Debug)]
 pub struct Superblock {
@@ -35,6 +38,13 @@ impl Superblock {
         };
         let identity = self.identity.as_deref().unwrap_or_default();
         crate::offer::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
+    }
+
+    /// Whether it is a tree in memory with many files, which takes longer to free than a process to start.
+    pub(crate) fn takes_long_to_free(&self) -> bool {
+        let mount = self.mount.as_fd();
+        rustix::fs::fstatfs(mount).is_ok_and(|it| it.f_type == TMPFS_MAGIC)
+            && crate::root::upper::takes_long_to_free(mount)
     }
 
     /// One more mount of it, for whoever keeps it without a folder. `None` if the kernel cannot (before Linux 6.15).

@@ -4,7 +4,9 @@
 //! to the objects. Nothing that an image says reaches a parser of the kernel: names, modes and xattrs go there one by one.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Content, Inode, InodeId, Location, Node, Timestamp};
@@ -68,82 +70,196 @@ pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTr
     let options = TmpfsOptions { name, bytes: None, inodes: None, mode: 0o700 };
     let mount = kernel::mount::tmpfs(&options)?;
     let top = open_directory(mount.as_fd(), b".").map_err(failed(b""))?;
-    let mut maker = Maker { ids, root: top.as_fd(), linked: HashMap::new(), devices: 0 };
-    maker.directory(top.as_fd(), tree.root(), &mut Vec::new())?;
-    let devices = maker.devices;
-    Ok(StubTree { mount, devices })
+    let maker = Maker { ids, root: top.as_fd(), state: Mutex::default(), changed: Condvar::new() };
+    // Modes are given when files are made. No other thread of this process makes any meanwhile.
+    let mask = rustix::process::umask(Mode::empty());
+    let top_again = open_directory(top.as_fd(), b".").map_err(failed(b""))?;
+    let filled = maker.fill(Directory { fd: top_again, inode: tree.root(), path: Vec::new() });
+    rustix::process::umask(mask);
+    filled?;
+    let state = maker.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(StubTree { mount, devices: state.devices })
 }
 
-struct Maker<'a> {
+/// More threads than these wait for each other in the kernel.
+const THREADS_MAX: usize = 4;
+
+/// When a name is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    Now,
+    /// When all files are there.
+    Later,
+}
+
+/// A directory that is there, and not filled.
+struct Directory<'t> {
+    fd: OwnedFd,
+    inode: Inode<'t>,
+    path: Vec<u8>,
+}
+
+struct Maker<'a, 't> {
     ids: &'a OwnIds,
     root: BorrowedFd<'a>,
+    state: Mutex<State<'t>>,
+    /// Told when there is another directory, or none will come.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State<'t> {
+    /// Those that no thread has taken. The last one is taken first, so that few are open.
+    waiting: Vec<Directory<'t>>,
+    at_work: usize,
+    failed: Option<TreeError>,
     /// The first paths of files with several names.
     linked: HashMap<InodeId, Vec<u8>>,
+    /// Other paths, each with its file. They are made when all files are there.
+    links: Vec<(Vec<u8>, InodeId)>,
+    /// Directories with such paths, which get their times again.
+    touched: Vec<(Vec<u8>, Timestamp)>,
     devices: u64,
 }
 
-impl Maker<'_> {
-    /// Fills a directory that is there, and gives it its metadata. `path` is its own.
-    fn directory(
-        &mut self,
-        directory: BorrowedFd<'_>,
-        inode: Inode<'_>,
-        path: &mut Vec<u8>,
-    ) -> Result<(), TreeError> {
+impl<'t> Maker<'_, 't> {
+    fn lock(&self) -> MutexGuard<'_, State<'t>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fills the root and all below it, a directory at a time, by several threads.
+    fn fill(&self, root: Directory<'t>) -> Result<(), TreeError> {
+        self.lock().waiting.push(root);
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(THREADS_MAX) {
+                // With fewer threads it takes longer.
+                let _handle = std::thread::Builder::new().spawn_scoped(scope, || self.work());
+            }
+            self.work();
+        });
+        let mut state = self.lock();
+        if let Some(error) = state.failed.take() {
+            return Err(error);
+        }
+        for (path, inode) in &state.links {
+            let Some(first) = state.linked.get(inode) else { continue };
+            rustix::fs::linkat(self.root, &**first, self.root, &**path, AtFlags::empty())
+                .map_err(failed(path))?;
+        }
+        for (path, changed) in &state.touched {
+            let path: &[u8] = if path.is_empty() { b"." } else { path };
+            set_time(self.root, path, *changed).map_err(failed(path))?;
+        }
+        Ok(())
+    }
+
+    /// Takes directories until there are none, or one cannot be filled.
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            let is_over = state.failed.is_some() || state.waiting.is_empty() && state.at_work == 0;
+            if is_over {
+                self.changed.notify_all();
+                return;
+            }
+            let Some(directory) = state.waiting.pop() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.at_work += 1;
+            drop(state);
+            let filled = self.directory(directory);
+            state = self.lock();
+            state.at_work -= 1;
+            if let Err(error) = filled {
+                state.failed.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Makes what is in a directory, and gives it its metadata.
+    fn directory(&self, directory: Directory<'t>) -> Result<(), TreeError> {
+        let Directory { fd, inode, mut path } = directory;
+        let (mut below, mut is_touched) = (Vec::new(), false);
         for entry in inode.children() {
             let length = path.len();
             if length > 0 {
                 path.push(b'/');
             }
             path.extend_from_slice(entry.name);
-            self.entry(directory, entry.name, entry.inode, path)?;
+            if entry.inode.is_directory() {
+                rustix::fs::mkdirat(&fd, entry.name, Mode::RWXU).map_err(failed(&path))?;
+                let made = open_directory(fd.as_fd(), entry.name).map_err(failed(&path))?;
+                below.push(Directory { fd: made, inode: entry.inode, path: path.clone() });
+            } else {
+                let made = self.entry(fd.as_fd(), entry.name, entry.inode, &path)?;
+                is_touched |= made == Made::Later;
+            }
             path.truncate(length);
         }
-        self.describe(directory, inode, path)
+        self.describe(fd.as_fd(), inode, &path)?;
+        if is_touched || !below.is_empty() {
+            let mut state = self.lock();
+            state.waiting.append(&mut below);
+            if is_touched {
+                state.touched.push((path, inode.metadata().mtime));
+            }
+            drop(state);
+            self.changed.notify_all();
+        }
+        Ok(())
     }
 
+    /// Whether the file is there by another name, or will be. Then this one is made later.
+    fn is_linked(&self, inode: Inode<'t>, path: &[u8]) -> bool {
+        if inode.nlink() < 2 {
+            return false;
+        }
+        let mut state = self.lock();
+        let is_known = state.linked.contains_key(&inode.id());
+        if is_known {
+            state.links.push((path.to_vec(), inode.id()));
+        } else {
+            state.linked.insert(inode.id(), path.to_vec());
+        }
+        is_known
+    }
+
+    /// Makes a file that is no directory.
     fn entry(
-        &mut self,
+        &self,
         directory: BorrowedFd<'_>,
         name: &[u8],
-        inode: Inode<'_>,
-        path: &mut Vec<u8>,
-    ) -> Result<(), TreeError> {
-        if !inode.is_directory() && inode.nlink() > 1 {
-            if let Some(first) = self.linked.get(&inode.id()) {
-                let flags = AtFlags::empty();
-                return rustix::fs::linkat(self.root, &**first, directory, name, flags)
-                    .map_err(failed(path));
-            }
-            self.linked.insert(inode.id(), path.clone());
+        inode: Inode<'t>,
+        path: &[u8],
+    ) -> Result<Made, TreeError> {
+        if matches!(inode.node(), Node::CharDevice(_) | Node::BlockDevice(_)) {
+            self.lock().devices += 1;
+            return Ok(Made::Now);
         }
-        let make = |kind| rustix::fs::mknodat(directory, name, kind, Mode::RUSR, 0);
+        if self.is_linked(inode, path) {
+            return Ok(Made::Later);
+        }
+        let mode = Mode::from_raw_mode(inode.metadata().permissions.into());
+        let make = |kind| rustix::fs::mknodat(directory, name, kind, mode, 0);
         match inode.node() {
-            Node::Directory => {
-                rustix::fs::mkdirat(directory, name, Mode::RWXU).map_err(failed(path))?;
-                let made = open_directory(directory, name).map_err(failed(path))?;
-                return self.directory(made.as_fd(), inode, path);
-            }
             Node::Regular(content) => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR);
+                let file = rustix::fs::openat(directory, name, flags, mode);
                 let file = file.map_err(failed(path))?;
                 fill(&file, content, path)?;
-                return self.describe(file.as_fd(), inode, path);
+                return self.describe(file.as_fd(), inode, path).map(|()| Made::Now);
             }
             Node::Symlink(target) => rustix::fs::symlinkat(target, directory, name),
-            Node::Fifo => make(FileType::Fifo),
             Node::Socket => make(FileType::Socket),
-            Node::CharDevice(_) | Node::BlockDevice(_) => {
-                self.devices += 1;
-                self.linked.remove(&inode.id());
-                return Ok(());
-            }
+            _ => make(FileType::Fifo),
         }
         .map_err(failed(path))?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(directory, name, flags, Mode::empty());
-        self.describe(made.map_err(failed(path))?.as_fd(), inode, path)
+        let made = made.map_err(failed(path))?;
+        self.describe(made.as_fd(), inode, path).map(|()| Made::Now)
     }
 
     /// Gives a file its owner, mode, xattrs and time, in this order: each may change the one before.
@@ -157,17 +273,22 @@ impl Maker<'_> {
         let owner = (self.ids.user(of_file.uid), self.ids.group(of_file.gid));
         let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
         // Whoever makes it is root here.
-        if owner != (0, 0) {
+        let is_others = owner != (0, 0);
+        if is_others {
             let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             rustix::fs::chownat(file, c"", Some(user), Some(group), here).map_err(failed(path))?;
         }
         // A path that leads to this very file, where it is open by its place only.
         let own = || format!("/proc/thread-self/fd/{}", file.as_raw_fd());
         let mode = Mode::from_raw_mode(of_file.permissions.into());
+        let is_special = of_file.permissions & 0o6000 != 0;
         match inode.node() {
             Node::Symlink(_) => Ok(()),
-            Node::Directory | Node::Regular(_) => rustix::fs::fchmod(file, mode),
-            _ => rustix::fs::chmod(own(), mode),
+            Node::Directory => rustix::fs::fchmod(file, mode),
+            // It has been made with its mode, of which another owner, and bytes, cost some.
+            Node::Regular(_) if is_special => rustix::fs::fchmod(file, mode),
+            _ if is_others && is_special => rustix::fs::chmod(own(), mode),
+            _ => Ok(()),
         }
         .map_err(failed(path))?;
         for (name, value) in inode.xattrs() {
@@ -181,10 +302,16 @@ impl Maker<'_> {
                 done => done.map_err(failed(path))?,
             }
         }
-        let time = time(of_file.mtime);
-        let times = Timestamps { last_access: time, last_modification: time };
-        rustix::fs::utimensat(file, c"", &times, here).map_err(failed(path))
+        set_time(file, b"", of_file.mtime).map_err(failed(path))
     }
+}
+
+/// Gives a file its time: the one of this path below a directory, or the open one itself.
+fn set_time(directory: BorrowedFd<'_>, path: &[u8], time: Timestamp) -> Result<(), Errno> {
+    let time = Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
+    let times = Timestamps { last_access: time, last_modification: time };
+    let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    rustix::fs::utimensat(directory, path, &times, flags)
 }
 
 /// Writes a small file, or has the overlay look for its bytes elsewhere.
@@ -232,10 +359,6 @@ fn shown(name: &[u8]) -> Option<Vec<u8>> {
         Some(rest) => [OVERLAY.as_bytes(), b"overlay.", rest].concat(),
         None => name.to_vec(),
     })
-}
-
-const fn time(time: Timestamp) -> Timespec {
-    Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds as _ }
 }
 
 fn open_directory(above: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {

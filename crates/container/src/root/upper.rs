@@ -131,6 +131,15 @@ enum Fate {
 /// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
 const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 
+/// Whether a file system in memory is large.
+pub(crate) fn takes_long_to_free(file_system: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatvfs(file_system).is_ok_and(|it| {
+        let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
+        let (most_bytes, most_files) = FREED_AT_ONCE;
+        bytes > most_bytes || it.f_files.saturating_sub(it.f_ffree) > most_files
+    })
+}
+
 impl Doomed {
     /// A file system of its own, by a directory in it.
     pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
@@ -149,11 +158,7 @@ impl Doomed {
     pub fn takes_long(&self) -> bool {
         match (self.fate, &self.upper) {
             (Fate::ShutDown(_), _) => true,
-            (Fate::Free, Some(upper)) => rustix::fs::fstatvfs(upper).is_ok_and(|it| {
-                let bytes = it.f_blocks.saturating_sub(it.f_bfree).saturating_mul(it.f_frsize);
-                let (most_bytes, most_files) = FREED_AT_ONCE;
-                bytes > most_bytes || it.f_files.saturating_sub(it.f_ffree) > most_files
-            }),
+            (Fate::Free, Some(upper)) => takes_long_to_free(upper.as_fd()),
             _ => false,
         }
     }
