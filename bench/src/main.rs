@@ -28,6 +28,7 @@ mod read;
 mod registry;
 mod removal;
 mod report;
+mod rootless;
 mod run;
 mod samples;
 mod service;
@@ -71,7 +72,7 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, read, lazy, outages, engine, pods and compare
+    /// Only tables whose titles begin with this, of the benches metadata, rootless, read, lazy, outages, engine, pods and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
@@ -107,6 +108,8 @@ enum Name {
     Mount,
     /// A container that runs `true`
     Run,
+    /// Images of users who are not root: listings, reads, starts, memory
+    Rootless,
     /// Many containers: one after the other, eight at a time, and many alive at once
     Density,
     /// Work in containers whose changes go to different places, and their removal
@@ -222,7 +225,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman wants short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 22] = [
+    let benches: [(Name, Bench); 23] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
         (Name::Import, import::bench),
         (Name::Pull, pull::bench),
@@ -231,6 +234,7 @@ fn run(args: &Args) -> Result<()> {
         (Name::Updates, updates::bench),
         (Name::Mount, mount::bench),
         (Name::Run, run::bench),
+        (Name::Rootless, rootless::bench),
         (Name::Density, density::bench),
         (Name::Writable, writable::bench),
         (Name::Pagecache, pagecache::bench),

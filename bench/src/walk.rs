@@ -101,7 +101,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// The image file itself as the source: no loop device, direct I/O so that nothing is cached twice.
-fn mount_erofs(image: &Path, target: &Path) -> Result<()> {
+pub(super) fn mount_erofs(image: &Path, target: &Path) -> Result<()> {
     let context = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "source", image)?;
     fsconfig_set_flag(&context, "ro")?;

@@ -22,10 +22,12 @@ pub use engines::{
 };
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 39] = [
+const PACKAGES: [(&str, &str); 41] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
+    ("fusermount3", "fuse3"),
+    ("pgrep", "procps"),
     ("containerd", "containerd"),
     ("podman", "podman"),
     ("umoci", "umoci"),

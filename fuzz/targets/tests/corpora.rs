@@ -124,6 +124,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "dump",
         "erofs",
         "fuse_request",
+        "fuse_tree",
         "gzip_span",
         "lazy_artifact",
         "lazy_image",

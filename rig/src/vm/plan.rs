@@ -124,6 +124,18 @@ pub(crate) const TESTS: &[Test] = &[
         ],
     },
     Test {
+        name: "rootless",
+        about: "containers and mounts of a user who is not root, by trees and by FUSE",
+        runs: &[
+            short(run(
+                "quire-cli",
+                "verbs",
+                &["rootless::fuse::containers_run", "rootless::fuse::readers"],
+            )),
+            run("quire-cli", "verbs", &["rootless::"]),
+        ],
+    },
+    Test {
         name: "store",
         about: "sealing and damage, with fs-verity",
         runs: &[

@@ -15,7 +15,7 @@ use crate::process::{cargo, line, need, quiet, repository, target_dir};
 const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown chroot stat head tail sed grep cut tr sort wc \
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
     expr test printf echo timeout setsid setpriv kill mknod mkfifo sha256sum cmp diff tar gzip ldd \
-    mount umount unshare nsenter losetup mountpoint findmnt ip \
+    newuidmap newgidmap fusermount3 pgrep mount umount unshare nsenter losetup mountpoint findmnt ip \
     chattr lsattr mkfs.ext4 mke2fs e2fsck debugfs script python3 docker-registry df du fincore setfattr getfattr setfacl getfacl mkfs.erofs fsck.erofs dump.erofs crun runc";
 
 /// Programs of sid that tests find by `QUIRE_CACHE`.
@@ -170,6 +170,9 @@ impl Draft {
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
             0o644,
         )?;
+        // Tests give a user ids by mounts on these.
+        self.text("etc/subuid", "", 0o644)?;
+        self.text("etc/subgid", "", 0o644)?;
         self.text("etc/group", "root:x:0:\nnogroup:x:65534:\n", 0o644)?;
         self.text("etc/hosts", "127.0.0.1 localhost\n", 0o644)?;
         for name in ["/etc/ld.so.cache", "/etc/mke2fs.conf"] {

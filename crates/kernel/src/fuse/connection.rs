@@ -18,6 +18,8 @@ use crate::version::KernelVersion;
 
 /// `FUSE_DEV_IOC_CLONE`, which is said to write, and reads.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
+/// The number of `/dev/fuse`. Source: Linux `Documentation/admin-guide/devices.txt`.
+const DEVICE: (u32, u32) = (10, 229);
 /// The first version that has `FUSE_NOTIFY_RESEND`.
 const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 /// The kernel wants room for 8192 bytes, and for the largest write with its header.
@@ -81,7 +83,14 @@ impl FuseConnection {
     /// [`FuseError::Open`].
     pub fn open() -> Result<Self, FuseError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        rustix::fs::open("/dev/fuse", flags, Mode::empty()).map(Self).map_err(FuseError::Open)
+        let opened = rustix::fs::open("/dev/fuse", flags, Mode::empty());
+        let opened = opened.map_err(FuseError::Open)?;
+        let found = rustix::fs::fstat(&opened).map_err(FuseError::Open)?;
+        // Containers may have another device there, or a file.
+        match found.st_rdev == rustix::fs::makedev(DEVICE.0, DEVICE.1) {
+            true => Ok(Self(opened)),
+            false => Err(FuseError::Open(Errno::NODEV)),
+        }
     }
 
     /// A connection that another process made, by a descriptor of it.

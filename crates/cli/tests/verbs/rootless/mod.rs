@@ -28,7 +28,7 @@ impl User {
     /// One that has trees made.
     fn new(has_ids: bool) -> Option<Self> {
         if KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA) {
-            testing::skipped("overlays of user namespaces take objects since Linux 6.16");
+            testing::skipped("trees in user namespaces: this kernel is older than Linux 6.16");
             return None;
         }
         Self::of_any_kernel(has_ids)
@@ -85,20 +85,26 @@ impl User {
     }
 
     fn call(&self, words: &[&str]) -> Ran {
+        self.call_after("", words)
+    }
+
+    /// The same after root has run a script, in a mount namespace that ends with the program.
+    fn call_after(&self, prepare: &str, words: &[&str]) -> Ran {
         const SCRIPT: &str = "
             mknod -m 666 \"$1/fuse\" c 10 229 2> /dev/null || :
             mount --bind \"$1/fuse\" /dev/fuse
+            eval \"$3\"
             mount --bind \"$1/passwd\" /etc/passwd
             mount --bind \"$1/ids\" /etc/subuid
             mount --bind \"$1/ids\" /etc/subgid
             cd \"$1/home\"
             user=$2
-            shift 2
+            shift 3
             exec setpriv --reuid=$user --regid=$user --clear-groups -- \"$@\"
         ";
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "sh"]);
-        command.arg(self.place.folder.path()).arg(USER.to_string());
+        command.arg(self.place.folder.path()).arg(USER.to_string()).arg(prepare);
         command.args(words).env_clear();
         command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home());
         command.env("XDG_RUNTIME_DIR", self.home());
@@ -301,6 +307,24 @@ fn what_is_written_to_a_directory_of_the_user_stays() {
     run("echo kept > etc/kept; rm = 2> /dev/null; :");
     assert_eq!(run("cat etc/kept"), "kept\n");
     assert_eq!(fs::read_to_string(kept.join("upper/etc/kept")).unwrap(), "kept\n");
+    // A container that has ended is committed by another process, which has the same ids.
+    let script = "echo more > theirs; : > etc/more";
+    let before = ["run", "--detach", "--quiet", "--name", "c", "--writable", &wish, "a"];
+    user.out(&[&before[..], &["sh", "-c", script]].concat());
+    assert_eq!(user.out(&["wait", "c"]), "0\n");
+    user.out(&["commit", "--quiet", "c", "b"]);
+    let out = user.out(&[
+        "run",
+        "--rm",
+        "--quiet",
+        "b",
+        "sh",
+        "-c",
+        "cat etc/kept theirs; ls -ln theirs",
+    ]);
+    let words: Vec<_> = out.split_whitespace().collect();
+    assert_eq!((words[0], words[1], &words[4..6]), ("kept", "more", &["33", "34"][..]), "{out}");
+    user.out(&["rm", "c"]);
 }
 
 /// Every file belongs to the container's root.
