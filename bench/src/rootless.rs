@@ -347,7 +347,11 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
         .after(show_cgroup2),
     );
     if find("podman").is_some() {
-        let (root, crun) = (format!("{}:O", root.display()), &crun);
+        // Podman makes links in it, which takes a root of the user's own.
+        let own = user.home.join("podman-root");
+        quiet(Command::new("cp").arg("-a").arg(root).arg(&own))?;
+        quiet(Command::new("chown").args(["-R", &format!("{USER}:{USER}")]).arg(&own))?;
+        let (root, crun) = (format!("{}:O", own.display()), &crun);
         let podman = Contestant::new("podman run --rootfs DIR:O, crun", move || {
             let mut podman = user.command("podman");
             podman.args(["--cgroup-manager=cgroupfs", "--events-backend=none", "--runtime"]);
