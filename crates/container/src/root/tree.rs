@@ -73,8 +73,7 @@ pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTr
     let maker = Maker { ids, root: top.as_fd(), state: Mutex::default(), changed: Condvar::new() };
     // Modes are given when files are made. No other thread of this process makes any meanwhile.
     let mask = rustix::process::umask(Mode::empty());
-    let top_again = open_directory(top.as_fd(), b".").map_err(failed(b""))?;
-    let filled = maker.fill(Directory { fd: top_again, inode: tree.root(), path: Vec::new() });
+    let filled = maker.fill(Directory { inode: tree.root(), path: Vec::new() });
     rustix::process::umask(mask);
     filled?;
     let state = maker.state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -92,10 +91,10 @@ enum Made {
     Later,
 }
 
-/// A directory that is there, and not filled.
+/// A directory that is there, and not filled. It is not open: a directory may have more of them than a process may open.
 struct Directory<'t> {
-    fd: OwnedFd,
     inode: Inode<'t>,
+    /// From the root on, without a slash before it: nothing but directories that were made here is on the way.
     path: Vec<u8>,
 }
 
@@ -109,7 +108,7 @@ struct Maker<'a, 't> {
 
 #[derive(Default)]
 struct State<'t> {
-    /// Those that no thread has taken. The last one is taken first, so that few are open.
+    /// Those that no thread has taken. The last one is taken first, so that few wait.
     waiting: Vec<Directory<'t>>,
     at_work: usize,
     failed: Option<TreeError>,
@@ -148,8 +147,7 @@ impl<'t> Maker<'_, 't> {
                 .map_err(failed(path))?;
         }
         for (path, changed) in &state.touched {
-            let path: &[u8] = if path.is_empty() { b"." } else { path };
-            set_time(self.root, path, *changed).map_err(failed(path))?;
+            set_time(self.root, from_root(path), *changed).map_err(failed(path))?;
         }
         Ok(())
     }
@@ -180,7 +178,8 @@ impl<'t> Maker<'_, 't> {
 
     /// Makes what is in a directory, and gives it its metadata.
     fn directory(&self, directory: Directory<'t>) -> Result<(), TreeError> {
-        let Directory { fd, inode, mut path } = directory;
+        let Directory { inode, mut path } = directory;
+        let fd = open_directory(self.root, from_root(&path)).map_err(failed(&path))?;
         let (mut below, mut is_touched) = (Vec::new(), false);
         for entry in inode.children() {
             let length = path.len();
@@ -190,8 +189,7 @@ impl<'t> Maker<'_, 't> {
             path.extend_from_slice(entry.name);
             if entry.inode.is_directory() {
                 rustix::fs::mkdirat(&fd, entry.name, Mode::RWXU).map_err(failed(&path))?;
-                let made = open_directory(fd.as_fd(), entry.name).map_err(failed(&path))?;
-                below.push(Directory { fd: made, inode: entry.inode, path: path.clone() });
+                below.push(Directory { inode: entry.inode, path: path.clone() });
             } else {
                 let made = self.entry(fd.as_fd(), entry.name, entry.inode, &path)?;
                 is_touched |= made == Made::Later;
@@ -304,6 +302,11 @@ impl<'t> Maker<'_, 't> {
         }
         set_time(file, b"", of_file.mtime).map_err(failed(path))
     }
+}
+
+/// A path as system calls take it.
+fn from_root(path: &[u8]) -> &[u8] {
+    if path.is_empty() { b"." } else { path }
 }
 
 /// Gives a file its time: the one of this path below a directory, or the open one itself.

@@ -77,11 +77,22 @@ fn a_user_mounts_on_the_host() {
         &user,
         "grep ' /.*/point ' /proc/self/mounts | cut -d ' ' -f 1,3,4
          sha256sum < point/large; cat point/theirs; echo
+         readlink /proc/$H/fd/* /proc/$S/fd/* | grep -v '/quire/objects$' | sort -u | tr '\\n' ' '; echo
          echo x 2> /dev/null > point/new || echo read-only",
     );
     let sum = image::digest::Digest::sha256(&large()).to_string();
     let lines: Vec<_> = out.lines().collect();
-    let [mount, hash, theirs, refused] = lines[..] else { panic!("{out}") };
+    let [mount, hash, theirs, open, refused] = lines[..] else { panic!("{out}") };
+    // Nothing that this test had open, and nothing of the store but the image and its objects.
+    let is_its_own = |it: &&str| {
+        let ours = ["/dev/null", "/dev/fuse", "anon_inode:[pidfd]"];
+        ours.contains(it)
+            || it.starts_with("pipe:")
+            || it.contains("/quire/images/")
+            || it.contains("/quire/objects/")
+    };
+    let others: Vec<_> = open.split(' ').filter(|it| !it.is_empty() && !is_its_own(it)).collect();
+    assert!(open.contains("/dev/fuse") && others.is_empty(), "{others:?}");
     assert!(mount.starts_with("quire:a:latest fuse.quire ro,nosuid,nodev,"), "{mount}");
     assert_eq!(format!("sha256:{}", hash.split(' ').next().unwrap()), sum);
     // It is the user's own image, whatever owners are in it.
@@ -204,6 +215,9 @@ fn containers_run_by_fuse() {
         let written = run(&[], script);
         assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
         assert!(written.out.ends_with("x\n"), "{runtime}: {} {}", written.out, written.err);
+        // A device of an image is none here.
+        let device = run(&[], "cat < zero");
+        assert!(device.err.contains("Permission denied"), "{runtime}: {}", device.err);
         let refused = run(&["--read-only"], "echo new > large");
         assert!(refused.err.contains("Read-only file system"), "{runtime}: {}", refused.err);
     }

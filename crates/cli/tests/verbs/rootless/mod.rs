@@ -256,6 +256,24 @@ fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
     compare(&listed_by_kernel(&user, "objects"), &sorted(&ran));
 }
 
+/// A directory may have more directories than a process may open.
+#[test]
+fn a_tree_takes_few_descriptors() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    for number in 0..300 {
+        fs::create_dir_all(tree.join(format!("wide/{number}"))).unwrap();
+    }
+    user.import(&tree);
+    let quire = user.place.path("quire");
+    let script = format!(
+        "ulimit -n 120; exec {} run --rm --quiet --via tree a sh -c 'ls wide'",
+        quire.display()
+    );
+    let ran = user.call(&["sh", "-c", &script]);
+    assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 300), "{}", ran.err);
+}
+
 /// A container that goes on is found, entered, looked at, committed, stopped and removed by later commands.
 #[test]
 fn later_commands_of_the_user_find_its_container() {
