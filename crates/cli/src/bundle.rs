@@ -23,6 +23,7 @@ use store::OpenOptions;
 use crate::Answer;
 use crate::args::{self, volumes};
 use crate::context::Context;
+use crate::rootless::Ways;
 use crate::wanted::{image_config, init_wish, wish, wishes, writable_wish};
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
@@ -51,12 +52,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
-    #[cfg(feature = "serve")]
-    let server = crate::fuse::Server::new(context.who());
-    #[cfg(feature = "serve")]
-    let via = server.via(wanted.trust.via);
-    #[cfg(not(feature = "serve"))]
-    let via = container::root::Via::Tree;
+    let ways = Ways::new(context.who());
+    let via = ways.via(&wanted.trust);
     let shape = Shape {
         writable: place.writable(),
         map: map.as_ref(),

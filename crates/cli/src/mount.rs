@@ -13,6 +13,7 @@ use crate::Answer;
 use crate::args::{self, MountWord};
 use crate::context::Context;
 use crate::report;
+use crate::rootless::Ways;
 use crate::specification::SpecificationReport;
 use crate::target;
 
@@ -42,12 +43,8 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    #[cfg(feature = "serve")]
-    let server = crate::fuse::Server::new(context.who());
-    #[cfg(feature = "serve")]
-    let via = server.via(args.trust.via);
-    #[cfg(not(feature = "serve"))]
-    let via = container::root::Via::Tree;
+    let ways = Ways::new(context.who());
+    let via = ways.via(&args.trust);
     let (writable, map) = (place.writable(), map.as_ref());
     let shape = Shape { writable, map, space, places: &[], between: &[], via };
     let root = make(&store, &image, &shape, std::iter::empty())?;
@@ -83,13 +80,8 @@ fn serve(
         );
     }
     let flags = flags(&args.options, Access::ReadOnly)?;
-    let name = image
-        .found()
-        .name
-        .as_ref()
-        .map_or_else(|| image.image().id.to_string(), ToString::to_string);
-    image.check(&name)?;
-    let source = format!("{SOURCE}{name}");
+    image.check()?;
+    let source = format!("{SOURCE}{}", image.name());
     if who.user == 0 {
         let mount = ServeImage::serve(&crate::fuse::Server::new(who), image, &source);
         let mount = mount.map_err(|it| anyhow::anyhow!(it))?;

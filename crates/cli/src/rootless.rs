@@ -6,12 +6,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName};
 use container::life::{detached, known};
+use container::root::Via;
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
 use kernel::process::{Mapper, Namespace, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
 use store::{OpenOptions, Store};
 
-use crate::args::Verb;
+use crate::args::{Trust, Verb};
 use crate::helpers;
 
 /// How a verb got the rights that it needs.
@@ -77,6 +78,32 @@ fn ids(who: Who) -> (Mapper, IdMap) {
     match programs.zip(IdMap::of_user(files, &name, of_user)) {
         Some(((users, groups), map)) => (Mapper::Programs { users, groups }, map),
         None => (Mapper::Own, IdMap::single(of_user)),
+    }
+}
+
+/// How this user gets images into a user namespace.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    #[cfg(feature = "serve")]
+    server: crate::fuse::Server,
+}
+
+impl Ways {
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
+    pub(crate) const fn new(who: Who) -> Self {
+        Self {
+            #[cfg(feature = "serve")]
+            server: crate::fuse::Server::new(who),
+        }
+    }
+
+    /// The one that is asked for.
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
+    pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
+        #[cfg(feature = "serve")]
+        return self.server.via(trust.via);
+        #[cfg(not(feature = "serve"))]
+        Via::Tree
     }
 }
 

@@ -24,6 +24,7 @@ use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
 use crate::report;
+use crate::rootless::Ways;
 use crate::signals::FORWARDED;
 use crate::wanted::{container_wish, image_config, terminal_of_run};
 
@@ -94,12 +95,8 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         ContainerPlan::new(config, container_wish(context, args, terminal, id)?, runtime.kind)?;
     let asked = Arc::clone(&signals);
     let input = std::io::stdin();
-    #[cfg(feature = "serve")]
-    let server = crate::fuse::Server::new(context.who());
-    #[cfg(feature = "serve")]
-    let via = server.via(args.wanted.trust.via);
-    #[cfg(not(feature = "serve"))]
-    let via = container::root::Via::Tree;
+    let ways = Ways::new(context.who());
+    let via = ways.via(&args.wanted.trust);
     let around = Surroundings {
         search: &search,
         now: now(),

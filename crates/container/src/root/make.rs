@@ -14,7 +14,7 @@ use crate::root::assemble::assemble;
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
-use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space};
+use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
 pub const SOURCE: &str = "quire:";
@@ -44,6 +44,8 @@ pub trait ServeImage: std::fmt::Debug {
     ) -> Result<Detached, Box<dyn std::error::Error + Send + Sync>>;
 }
 
+/// The first Linux version whose tmpfs has xattrs of users, by which an overlay of theirs hides directories.
+const TMPFS_USER_XATTRS: KernelVersion = KernelVersion { major: 6, minor: 6 };
 /// The first Linux version that clones detached mounts.
 const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
@@ -133,9 +135,13 @@ pub fn make(
     mut shared: impl Iterator<Item = Superblock>,
 ) -> Result<Root, MakeRootError> {
     let trusted = image;
-    let (found, image, trust) = (image.found(), image.image(), image.trust());
-    let name = found.name.as_ref().map_or_else(|| image.id.to_string(), ToString::to_string);
-    trust::check_form(image, &name)?;
+    let (image, trust) = (image.image(), image.trust());
+    let name = trusted.name();
+    let is_user = store.who().namespace == UserNamespace::Other;
+    // No user has the kernel read it.
+    if !is_user {
+        trust::check_form(image, &name)?;
+    }
     let checked = trust::check(image, &name, trust)?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let acl = if may_have_acl(image)? { Acl::Keep } else { Acl::Ignore };
@@ -154,12 +160,9 @@ pub fn make(
         domain: domain.as_deref(),
         backing: backing(image, trust.backing),
         presence: image.presence,
-        records: match store.who().namespace {
-            UserNamespace::Initial => XattrNamespace::Trusted,
-            UserNamespace::Other => XattrNamespace::User,
-        },
+        records: if is_user { XattrNamespace::User } else { XattrNamespace::Trusted },
     };
-    if layers.records == XattrNamespace::User {
+    if is_user {
         return in_user_namespace(trusted, &layers, checked, shape, &name);
     }
     // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
@@ -271,6 +274,13 @@ fn served(
     // Kernels that clone no detached mounts get an overlay of two layers in any case.
     let is_old = KernelVersion::running().is_some_and(|it| it < CLONES);
     let space = if is_old { Space::Free } else { shape.space };
+    let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
+    if is_in_memory && KernelVersion::running().is_some_and(|it| it < TMPFS_USER_XATTRS) {
+        tracing::warn!(
+            "before Linux {TMPFS_USER_XATTRS}, directories of the image cannot be removed where changes are in memory: \
+             --writable dir=PATH"
+        );
+    }
     let shape = Shape { space, ..*shape };
     Ok(assemble(&layers, Some(lower), Checked::AtImport, &shape)?)
 }

@@ -196,8 +196,15 @@ impl TrustedImage {
     ///
     /// # Errors
     /// [`TrustError`].
-    pub fn check(&self, name: &str) -> Result<(), TrustError> {
-        check(self.image(), name, &self.trust).map(drop)
+    pub fn check(&self) -> Result<(), TrustError> {
+        check(self.image(), &self.name(), &self.trust).map(drop)
+    }
+
+    /// The name that led to it, or its id.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = self.found().name.as_ref();
+        name.map_or_else(|| self.image().id.to_string(), ToString::to_string)
     }
 
     /// How it is verified and read.
