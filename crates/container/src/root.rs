@@ -15,6 +15,6 @@ pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
 pub use make::{MakeRootError, SOURCE, ServeImage, Via, Warm, make, may_have_acl, warm};
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
-pub use tree::TreeError;
+pub use tree::{TreeError, name_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

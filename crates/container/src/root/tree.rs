@@ -3,6 +3,7 @@
 //! Directories, links and small files are there. Of all other files there are stubs, which lead an overlay with `userxattr`
 //! to the objects. Nothing that an image says reaches a parser of the kernel: names, modes and xattrs go there one by one.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -290,7 +291,7 @@ impl<'t> Maker<'_, 't> {
         }
         .map_err(failed(path))?;
         for (name, value) in inode.xattrs() {
-            let Some(name) = shown(name) else { continue };
+            let Some(name) = name_below_overlay(name) else { continue };
             match rustix::fs::setxattr(own(), &*name, value, XattrFlags::empty()) {
                 // Other file systems refuse them as well: those of a link, and of security modules that are not there.
                 Err(Errno::OPNOTSUPP | Errno::PERM) => {
@@ -352,15 +353,16 @@ fn metacopy(object: &ObjectId) -> Vec<u8> {
     [&[0, length, 0, object.algorithm().kernel_id()], digest].concat()
 }
 
-/// The name of an image's xattr in the tree: none for those that only root's overlays have. An overlay takes those with its
-/// own prefix for its own, but for what begins with it twice.
-fn shown(name: &[u8]) -> Option<Vec<u8>> {
+/// The name of an image's xattr below an overlay of a user namespace: none for those that only root's overlays have. An
+/// overlay takes those with its own prefix for its own, but for what begins with it twice.
+#[must_use]
+pub fn name_below_overlay(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     if name.starts_with(b"trusted.") {
         return None;
     }
     Some(match name.strip_prefix(OVERLAY.as_bytes()) {
-        Some(rest) => [OVERLAY.as_bytes(), b"overlay.", rest].concat(),
-        None => name.to_vec(),
+        Some(rest) => Cow::Owned([OVERLAY.as_bytes(), b"overlay.", rest].concat()),
+        None => Cow::Borrowed(name),
     })
 }
 

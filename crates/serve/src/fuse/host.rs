@@ -1,17 +1,16 @@
 //! Mounts that the host sees, of users who are not root: `fusermount3` makes and ends them.
 
-use std::io::{self, IoSliceMut, Read as _};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kernel::fuse::FuseConnection;
 use kernel::process::{Exit, ProcessError, Setup, spawn};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::descriptor;
 
 /// Where `fusermount3` finds the socket to which it sends the descriptor. Source: libfuse `util/fusermount.c`.
 const SOCKET: &str = "_FUSE_COMMFD";
@@ -71,7 +70,10 @@ pub fn mount(
     command.arg(directory);
     call(command, &Setup { keep: &[theirs.as_fd()], ..Setup::default() })?;
     drop(theirs);
-    receive(&ours).map(FuseConnection::adopt).map_err(HostError::Socket)
+    // One byte comes along.
+    let received = descriptor::receive(ours.as_fd(), &mut [0]).map_err(HostError::Socket)?;
+    let connection = received.descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+    connection.map(FuseConnection::adopt).map_err(HostError::Socket)
 }
 
 /// Ends such a mount: at once, or, if `lazy`, as soon as nobody uses it.
@@ -102,23 +104,4 @@ fn call(mut command: Command, setup: &Setup<'_>) -> Result<(), HostError> {
         _ if said.trim().is_empty() => Err(HostError::Refused(format!("{program} failed"))),
         _ => Err(HostError::Refused(said.trim().to_owned())),
     }
-}
-
-fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    loop {
-        let mut byte = [0];
-        let mut parts = [IoSliceMut::new(&mut byte)];
-        match rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-            Ok(_) => break,
-        }
-    }
-    let descriptor = control.drain().find_map(|it| match it {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }

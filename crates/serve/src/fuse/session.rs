@@ -71,15 +71,13 @@ impl<S: ReadAt, D: FileData> Session<'_, S, D> {
         let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match self.connection.take(&mut buffer) {
+                Ok(TakenRequest::Request(request)) if is_long(&request) => {
+                    drop(turn);
+                    one(self.connection, self.tree, &request, &mut memory);
+                    turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+                }
                 Ok(TakenRequest::Request(request)) => {
-                    let is_long = matches!(request.operation, FuseOperation::Read { size, .. } if size > SHORT);
-                    if is_long {
-                        drop(turn);
-                        one(self.connection, self.tree, &request, &mut memory);
-                        turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-                    } else {
-                        one(self.connection, self.tree, &request, &mut memory);
-                    }
+                    one(self.connection, self.tree, &request, &mut memory);
                 }
                 Ok(TakenRequest::Nothing) => self.wait()?,
                 Ok(TakenRequest::Over) => return Ok(()),
@@ -105,6 +103,10 @@ impl<S: ReadAt, D: FileData> Session<'_, S, D> {
         }
         self.connection.has_request(None).map(drop)
     }
+}
+
+const fn is_long(request: &FuseRequest<'_>) -> bool {
+    matches!(request.operation, FuseOperation::Read { size, .. } if size > SHORT)
 }
 
 fn one<S: ReadAt, D: FileData>(

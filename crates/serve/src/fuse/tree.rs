@@ -5,8 +5,10 @@ use std::io;
 use std::sync::OnceLock;
 
 use container::bundle::userns::OwnIds;
+use container::root::name_below_overlay;
 use image::erofs::read::{
-    DirPosition, FileType, Nid, ReadAt, ReadError, ShownContent, ShownFile, ShownImage, Xattrs,
+    DirPosition, FileType, Inode, Nid, ReadAt, ReadError, ShownContent, ShownFile, ShownImage,
+    Xattrs,
 };
 use image::verity::ObjectId;
 use kernel::fuse::{
@@ -16,9 +18,6 @@ use kernel::fuse::{
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-/// What overlayfs takes for its own where it is mounted with `userxattr`. Source: Linux
-/// `Documentation/filesystems/overlayfs.rst`, "Permission model".
-const OVERLAY: &[u8] = b"user.overlay.";
 /// What no user may have: xattrs of the host's root.
 const TRUSTED: &[u8] = b"trusted.";
 
@@ -60,7 +59,7 @@ pub struct FileTree<S, D> {
     has_xattrs: OnceLock<bool>,
 }
 
-/// AnswerMemory that one request after the other uses.
+/// Memory that one request after the other uses.
 #[derive(Debug, Default)]
 pub struct AnswerMemory {
     bytes: Vec<u8>,
@@ -179,6 +178,12 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         Ok(self.image.file(nid)?.ok_or(Errno::NOENT)?)
     }
 
+    /// The inode of a file that has to be of this kind.
+    fn inode(&self, node: NodeNumber, kind: FileType, otherwise: Errno) -> Result<Inode, Failed> {
+        let file = self.file(node)?;
+        if file.kind == kind { Ok(file.inode) } else { Err(otherwise.into()) }
+    }
+
     fn attributes(&self, file: &ShownFile) -> NodeAttributes {
         let ShownFile { inode, kind } = file;
         let changed = inode.mtime();
@@ -205,11 +210,8 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     }
 
     fn look_up(&self, directory: NodeNumber, name: &[u8]) -> Result<ReplyBody, Failed> {
-        let directory = self.file(directory)?;
-        if directory.kind != FileType::Directory {
-            return Err(Errno::NOTDIR.into());
-        }
-        match self.image.lookup(directory.inode.nid(), name)? {
+        let directory = self.inode(directory, FileType::Directory, Errno::NOTDIR)?;
+        match self.image.lookup(directory.nid(), name)? {
             Some(file) => {
                 Ok(ReplyBody::entry(self.node(file.inode.nid())?, &self.attributes(&file)))
             }
@@ -222,11 +224,8 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         node: NodeNumber,
         bytes: &'m mut Vec<u8>,
     ) -> Result<FuseAnswer<'m>, Failed> {
-        let file = self.file(node)?;
-        if file.kind != FileType::Symlink {
-            return Err(Errno::INVAL.into());
-        }
-        *bytes = self.image.image().read_link(&file.inode)?;
+        let link = self.inode(node, FileType::Symlink, Errno::INVAL)?;
+        *bytes = self.image.image().read_link(&link)?;
         Ok(FuseAnswer::Bytes(bytes))
     }
 
@@ -237,23 +236,20 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         size: u32,
         bytes: &'m mut Vec<u8>,
     ) -> Result<FuseAnswer<'m>, Failed> {
-        let file = self.file(node)?;
-        if file.kind != FileType::Regular {
-            return Err(Errno::INVAL.into());
-        }
-        let whole = file.inode.size();
+        let file = self.inode(node, FileType::Regular, Errno::INVAL)?;
+        let whole = file.size();
         let most = u64::from(size).min(u64::try_from(READ_MAX).unwrap_or(u64::MAX));
         let length = usize::try_from(whole.saturating_sub(offset).min(most)).unwrap_or(READ_MAX);
         bytes.resize(length, 0);
         if length == 0 {
             return Ok(FuseAnswer::Bytes(bytes));
         }
-        match self.image.content(&file.inode)? {
+        match self.image.content(&file)? {
             ShownContent::Object(object) => {
                 self.data.object(&object, whole, offset, bytes).map_err(Failed::Data)?;
             }
             ShownContent::Inside => {
-                let read = self.image.read(&file.inode, offset, bytes, &self.data.devices())?;
+                let read = self.image.read(&file, offset, bytes, &self.data.devices())?;
                 // A reply that is too short would be followed by zeros.
                 if read != length {
                     return Err(Errno::IO.into());
@@ -274,13 +270,10 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         (size, with_attributes): (u32, bool),
         bytes: &'m mut Vec<u8>,
     ) -> Result<FuseAnswer<'m>, Failed> {
-        let directory = self.file(node)?;
-        if directory.kind != FileType::Directory {
-            return Err(Errno::NOTDIR.into());
-        }
+        let directory = self.inode(node, FileType::Directory, Errno::NOTDIR)?;
         let mut reply = DirectoryReply::new(bytes, size, with_attributes);
         let mut is_wrong = None;
-        self.image.entries(directory.inode.nid(), from, |entry| {
+        self.image.entries(directory.nid(), from, |entry| {
             let node = match self.node(entry.file.inode.nid()) {
                 _ if entry.name == b"." || entry.name == b".." => None,
                 Ok(node) => Some(node),
@@ -310,8 +303,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         if has { Ok(()) } else { Err(Errno::NOSYS.into()) }
     }
 
-    /// Gives the names that are shown here. An overlay takes those with its own prefix for its own, but for what begins with
-    /// it twice.
+    /// Gives the names that are shown here, and the values.
     fn xattrs_of(
         &self,
         node: NodeNumber,
@@ -319,13 +311,13 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         mut take: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), Failed> {
         let file = self.file(node)?;
-        self.image.xattrs(&file.inode, xattrs, |name, value| {
-            match (self.view, name.strip_prefix(OVERLAY)) {
-                _ if name.starts_with(TRUSTED) => {}
-                (FuseView::Namespace, Some(rest)) => {
-                    take(&[OVERLAY, b"overlay.", rest].concat(), value);
+        self.image.xattrs(&file.inode, xattrs, |name, value| match self.view {
+            FuseView::Owner if name.starts_with(TRUSTED) => {}
+            FuseView::Owner => take(name, value),
+            FuseView::Namespace => {
+                if let Some(name) = name_below_overlay(name) {
+                    take(&name, value);
                 }
-                (FuseView::Namespace, None) | (FuseView::Owner, _) => take(name, value),
             }
         })?;
         Ok(())

@@ -1,19 +1,20 @@
 //! Messages between the service, its keeper and its clients: one JSON document each, perhaps with a descriptor.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    SocketAddrUnix, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
 use super::count::LazyCounts;
 use super::door::{ConnectionId, DoorKind};
+use crate::descriptor;
 
 /// What this version of service and keeper can say to each other. A message says which version its sender has; without
 /// that, it is 0, which knows no journal.
@@ -239,20 +240,8 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
     let mut bytes = vec![0; MESSAGE_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = loop {
-        let mut parts = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        match rustix::net::recvmsg(socket, &mut parts, &mut control, flags) {
-            Err(Errno::INTR) => {}
-            got => break got?,
-        }
-    };
-    let descriptor = control.drain().find_map(|it| match it {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
+    let got = descriptor::receive(socket, &mut bytes)?;
+    let descriptor = got.descriptor;
     if got.bytes == 0 && descriptor.is_none() {
         return Ok(None);
     }
