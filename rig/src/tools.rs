@@ -22,12 +22,13 @@ pub use engines::{
 };
 
 /// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 41] = [
+const PACKAGES: [(&str, &str); 42] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
     ("fusermount3", "fuse3"),
     ("pgrep", "procps"),
+    ("pasta", "passt"),
     ("containerd", "containerd"),
     ("podman", "podman"),
     ("umoci", "umoci"),

@@ -15,6 +15,7 @@ mod help;
 mod memory;
 mod mount;
 mod names;
+pub(crate) mod ports;
 #[cfg(feature = "registry")]
 mod registry;
 mod security;

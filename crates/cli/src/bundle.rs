@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::names::{NameFile, NameMount};
 use container::bundle::spec::RuntimeSpec;
-use container::bundle::{Access, Terminal, configure};
+use container::bundle::{Access, Network, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
 use container::life::filestores::{self, Filestores};
 use container::life::prepare::add_init;
@@ -50,6 +50,12 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
+    if wishes.network == Network::Pasta {
+        bail!(
+            "--network pasta: pasta has to run as long as the container, and `bundle` starts nothing: make a network by \
+             `ip netns`, and use ns:PATH"
+        );
+    }
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
     let ways = Ways::new(context.who());

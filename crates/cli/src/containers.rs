@@ -9,6 +9,7 @@ use container::life::known::{self, KnownContainer, all, find};
 use container::life::monitor::KILLED;
 use container::life::state::{Code, Reason};
 use container::life::stop::{self, StopWish, signal_number};
+use container::network::{Ports, Protocol};
 use kernel::process::Signals;
 use serde::Serialize;
 use store::OpenOptions;
@@ -49,9 +50,28 @@ pub(crate) struct PsReport {
     /// Cause of its end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
+    /// Ports of the host that lead to it.
+    ports: Vec<PortsReport>,
     /// Size of its writable layer. Absent without `--size`. Null if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<Option<report::Bytes>>,
+}
+
+/// Ports of the host that lead to ports of a container, one to one and in order.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct PortsReport {
+    /// Address of the host. Null means all that it has.
+    address: Option<String>,
+    /// The first port of the host.
+    host: u16,
+    /// The first port of the container.
+    container: u16,
+    /// Number of ports.
+    count: u16,
+    /// `tcp` or `udp`.
+    protocol: &'static str,
 }
 
 /// A line of `wait --json`.
@@ -88,11 +108,14 @@ pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
     }
     let all: Vec<_> = found.iter().map(|it| PsReport::of(it, args)).collect();
     report::print(context.json, &all, |all, out| {
-        let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED", "COMMAND"];
+        let has_ports = all.iter().any(|it| !it.ports.is_empty());
+        let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED"];
+        titles.extend(has_ports.then_some("PORTS"));
+        titles.push("COMMAND");
         if args.size {
             titles.push("SIZE");
         }
-        let rows: Vec<_> = all.iter().map(PsReport::row).collect();
+        let rows: Vec<_> = all.iter().map(|it| it.row(has_ports)).collect();
         report::table(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
@@ -115,12 +138,16 @@ impl PsReport {
             code: known.code(),
             lost: known.has_lost(),
             reason: known.reason(),
+            ports: match known.is_running() {
+                true => Ports::noted(&known.folder).iter().map(PortsReport::of).collect(),
+                false => Vec::new(),
+            },
             written: args.size.then(|| known.written().map(report::Bytes)),
         }
     }
 
     /// For people.
-    fn row(&self) -> Vec<String> {
+    fn row(&self, has_ports: bool) -> Vec<String> {
         let unknown = || "?".to_owned();
         let image =
             self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
@@ -135,12 +162,44 @@ impl PsReport {
             image.unwrap_or_else(unknown),
             status,
             self.created.map_or_else(unknown, |it| report::time(it.0)),
-            self.command.join(" "),
         ];
+        if has_ports {
+            row.push(self.ports.iter().map(PortsReport::text).collect::<Vec<_>>().join(", "));
+        }
+        row.push(self.command.join(" "));
         if let Some(written) = self.written {
             row.push(written.map_or_else(unknown, |it| report::size(it.0)));
         }
         row
+    }
+}
+
+impl PortsReport {
+    fn of(ports: &Ports) -> Self {
+        Self {
+            address: ports.address.map(|it| it.to_string()),
+            host: ports.host,
+            container: ports.container,
+            count: ports.count.get(),
+            protocol: match ports.protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+            },
+        }
+    }
+
+    /// For people, as docker and podman write it.
+    fn text(&self) -> String {
+        let address = match &self.address {
+            None => "0.0.0.0".to_owned(),
+            Some(address) if address.contains(':') => format!("[{address}]"),
+            Some(address) => address.clone(),
+        };
+        let range = |first: u16| match self.count {
+            1 => first.to_string(),
+            count => format!("{first}-{}", first.saturating_add(count - 1)),
+        };
+        format!("{address}:{}->{}/{}", range(self.host), range(self.container), self.protocol)
     }
 }
 

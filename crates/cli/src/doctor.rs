@@ -103,6 +103,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
             images,
             form: format!("{form}: {why}"),
             writable,
+            network: crate::network::describe(),
             direct: DIRECT,
         },
     };
@@ -187,6 +188,8 @@ pub(crate) struct ChoicesReport {
     form: String,
     /// Place for the changes to a root.
     writable: &'static str,
+    /// Networks that a container can have, besides none and the host's.
+    network: String,
     /// Whether files can be read with `O_DIRECT`.
     #[serde(rename = "O_DIRECT")]
     direct: &'static str,
@@ -201,7 +204,7 @@ impl DoctorReport {
         for exposure in &self.exposed {
             writeln!(out, "exposed        {exposure}")?;
         }
-        let user = if self.root { "root" } else { "not root: mount and bundle need root" };
+        let user = if self.root { "root" } else { "not root" };
         writeln!(out, "user           {user}")?;
         writeln!(out, "without root   {}", self.without_root)?;
         writeln!(out, "runtime        {}", self.runtime)?;
@@ -214,11 +217,12 @@ impl DoctorReport {
         for engine in &self.engines {
             engine.print(&mut out)?;
         }
-        let ChoicesReport { verification, images, form, writable, direct } = &self.choices;
+        let ChoicesReport { verification, images, form, writable, network, direct } = &self.choices;
         writeln!(out, "verification   {verification}")?;
         writeln!(out, "images         {images}")?;
         writeln!(out, "form           {form}")?;
         writeln!(out, "writable       {writable}")?;
+        writeln!(out, "network        {network}")?;
         writeln!(out, "O_DIRECT       {direct}\n")?;
         for FeatureReport { feature, can, reason } in &self.features {
             writeln!(out, "{can:<8} {feature}: {reason}")?;

@@ -37,7 +37,8 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["prune"], "use `quire gc`, and `quire rm` for containers that have ended"),
     (&["rename", "update"], "there is none: a container stays as `quire run` made it"),
     (&["pause", "unpause"], "there is none: `quire commit` and `quire diff` pause by themselves"),
-    (&["port", "network"], "there is none: `quire run --network` says what a container has"),
+    (&["port"], "use `quire ps`, which lists the ports of each container"),
+    (&["network"], "there is none: `quire run --network` says what a container has"),
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "there is none: `quire wait CONTAINER` returns at a container's end"),
     (&["search"], "there is none: ask the registry"),
@@ -51,8 +52,8 @@ const VERBS: &[(&[&str], &str)] = &[
 const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
-        &["-p", "-P", "--publish", "--publish-all", "--expose"],
-        "ports are not mapped: use `--network host`",
+        &["-P", "--publish-all", "--expose"],
+        "ports are named one by one: use `-p HOST:CONTAINER`",
     ),
     (
         RUN,
@@ -305,8 +306,8 @@ mod tests {
             let found = of_option(verb, option);
             assert!(found.is_some_and(|it| it.contains(expect)), "{verb:?} {option}: {found:?}");
         };
-        check(Some("run"), "-p", "ports are not mapped");
-        check(Some("run"), "--publish=80:80", "ports are not mapped");
+        check(Some("run"), "-P", "named one by one");
+        check(Some("run"), "--expose=80", "named one by one");
         check(Some("rm"), "-v", "leave this out");
         check(Some("pull"), "-v", "--verbose");
         check(None, "-q", "--quiet");

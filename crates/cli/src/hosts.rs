@@ -28,7 +28,7 @@ fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
             (Address::Gateway, Network::None) => {
                 bail!("--add-host …:host-gateway: with --network none the host cannot be reached")
             }
-            (Address::Gateway, Network::Joined(_)) => bail!(
+            (Address::Gateway, Network::Joined(_) | Network::Pasta) => bail!(
                 "--add-host …:host-gateway: the host's address in that network is not known: give it as an IP address"
             ),
         };

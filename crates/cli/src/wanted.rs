@@ -83,9 +83,10 @@ pub(crate) fn wishes(
         working_dir: wanted.program.workdir.clone(),
         terminal,
         network: match &wanted.network {
-            NetworkKind::None => Network::None,
-            NetworkKind::Host => Network::Host,
-            NetworkKind::Joined(path) => Network::Joined(network_namespace(path)?),
+            None | Some(NetworkKind::None) => Network::None,
+            Some(NetworkKind::Host) => Network::Host,
+            Some(NetworkKind::Pasta) => Network::Pasta,
+            Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
         },
         access,
         memory: wanted.memory,
@@ -109,7 +110,8 @@ pub(crate) fn container_wish(
 ) -> anyhow::Result<ContainerWish> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted);
-    let bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
+    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
+    let pasta = crate::network::pasta(context, args, &mut bundle.network)?;
     Ok(ContainerWish {
         id,
         names: name_files(&wanted.names, &bundle)?,
@@ -122,6 +124,7 @@ pub(crate) fn container_wish(
         ids: wanted.ids.wish()?,
         volumes: volumes(wanted)?,
         mounts: wanted.mount.clone(),
+        pasta,
         init: init_wish(wanted),
         stop_signal: args.stop_signal.clone(),
         stop_timeout: args.stop_timeout,

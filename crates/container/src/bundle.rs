@@ -94,6 +94,8 @@ pub struct Wishes {
     pub terminal: Terminal,
     /// Network.
     pub network: Network,
+    /// Where the namespace of [`Network::Pasta`] is found, an absolute path. Added later.
+    pub network_place: Option<String>,
     /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::names::files`].
     pub names: Vec<NameMount>,
     /// Root file system.
@@ -135,6 +137,7 @@ impl Wishes {
             hostname,
             terminal: Terminal::None,
             network: Network::None,
+            network_place: None,
             names: Vec::new(),
             access: Access::Writable,
             volumes: Vec::new(),
@@ -303,7 +306,7 @@ fn runtime_config(
         mounts: mounts(wishes),
         annotations: annotations.map(|(name, it)| (name.clone(), it.clone())).collect(),
         linux: SpecLinux {
-            namespaces: namespaces(&wishes.network),
+            namespaces: namespaces(wishes),
             resources: match wishes.own {
                 None => resources(wishes),
                 Some(_) => SpecResources::default(),
@@ -324,12 +327,16 @@ fn runtime_config(
     spec
 }
 
-fn namespaces(network: &Network) -> Vec<SpecNamespace> {
+fn namespaces(wishes: &Wishes) -> Vec<SpecNamespace> {
     // With cgroups of its own in sight, it does not see where on the host it stands.
     let mut namespaces = ["pid", "ipc", "uts", "mount", "cgroup"].map(SpecNamespace::new).to_vec();
-    match network {
+    match &wishes.network {
         Network::None => namespaces.push(SpecNamespace::new("network")),
         Network::Host => {}
+        Network::Pasta => {
+            let path = wishes.network_place.clone();
+            namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
+        }
         Network::Joined(path) => {
             let path = Some(path.clone());
             namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
@@ -377,13 +384,18 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
         SpecMount::new("/dev/shm", "tmpfs", "shm", &shared),
         SpecMount::new("/dev/mqueue", "mqueue", "mqueue", &plain),
     ];
-    mounts.push(match (is_of_user, &wishes.network) {
-        // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
-        (true, Network::Host | Network::Joined(_)) => {
+    // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
+    let is_elsewhere = match wishes.network {
+        Network::None => false,
+        Network::Host | Network::Joined(_) => is_of_user,
+        Network::Pasta => wishes.map.is_some(),
+    };
+    mounts.push(match is_elsewhere {
+        true => {
             let options = ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"];
             SpecMount::new("/sys", "bind", "/sys", &options)
         }
-        (false, _) if wishes.security.interfaces == Interfaces::Open => {
+        false if wishes.security.interfaces == Interfaces::Open => {
             SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
         // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.

@@ -13,6 +13,7 @@ use crate::bundle::mounts::{MountWish, Volume};
 use crate::bundle::names::NameFile;
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
+use crate::network::Pasta;
 use crate::root::{Space, SpaceError, Trust, Warm, WritableWish, space};
 use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
@@ -71,6 +72,8 @@ pub struct ContainerWish {
     pub volumes: Vec<Volume>,
     /// Further mounts.
     pub mounts: Vec<MountWish>,
+    /// How its network is connected, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
+    pub pasta: Option<Pasta>,
     /// Files for looking up names, such as `/etc/hosts`.
     pub names: Vec<NameFile>,
     /// The first process.
@@ -102,6 +105,7 @@ impl ContainerWish {
             ids: IdsWish::Host,
             volumes: Vec::new(),
             mounts: Vec::new(),
+            pasta: None,
             names: Vec::new(),
             init: InitWish::None,
             stop_signal: None,

@@ -23,6 +23,8 @@ use crate::writable::{bytes, writable};
 pub(crate) enum NetworkKind {
     None,
     Host,
+    /// One of its own that pasta connects to the host's.
+    Pasta,
     /// An existing namespace.
     Joined(PathBuf),
 }
@@ -34,13 +36,14 @@ impl FromStr for NetworkKind {
         match (text, text.strip_prefix("ns:")) {
             ("none", _) => Ok(Self::None),
             ("host", _) => Ok(Self::Host),
+            ("pasta", _) => Ok(Self::Pasta),
             (_, Some("")) | (_, None) => Err(NETWORKS.to_owned()),
             (_, Some(path)) => Ok(Self::Joined(path.into())),
         }
     }
 }
 
-const NETWORKS: &str = "use none, host, or ns:PATH, for example ns:/run/netns/NAME";
+const NETWORKS: &str = "use none, pasta, host, or ns:PATH, for example ns:/run/netns/NAME";
 
 /// How large a log may be; none is no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,9 +90,10 @@ pub(crate) struct Wanted {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    /// Network: none (loopback only), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
-    #[arg(long, alias = "net", value_name = "none|host|ns:PATH", default_value = "none")]
-    pub(crate) network: NetworkKind,
+    /// Network: none (loopback only, the default), pasta (one of its own that reaches out through the host's, and into which
+    /// --publish leads), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
+    #[arg(long, alias = "net", value_name = "none|pasta|host|ns:PATH")]
+    pub(crate) network: Option<NetworkKind>,
     #[arg(
         long,
         value_name = "KIND",
@@ -187,6 +191,10 @@ impl Tty {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
+    /// Have ports of the host lead to ports of the container; implies `--network pasta`. Without HOST, any free port, which
+    /// `ps` lists; both may be ranges, such as 8000-8003
+    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
+    pub(crate) publish: Vec<super::ports::Published>,
     /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc, gVisor keeps
     /// pipes, sockets and an empty /tmp in memory, so they are in no layer
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]

@@ -40,6 +40,7 @@ mod merge;
 mod mounts;
 mod networks;
 mod pages;
+mod pasta;
 mod pieces;
 mod platforms;
 #[cfg(feature = "registry")]

@@ -18,6 +18,8 @@ pub enum Network {
     None,
     /// All that the host has.
     Host,
+    /// One of its own that pasta connects to the host's.
+    Pasta,
     /// An existing network namespace, by its absolute path.
     Joined(String),
 }

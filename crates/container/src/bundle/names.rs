@@ -15,6 +15,9 @@ const RESOLVER: &str = "/etc/resolv.conf";
 /// Where systemd-resolved tells which servers it asks itself. Source: systemd-resolved.service(8), "/etc/resolv.conf".
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
 
+/// The address at which pasta takes questions for the host's name server, as podman has it: one that no router passes on.
+pub(crate) const FORWARDER: &str = "169.254.1.1";
+
 /// More than lists of a hundred thousand blocked names have.
 const LARGEST: u64 = 16 << 20;
 
@@ -99,7 +102,7 @@ pub fn files(
         // Nobody there can be reached without a network, and who they are is the host's affair.
         let base = match network {
             Network::None => String::new(),
-            Network::Host | Network::Joined(_) => read(Path::new(HOSTS))?,
+            Network::Host | Network::Joined(_) | Network::Pasta => read(Path::new(HOSTS))?,
         };
         files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
     }
@@ -113,7 +116,14 @@ pub fn files(
                 host = upstream;
             }
         }
-        let text = resolver_text(resolver, &host, is_elsewhere);
+        let mut text = resolver_text(resolver, &host, is_elsewhere);
+        if *network == Network::Pasta
+            && resolver.servers.is_none()
+            && servers(&text).next().is_none()
+        {
+            // Pasta reaches the one at the host's own loopback.
+            text += &format!("nameserver {FORWARDER}\n");
+        }
         files.push(NameFile { place: RESOLVER, text });
     }
     files.push(NameFile { place: HOSTNAME, text: format!("{hostname}\n") });

@@ -16,8 +16,8 @@ use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
 use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
-use crate::life::log::Log;
-use crate::life::monitor::{Deadline, Prepared, RunError, Start, kill, prepare};
+use crate::life::log::{Log, add_sentence};
+use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
@@ -59,7 +59,7 @@ pub fn watch(
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
     kernel::process::set_subreaper().map_err(runtime_failed)?;
-    let Prepared { doubt, lesson } = prepare(&start)?;
+    let Prepared { doubt, lesson, connection } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (reader, output) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
@@ -163,6 +163,9 @@ pub fn watch(
     let lacked_memory = || crate::life::memory::was_lacking(&start.spec.linux, start.folder);
     let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
+    if connection.is_some_and(|it| it.is_over()) {
+        let _told = add_sentence(start.folder, DISCONNECTED);
+    }
     let last = ended();
     state.lost = last.exit.is_some();
     (state.written, state.reason) = (last.written, reason);

@@ -1,15 +1,14 @@
 //! A container whose program has ended: it is taken down, and its writable layer may be kept.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kernel::process::finish_behind;
 use store::{ContainerDir, ContainerError};
 
-use crate::folder::{FILESTORE, LOG};
+use crate::folder::FILESTORE;
 use crate::life::filestores::Filestores;
+use crate::life::log::add_sentence;
 use crate::life::monitor::Watch;
 use crate::life::stage::Stage;
 use crate::life::{detached, kept, teardown};
@@ -98,7 +97,7 @@ impl Ended {
             if let Err(error) = noted {
                 tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
             }
-            let _told = is_told || log(&self.path, LOST);
+            let _told = is_told || add_sentence(&self.path, LOST);
         }
     }
 
@@ -110,10 +109,4 @@ impl Ended {
             }
         }
     }
-}
-
-/// Adds a sentence to what the container wrote. Returns whether there was room for it.
-pub(crate) fn log(folder: &Path, text: &str) -> bool {
-    let log = File::options().append(true).open(folder.join(LOG));
-    log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
 }

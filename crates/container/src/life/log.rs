@@ -178,6 +178,12 @@ impl Log {
     }
 }
 
+/// Adds a sentence to what the container wrote. Returns whether there was room for it.
+pub(crate) fn add_sentence(folder: &Path, text: &str) -> bool {
+    let log = File::options().append(true).open(folder.join(LOG));
+    log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
+}
+
 impl Drop for Log {
     fn drop(&mut self) {
         self.tell();

@@ -12,7 +12,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
-use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals};
+use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals, Who};
 
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::view::{View, WorkingDirError};
@@ -22,6 +22,7 @@ use crate::life::memory::Ear;
 use crate::life::spared::Terms;
 use crate::life::stage::{Stage, StageError};
 use crate::life::state::{End, Reason};
+use crate::network::{Connection, NetworkError, Pasta};
 use crate::notes::Notes;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{command, complaint, complaints, hide_obstacle};
@@ -71,6 +72,8 @@ pub struct Start<'a> {
     pub log_size: Option<NonZeroU64>,
     /// After how long it is killed.
     pub timeout: Option<Duration>,
+    /// Who connects its network to the host's, if somebody does, and who this process is.
+    pub pasta: Option<(&'a Pasta, Who)>,
     /// A folder for notes that hold until the next start of the machine.
     pub notes: Option<&'a Notes>,
 }
@@ -150,6 +153,9 @@ pub enum RunError {
     /// Files or mounts for the runtime could not be put in place.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// It has no network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// A file in the container's folder cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
@@ -253,7 +259,7 @@ impl RunError {
 /// [`RunError`] when it did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     crate::runtime::streams::check().map_err(RunError::Directory)?;
-    let Prepared { doubt, lesson } = prepare(start)?;
+    let Prepared { doubt, lesson, connection } = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
@@ -308,6 +314,9 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         .supervise_by(start.signals, &mut deliver, &mut asked, &mut meanwhile)
         .map_err(runtime_failed)?;
     drop(prompt);
+    if connection.is_some_and(|it| it.is_over()) {
+        remark(DISCONNECTED);
+    }
     let exit = terms.exit(exit);
     // Always, so that this process has one thread again.
     let lacked_memory = {
@@ -349,7 +358,13 @@ pub(crate) struct Prepared {
     pub(crate) doubt: Option<ProgramError>,
     /// What is to be learned from the start.
     pub(crate) lesson: Option<Lesson>,
+    /// Its network's connection to the host's.
+    pub(crate) connection: Option<Connection>,
 }
+
+/// Said at the end of a container whose network ended before.
+pub(crate) const DISCONNECTED: &str =
+    "pasta had ended before the container: it had no network any more";
 
 /// Attaches the root in a mount namespace of this process's own and writes the bundle.
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
@@ -371,6 +386,8 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     hide_obstacle(start.runtime, start.folder)
         .map_err(|source| StageError::Attach { id: start.id.to_owned(), source })?;
     start.stage.set_up(start.id, start.root)?;
+    let connect = |(pasta, who)| Connection::start(pasta, start.stage.base(), who);
+    let connection = start.pasta.map(connect).transpose()?;
     let write_failed = |path: &Path| {
         let path = path.to_owned();
         move |source| RunError::Write { path, source }
@@ -392,7 +409,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     let record = start.folder.join(RUNTIME_PATH);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();
     std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
-    Ok(Prepared { doubt, lesson })
+    Ok(Prepared { doubt, lesson, connection })
 }
 
 /// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kernel::process::{Signals, UserNamespace};
+use kernel::process::{Signals, UserNamespace, Who};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
@@ -24,6 +24,7 @@ use crate::life::monitor::Watch;
 use crate::life::reap::share;
 use crate::life::stage::Stage;
 use crate::life::{teardown, terminal};
+use crate::network::{Pasta, Ports};
 use crate::notes::Notes;
 use crate::owner::OwnerError;
 use crate::plan::{ContainerPlan, InitWish, Stop};
@@ -75,6 +76,7 @@ pub struct Ready {
     pub(crate) signals: Arc<Signals>,
     pub(crate) stop: Stop,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) pasta: Option<(Pasta, Who)>,
     pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
@@ -203,6 +205,8 @@ pub fn prepare(
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let mut stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut bundle = wish.bundle;
+    // First, since it decides where all of them are.
+    bundle.network_place = wish.pasta.as_ref().map(|_| stage.set_network(store.who()));
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
     bundle.own = own;
@@ -242,6 +246,10 @@ pub fn prepare(
     kept_place(&place, &wish.writable, &root)
         .and_then(|place| place.save(&path))
         .map_err(|source| PrepareError::Write { folder: path.clone(), source })?;
+    if let Some(pasta) = &wish.pasta {
+        let unwritten = |source| PrepareError::Write { folder: path.clone(), source };
+        Ports::note(&pasta.ports, &path).map_err(unwritten)?;
+    }
     let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
     Ok(Ready {
@@ -260,6 +268,7 @@ pub fn prepare(
         signals,
         stop,
         timeout,
+        pasta: wish.pasta.map(|it| (it, store.who())),
         notes: around.notes.cloned(),
         log_size: wish.log_size,
         keep: wish.keep,

@@ -16,8 +16,9 @@ use store::ContainerError;
 
 use crate::bundle::spec::RuntimeSpec;
 use crate::life::detached::{self, Last};
-use crate::life::ended::{Ended, LOST, Runs, log};
+use crate::life::ended::{Ended, LOST, Runs};
 use crate::life::kept;
+use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason};
@@ -94,6 +95,7 @@ impl Ready {
             watch: self.watch.as_deref(),
             log_size: self.log_size,
             timeout: self.timeout,
+            pasta: self.pasta.as_ref().map(|(pasta, who)| (pasta, *who)),
             notes: self.notes.as_ref(),
         }
     }
@@ -135,7 +137,7 @@ impl Ready {
         // Whoever waits for its end finds this in the log then, if there is room for it.
         let mut ended = || {
             lost = self.has_lost();
-            is_told = lost && log(&self.path, LOST);
+            is_told = lost && add_sentence(&self.path, LOST);
             let exit = lost.then_some(Exit::Code(FAILED.into()));
             Last { exit, written: self.root.doomed.written() }
         };
@@ -156,7 +158,7 @@ impl Ready {
                 let text = chain(&error);
                 let said = [&[error.exit_code()], text.as_bytes()].concat();
                 if has_started {
-                    let _told = log(&self.path, &text);
+                    let _told = add_sentence(&self.path, &text);
                     said
                 } else {
                     refusal = said;

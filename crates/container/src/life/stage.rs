@@ -8,13 +8,14 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use kernel::mount::{Detached, Durability, MountError, TmpfsOptions};
+use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use crate::bundle::Access;
 use crate::bundle::names::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
-use crate::folder::{MOUNT, MOUNT_NAMES, ROOT};
+use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
 use crate::notes::Notes;
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, UpperError};
@@ -120,6 +121,12 @@ impl Stage {
         }
     }
 
+    /// Where its network will be, for the runtime and for pasta. For root that is no other user's folder, but pasta is nobody.
+    pub(crate) fn set_network(&mut self, who: Who) -> String {
+        self.open |= who.is_host_root();
+        self.base().join(NETWORK).display().to_string()
+    }
+
     /// Adds a file system; answers where its directory will be.
     pub fn add(&mut self, filestore: Filestore) -> PathBuf {
         let place = self.place(self.filestores.len());
@@ -182,7 +189,8 @@ impl Stage {
         headrooms.filter_map(Result::transpose).collect()
     }
 
-    fn base(&self) -> &Path {
+    /// The folder of all places.
+    pub(crate) fn base(&self) -> &Path {
         if self.open { Path::new(OPEN) } else { &self.folder }
     }
 

@@ -74,6 +74,7 @@ impl Fixture {
             watch: None,
             log_size: None,
             timeout: None,
+            pasta: None,
             notes: None,
         };
         let result = quire_container::life::monitor::run(&start, &|_| {});

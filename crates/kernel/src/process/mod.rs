@@ -21,8 +21,8 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 pub use behind::{Done, finish_behind, start_behind, start_server};
 pub use heap::{keep_little_heap, trim_heap};
 pub use namespaces::{
-    IdRange, Namespace, enter, namespace_kind, own_mounts, unshare, user_namespace,
-    user_namespace_of,
+    IdRange, Namespace, enter, namespace_kind, network_namespace, own_mounts, unshare,
+    user_namespace, user_namespace_of,
 };
 pub use own::{Mapper, OwnNamespaceError, enter_own};
 pub use prompt::{Prompt, be_prompt};

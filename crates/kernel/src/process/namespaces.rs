@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
 use rustix::process::{Pid, WaitOptions};
@@ -161,7 +162,51 @@ pub struct IdRange {
 /// # Panics
 /// If `fork` returns an invalid pid.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, ProcessError> {
-    let step = "make a user namespace";
+    let unshare = || {
+        // SAFETY: this process has one thread and makes nothing but system calls.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
+    };
+    in_a_child("make a user namespace", None, unshare, |child| {
+        write_maps(child, users, groups)?;
+        open_namespace(child, "user")
+    })
+}
+
+/// Makes a network namespace without processes, in which any port may be listened at. It belongs to the user namespace
+/// `owner`, or to this process's. Its loopback interface is down.
+///
+/// # Errors
+/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in its owner.
+///
+/// # Panics
+/// If `fork` returns an invalid pid.
+pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, ProcessError> {
+    let owner = owner.map(|it| it.as_raw_fd());
+    let unshare = || {
+        if let Some(owner) = owner {
+            // SAFETY: the caller's descriptor stays open, in this child as well.
+            let owner = unsafe { BorrowedFd::borrow_raw(owner) };
+            rustix::thread::move_into_thread_name_spaces(owner, ThreadNameSpaceType::USER)?;
+        }
+        // SAFETY: this process has one thread and makes nothing but system calls.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
+        // As podman and docker have it, for programs that are not their container's root. Source: Linux
+        // `Documentation/networking/ip-sysctl.rst`.
+        let ports = c"/proc/sys/net/ipv4/ip_unprivileged_port_start";
+        let ports = rustix::fs::open(ports, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::io::write(ports, b"0").map(drop)
+    };
+    in_a_child("make a network namespace", owner, unshare, |child| open_namespace(child, "net"))
+}
+
+/// Has a child move into namespaces of its own by `unshare`, which makes nothing but system calls, and looks at it by its number
+/// until `open` is done. The child keeps the descriptor `needed`.
+fn in_a_child(
+    step: &'static str,
+    needed: Option<RawFd>,
+    unshare: impl FnOnce() -> Result<(), Errno>,
+    open: impl FnOnce(i32) -> Result<OwnedFd, Errno>,
+) -> Result<OwnedFd, ProcessError> {
     let failed = |errno| match errno {
         // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
         Errno::NOSPC | Errno::USERS => ProcessError::Limit { step },
@@ -175,11 +220,14 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
     // which it does not have, it needs nothing.
     match unsafe { libc::fork() } {
         -1 => Err(failed(crate::last_errno())),
-        0 => in_new_user_namespace(&ready_write, &done_read),
+        0 => {
+            close_all_but(&[ready_write.as_raw_fd(), done_read.as_raw_fd()], needed);
+            stay(unshare(), &ready_write, &done_read)
+        }
         child => {
             drop(ready_write);
             drop(done_read);
-            let result = map_and_open(child, File::from(ready_read), users, groups);
+            let result = is_ready(File::from(ready_read)).and_then(|()| open(child));
             // The child sees the end of the pipe, and exits.
             drop(done_write);
             let child = Pid::from_raw(child).expect("fork answers a pid");
@@ -190,12 +238,8 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
     }
 }
 
-/// What the child of [`user_namespace`] does. It answers with the errno of its unshare, and stays
-/// until it is no longer needed.
-fn in_new_user_namespace(ready: &OwnedFd, done: &OwnedFd) -> ! {
-    close_all_but(ready.as_raw_fd(), done.as_raw_fd());
-    // SAFETY: this process has one thread and ends in this function.
-    let result = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) };
+/// What the child does then. It answers with the errno of its unshare, and stays until it is no longer needed.
+fn stay(result: Result<(), Errno>, ready: &OwnedFd, done: &OwnedFd) -> ! {
     let errno = result.err().map_or(0, Errno::raw_os_error);
     if rustix::io::write(ready, &errno.to_le_bytes()).is_ok() {
         // Until the end of the pipe, or anything unexpected.
@@ -207,37 +251,48 @@ fn in_new_user_namespace(ready: &OwnedFd, done: &OwnedFd) -> ! {
 
 /// Lets go of every other descriptor: the copy of the pipe's writing end, and all that would keep
 /// the parent's files and mounts in use meanwhile. Only for a child that ends without dropping.
-fn close_all_but(one: RawFd, other: RawFd) {
-    let (low, high) = (one.min(other), one.max(other));
-    for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
-        if first <= last {
+fn close_all_but(pipes: &[RawFd; 2], needed: Option<RawFd>) {
+    let mut kept = [pipes[0], pipes[1], needed.unwrap_or(pipes[1])];
+    kept.sort_unstable();
+    let mut first = 0;
+    for last in kept.into_iter().map(Some).chain([None]) {
+        let end = last.map_or(RawFd::MAX, |it| it - 1);
+        if first <= end {
             // SAFETY: nothing in this process uses these descriptors any more. An error (before
             // Linux 5.9) leaves them open, at worst until the parent exits.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            unsafe { libc::syscall(libc::SYS_close_range, first, end, 0) };
         }
+        first = last.map_or(RawFd::MAX, |it| it + 1);
     }
 }
 
-fn map_and_open(
-    child: i32,
-    mut ready: File,
-    users: &[IdRange],
-    groups: &[IdRange],
-) -> Result<OwnedFd, Errno> {
-    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}
+
+fn is_ready(mut ready: File) -> Result<(), Errno> {
     let mut answer = [0; 4];
-    ready.read_exact(&mut answer).map_err(errno)?;
+    ready.read_exact(&mut answer).map_err(|error| errno_of(&error))?;
     match i32::from_le_bytes(answer) {
-        0 => {}
-        refused => return Err(Errno::from_raw_os_error(refused)),
+        0 => Ok(()),
+        refused => Err(Errno::from_raw_os_error(refused)),
     }
+}
+
+fn open_namespace(child: i32, name: &str) -> Result<OwnedFd, Errno> {
+    File::open(format!("/proc/{child}/ns/{name}"))
+        .map(OwnedFd::from)
+        .map_err(|error| errno_of(&error))
+}
+
+fn write_maps(child: i32, users: &[IdRange], groups: &[IdRange]) -> Result<(), Errno> {
     let write = |name: &str, text: &str| {
         // The kernel takes a map in one write.
         File::options()
             .write(true)
             .open(format!("/proc/{child}/{name}"))
             .and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(errno)
+            .map_err(|error| errno_of(&error))
     };
     write("uid_map", &map_text(users))?;
     if write("gid_map", &map_text(groups)).is_err() {
@@ -245,8 +300,7 @@ fn map_and_open(
         write("setgroups", "deny")?;
         write("gid_map", &map_text(groups))?;
     }
-    let namespace = File::open(format!("/proc/{child}/ns/user")).map_err(errno)?;
-    Ok(namespace.into())
+    Ok(())
 }
 
 pub(super) fn map_text(ranges: &[IdRange]) -> String {

@@ -8,7 +8,7 @@ use std::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{Pid, Signal};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{Gid, ThreadNameSpaceType, Uid, UnshareFlags};
 
 use super::namespaces::set_root_propagation;
 use super::signals::SignalMask;
@@ -27,6 +27,8 @@ pub struct Setup<'a> {
     pub own_mounts: Option<Propagation>,
     /// A session of its own, away from the terminal.
     pub own_session: bool,
+    /// A user namespace whose root the child becomes, and no one else any more.
+    pub root_of: Option<BorrowedFd<'a>>,
     /// Descriptors that it inherits, under their numbers here. It inherits no others besides standard input, output and
     /// error.
     pub keep: &'a [BorrowedFd<'a>],
@@ -80,6 +82,7 @@ struct Plan {
     die_with_parent: Option<(Signal, Option<Pid>)>,
     own_mounts: Option<Propagation>,
     own_session: bool,
+    root_of: Option<RawFd>,
     keep: Vec<RawFd>,
 }
 
@@ -92,12 +95,18 @@ impl Plan {
                 .map(|signal| (signal, Some(rustix::process::getpid()))),
             own_mounts: setup.own_mounts,
             own_session: setup.own_session,
+            root_of: setup.root_of.map(|it| it.as_raw_fd()),
             keep: setup.keep.iter().map(|fd| fd.as_raw_fd()).collect(),
         }
     }
 
     /// In the child, between fork and exec: system calls only, no allocation, no locks.
     fn run(&self) -> Result<(), Errno> {
+        // First, since the kernel forgets a signal at the parent's death with the ids.
+        if let Some(namespace) = self.root_of {
+            // SAFETY: the borrowed descriptor outlives `spawn`, which waits for the exec.
+            become_root_of(unsafe { BorrowedFd::borrow_raw(namespace) })?;
+        }
         if let Some((signal, parent)) = self.die_with_parent {
             rustix::process::set_parent_process_death_signal(Some(signal))?;
             // It may have died before that.
@@ -125,6 +134,14 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Only for a process with one thread: the other threads would stay who they are.
+fn become_root_of(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
+    rustix::thread::move_into_thread_name_spaces(namespace, ThreadNameSpaceType::USER)?;
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)
 }
 
 /// Closes everything but standard input, output and error at the exec: also what our caller left open without

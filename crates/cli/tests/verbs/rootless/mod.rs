@@ -12,7 +12,8 @@ use kernel::mount::OVERLAY_USER_DATA;
 use kernel::version::KernelVersion;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::runs::runtimes;
+use crate::pasta::{add_network, answer, open_tun, own_network};
+use crate::runs::{runtimes, wait_for};
 use crate::userns::set;
 use crate::{Place, Ran, add_programs, program, write};
 
@@ -174,6 +175,43 @@ fn a_user_runs_containers_with_ids_of_its_own() {
         let host = run(&["--network", "host"], "ls /sys/class/net");
         assert!(host.out.lines().any(|it| it == "lo"), "{runtime}: {}", host.err);
     }
+}
+
+#[test]
+fn a_user_has_a_network_of_its_own_that_reaches_others() {
+    reaches_others(true);
+}
+
+#[test]
+fn a_user_without_ids_has_a_network_of_its_own_too() {
+    reaches_others(false);
+}
+
+fn reaches_others(has_ids: bool) {
+    let Some(user) = User::new(has_ids) else { return };
+    let tree = tree(&user);
+    if add_network(&tree).is_none() || !own_network() {
+        return;
+    }
+    open_tun(&user.place);
+    user.import(&tree);
+    for runtime in runtimes() {
+        let words = ["run", "--quiet", "--runtime", runtime, "--name", "web", "--detach"];
+        let more = ["--publish", "8080:80", "a", "perl", "/serve", "tcp", "80"];
+        user.out(&[&words[..], &more].concat());
+        assert_eq!(answer("127.0.0.1:8080"), "hello from 80\n", "{runtime}");
+        let listed = user.out(&["ps"]);
+        assert!(listed.contains("0.0.0.0:8080->80/tcp"), "{runtime}: {listed}");
+        // Its own interfaces, not the host's.
+        let cards = user.out(&["exec", "web", "ls", "/sys/class/net"]);
+        assert!(cards.lines().eq(["card0", "lo"]), "{runtime}: {cards}");
+        user.out(&["rm", "--force", "web"]);
+        let free = || std::net::TcpListener::bind("0.0.0.0:8080").is_ok();
+        wait_for("the end of pasta", free);
+    }
+    let ran = user.run(&["run", "--publish", "80:80", "a", "true"]);
+    let said = "port 80 of the host: it takes root";
+    assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
 }
 
 /// All names, metadata and bytes of a directory. The length of a directory is its file system's own.
