@@ -156,14 +156,21 @@ fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
 
 /// After `gc`, the store has what its refs need, and nothing else.
 fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
-    store.gc(NOW)?;
-    let refs = check(store)?;
-    let plan = store.plan_gc(NOW)?;
-    let tmp = store.tmp.list()?;
-    if plan.garbage.is_empty() && plan.dead.is_empty() && tmp.is_empty() {
-        return Ok(refs);
+    const ATTEMPTS: u32 = 50;
+    let mut left = String::new();
+    for _ in 0..ATTEMPTS {
+        store.gc(NOW)?;
+        let refs = check(store)?;
+        let plan = store.plan_gc(NOW)?;
+        let tmp = store.tmp.list()?;
+        if plan.garbage.is_empty() && plan.dead.is_empty() && tmp.is_empty() {
+            return Ok(refs);
+        }
+        left = format!("left after gc: {plan:?} {tmp:?}");
+        // It may be in use by a child that another test has just forked, as `eventually` says.
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    Err(format!("left after gc: {plan:?} {tmp:?}").into())
+    Err(left.into())
 }
 
 /// A directory where syncing costs nothing, if there is one: for tests that make thousands of stores.
