@@ -28,9 +28,10 @@ const CPU: [&str; 2] = ["-cpu", "max,-cx16,-la57"];
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
-    pub(crate) disk: &'a Path,
-    /// A second disk.
-    pub(crate) data: Option<&'a Path>,
+    /// Its disks, in order.
+    pub(crate) disks: &'a [&'a Path],
+    /// The socket of a virtiofsd, whose directory has the tag `quire`.
+    pub(crate) share: Option<&'a Path>,
     /// In MB.
     pub(crate) memory: u32,
     /// Where the kernel's messages go.
@@ -120,7 +121,14 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
     // A panic reboots at once, which ends QEMU.
     command.args(["-append", "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on"]);
-    for disk in [Some(machine.disk), machine.data].into_iter().flatten() {
+    if let Some(socket) = machine.share {
+        // The server reads and writes the guest's memory.
+        let memory = format!("memory-backend-memfd,id=memory,size={}M,share=on", machine.memory);
+        command.args(["-object", &memory, "-numa", "node,memdev=memory"]);
+        command.arg("-chardev").arg(format!("socket,id=share,path={}", socket.display()));
+        command.args(["-device", "vhost-user-fs-pci,chardev=share,tag=quire"]);
+    }
+    for disk in machine.disks {
         let disk = format!("file={},if=virtio,format=raw,cache=unsafe", disk.display());
         command.args(["-drive", &disk]);
     }

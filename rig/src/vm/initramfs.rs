@@ -12,7 +12,8 @@ use super::root::Draft;
 use crate::process::{line, need, quiet};
 
 /// What tests need of the kernel besides its image, by module; some kernels have some of it built in.
-const MODULES: [&str; 7] = ["virtio_pci", "virtio_blk", "ext4", "loop", "erofs", "overlay", "fuse"];
+const MODULES: [&str; 8] =
+    ["virtio_pci", "virtio_blk", "ext4", "loop", "erofs", "overlay", "fuse", "virtiofs"];
 
 const INIT: &str = include_str!("initramfs.sh");
 

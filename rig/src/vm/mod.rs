@@ -1,15 +1,18 @@
 //! Tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
 
 mod boot;
+mod contents;
 mod disk;
 mod initramfs;
 mod kernels;
 mod plan;
 mod root;
+mod virtiofs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -63,9 +66,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     tools::install(&PACKAGES)?;
     let kernel = kernels::find(&cache, name, args.refresh)?;
-    let Chosen { mut runs, mut disk } = chosen(&args.tests)?;
+    let Chosen { mut runs, mut images } = chosen(&args.tests)?;
     if args.filter.is_some() {
-        disk = false;
+        images.clear();
         // The filter takes the place of the plan's, so every program has to run once.
         let mut seen = BTreeSet::new();
         runs.retain(|(_, run)| run.harness && seen.insert(run.program));
@@ -75,10 +78,12 @@ pub fn run(args: &Args) -> Result<()> {
     let version = kernel.version().context("the kernel's release has no version")?;
     let built = root::build()?;
     let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
-    if disk {
-        match disk::test(&cache, &kernel, &mut say) {
+    for ImageTest { name, test, .. } in images {
+        match test(&cache, &kernel, &mut say) {
             // Its image cannot be made here; the others need none.
-            Err(error) if error.is::<Skipped>() && !runs.is_empty() => println!("   disk: {error}"),
+            Err(error) if error.is::<Skipped>() && !runs.is_empty() => {
+                println!("   {name}: {error}");
+            }
             other => other?,
         }
     }
@@ -100,19 +105,36 @@ fn list(cache: &Cache) {
         let short = if runs.iter().any(|it| it.short) { ", partly in `short`" } else { "" };
         println!("{name:<10} {about}{short}");
     }
-    println!("{:<10} {}, all in `short`", disk::NAME, disk::ABOUT);
+    for ImageTest { name, about, .. } in &IMAGE_TESTS {
+        println!("{name:<10} {about}, all in `short`");
+    }
     println!("\nmay be skipped, besides what came with a later kernel:");
     for (text, why) in plan::SKIPS {
         println!("  {text:?}: {why}");
     }
 }
 
+/// Takes the outcome of each step.
+type Each<'a> = &'a mut dyn FnMut(&Step, Outcome);
+
+/// A test whose guest has an image of Quire's as its root.
+struct ImageTest {
+    name: &'static str,
+    about: &'static str,
+    test: fn(&Cache, &Kernel, Each<'_>) -> Result<()>,
+}
+
+const IMAGE_TESTS: [ImageTest; 2] = [
+    ImageTest { name: disk::NAME, about: disk::ABOUT, test: disk::test },
+    ImageTest { name: virtiofs::NAME, about: virtiofs::ABOUT, test: virtiofs::test },
+];
+
 /// The runs of some tests, each with the test's name.
 #[derive(Default)]
 struct Chosen {
     runs: Vec<(&'static str, &'static Run)>,
-    /// Whether an exported disk is booted, too.
-    disk: bool,
+    /// Those that are no program's.
+    images: Vec<&'static ImageTest>,
 }
 
 fn chosen(names: &[String]) -> Result<Chosen> {
@@ -122,9 +144,11 @@ fn chosen(names: &[String]) -> Result<Chosen> {
         let found = tests.flat_map(|it| it.runs.iter().map(|run| (it.name, run)));
         let before = chosen.runs.len();
         chosen.runs.extend(found.filter(|(_, run)| name != "short" || run.short));
-        let is_disk = [disk::NAME, "all", "short"].contains(&name.as_str());
-        chosen.disk |= is_disk;
-        if chosen.runs.len() == before && !is_disk {
+        let named = |it: &&ImageTest| [it.name, "all", "short"].contains(&name.as_str());
+        let images: Vec<_> = IMAGE_TESTS.iter().filter(named).collect();
+        let is_image = !images.is_empty();
+        chosen.images.extend(images);
+        if chosen.runs.len() == before && !is_image {
             bail!("there is no test {name}; `cargo xtask vm --list` has the names");
         }
     }
@@ -214,11 +238,12 @@ fn life(
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
     let console = console(kernel, "")?;
     let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
+    let disks: Vec<_> = [Some(&*disk), data].into_iter().flatten().collect();
     let machine = Machine {
         kernel: &image,
         initramfs: &initramfs,
-        disk: &disk,
-        data,
+        disks: &disks,
+        share: None,
         memory,
         console: &console,
     };
@@ -229,6 +254,13 @@ fn life(
 /// Where the kernel's messages go: kept after the end, for who wants to know more.
 fn console(kernel: &Kernel, what: &str) -> Result<PathBuf> {
     Ok(target_dir()?.join(format!("vm-{}{what}.log", kernel.release)))
+}
+
+/// Quire of the tests, on this store.
+fn quire(store: &Path) -> Result<Command> {
+    let mut quire = Command::new(target_dir()?.join("debug/quire"));
+    quire.arg("--store").arg(store);
+    Ok(quire)
 }
 
 /// The plan as the guest's script reads it.

@@ -1,0 +1,111 @@
+//! An image that Quire has mounted on the host is the root of a machine, by virtiofs: nothing is copied, and the host's page
+//! cache is all there is.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::Each;
+use super::boot::{self, Machine};
+use super::contents::{self, Contents, OVER_IT};
+use super::initramfs::{self, Way};
+use super::kernels::Kernel;
+use crate::cache::Cache;
+use crate::process::{find, is_root, need, quiet, target_dir};
+use crate::{Failed, Skipped, inputs};
+
+pub(super) const NAME: &str = "virtiofs";
+pub(super) const ABOUT: &str = "a mount of the host is the root of a machine";
+
+const MOUNT: &str = r"
+mkdir /lower /upper
+mount -t virtiofs quire /lower
+";
+
+/// Mounts the image `$3` of the store `$2` at `$4`, in a mount namespace of its own, and serves it. Both of virtiofsd's
+/// programs, that in C and that in Rust, know these options.
+const SERVE: &str = r#"
+"$1" --store "$2" --quiet mount "$3" "$4"
+exec setpriv --pdeathsig KILL "$5" --socket-path="$6" -o source="$4" -o cache=always -o xattr
+"#;
+
+/// Where distributions have it: it is for QEMU, and not in `PATH`. Source: the file lists of Debian's packages
+/// qemu-system-common (12) and virtiofsd (13), and of Fedora's virtiofsd.
+const PLACES: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
+
+/// How long it may take to listen.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server that goes with this, and with it the mount.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only when it has ended.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Server {
+    fn start(program: &Path, store: &Path, point: &Path, socket: &Path) -> Result<Self> {
+        let quire = target_dir()?.join("debug/quire");
+        let mut command = Command::new(need("setpriv")?);
+        command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private"]);
+        command.args(["sh", "-euc", SERVE, "sh"]).arg(quire).arg(store).arg("a").arg(point);
+        command.arg(program).arg(socket);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut server = Self(command.spawn().context("cannot start virtiofsd")?);
+        let since = Instant::now();
+        // Looked for, and not connected to: it takes one client.
+        while !socket.exists() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!(Failed(format!("virtiofsd ended: {status}")));
+            }
+            if since.elapsed() > PATIENCE {
+                bail!(Failed(String::from("virtiofsd does not listen")));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+}
+
+fn program() -> Result<PathBuf> {
+    let found = PLACES.iter().map(PathBuf::from).find(|it| it.is_file());
+    let found = found.or_else(|| find("virtiofsd"));
+    found.context(Skipped(String::from("virtiofsd is not installed (Debian: qemu-system-common)")))
+}
+
+/// Mounts a Debian image, boots it, and hands out each step's outcome.
+pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()> {
+    if !is_root() {
+        bail!(Skipped(String::from("mounts need root")));
+    }
+    let program = program()?;
+    let layout = inputs::debian_small(cache, false)?;
+    let work = super::work(cache)?;
+    let at = |name: &str| work.path().join(name);
+    let [store, point, socket, initramfs] = ["store", "point", "socket", "initramfs.cpio"].map(at);
+    let contents = Contents::of(&layout, work.path())?;
+    std::fs::create_dir(&point)?;
+    let mut import = super::quire(&store)?;
+    quiet(import.args(["--quiet", "import"]).arg(format!("oci:{}", layout.display())).arg("a"))?;
+    let (steps, plan) = contents::steps(NAME, "^quire /vm/image virtiofs ");
+    let way =
+        Way { script: &(MOUNT.to_owned() + OVER_IT), programs: &[], files: &contents.files(&plan) };
+    initramfs::write(kernel, &way, work.path(), &initramfs)?;
+    let _server = Server::start(&program, &store, &point, &socket)?;
+    let machine = Machine {
+        kernel: &kernel.image(),
+        initramfs: &initramfs,
+        disks: &[],
+        share: Some(&socket),
+        memory: 1024,
+        console: &super::console(kernel, "-virtiofs")?,
+    };
+    boot::run(&machine, &steps, each)?;
+    Ok(())
+}
