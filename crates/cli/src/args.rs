@@ -84,9 +84,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root runs
-    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals
+    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals. Given again, it
+    /// names stores whose owners share them, which are only read; by default that of root, if it is shared
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) store: Option<PathBuf>,
+    pub(crate) store: Vec<PathBuf>,
     /// Use this policy in addition to the administrator's, instead of $XDG_CONFIG_HOME/quire/policy.toml
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: Option<PathBuf>,
@@ -259,6 +260,11 @@ pub(crate) enum Verb {
     ///
     /// Quire keeps data that a name, a container, a mount or a running import uses.
     Gc(Gc),
+    /// Let all users of this host use the images of the store
+    ///
+    /// They can read every file of every image then, whatever its mode in the image. They can change nothing, and containers,
+    /// pulls and credentials stay the owner's. Users mount and run images of root's store as if they were in their own.
+    Share(Share),
     /// Clear the immutable flag of a store, so that it can be removed
     Unseal,
     /// Fill lazy images, or be the snapshotter of a container engine
@@ -538,6 +544,13 @@ pub(crate) struct Fsck {
     /// Also rebuild the tar of every layer and check its digest; this takes about as long as an import
     #[arg(long)]
     pub(crate) deep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Share {
+    /// Keep the store to its owner again
+    #[arg(long)]
+    pub(crate) undo: bool,
 }
 
 #[derive(Debug, Args)]

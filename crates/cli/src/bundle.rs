@@ -18,7 +18,6 @@ use container::root::filestore::Backing;
 use container::root::{Shape, TrustedImage, make, warm};
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
-use store::OpenOptions;
 
 use crate::Answer;
 use crate::args::{self, volumes};
@@ -31,7 +30,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     check_empty(&args.directory)?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open_with(&args.image)?;
     let found = crate::resolve::resolve(&store, &args.image)?;
     let opened = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]

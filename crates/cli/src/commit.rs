@@ -1,9 +1,10 @@
 //! `commit`, `snapshot`, and `diff` of a container with its image.
 
 use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use container::changes::Report;
 use container::life::known::{KnownContainer, KnownError};
 use container::life::look::{LookError, LookedContainer, Meanwhile};
@@ -39,7 +40,25 @@ fn look(
         ));
     }
     let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
-    Ok(container::life::look::look(store, name, meanwhile, &|| now().0)?)
+    let others = match shared(store, name) {
+        Some(path) => {
+            Some(context.open_shared().find(|it| it.path() == path).with_context(|| {
+                format!(
+                    "the store {} is not shared any more, which has the image of {name}",
+                    path.display()
+                )
+            })?)
+        }
+        None => None,
+    };
+    let images = others.as_ref().unwrap_or(store);
+    Ok(container::life::look::look(store, images, name, meanwhile, &|| now().0)?)
+}
+
+/// The store of others that has a container's image, if it is not this one.
+fn shared(store: &Store, name: &str) -> Option<PathBuf> {
+    let found = container::life::known::find(store, name).ok()?;
+    found.record?.shared.map(PathBuf::from)
 }
 
 /// What has no place in a layer.
@@ -156,6 +175,14 @@ pub(crate) fn commit(context: &Context, args: &args::Commit) -> anyhow::Result<A
     }
     let store = context.open(OpenOptions::write())?;
     let mut looked = look(context, &store, &args.container, args.no_pause)?;
+    if let Some(path) = shared(&store, &args.container) {
+        bail!(
+            "the image of container {} is in the store {}, and a new image needs its layers here: pull it, and run a \
+             container of it; `quire snapshot` saves what this one changed",
+            looked.found.id,
+            path.display()
+        );
+    }
     let manifest = manifest_of(&looked.found)?;
     // The new image is local, and has all that is in the one below.
     let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };

@@ -15,19 +15,20 @@ use kernel::process::Who;
 use kernel::version::KernelVersion;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
-use store::{Create, OpenOptions, Sealing, Store};
+use store::{Create, OpenOptions, Sealing, SharedStore, Store};
 use transfer::StoredError;
 use transfer::export::ExportError;
 use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;
-use crate::resolve::{LIST, Neither, Unresolved, meant};
+use crate::resolve::{LIST, Neither, Unresolved, meant, resolve};
 
 /// The surroundings of a verb.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     store: Option<PathBuf>,
+    shared: Vec<SharedStore>,
     policy: Option<PathBuf>,
     who: Who,
     outside: Who,
@@ -50,7 +51,7 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
             .with_context(|| format!("\"{}\" is not a path", directory.display()));
     }
     if who.is_host_root() {
-        return Ok(PathBuf::from("/var/lib/quire"));
+        return Ok(PathBuf::from(ROOTS));
     }
     // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
@@ -60,10 +61,33 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
     Ok(data.join("quire"))
 }
 
+/// The store of the host's root.
+const ROOTS: &str = "/var/lib/quire";
+
+/// The stores of others that options name, or root's, if it is shared with this user.
+pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<SharedStore>> {
+    if let [_, others @ ..] = named
+        && !others.is_empty()
+    {
+        let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
+        return others.iter().map(find).collect();
+    }
+    if !named.is_empty() || who.is_host_root() {
+        return Ok(Vec::new());
+    }
+    Ok(SharedStore::find(Path::new(ROOTS), who).into_iter().collect())
+}
+
 impl Context {
     /// `usual` is what is logged unless options say otherwise. `outside` is who this process was before it went into a
     /// namespace of its own.
-    pub(crate) fn new(global: Global, usual: &str, who: Who, outside: Who) -> Self {
+    pub(crate) fn new(
+        global: Global,
+        shared: Vec<SharedStore>,
+        usual: &str,
+        who: Who,
+        outside: Who,
+    ) -> Self {
         let level = match (global.quiet, global.verbose) {
             (true, _) => "error",
             (false, 0) => usual,
@@ -86,7 +110,8 @@ impl Context {
             Seal::Immutable => Sealing::VerityOrImmutable,
         });
         Self {
-            store: global.store,
+            store: global.store.into_iter().next(),
+            shared,
             policy: global.policy,
             who,
             outside,
@@ -114,6 +139,35 @@ impl Context {
     /// The policy that the user named.
     pub(crate) fn policy(&self) -> Option<&Path> {
         self.policy.as_deref()
+    }
+
+    /// The stores that others share with this user.
+    pub(crate) fn shared(&self) -> &[SharedStore] {
+        &self.shared
+    }
+
+    /// Opens the first store that has an image of this name: this user's own, or one that is shared. If none has it, the own.
+    pub(crate) fn open_with(&self, name: &str) -> anyhow::Result<Store> {
+        let own = self.open(OpenOptions::read());
+        let is_absent = |store: &Store| resolve(store, name).is_err_and(|it| it.is_absent());
+        if own.as_ref().is_ok_and(|store| !is_absent(store)) {
+            return own;
+        }
+        if own.as_ref().is_err_and(|error| !is_absent_store(error)) {
+            return own;
+        }
+        self.open_shared().find(|store| resolve(store, name).is_ok()).map_or(own, Ok)
+    }
+
+    /// The stores that others share. One that cannot be opened is somebody else's affair, and only remarked on.
+    pub(crate) fn open_shared(&self) -> impl Iterator<Item = Store> {
+        self.shared.iter().filter_map(|shared| {
+            let refused = |error: &store::StoreError| {
+                let (path, error) = (shared.path().display(), report::chain(error));
+                self.remark(&format!("the shared store {path} is not used: {error}"));
+            };
+            shared.open(self.who).inspect_err(refused).ok()
+        })
     }
 
     /// Opens the store.
@@ -306,6 +360,11 @@ fn refusal(error: &anyhow::Error) -> Option<Errno> {
         let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
         errno.filter(|it| matches!(*it, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
     })
+}
+
+/// Whether the error is that there is no store.
+pub(crate) fn is_absent_store(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(store::StoreError::Absent(_)))
 }
 
 /// Whether a cause is that the user has no right.

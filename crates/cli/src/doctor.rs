@@ -10,7 +10,7 @@ use kernel::features::{Can, Cgroups, probe};
 use kernel::mount::OVERLAY_VERITY;
 use kernel::version::KernelVersion;
 use serde::Serialize;
-use store::{OpenOptions, Store};
+use store::{OpenOptions, Sharing, Store};
 
 use crate::Answer;
 use crate::args;
@@ -76,7 +76,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
     let engines = engines(args, &settings, &store);
     let root = context.who().is_host_root();
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
-    let exposed = opened.and_then(|it| it.exposure().ok()).unwrap_or_default();
+    let exposed = opened.as_ref().and_then(|it| it.exposure().ok()).unwrap_or_default();
     let features_told = features.rows().map(|(name, feature)| FeatureReport {
         feature: name,
         can: word(feature.can),
@@ -86,6 +86,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         kernel: features.release,
         store: store.display().to_string(),
         exposed: report::texts(&exposed),
+        shared: shared(context, opened.as_ref()),
         root,
         without_root: crate::rootless::describe(context.outside()),
         cgroups: features.cgroups.to_string(),
@@ -115,6 +116,15 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
     Ok(Answer::Yes)
 }
 
+/// Whether the store is shared, and who shares one with this user.
+fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
+    let is_shared = own.is_some_and(|it| it.sharing().is_ok_and(|it| it == Sharing::All));
+    let own =
+        is_shared.then(|| "with all users of this host, who can read all of its images".to_owned());
+    let others = context.shared().iter().map(|it| format!("{} is, with you", it.path().display()));
+    own.into_iter().chain(others).collect()
+}
+
 /// What is wrong with the configuration of engines.
 #[cfg(feature = "serve")]
 fn engines(
@@ -139,6 +149,8 @@ pub(crate) struct DoctorReport {
     store: String,
     /// Paths of the store that other users can change, with the reason.
     exposed: Vec<String>,
+    /// Who shares this store, or another one with the caller.
+    shared: Vec<String>,
     /// Whether the caller is root, as `mount` needs.
     root: bool,
     /// Whether users who are not root can run containers, or why not.
@@ -201,6 +213,9 @@ impl DoctorReport {
         writeln!(out, "kernel         {}", self.kernel)?;
         writeln!(out, "cgroups        {}", cgroups(mounted))?;
         writeln!(out, "store          {}", self.store)?;
+        for shared in &self.shared {
+            writeln!(out, "shared         {shared}")?;
+        }
         for exposure in &self.exposed {
             writeln!(out, "exposed        {exposure}")?;
         }

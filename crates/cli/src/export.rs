@@ -16,7 +16,7 @@ use oci::Digest;
 #[cfg(feature = "disk")]
 use oci::manifest::Platform;
 use serde::Serialize;
-use store::{OpenOptions, Resolved, Store};
+use store::{Resolved, Store};
 #[cfg(feature = "disk")]
 use transfer::export::RootType;
 use transfer::export::{Compression, How, Options, Output, Plan, Target};
@@ -36,7 +36,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     let start = Instant::now();
     let target = Target::parse(&args.target)?;
     check(context, args, &target)?;
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open_with(&args.name)?;
     let found = crate::resolve::resolve(&store, &args.name)?;
     // What is written would be local to whoever imports it.
     let permitted = crate::policy::permit(context, &store, found)?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::rc::Rc;
 
 use anyhow::Context as _;
 use image::erofs::read::{Cached, FileType, Image};
@@ -13,28 +14,38 @@ use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::args;
-use crate::context::{Context, now};
+use crate::context::{Context, is_absent_store, now};
 use crate::report::{self, Bytes, Time, short};
 use crate::target::read_names;
 
 pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
-    let (refs, bad) = store.refs.readable()?;
-    let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
+    let own = match context.open(OpenOptions::read()) {
+        Err(error) if context.shared().is_empty() || !is_absent_store(&error) => return Err(error),
+        own => own.ok(),
+    };
+    let (mut refs, mut bad) = (BTreeMap::new(), Vec::new());
+    for store in own.into_iter().chain(context.open_shared()).map(Rc::new) {
+        let (sound, damaged) = store.refs.readable()?;
+        // A name of the own store, or of one before, hides those of later ones.
+        for (name, reference) in sound {
+            refs.entry(name).or_insert_with(|| (reference, Rc::clone(&store)));
+        }
+        bad.extend(damaged);
+    }
+    let mut answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
     if args.ids || context.quiet {
-        let ids: BTreeSet<_> = refs.values().map(|it| short(&it.image)).collect();
+        let ids: BTreeSet<_> = refs.values().map(|(it, _)| short(&it.image)).collect();
         let printed = report::lines(ids.iter().map(String::as_str));
         return report::answer(answer, printed.map(drop));
     }
     let mut sizes = BTreeMap::new();
-    let mut answer = answer;
     let mut rows = Vec::new();
-    for (name, reference) in &refs {
+    for (name, (reference, store)) in &refs {
         let bytes = match sizes.get(&reference.image) {
             Some(bytes) => *bytes,
             None => {
-                let read = content_of(&store, &reference.image);
+                let read = content_of(store, &reference.image);
                 if let Err(error) = &read {
                     // `fsck` tells whether it is damaged.
                     report::error_line(&format!(
@@ -52,7 +63,8 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
             form: reference.form,
             file_bytes: bytes.map(Bytes),
             created: Time(reference.created.0),
-            image_created: made(&store, reference).map(Time),
+            image_created: made(store, reference).map(Time),
+            shared: (!store.is_own()).then(|| store.path().display().to_string()),
         }));
     }
     let rows: Vec<_> = rows.into_iter().chain(bad.iter().map(NameReport::damaged)).collect();
@@ -88,6 +100,8 @@ pub(crate) struct SoundNameReport {
     created: Time,
     /// Time at which the image was made, as its configuration says. Null if it does not say.
     image_created: Option<Time>,
+    /// Directory of the store that others share. Null if the name is of this user's own store.
+    shared: Option<String>,
 }
 
 /// A name whose file is damaged.
@@ -111,11 +125,16 @@ impl NameReport {
 /// For people, who are told of damaged names otherwise.
 fn write_list(args: &args::Images, rows: &[NameReport], out: &mut dyn Write) -> io::Result<()> {
     let now = now().0;
+    let is_shared = |it: &NameReport| matches!(it, NameReport::Sound(row) if row.shared.is_some());
+    let has_shared = rows.iter().any(is_shared);
     let cells = |row: &SoundNameReport| {
         let made = row.image_created.unwrap_or(row.created).0;
         let mut cells = vec![row.name.clone(), short(&row.image)];
         if args.digests {
             cells.push(row.manifest.clone().unwrap_or_else(|| "-".to_owned()));
+        }
+        if has_shared {
+            cells.push(row.shared.clone().unwrap_or_default());
         }
         cells.push(report::ago(now.saturating_sub(made)));
         cells.push(row.file_bytes.map_or_else(|| "?".to_owned(), |it| report::size(it.0)));
@@ -125,11 +144,11 @@ fn write_list(args: &args::Images, rows: &[NameReport], out: &mut dyn Write) -> 
         NameReport::Sound(row) => Some(cells(row)),
         NameReport::Damaged(_) => None,
     });
-    let titles: &[_] = match args.digests {
-        true => &["NAME", "IMAGE", "DIGEST", "CREATED", "SIZE"],
-        false => &["NAME", "IMAGE", "CREATED", "SIZE"],
-    };
-    report::table(out, titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
+    let mut titles = vec!["NAME", "IMAGE"];
+    titles.extend(args.digests.then_some("DIGEST"));
+    titles.extend(has_shared.then_some("SHARED"));
+    titles.extend(["CREATED", "SIZE"]);
+    report::table(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
 }
 
 /// When an image was made, as its config says.
@@ -200,7 +219,7 @@ pub(crate) struct ShowReport {
 }
 
 pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open_with(&args.name)?;
     let found = crate::resolve::resolve(&store, &args.name)?;
     let opened = store.open_names(&found.image)?;
     let tree = read_names(&store, &opened)?;

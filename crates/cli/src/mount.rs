@@ -5,7 +5,6 @@ use container::bundle::Access;
 use container::root::filestore::Backing as FileBacking;
 use container::root::{SOURCE, Shape, TrustedImage, WritableWish, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Mounted, Unmount};
-use store::OpenOptions;
 #[cfg(feature = "serve")]
 use {container::root::ServeImage, kernel::process::UserNamespace, serve::fuse::host::Executable};
 
@@ -23,7 +22,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     target::check_directory(directory)?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.name, &args.lazy)?;
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open_with(&args.name)?;
     let found = crate::resolve::resolve(&store, &args.name)?;
     let permitted = crate::policy::permit(context, &store, found)?;
     #[cfg(feature = "serve")]
@@ -110,7 +109,7 @@ fn specify(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
              leave --lazy out"
         );
     }
-    let store = context.open(OpenOptions::read())?;
+    let store = context.open_with(&args.name)?;
     let found = crate::resolve::resolve(&store, &args.name)?;
     let permitted = crate::policy::permit(context, &store, found)?.open(&store)?;
     let trust = args.trust.wish()?;

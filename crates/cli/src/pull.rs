@@ -196,7 +196,8 @@ pub(crate) fn pull_first(
         }
         PullPolicy::Missing if !may_be_pulled(name) => return Ok(()),
         PullPolicy::Missing => {
-            let store = context.open(OpenOptions::create())?;
+            drop(context.open(OpenOptions::create())?);
+            let store = context.open_with(name)?;
             // What else keeps it from being used is told when it is.
             if !resolve(&store, name).is_err_and(|error| error.is_absent()) {
                 return Ok(());

@@ -54,7 +54,6 @@ impl std::error::Error for Unresolved {
 
 impl Unresolved {
     /// Whether the store has nothing of the name.
-    #[cfg(feature = "serve")]
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. })
     }

@@ -75,19 +75,29 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
-    let store = context.open(OpenOptions::write())?;
-    let asked = Arc::clone(&signals);
-    store.give_up_when(move || asked.ending().is_some());
+    // Whose image it is, if it may be somebody else's.
+    let others = match context.shared() {
+        [] => None,
+        _ => Some(context.open_with(&args.image)?),
+    };
+    let is_here = others.as_ref().is_none_or(store::Store::is_own);
+    let options = if is_here { OpenOptions::write() } else { OpenOptions::create() };
+    let store = context.open(options)?;
+    let images = others.as_ref().unwrap_or(&store);
+    for store in [&store, images] {
+        let asked = Arc::clone(&signals);
+        store.give_up_when(move || asked.ending().is_some());
+    }
     let (_, living) = clear_dead(&store, &|| now().0);
-    let found = crate::resolve::resolve(&store, &args.image)?;
-    let image = crate::policy::permit(context, &store, found)?;
+    let found = crate::resolve::resolve(images, &args.image)?;
+    let image = crate::policy::permit(context, images, found)?;
     #[cfg(feature = "serve")]
-    let (image, watch) = crate::lazy::open_watched(context, &store, image, &args.wanted.lazy)?;
+    let (image, watch) = crate::lazy::open_watched(context, images, image, &args.wanted.lazy)?;
     #[cfg(feature = "serve")]
     let watch = watch.map(|it| Box::new(it) as Box<dyn Watch>);
     #[cfg(not(feature = "serve"))]
-    let (image, watch) = (image.open(&store)?, None::<Box<dyn Watch>>);
-    let config = image_config(&store, image.found())?;
+    let (image, watch) = (image.open(images)?, None::<Box<dyn Watch>>);
+    let config = image_config(images, image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Before it is taken for a host name.
     store::check_id(&id)?;
@@ -107,6 +117,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };
+    let image = (images, image);
     let ready =
         container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
     Ok(ready.with(watch))

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Inode, Node, Tree};
 use image::verity::ImageId;
-use store::{NamedImage, OpenImage, OpenOptions, Presence, Store};
+use store::{NamedImage, OpenImage, Presence, Store};
 
 use crate::context::Context;
 use crate::resolve::meant_a_path;
@@ -70,7 +70,7 @@ impl Target {
             return Ok(Self { text: shown, tree, presence, store: None, path });
         }
         let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
-        let store = context.open(OpenOptions::read())?;
+        let store = context.open_with(name)?;
         let resolved = crate::resolve::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
         let tree = read(&store, &resolved.image)?;

@@ -198,6 +198,15 @@ impl Directory {
         }
     }
 
+    /// A directory in this one that this user may not read: only its name is held.
+    pub(crate) fn open_place(&self, name: &str) -> Result<Self, DiskError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(self.inner(fd, name.as_bytes())),
+            Err(errno) => Err(self.failed("open directory", name, errno)),
+        }
+    }
+
     /// Makes a directory with exactly these permissions. `false` if there was something of that
     /// name before.
     pub(crate) fn make(&self, name: impl AsRef<[u8]>, mode: Mode) -> Result<bool, DiskError> {

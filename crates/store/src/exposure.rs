@@ -9,7 +9,7 @@ use crate::disk::{Directory, DiskError};
 use crate::inventory::Inventory;
 use crate::open::OpenImage;
 use crate::shelf::refs::Form;
-use crate::store::Store;
+use crate::store::{Sharing, Store};
 
 /// A file or directory of a store that another user can read, change or replace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,11 +71,15 @@ impl fmt::Display for Exposure {
     }
 }
 
+/// Who may own a store besides root: this user, and whoever shares it.
+#[derive(Clone, Copy)]
+struct Trusted([u32; 2]);
+
 /// What is wrong with the owner or the mode of a file, or of a directory of this user's, if anything. Root may be trusted by
 /// everybody.
-fn exposure(stat: &Stat, user: u32, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
+fn exposure(stat: &Stat, who: Trusted, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
     let mode = Mode::from_raw_mode(stat.st_mode);
-    if stat.st_uid != 0 && stat.st_uid != user {
+    if stat.st_uid != 0 && !who.0.contains(&stat.st_uid) {
         return Some(Exposure::Owner { path: path(), user: stat.st_uid });
     }
     mode.intersects(Mode::WGRP | Mode::WOTH)
@@ -86,19 +90,24 @@ fn permissions(stat: &Stat) -> u32 {
     Mode::from_raw_mode(stat.st_mode).as_raw_mode()
 }
 
-fn of_directory(directory: &Directory, user: u32) -> Result<Option<Exposure>, DiskError> {
+fn of_directory(directory: &Directory, who: Trusted) -> Result<Option<Exposure>, DiskError> {
     let stat = directory.stat_self()?;
-    Ok(exposure(&stat, user, || directory.path().to_owned()))
+    Ok(exposure(&stat, who, || directory.path().to_owned()))
 }
 
 impl Store {
+    fn trusted(&self) -> Trusted {
+        let user = self.who.user;
+        Trusted([user, self.sharer.unwrap_or(user)])
+    }
+
     /// The store's directories that other users can reach, besides those of single objects. Empty if only the owner,
     /// this user or root, can reach them.
     ///
     /// # Errors
     /// [`DiskError`] when one cannot be looked at.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
-        let (mut found, user) = (Vec::new(), self.who.user);
+        let (mut found, who) = (Vec::new(), self.trusted());
         let late = [
             self.devices.directory.get()?,
             self.sparse.directory.get()?,
@@ -116,11 +125,12 @@ impl Store {
             &self.tmp,
         ];
         for directory in parts.into_iter().chain(late.into_iter().flatten()) {
-            found.extend(of_directory(directory, user)?);
+            found.extend(of_directory(directory, who)?);
         }
         let stat = self.root.stat_self()?;
         let others = Mode::RWXG | Mode::RWXO;
-        if Mode::from_raw_mode(stat.st_mode).intersects(others) {
+        if Mode::from_raw_mode(stat.st_mode).intersects(others) && self.sharing()? == Sharing::Owner
+        {
             let path = self.root.path().to_owned();
             found.push(Exposure::Open { path, mode: permissions(&stat) });
         }
@@ -137,11 +147,11 @@ impl Store {
         if let Some(found) = self.exposure()?.into_iter().find(Exposure::is_changeable) {
             return Ok(Some(found));
         }
-        let user = self.who.user;
+        let who = self.trusted();
         let failed = |errno| self.images.directory.failed("stat", image.id.to_string(), errno);
         let stat = rustix::fs::fstat(image.image.fd()).map_err(failed)?;
         if let Some(found) =
-            exposure(&stat, user, || self.images.directory.path_of(image.id.to_string()))
+            exposure(&stat, who, || self.images.directory.path_of(image.id.to_string()))
         {
             return Ok(Some(found));
         }
@@ -150,7 +160,7 @@ impl Store {
                 let name = device.id.to_string();
                 let failed = |errno| data.failed("stat", &name, errno);
                 let stat = rustix::fs::fstat(&device.file).map_err(failed)?;
-                if let Some(found) = exposure(&stat, user, || data.path_of(&name)) {
+                if let Some(found) = exposure(&stat, who, || data.path_of(&name)) {
                     return Ok(Some(found));
                 }
             }
@@ -160,7 +170,7 @@ impl Store {
                 let name = format!("{shard:02x}");
                 let stat = self.objects.directory.stat(&name)?;
                 let found = stat
-                    .and_then(|it| exposure(&it, user, || self.objects.directory.path_of(&name)));
+                    .and_then(|it| exposure(&it, who, || self.objects.directory.path_of(&name)));
                 if found.is_some() {
                     return Ok(found);
                 }
@@ -171,10 +181,10 @@ impl Store {
 
     /// All that others can get at, down to single files.
     pub(crate) fn exposure_of_all(&self, all: &Inventory) -> Result<Vec<Exposure>, DiskError> {
-        let (mut found, user) = (self.exposure()?, self.who.user);
+        let (mut found, who) = (self.exposure()?, self.trusted());
         let mut look = |directory: &Directory, name: &str| -> Result<(), DiskError> {
             let stat = directory.stat(name)?;
-            found.extend(stat.and_then(|it| exposure(&it, user, || directory.path_of(name))));
+            found.extend(stat.and_then(|it| exposure(&it, who, || directory.path_of(name))));
             Ok(())
         };
         for image in &all.images {

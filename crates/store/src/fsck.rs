@@ -185,6 +185,7 @@ impl Store {
         for seen in self.containers.see_all()? {
             let id = seen.id;
             let why = match (seen.record, seen.liveness) {
+                (Ok(record), _) if record.shared.is_some() => continue,
                 (Ok(record), _) if !found.images.contains(&record.image) => {
                     format!("its image {} is not in the store", record.image)
                 }

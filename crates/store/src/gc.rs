@@ -240,6 +240,8 @@ impl Store {
                 continue;
             }
             match container.record {
+                // Its image is in a store that others share, which keeps it as long as it is open.
+                Ok(record) if record.shared.is_some() => {}
                 Ok(record) => {
                     manifests.extend(record.manifest);
                     if roots.insert(record.image) {

@@ -36,6 +36,15 @@ pub enum Create {
     IfAbsent(Algorithm),
 }
 
+/// Who may read a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Its owner, and root.
+    Owner,
+    /// All users of the host: images, their names and their files, whatever modes these have in the images.
+    All,
+}
+
 /// The access to an open store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -178,6 +187,8 @@ pub struct Store {
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
+    /// Who shares it, as this process sees that user, if it is known to be root or this user.
+    pub(crate) sharer: Option<u32>,
     pub(crate) sealing: Sealing,
     give_up: OnceLock<GiveUp>,
 }
@@ -198,27 +209,36 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const DIRECTORIES: [&str; 8] =
     ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
 pub(crate) const GC_LOCK: &str = "gc.lock";
+/// Empty, and there if the store is shared.
+pub(crate) const SHARED_MARK: &str = "shared";
 /// Objects may be files that only root could read in their image.
-const PRIVATE: Mode = Mode::RWXU;
+pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
 /// What can be opened can be locked, and a lock that another user holds stops every import: so these are private even where
 /// the store's directory is not.
-const LOCKED: [(&str, Mode); 5] = [
+const LOCKED: [(&str, Mode); 6] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
+    ("tmp", PRIVATE),
     (DATA, PRIVATE),
     (SPARSE, PRIVATE),
     (SNAPSHOTS, PRIVATE),
 ];
+/// Of these, what users read of a store that is shared with them. Nobody locks them.
+pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
 
 /// The permissions of something in a store's own directory.
-pub(crate) fn mode_of(name: &str) -> Mode {
+pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
+    if sharing == Sharing::All && READ_BY_ALL.contains(&name) {
+        return SHARED;
+    }
     LOCKED.iter().find(|it| it.0 == name).map_or(SHARED, |it| it.1)
 }
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, DATA, SPARSE, SNAPSHOTS].contains(&name) || DIRECTORIES.contains(&name)
+    [META, GC_LOCK, SHARED_MARK, DATA, SPARSE, SNAPSHOTS].contains(&name)
+        || DIRECTORIES.contains(&name)
 }
 
 impl Store {
@@ -257,9 +277,14 @@ impl Store {
         let root = Arc::new(root);
         let meta = Meta::decode(&meta)
             .map_err(|source| StoreError::Meta { directory: directory.to_owned(), source })?;
-        let part = |name| match root.open_if_there(name)? {
-            Some(part) => Ok(part),
-            None => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
+        let part = |name| match root.open_if_there(name) {
+            Ok(Some(part)) => Ok(part),
+            Ok(None) => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
+            // A store that is shared keeps some parts for its owner.
+            Err(error) if error.is(Errno::ACCESS) && options.access == Access::Read => {
+                Ok(root.open_place(name)?)
+            }
+            Err(error) => Err(error.into()),
         };
         let blobs = part("blobs")?;
         let tmp = Arc::new(Tmp::new(part("tmp")?));
@@ -281,11 +306,12 @@ impl Store {
             meta,
             access: options.access,
             who,
+            sharer: None,
             give_up: OnceLock::new(),
         };
         if options.access == Access::Write {
             check_writable(&store.root, &store.meta)?;
-            close_locks(&store.root, who.user)?;
+            close_locks(&store.root, who.user, store.sharing()?)?;
         }
         Ok(store)
     }
@@ -353,7 +379,10 @@ impl Store {
 
     /// Held by `gc` from its decision to the end of its sweep.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
-        self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
+        let lock =
+            self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)?;
+        let readers = self.wait_for_readers()?;
+        Ok(lock.map(|it| Lock { _readers: readers, ..it }))
     }
 
     fn lock(
@@ -367,20 +396,32 @@ impl Store {
             Ok(fd) => fd,
             // Nobody can sweep what nobody can change.
             Err(Errno::NOENT) if self.access == Access::Read => return Ok(None),
+            // It is its owner's, and this is one of those whom the store is shared with.
+            Err(Errno::ACCESS) if self.access == Access::Read => return self.lock_as_reader(),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
+        self.wait_for(fd, GC_LOCK, waiting, trying).map(Some)
+    }
+
+    pub(crate) fn wait_for(
+        &self,
+        fd: OwnedFd,
+        name: &str,
+        waiting: FlockOperation,
+        trying: FlockOperation,
+    ) -> Result<Lock, DiskError> {
         let give_up = self.give_up.get();
         loop {
             match rustix::fs::flock(&fd, if give_up.is_some() { trying } else { waiting }) {
-                Ok(()) => return Ok(Some(Lock { _fd: fd })),
+                Ok(()) => return Ok(Lock { _fd: fd, _readers: None }),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => match give_up {
                     Some(GiveUp(enough)) if enough() => {
-                        return Err(self.root.failed("lock", GC_LOCK, Errno::INTR));
+                        return Err(self.root.failed("lock", name, Errno::INTR));
                     }
                     _ => std::thread::sleep(LOCK_POLL),
                 },
-                Err(errno) => return Err(self.root.failed("lock", GC_LOCK, errno)),
+                Err(errno) => return Err(self.root.failed("lock", name, errno)),
             }
         }
     }
@@ -420,6 +461,8 @@ fn unseal_all(directory: &Directory) -> Result<u64, DiskError> {
 #[derive(Debug)]
 pub(crate) struct Lock {
     _fd: OwnedFd,
+    /// That of users whom the store is shared with.
+    _readers: Option<OwnedFd>,
 }
 
 fn make_root(directory: &Path, trace: Trace) -> Result<Directory, DiskError> {
@@ -478,8 +521,12 @@ fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
 }
 
 /// Takes the right to open what is locked from others, in a store of this user's that was made with it.
-fn close_locks(root: &Directory, user: u32) -> Result<(), DiskError> {
-    for (name, mode) in LOCKED {
+fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), DiskError> {
+    for (name, _) in LOCKED {
+        let mode = mode_of(name, sharing);
+        if mode == SHARED {
+            continue;
+        }
         let Some(stat) = root.stat(name)? else { continue };
         let found = Mode::from_raw_mode(stat.st_mode);
         let is_open = found.intersects(Mode::RWXG | Mode::RWXO);
@@ -496,14 +543,14 @@ fn close_locks(root: &Directory, user: u32) -> Result<(), DiskError> {
 /// begins again. Several may do this at once.
 fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for name in DIRECTORIES {
-        root.make(name, mode_of(name))?;
+        root.make(name, mode_of(name, Sharing::Owner))?;
     }
     let objects = root.open("objects")?;
     for shard in 0..=u8::MAX {
         objects.make(format!("{shard:02x}"), SHARED)?;
     }
     match root.create(GC_LOCK) {
-        Ok(_) => root.set_mode(GC_LOCK, mode_of(GC_LOCK))?,
+        Ok(_) => root.set_mode(GC_LOCK, mode_of(GC_LOCK, Sharing::Owner))?,
         Err(error) if error.is(Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
     }

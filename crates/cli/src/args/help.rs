@@ -35,7 +35,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
         "Containers",
         &["run", "ps", "logs", "exec", "stop", "wait", "rm", "commit", "snapshot", "bundle"],
     ),
-    ("Store", &["du", "verify", "fsck", "gc", "unseal"]),
+    ("Store", &["du", "verify", "fsck", "gc", "share", "unseal"]),
     ("Tools", &["build", "serve", "trace", "doctor", "completions", "man", "help"]),
 ];
 
@@ -55,7 +55,7 @@ On a terminal, Ctrl-C goes to the program. Two within two seconds kill a program
 ignores the signal. Ctrl-P Ctrl-Q leaves a container of `run`: it goes on, and its output goes to its log.";
 
 /// Commands that can be tried, by verb.
-const EXAMPLES: [(&str, &str); 43] = [
+const EXAMPLES: [(&str, &str); 44] = [
     (
         "import",
         "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base",
@@ -109,6 +109,7 @@ const EXAMPLES: [(&str, &str); 43] = [
     ("verify", "quire verify debian"),
     ("fsck", "quire fsck\n  quire fsck --repair"),
     ("gc", "quire gc --dry-run\n  quire gc"),
+    ("share", "sudo quire share"),
     ("unseal", "quire unseal --store ./store"),
     (
         "serve",

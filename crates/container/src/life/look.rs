@@ -105,13 +105,15 @@ pub enum LookError {
     Read(#[from] ChangesError),
 }
 
-/// Opens the changes of the container with this name, or with an id that begins so. `now` is the time, in seconds since
-/// 1970. This process must have no other thread, because it forks a child that resumes a paused container.
+/// Opens the changes of the container with this name, or with an id that begins so. The store `images` has its image. `now`
+/// is the time, in seconds since 1970. This process must have no other thread, because it forks a child that resumes a paused
+/// container.
 ///
 /// # Errors
 /// [`LookError`].
 pub fn look(
     store: &Store,
+    images: &Store,
     name: &str,
     meanwhile: Meanwhile,
     now: &dyn Fn() -> i64,
@@ -120,8 +122,8 @@ pub fn look(
     let id = || found.id.clone();
     let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(id()))?;
     let image =
-        store.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
-    let tree = store
+        images.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
+    let tree = images
         .tree(&image, read::Owners::AsWritten)
         .map_err(|source| LookError::Tree { image: image.id, source })?
         .tree;

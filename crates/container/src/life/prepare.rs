@@ -164,14 +164,14 @@ fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     ids.map_err(|source| MakeRootError::Ids(source).into())
 }
 
-/// Makes a container's root and folder. `living` are containers that may lend their mounts. No signal of `signals` may
+/// Makes a container's root and folder, of an image of the store `images`, which may be one that others share. `living` are containers that may lend their mounts. No signal of `signals` may
 /// end this process between the making of the folder and its removal.
 ///
 /// # Errors
 /// [`PrepareError`].
 pub fn prepare(
     store: &Store,
-    image: PermittedImage,
+    (images, image): (&Store, PermittedImage),
     plan: ContainerPlan,
     runtime: Runtime,
     living: &[String],
@@ -179,7 +179,7 @@ pub fn prepare(
     around: &Surroundings<'_>,
 ) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
-    let image = TrustedImage::to_run(store, image, wish.trust.clone())?;
+    let image = TrustedImage::to_run(images, image, wish.trust.clone())?;
     let place = wish.writable.make(store, Backing::Ahead, around.search)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
     let claim = wish.ids.claim(store, around.is_asked_to_end)?;
@@ -230,6 +230,7 @@ pub fn prepare(
         name: found.name.as_ref().map(ToString::to_string),
         created: around.now,
         keep: wish.keep,
+        shared: (!images.is_own()).then(|| images.path().display().to_string()),
     };
     let id = std::mem::take(&mut wish.id);
     let folder = store.create_container(&id, &record)?;

@@ -42,7 +42,8 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
     };
     let signals = Arc::new(Signals::block(&[]).unwrap());
     let runtime = runtime.clone();
-    prepare(&fixture.store, fixture.image(), plan, runtime, &[], signals, &around).unwrap()
+    prepare(&fixture.store, (&fixture.store, fixture.image()), plan, runtime, &[], signals, &around)
+        .unwrap()
 }
 
 #[test]

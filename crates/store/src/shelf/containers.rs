@@ -28,6 +28,9 @@ pub struct ContainerRecord {
     pub created: Seconds,
     /// Whether its folder stays after its end. If not, the next command removes the folder.
     pub keep: bool,
+    /// The directory of the store that has the image, if it is one that others share. Then nothing of the image is here to be
+    /// kept.
+    pub shared: Option<String>,
 }
 
 /// As written.
@@ -39,6 +42,8 @@ struct Raw {
     name: Option<String>,
     created: Seconds,
     keep: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    shared: Option<String>,
 }
 
 /// Whether a process holds the container's lock.
@@ -183,8 +188,8 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
-        let Raw { name, created, keep, .. } = raw;
-        Ok(ContainerRecord { image, manifest, name, created, keep })
+        let Raw { name, created, keep, shared, .. } = raw;
+        Ok(ContainerRecord { image, manifest, name, created, keep, shared })
     }))
 }
 
@@ -233,6 +238,7 @@ impl ContainerShelf {
             name: record.name.clone(),
             created: record.created,
             keep: record.keep,
+            shared: record.shared.clone(),
         }))?;
         file.publish_mode()?;
         drop(file);

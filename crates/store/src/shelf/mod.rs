@@ -39,9 +39,14 @@ impl LateDirectory {
 
     /// The directory, if there is one.
     pub(crate) fn get(&self) -> Result<Option<&Directory>, DiskError> {
-        if self.opened.get().is_none()
-            && let Some(directory) = self.root.open_if_there(self.name)?
-        {
+        if self.opened.get().is_none() {
+            let directory = match self.root.open_if_there(self.name) {
+                Ok(Some(directory)) => directory,
+                Ok(None) => return Ok(None),
+                // Of a store that is shared, its owner's: what is in there is nothing for others.
+                Err(error) if error.is(Errno::ACCESS) => return Ok(None),
+                Err(error) => return Err(error),
+            };
             // Another thread may have been faster: theirs is as good.
             drop(self.opened.set(directory));
         }

@@ -319,7 +319,7 @@ fn a_directory_for_data_that_another_import_made_survives_a_crash() {
                 .root
                 .make(
                     crate::shelf::devices::DATA,
-                    crate::store::mode_of(crate::shelf::devices::DATA),
+                    crate::store::mode_of(crate::shelf::devices::DATA, crate::Sharing::Owner),
                 )
                 .unwrap();
             import_as(store, "new", &sample("new", 9), Form::Packed).unwrap();
@@ -514,6 +514,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
                 name: None,
                 created: Seconds(2),
                 keep: true,
+                shared: None,
             };
             drop(store.create_container("kept", &record).unwrap());
         },

@@ -179,6 +179,7 @@ fn records_are_written_as_the_document_has_them() {
         name: None,
         created: Seconds(5),
         keep: false,
+        shared: None,
     };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);

@@ -102,6 +102,7 @@ fn containers_are_alive_while_locked() {
         name: Some("one".into()),
         created: Seconds(7),
         keep: false,
+        shared: None,
     };
     for id in ["", ".x", "-x", "a/b", "a b", &"x".repeat(65), "é"] {
         let refused = store.create_container(id, &record).unwrap_err();

@@ -84,8 +84,8 @@ impl Transaction<'_> {
 
     /// Between the look at a ref, at origins or at a mark, and the rename, nobody else replaces one.
     fn alone_at_refs(&self) -> Result<Directory, DiskError> {
-        // A descriptor of its own, since flock belongs to the open file.
-        let alone = self.store.root.open("refs")?;
+        // A descriptor of its own, since flock belongs to the open file. Other users may read the refs, and so lock them.
+        let alone = self.store.root.open("tmp")?;
         alone.lock()?;
         Ok(alone)
     }

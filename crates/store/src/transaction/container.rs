@@ -7,6 +7,8 @@ impl Store {
     /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning
     /// with a dot or a hyphen.
     ///
+    /// An image of a store that others share has to stay open as long as the container lives.
+    ///
     /// Only the record of a container that is kept is synced; others do not outlive a crash anyway.
     ///
     /// # Errors
@@ -23,7 +25,7 @@ impl Store {
         let draft = self.containers.draft(record)?;
         // From the look at the image to the container's appearance, gc waits.
         let lock = self.lock_shared()?;
-        if !self.images.has(&record.image)? {
+        if record.shared.is_none() && !self.images.has(&record.image)? {
             return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
         }
         let container = self.containers.publish(id, draft)?;

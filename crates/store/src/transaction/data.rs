@@ -323,7 +323,7 @@ impl Transaction<'_> {
             return Ok(());
         }
         if !made.is_empty() {
-            self.store.root.make(devices::DATA, mode_of(devices::DATA))?;
+            self.store.root.make(devices::DATA, mode_of(devices::DATA, self.store.sharing()?))?;
             // Also where another import has just made it, which may not have synced it yet.
             self.store.root.sync()?;
         }

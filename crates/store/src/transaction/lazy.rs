@@ -53,7 +53,7 @@ impl Store {
     /// Makes the directory, which the lock keeps from programs that do not know it.
     pub(super) fn make_sparse(&self) -> Result<(), DiskError> {
         self.note_feature(|meta| meta.has_sparse = true)?;
-        self.root.make(SPARSE, mode_of(SPARSE))?;
+        self.root.make(SPARSE, mode_of(SPARSE, self.sharing()?))?;
         self.root.sync()
     }
 }

@@ -20,7 +20,7 @@ impl Store {
 
     fn make_snapshots(&self) -> Result<(), DiskError> {
         self.note_feature(|meta| meta.has_snapshots = true)?;
-        self.root.make(SNAPSHOTS, mode_of(SNAPSHOTS))?;
+        self.root.make(SNAPSHOTS, mode_of(SNAPSHOTS, self.sharing()?))?;
         self.root.sync()
     }
 

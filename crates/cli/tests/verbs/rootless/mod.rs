@@ -2,6 +2,8 @@
 
 #[cfg(feature = "serve")]
 mod fuse;
+#[cfg(feature = "serve")]
+mod share;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

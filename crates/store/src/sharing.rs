@@ -1,0 +1,202 @@
+//! A store that all users of the host may read, because its owner says so: one pull, one copy on disk and in memory.
+//!
+//! Readers lock no file that imports lock. They lock the mark while they open an image, and `gc` waits for that, though not
+//! for ever: a reader that `gc` did not wait for gets an error, never other bytes.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use kernel::process::Who;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::disk::DiskError;
+use crate::shelf::devices::DATA;
+use crate::store::{
+    Lock, OpenOptions, PRIVATE, READ_BY_ALL, SHARED, SHARED_MARK, Sharing, Store, StoreError,
+};
+
+/// What a store has besides images: nothing for others.
+const OWN: [&str; 2] = ["containers", "tmp"];
+
+/// For how long `gc` waits for those who open images. They take milliseconds, unless they mean to hold it up.
+const PATIENCE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A store that root shares with everybody, or this user.
+#[derive(Debug, Clone)]
+pub struct SharedStore {
+    directory: PathBuf,
+}
+
+/// Why a store of others is not used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotShared {
+    /// It is not shared, or there is none.
+    #[error("{} is no store that is shared with you: its owner may, by `quire share`", .0.display())]
+    Unshared(PathBuf),
+    /// Somebody else can change it.
+    #[error(
+        "a shared store is not used: {} belongs to user {user} and has the mode {mode:04o}, so others than root can change it",
+        path.display()
+    )]
+    Changeable {
+        /// The directory.
+        path: PathBuf,
+        /// Its owner.
+        user: u32,
+        /// Its permissions.
+        mode: u32,
+    },
+}
+
+/// What is read of it.
+const READ: [&str; 7] = ["blobs", DATA, "images", "layers", "manifests", "objects", "refs"];
+
+fn check(path: &Path, found: &std::fs::Metadata, who: Who) -> Result<(), NotShared> {
+    let (user, mode) = (found.uid(), Mode::from_raw_mode(found.mode()));
+    let is_trusted = user == 0 || user == who.user;
+    if is_trusted && !mode.intersects(Mode::WGRP | Mode::WOTH) {
+        return Ok(());
+    }
+    Err(NotShared::Changeable { path: path.to_owned(), user, mode: mode.as_raw_mode() })
+}
+
+impl SharedStore {
+    /// Looks whether the store in this directory is shared, and by whom. In a user namespace that cannot be found out, since
+    /// root has no number there: so it is done before.
+    ///
+    /// # Errors
+    /// [`NotShared`].
+    pub fn find(directory: &Path, who: Who) -> Result<Self, NotShared> {
+        let unshared = || NotShared::Unshared(directory.to_owned());
+        let mark = std::fs::symlink_metadata(directory.join(SHARED_MARK));
+        mark.map_err(|_absent| unshared())?;
+        let own = std::fs::metadata(directory).map_err(|_absent| unshared())?;
+        check(directory, &own, who)?;
+        // Who can write into none of these changes nothing, whomever single files belong to.
+        let shards = (0..=u8::MAX).map(|it| format!("objects/{it:02x}"));
+        for name in READ.into_iter().map(str::to_owned).chain(shards) {
+            let path = directory.join(name);
+            match std::fs::symlink_metadata(&path) {
+                Ok(found) => check(&path, &found, who)?,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(_refused) => return Err(unshared()),
+            }
+        }
+        Ok(Self { directory: directory.to_owned() })
+    }
+
+    /// Opens it, to read and mount. All of it has to belong to the same user, as far as that can be told in a namespace.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open(&self, who: Who) -> Result<Store, StoreError> {
+        let mut store = Store::open(&self.directory, who, OpenOptions::read())?;
+        store.sharer = Some(store.root.stat_self()?.st_uid);
+        Ok(store)
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Store {
+    /// Whether it is this process's own, and not one that somebody shares.
+    #[must_use]
+    pub const fn is_own(&self) -> bool {
+        self.sharer.is_none()
+    }
+
+    /// Who may read it.
+    ///
+    /// # Errors
+    /// [`DiskError`] when that cannot be looked at.
+    pub fn sharing(&self) -> Result<Sharing, DiskError> {
+        let mark = self.root.stat(SHARED_MARK)?;
+        Ok(if mark.is_some() { Sharing::All } else { Sharing::Owner })
+    }
+
+    /// Changes who may read it. Interrupted, it has at most opened less, or closed more, than it was to.
+    ///
+    /// # Errors
+    /// [`DiskError`] when this user may not change the permissions, or the store.
+    pub fn share(&self, sharing: Sharing) -> Result<(), DiskError> {
+        let _lock = self.lock_exclusive()?;
+        let read_by_all = |mode: Mode| -> Result<(), DiskError> {
+            self.root.set_mode(READ_BY_ALL[0], mode)?;
+            match self.root.stat(DATA)? {
+                Some(_) => self.root.set_mode(DATA, mode),
+                None => Ok(()),
+            }
+        };
+        match sharing {
+            Sharing::All => {
+                for name in OWN {
+                    self.root.set_mode(name, PRIVATE)?;
+                }
+                match self.root.create(SHARED_MARK) {
+                    Ok(_) => {}
+                    Err(error) if error.is(Errno::EXIST) => {}
+                    Err(error) => return Err(error),
+                }
+                self.root.set_mode(SHARED_MARK, Mode::from_raw_mode(0o444))?;
+                read_by_all(SHARED)?;
+                // What keeps others out until all else is as it has to be.
+                self.root.set_mode_self(SHARED)?;
+            }
+            Sharing::Owner => {
+                self.root.set_mode_self(PRIVATE)?;
+                read_by_all(PRIVATE)?;
+                self.root.unlink(SHARED_MARK)?;
+            }
+        }
+        self.root.sync()
+    }
+
+    fn mark(&self) -> Result<Option<OwnedFd>, DiskError> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        match rustix::fs::openat(&self.root, SHARED_MARK, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(fd)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.root.failed("open", SHARED_MARK, errno)),
+        }
+    }
+
+    /// As [`lock_shared`](Self::lock_shared), for users whom it is shared with. `gc` holds it for as long as it works.
+    pub(crate) fn lock_as_reader(&self) -> Result<Option<Lock>, DiskError> {
+        let Some(fd) = self.mark()? else {
+            return Err(self.root.failed("open", SHARED_MARK, Errno::ACCESS));
+        };
+        let (waiting, trying) = (FlockOperation::LockShared, FlockOperation::NonBlockingLockShared);
+        self.wait_for(fd, SHARED_MARK, waiting, trying).map(Some)
+    }
+
+    /// Keeps new readers out, and waits for the others, if there may be some.
+    pub(crate) fn wait_for_readers(&self) -> Result<Option<OwnedFd>, DiskError> {
+        let Some(fd) = self.mark()? else { return Ok(None) };
+        let since = Instant::now();
+        loop {
+            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(fd)),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if since.elapsed() < PATIENCE => std::thread::sleep(POLL),
+                Err(Errno::WOULDBLOCK) => {
+                    let mark = self.root.path_of(SHARED_MARK);
+                    tracing::warn!(
+                        "another user keeps {} locked (`lslocks` names the process): it is not waited for any longer",
+                        mark.display()
+                    );
+                    return Ok(None);
+                }
+                Err(errno) => return Err(self.root.failed("lock", SHARED_MARK, errno)),
+            }
+        }
+    }
+}
