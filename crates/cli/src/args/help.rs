@@ -109,7 +109,7 @@ const EXAMPLES: [(&str, &str); 44] = [
     ("verify", "quire verify debian"),
     ("fsck", "quire fsck\n  quire fsck --repair"),
     ("gc", "quire gc --dry-run\n  quire gc"),
-    ("share", "sudo quire share"),
+    ("share", "quire share\n  quire share --undo"),
     ("unseal", "quire unseal --store ./store"),
     (
         "serve",

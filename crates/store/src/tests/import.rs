@@ -77,7 +77,7 @@ fn published_files_are_read_only_whatever_the_umask() {
             // Those that are locked are for nobody else to lock.
             let expected = match path.strip_prefix(directory.path()).unwrap().to_str().unwrap() {
                 "gc.lock" => 0o600,
-                "refs" | "data" => 0o700,
+                "refs" | "data" | "tmp" => 0o700,
                 _ if metadata.is_dir() => 0o755,
                 _ => 0o444,
             };

@@ -141,6 +141,27 @@ fn a_mount_whose_processes_are_killed_can_be_ended() {
     assert!(out.contains("endpoint is not connected"), "{out}");
 }
 
+/// A server that always dies would keep its readers waiting for ever.
+#[test]
+fn a_server_that_dies_again_and_again_is_given_up() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let out = mounted(
+        &user,
+        "for it in $(seq 30); do
+             kill -9 $S
+             for _ in $(seq 50); do N=$(pgrep -P $H) && [ $N != $S ] && break; kill -0 $H || break; sleep 0.02; done
+             kill -0 $H || break
+             S=$N
+         done 2> /dev/null
+         echo $it; cat point/theirs 2>&1 | tail -c 40",
+    );
+    let (deaths, error) = out.split_once('\n').unwrap();
+    // The ninth within a minute.
+    assert_eq!(deaths, "9", "{out}");
+    assert!(error.contains("endpoint is not connected"), "{out}");
+}
+
 /// Other bytes than those of the image are not given, whenever they came.
 #[test]
 fn changed_objects_are_errors() {
@@ -296,11 +317,34 @@ fn a_machine_without_fuse_says_so() {
     if KernelVersion::running().is_some_and(|it| it >= OVERLAY_USER_DATA) {
         assert_eq!(run(no_device, &["run", "--rm", "a", "sh", "-c", ":"]).code, Some(0));
     }
+    let no_namespaces = "echo 0 > none; mount --bind none /proc/sys/user/max_user_namespaces";
+    let doctor =
+        run(&format!("cd {}; {no_namespaces}", user.place.path("").display()), &["doctor"]);
+    assert!(doctor.out.contains("sysctl user.max_user_namespaces"), "{}", doctor.out);
     let no_program = "mount --bind /dev/null $(command -v fusermount3)";
     let ran = run(no_program, &["mount", "a", "point"]);
     assert!(ran.code == Some(2) && ran.err.contains("package fuse3"), "{}", ran.err);
     let doctor = run(no_program, &["doctor"]);
     assert!(doctor.out.contains("package fuse3"), "{}", doctor.out);
+}
+
+/// FUSE is for images with many files, and a tree in its place where there is none.
+#[test]
+fn a_large_image_without_fuse_gets_a_tree() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    fs::create_dir(tree.join("many")).unwrap();
+    for number in 0..30_001 {
+        fs::File::create(tree.join(format!("many/{number}"))).unwrap();
+    }
+    user.import(&tree);
+    let quire = user.place.path("quire");
+    let count = ["run", "a", "sh", "-c", "set -- /many/*; echo $#"];
+    let words = [&[quire.to_str().unwrap()], &count[..]].concat();
+    let ran = user.call(&words);
+    assert!(ran.out.starts_with("30001\n"), "{} {}", ran.out, ran.err);
+    let ran = user.call_after("mount --bind /dev/null /dev/fuse", &words);
+    assert!(ran.out.starts_with("30001\n"), "{} {}", ran.out, ran.err);
 }
 
 #[test]
