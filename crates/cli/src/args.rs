@@ -84,10 +84,13 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 pub(crate) struct Global {
     /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root runs
-    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals. Given again, it
-    /// names stores whose owners share them, which are only read; by default that of root, if it is shared
+    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) store: Vec<PathBuf>,
+    pub(crate) store: Option<PathBuf>,
+    /// Look for images in this store, too, which root shares (`quire share`); it may be given several times. Users always look
+    /// in root's own, /var/lib/quire, if it is shared
+    #[arg(long, global = true, help_heading = EVERY, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) image_store: Vec<PathBuf>,
     /// Use this policy in addition to the administrator's, instead of $XDG_CONFIG_HOME/quire/policy.toml
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: Option<PathBuf>,

@@ -20,7 +20,11 @@ fn options() -> FsckOptions {
 }
 
 pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
+    let store = match args.names.as_slice() {
+        // It may be one of a store that is shared.
+        [name] => context.open_with(name)?,
+        _ => context.open(OpenOptions::read())?,
+    };
     let images = if args.names.is_empty() {
         store.images.ids()?
     } else {

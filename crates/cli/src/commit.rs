@@ -43,9 +43,9 @@ fn look(
     let others = match shared(store, name) {
         Some(path) => {
             Some(context.open_shared().find(|it| it.path() == path).with_context(|| {
+                let path = path.display();
                 format!(
-                    "the store {} is not shared any more, which has the image of {name}",
-                    path.display()
+                    "the image of {name} is in the store {path}: name that by --image-store {path}, if it is still shared"
                 )
             })?)
         }

@@ -15,7 +15,7 @@ use kernel::process::Who;
 use kernel::version::KernelVersion;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
-use store::{Create, OpenOptions, Sealing, SharedStore, Store};
+use store::{Create, NotShared, OpenOptions, Sealing, SharedStore, Store};
 use transfer::StoredError;
 use transfer::export::ExportError;
 use transfer::import::PlatformMismatch;
@@ -64,18 +64,24 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
 /// The store of the host's root.
 const ROOTS: &str = "/var/lib/quire";
 
-/// The stores of others that options name, or root's, if it is shared with this user.
+/// The stores that options name, and root's, if it is shared with this user.
 pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<SharedStore>> {
-    if let [_, others @ ..] = named
-        && !others.is_empty()
-    {
-        let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
-        return others.iter().map(find).collect();
+    let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
+    let mut found: Vec<_> = named.iter().map(find).collect::<anyhow::Result<_>>()?;
+    if !who.is_host_root() {
+        found.extend(SharedStore::find(Path::new(ROOTS), who));
     }
-    if !named.is_empty() || who.is_host_root() {
-        return Ok(Vec::new());
+    Ok(found)
+}
+
+/// Why root's store is not used, if it is shared.
+pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
+    match SharedStore::find(Path::new(ROOTS), who) {
+        Err(error @ (NotShared::Owner { .. } | NotShared::Writable { .. })) => {
+            Some(error.to_string())
+        }
+        _ => None,
     }
-    Ok(SharedStore::find(Path::new(ROOTS), who).into_iter().collect())
 }
 
 impl Context {
@@ -110,7 +116,7 @@ impl Context {
             Seal::Immutable => Sealing::VerityOrImmutable,
         });
         Self {
-            store: global.store.into_iter().next(),
+            store: global.store,
             shared,
             policy: global.policy,
             who,
@@ -229,12 +235,29 @@ impl Context {
     /// The error, its causes, and the next step where there is a usual one.
     pub(crate) fn complain(&self, error: &anyhow::Error) {
         report::error_line(&format!("quire: {error:#}"));
-        let hint = hint(error).or_else(|| self.room_hint(error));
+        let hint = self.elsewhere(error).or_else(|| hint(error)).or_else(|| self.room_hint(error));
         if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
             report::error_line(&format!("  {hint}"));
         }
         if let Some(hint) = filestore_hint(error) {
             report::error_line(&format!("  {hint}"));
+        }
+    }
+
+    /// Where the image is that a verb did not find, which changes nothing of others.
+    fn elsewhere(&self, error: &anyhow::Error) -> Option<String> {
+        let cause = error.chain().find_map(|cause| cause.downcast_ref::<Unresolved>())?;
+        let name = cause.absent()?;
+        let found = self.open_shared().find(|store| resolve(store, name).is_ok());
+        if let Some(store) = found {
+            let path = store.path().display();
+            return Some(format!(
+                "it is in the shared store {path}: `quire pull` brings it into your own"
+            ));
+        }
+        match self.shared.is_empty() && !self.outside.is_host_root() {
+            true => refusal_of_roots(self.outside),
+            false => None,
         }
     }
 

@@ -122,7 +122,9 @@ fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
     let own =
         is_shared.then(|| "with all users of this host, who can read all of its images".to_owned());
     let others = context.shared().iter().map(|it| format!("{} is, with you", it.path().display()));
-    own.into_iter().chain(others).collect()
+    let who = context.outside();
+    let refused = if who.is_host_root() { None } else { crate::context::refusal_of_roots(who) };
+    own.into_iter().chain(others).chain(refused).collect()
 }
 
 /// What is wrong with the configuration of engines.

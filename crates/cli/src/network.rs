@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use anyhow::{Context as _, bail};
 use container::bundle::Network;
-use container::network::{Pasta, Ports, free_port};
+use container::network::{Pasta, Ports, TUN, can_make_interfaces, free_port};
 
 use crate::args::Run;
 use crate::args::ports::Published;
@@ -43,34 +43,55 @@ pub(crate) fn pasta(
     }
     let program = helpers::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
-    for published in &args.publish {
-        add(published, &mut ports)?;
+    // Those that name ports first, so that no other takes one of these.
+    let (named, any): (Vec<_>, Vec<_>) = args.publish.iter().partition(|it| it.host.is_some());
+    for published in named.into_iter().chain(any) {
+        add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
     }
     Ok(Some(Pasta { program, ports }))
 }
 
 /// Looks whether the ports can be had, so that the error names the option and not pasta's.
 fn add(published: &Published, all: &mut Vec<Ports>) -> anyhow::Result<()> {
-    let Published { address, host, container, protocol } = *published;
+    let Published { address, host, container, protocol, .. } = *published;
     let ports = |host, container, count| Ports { address, host, container, count, protocol };
-    let earlier = all.len();
-    let failed = || format!("--publish {}", container.first);
-    match host {
-        Some(host) => all.push(ports(host.first, container.first, host.count)),
-        None => {
-            for port in container.first..=container.last() {
-                let host = free_port(address, protocol).with_context(failed)?;
-                all.push(ports(host, port, NonZeroU16::MIN));
-            }
+    let Some(host) = host else {
+        for port in container.first..=container.last() {
+            all.push(any_port(&ports(1, port, NonZeroU16::MIN), all)?);
+        }
+        return Ok(());
+    };
+    let new = ports(host.first, container.first, host.count);
+    if let Some(earlier) = all.iter().find(|it| it.overlaps(&new)) {
+        let port = earlier.host.max(new.host);
+        bail!(
+            "port {port} of the host is published already: pasta leads it to one port, whatever the address"
+        );
+    }
+    new.check()?;
+    all.push(new);
+    Ok(())
+}
+
+/// The same with a port of the host that neither others nor these listen at.
+fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
+    const ATTEMPTS: u32 = 1000;
+    for _ in 0..ATTEMPTS {
+        let found = Ports { host: free_port(wanted.address, wanted.protocol)?, ..*wanted };
+        if !others.iter().any(|it| it.overlaps(&found)) {
+            return Ok(found);
         }
     }
-    all.iter().skip(earlier).try_for_each(Ports::check).with_context(failed)
+    bail!("the host has no free port")
 }
 
 /// Whether containers can have a network of their own that reaches others, for people.
 pub(crate) fn describe() -> String {
     match helpers::find(PROGRAM) {
-        Some(program) => format!("pasta, by {}", program.display()),
+        Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),
+        Some(_) => {
+            format!("none, the host's, or one that is made by others: this user may not open {TUN}")
+        }
         None => format!("none, the host's, or one that is made by others: {ABSENT}"),
     }
 }

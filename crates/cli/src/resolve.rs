@@ -53,6 +53,14 @@ impl std::error::Error for Unresolved {
 }
 
 impl Unresolved {
+    /// The name that the store has nothing of.
+    pub(crate) fn absent(&self) -> Option<&str> {
+        match &self.source {
+            ResolveError::Absent { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
     /// Whether the store has nothing of the name.
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. })

@@ -1,5 +1,6 @@
 //! `share`: all users of the host may use the images of this store.
 
+use anyhow::bail;
 use store::{OpenOptions, Sharing};
 
 use crate::Answer;
@@ -7,6 +8,12 @@ use crate::args;
 use crate::context::Context;
 
 pub(crate) fn share(context: &Context, args: &args::Share) -> anyhow::Result<Answer> {
+    if !args.undo && !context.outside().is_host_root() {
+        bail!(
+            "only root shares a store: others do not use what another user can change. `sudo quire pull` and `sudo quire \
+             share` bring an image to all users"
+        );
+    }
     let store = context.open(OpenOptions::write())?;
     let wanted = if args.undo { Sharing::Owner } else { Sharing::All };
     let was = store.sharing()?;

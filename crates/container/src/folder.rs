@@ -61,8 +61,6 @@ pub const MOUNT: &str = "mount-";
 pub const MOUNT_NAMES: &str = "mount-names";
 /// The place for a network that is connected to the host's.
 pub const NETWORK: &str = "network";
-/// A FIFO into which whoever connects that writes that it is done.
-pub const NETWORK_PID: &str = "network.pid";
 /// Ports of the host that lead to the container.
 pub const PORTS: &str = "ports.json";
 /// The beginning of the names of files for a call of the runtime's `exec`.
@@ -74,7 +72,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// The names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 35] = [
+pub const NAMES: [&str; 34] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -103,7 +101,6 @@ pub const NAMES: [&str; 35] = [
     "mount-N",
     MOUNT_NAMES,
     NETWORK,
-    NETWORK_PID,
     PORTS,
     "exec-N.json",
     "exec-N.pid",

@@ -10,20 +10,21 @@ use std::io::{self, PipeReader, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kernel::mount::{MountError, Reach};
-use kernel::process::{IdRange, Process, ProcessError, Setup, Signal, Who, spawn};
+use kernel::process::{IdRange, Process, ProcessError, Setup, Signal, Signals, Who, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::bundle::names::FORWARDER;
-use crate::folder::{NETWORK, NETWORK_PID, PORTS};
+use crate::folder::{NETWORK, PORTS};
+use crate::pace::GLANCE;
 
 /// A protocol that has ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -82,6 +83,12 @@ pub enum NetworkError {
         /// Why.
         source: io::Error,
     },
+    /// No pipe can be made.
+    #[error("cannot make a pipe to pasta")]
+    Pipe(#[source] io::Error),
+    /// A signal came first.
+    #[error("interrupted while pasta connected the container to the host's network")]
+    Interrupted,
     /// The program cannot be executed.
     #[error("cannot run pasta")]
     Pasta(#[source] ProcessError),
@@ -113,7 +120,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const NOBODY: u32 = 65_534;
 
 /// Makes interfaces. Source: Linux `Documentation/networking/tuntap.rst`.
-const TUN: &str = "/dev/net/tun";
+pub const TUN: &str = "/dev/net/tun";
 
 /// Below are ports that take a right to listen at, unless the host says otherwise. Source: Linux
 /// `Documentation/networking/ip-sysctl.rst`.
@@ -130,6 +137,13 @@ impl Ports {
     #[must_use]
     pub const fn last_inside(&self) -> u16 {
         self.container.saturating_add(self.count.get() - 1)
+    }
+
+    /// Whether a port of the host is in both, at whatever address: pasta does not tell these apart.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let (own, its) = (self.host..=self.last(), other.host..=other.last());
+        self.protocol == other.protocol && own.start() <= its.end() && its.start() <= own.end()
     }
 
     /// Finds out whether this process could listen at the ports now.
@@ -213,12 +227,11 @@ impl Pasta {
         self.ports.iter().any(|it| it.host < lowest.unwrap_or(1024)) || !is_tun_for_all()
     }
 
-    fn words(&self, network: &Path, pid: &Path) -> Vec<OsString> {
+    fn words(&self, network: &Path) -> Vec<OsString> {
         // Nothing of the host's loopback is to be seen from inside: not as the gateway, and not as the container's own.
-        let mut words =
-            ["-f", "-q", "-e", "--config-net", "--no-map-gw", "-T", "none", "-U", "none"]
-                .map(OsString::from)
-                .to_vec();
+        let mut words = ["-f", "-q", "--config-net", "--no-map-gw", "-T", "none", "-U", "none"]
+            .map(OsString::from)
+            .to_vec();
         for (option, protocol) in [("-t", Protocol::Tcp), ("-u", Protocol::Udp)] {
             let specs: Vec<_> =
                 self.ports.iter().filter(|it| it.protocol == protocol).map(Ports::spec).collect();
@@ -227,7 +240,7 @@ impl Pasta {
                 words.extend([option.into(), spec.into()]);
             }
         }
-        words.extend(["--dns-forward".into(), FORWARDER.into(), "-P".into(), pid.into()]);
+        words.extend(["--dns-forward", FORWARDER, "-P", "/proc/self/fd/1"].map(OsString::from));
         words.extend(["--netns".into(), network.into()]);
         words
     }
@@ -242,7 +255,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Makes the container's network at `folder`, which pasta can get to, and connects it.
-    pub(crate) fn start(pasta: &Pasta, folder: &Path, who: Who) -> Result<Self, NetworkError> {
+    pub(crate) fn start(
+        pasta: &Pasta,
+        folder: &Path,
+        who: Who,
+        signals: &Signals,
+    ) -> Result<Self, NetworkError> {
         let write_failed = |path: &Path| {
             let path = path.to_owned();
             move |source: io::Error| NetworkError::Write { path, source }
@@ -258,20 +276,24 @@ impl Connection {
 
         let needs_root = nobody.is_some() && pasta.needs_root();
         let root_of = nobody.as_ref().filter(|_| !needs_root);
-        // It says that it is ready by writing its number.
-        let pid = folder.join(NETWORK_PID);
-        let ready = fifo(&pid, root_of.map(|_| NOBODY)).map_err(write_failed(&pid))?;
+        // It says that it is ready by writing its number: into its standard output, which AppArmor has no path of.
+        let (ready, number) = io::pipe().map_err(NetworkError::Pipe)?;
+        if root_of.is_some() {
+            let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
+            let owned = rustix::fs::fchown(&number, Some(user), Some(group));
+            owned.map_err(|errno| NetworkError::Pipe(errno.into()))?;
+        }
         let mut command = Command::new(&pasta.program);
-        command.args(pasta.words(&place, &pid));
+        command.args(pasta.words(&place));
         if needs_root {
             // Else it would become nobody by itself, who may not listen there.
             command.args(["--runas", "0"]);
         }
-        let (said, output) = io::pipe().map_err(write_failed(&pid))?;
+        let (said, output) = io::pipe().map_err(NetworkError::Pipe)?;
         // What it says later is read when it has ended: it must never wait for that.
         rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK)
-            .map_err(|errno| write_failed(&pid)(errno.into()))?;
-        command.env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(output);
+            .map_err(|errno| NetworkError::Pipe(errno.into()))?;
+        command.env_clear().stdin(Stdio::null()).stdout(number).stderr(output);
         let setup = Setup {
             die_with_parent: Some(Signal::KILL),
             own_session: true,
@@ -280,10 +302,14 @@ impl Connection {
         };
         let process = spawn(command, &setup).map_err(NetworkError::Pasta)?.process;
         let connection = Self { process, said };
-        if !connection.is_ready(&ready).map_err(|errno| write_failed(&pid)(errno.into()))? {
+        let ready = connection.is_ready(&ready, signals);
+        if !ready.map_err(|errno| NetworkError::Pipe(errno.into()))? {
+            if signals.ending().is_some() {
+                return Err(NetworkError::Interrupted);
+            }
             let program = pasta.program.display().to_string();
             let mut said = connection.end();
-            if said.contains("tun") && File::options().read(true).write(true).open(TUN).is_err() {
+            if said.contains("tun") && !can_make_interfaces() {
                 said +=
                     &format!(" (this user may not open {TUN}, which others leave to everybody)");
             }
@@ -293,7 +319,7 @@ impl Connection {
     }
 
     /// Waits until it has connected the network; answers whether it has.
-    fn is_ready(&self, ready: &File) -> Result<bool, Errno> {
+    fn is_ready(&self, ready: &PipeReader, signals: &Signals) -> Result<bool, Errno> {
         let since = Instant::now();
         loop {
             let rest = PATIENCE.saturating_sub(since.elapsed());
@@ -301,11 +327,16 @@ impl Connection {
             let mut fds = [
                 PollFd::from_borrowed_fd(ready.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.process.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
             match rustix::event::poll(&mut fds, rest.as_ref()) {
                 Ok(0) => return Ok(false),
                 Ok(_) if fds[0].revents().contains(PollFlags::IN) => return Ok(true),
-                Ok(_) if !fds[1].revents().is_empty() => return Ok(false),
+                Ok(_) if !fds[1].revents().is_empty() || signals.ending().is_some() => {
+                    return Ok(false);
+                }
+                // Others are passed on to a container that runs.
+                Ok(_) if !fds[2].revents().is_empty() => std::thread::sleep(GLANCE),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -353,6 +384,12 @@ fn sentence(said: &str) -> String {
     last.unwrap_or_else(|| "it does not say why".to_owned())
 }
 
+/// Whether this user may make interfaces of a network of its own.
+#[must_use]
+pub fn can_make_interfaces() -> bool {
+    File::options().read(true).write(true).open(TUN).is_ok()
+}
+
 /// Whether everybody may make interfaces of a network that is theirs, as udev has it.
 fn is_tun_for_all() -> bool {
     let mode = std::fs::metadata(TUN).map(|it| it.permissions().mode());
@@ -363,17 +400,6 @@ fn is_tun_for_all() -> bool {
 fn own_namespace() -> Result<OwnedFd, NetworkError> {
     let map = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
     kernel::process::user_namespace(&map, &map).map_err(NetworkError::Namespace)
-}
-
-/// Makes a FIFO for this owner, and opens it for reading.
-fn fifo(path: &Path, owner: Option<u32>) -> io::Result<File> {
-    rustix::fs::mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if let Some(owner) = owner {
-        rustix::fs::fchown(&file, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)))?;
-    }
-    Ok(file)
 }
 
 #[cfg(test)]
@@ -391,7 +417,7 @@ mod tests {
     fn what_pasta_is_told() {
         let pasta = |ports: &[Ports]| {
             let pasta = Pasta { program: "pasta".into(), ports: ports.to_vec() };
-            let words = pasta.words(Path::new("/n"), Path::new("/p"));
+            let words = pasta.words(Path::new("/n"));
             let words: Vec<_> = words.iter().map(|it| it.to_str().unwrap()).collect();
             words.join(" ")
         };

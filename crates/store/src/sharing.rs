@@ -29,6 +29,8 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub struct SharedStore {
     directory: PathBuf,
+    /// Device and inode of the directory that was looked at.
+    identity: (u64, u64),
 }
 
 /// Why a store of others is not used.
@@ -39,15 +41,21 @@ pub enum NotShared {
     #[error("{} is no store that is shared with you: its owner may, by `quire share`", .0.display())]
     Unshared(PathBuf),
     /// Somebody else can change it.
-    #[error(
-        "a shared store is not used: {} belongs to user {user} and has the mode {mode:04o}, so others than root can change it",
-        path.display()
-    )]
-    Changeable {
+    #[error("a shared store is not used: {} belongs to user {user}, who can change it: only root shares", path.display())]
+    Owner {
         /// The directory.
         path: PathBuf,
         /// Its owner.
         user: u32,
+    },
+    /// Others may write to it.
+    #[error(
+        "a shared store is not used: {} has the mode {mode:04o}, so others can change it: `chmod go-w {}`",
+        path.display(), path.display()
+    )]
+    Writable {
+        /// The directory.
+        path: PathBuf,
         /// Its permissions.
         mode: u32,
     },
@@ -58,11 +66,13 @@ const READ: [&str; 7] = ["blobs", DATA, "images", "layers", "manifests", "object
 
 fn check(path: &Path, found: &std::fs::Metadata, who: Who) -> Result<(), NotShared> {
     let (user, mode) = (found.uid(), Mode::from_raw_mode(found.mode()));
-    let is_trusted = user == 0 || user == who.user;
-    if is_trusted && !mode.intersects(Mode::WGRP | Mode::WOTH) {
-        return Ok(());
+    if user != 0 && user != who.user {
+        return Err(NotShared::Owner { path: path.to_owned(), user });
     }
-    Err(NotShared::Changeable { path: path.to_owned(), user, mode: mode.as_raw_mode() })
+    match mode.intersects(Mode::WGRP | Mode::WOTH) {
+        true => Err(NotShared::Writable { path: path.to_owned(), mode: mode.as_raw_mode() }),
+        false => Ok(()),
+    }
 }
 
 impl SharedStore {
@@ -77,7 +87,7 @@ impl SharedStore {
         mark.map_err(|_absent| unshared())?;
         let own = std::fs::metadata(directory).map_err(|_absent| unshared())?;
         check(directory, &own, who)?;
-        // Who can write into none of these changes nothing, whomever single files belong to.
+        // Files in these are root's, unless root gave them away.
         let shards = (0..=u8::MAX).map(|it| format!("objects/{it:02x}"));
         for name in READ.into_iter().map(str::to_owned).chain(shards) {
             let path = directory.join(name);
@@ -87,16 +97,23 @@ impl SharedStore {
                 Err(_refused) => return Err(unshared()),
             }
         }
-        Ok(Self { directory: directory.to_owned() })
+        Ok(Self { directory: directory.to_owned(), identity: (own.dev(), own.ino()) })
     }
 
     /// Opens it, to read and mount. All of it has to belong to the same user, as far as that can be told in a namespace.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// [`StoreError`], also when another directory has taken the place of the one that was looked at.
     pub fn open(&self, who: Who) -> Result<Store, StoreError> {
         let mut store = Store::open(&self.directory, who, OpenOptions::read())?;
-        store.sharer = Some(store.root.stat_self()?.st_uid);
+        let found = store.root.stat_self()?;
+        if (found.st_dev, found.st_ino) != self.identity {
+            return Err(store
+                .root
+                .failed("use another directory in the place of", "", Errno::STALE)
+                .into());
+        }
+        store.sharer = Some(found.st_uid);
         Ok(store)
     }
 
@@ -169,28 +186,42 @@ impl Store {
         }
     }
 
-    /// As [`lock_shared`](Self::lock_shared), for users whom it is shared with. `gc` holds it for as long as it works.
+    /// As [`lock_shared`](Self::lock_shared), for users whom it is shared with. `gc` holds it for as long as it works, and any
+    /// user can: so it is not waited for for ever.
     pub(crate) fn lock_as_reader(&self) -> Result<Option<Lock>, DiskError> {
         let Some(fd) = self.mark()? else {
             return Err(self.root.failed("open", SHARED_MARK, Errno::ACCESS));
         };
-        let (waiting, trying) = (FlockOperation::LockShared, FlockOperation::NonBlockingLockShared);
-        self.wait_for(fd, SHARED_MARK, waiting, trying).map(Some)
+        let locked = self.try_for_a_while(fd, FlockOperation::NonBlockingLockShared)?;
+        Ok(locked.map(Lock::of))
     }
 
     /// Keeps new readers out, and waits for the others, if there may be some.
     pub(crate) fn wait_for_readers(&self) -> Result<Option<OwnedFd>, DiskError> {
-        let Some(fd) = self.mark()? else { return Ok(None) };
+        match self.mark()? {
+            Some(fd) => self.try_for_a_while(fd, FlockOperation::NonBlockingLockExclusive),
+            None => Ok(None),
+        }
+    }
+
+    fn try_for_a_while(
+        &self,
+        fd: OwnedFd,
+        how: FlockOperation,
+    ) -> Result<Option<OwnedFd>, DiskError> {
         let since = Instant::now();
         loop {
-            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            if self.is_given_up() {
+                return Err(self.root.failed("lock", SHARED_MARK, Errno::INTR));
+            }
+            match rustix::fs::flock(&fd, how) {
                 Ok(()) => return Ok(Some(fd)),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if since.elapsed() < PATIENCE => std::thread::sleep(POLL),
                 Err(Errno::WOULDBLOCK) => {
                     let mark = self.root.path_of(SHARED_MARK);
                     tracing::warn!(
-                        "another user keeps {} locked (`lslocks` names the process): it is not waited for any longer",
+                        "`gc` or another user keeps {} locked (`lslocks` names the process): it is not waited for any longer",
                         mark.display()
                     );
                     return Ok(None);

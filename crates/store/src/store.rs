@@ -379,9 +379,10 @@ impl Store {
 
     /// Held by `gc` from its decision to the end of its sweep.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
+        // First, so that no command of the owner's waits with it. Readers take no other lock.
+        let readers = self.wait_for_readers()?;
         let lock =
             self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)?;
-        let readers = self.wait_for_readers()?;
         Ok(lock.map(|it| Lock { _readers: readers, ..it }))
     }
 
@@ -400,30 +401,23 @@ impl Store {
             Err(Errno::ACCESS) if self.access == Access::Read => return self.lock_as_reader(),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
-        self.wait_for(fd, GC_LOCK, waiting, trying).map(Some)
-    }
-
-    pub(crate) fn wait_for(
-        &self,
-        fd: OwnedFd,
-        name: &str,
-        waiting: FlockOperation,
-        trying: FlockOperation,
-    ) -> Result<Lock, DiskError> {
         let give_up = self.give_up.get();
         loop {
             match rustix::fs::flock(&fd, if give_up.is_some() { trying } else { waiting }) {
-                Ok(()) => return Ok(Lock { _fd: fd, _readers: None }),
+                Ok(()) => return Ok(Some(Lock::of(fd))),
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) => match give_up {
-                    Some(GiveUp(enough)) if enough() => {
-                        return Err(self.root.failed("lock", name, Errno::INTR));
-                    }
-                    _ => std::thread::sleep(LOCK_POLL),
-                },
-                Err(errno) => return Err(self.root.failed("lock", name, errno)),
+                Err(Errno::WOULDBLOCK) if self.is_given_up() => {
+                    return Err(self.root.failed("lock", GC_LOCK, Errno::INTR));
+                }
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_POLL),
+                Err(errno) => return Err(self.root.failed("lock", GC_LOCK, errno)),
             }
         }
+    }
+
+    /// Whether the caller does not want a lock any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.give_up.get().is_some_and(|GiveUp(enough)| enough())
     }
 
     /// Removes the immutable flag from every object and image, so that `rm -r` can remove the store.
@@ -463,6 +457,12 @@ pub(crate) struct Lock {
     _fd: OwnedFd,
     /// That of users whom the store is shared with.
     _readers: Option<OwnedFd>,
+}
+
+impl Lock {
+    pub(crate) const fn of(fd: OwnedFd) -> Self {
+        Self { _fd: fd, _readers: None }
+    }
 }
 
 fn make_root(directory: &Path, trace: Trace) -> Result<Directory, DiskError> {

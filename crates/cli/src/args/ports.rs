@@ -14,8 +14,10 @@ pub(crate) struct PortRange {
 }
 
 /// What `--publish` asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Published {
+    /// As it was written.
+    pub(crate) text: String,
     /// None means all addresses of the host.
     pub(crate) address: Option<IpAddr>,
     /// None means any that are free.
@@ -87,7 +89,7 @@ impl FromStr for Published {
         if host.is_some_and(|it| it.count != container.count) {
             return Err(format!("{text}: there are as many ports of the host as of the container"));
         }
-        Ok(Self { address, host, container, protocol })
+        Ok(Self { text: text.to_owned(), address, host, container, protocol })
     }
 }
 
@@ -115,7 +117,7 @@ mod tests {
             ("1-65535:1-65535", None, Some(range(1, 65535)), range(1, 65535), tcp),
         ] {
             let address = address.map(|it| it.parse().unwrap());
-            let expect = Published { address, host, container, protocol };
+            let expect = Published { text: text.to_owned(), address, host, container, protocol };
             assert_eq!(text.parse(), Ok(expect), "{text}");
         }
         for text in [

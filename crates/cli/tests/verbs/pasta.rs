@@ -199,7 +199,10 @@ fn says(address: &str, text: &'static str) -> SocketAddr {
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let _left = stream.unwrap().write_all(text.as_bytes());
+            let mut stream = stream.unwrap();
+            // Closed with something unread, a connection loses what was written.
+            let _said = stream.read(&mut [0; 100]);
+            let _left = stream.write_all(text.as_bytes());
         }
     });
     address
@@ -330,27 +333,34 @@ fn nobody_connects_roots_containers() {
         for entry in fs::read_dir(process.join("fd")).unwrap() {
             let open = fs::read_link(entry.unwrap().path()).unwrap().display().to_string();
             let known = ["/dev/null", "pipe:", "socket:", "anon_inode:", "/dev/net/tun", "net:"];
-            let own = ["/network.pid", "/run/quire/userns"];
+            let own = ["/run/quire/userns"];
             let is_known = known.iter().any(|it| open.starts_with(it))
                 || own.iter().any(|it| open.contains(it));
             assert!(is_known, "{open}");
         }
-        (status(&process, "Uid")[1].clone(), status(&process, "CapBnd")[0].clone(), map)
+        let rights = u64::from_str_radix(&status(&process, "CapEff")[0], 16).unwrap();
+        (status(&process, "Uid")[1].clone(), rights, map)
     };
     let (uid, _, map) = user(&["--network", "pasta"]);
     assert_eq!((&*uid, map), ("65534", ["0", "65534", "1"].map(str::to_owned).to_vec()));
     let (uid, _, _) = user(&["--publish", "8080:80"]);
     assert_eq!(uid, "65534");
     // It may not listen there.
-    let (uid, _, _) = user(&["--publish", "80:80"]);
+    let (uid, rights, _) = user(&["--publish", "80:80"]);
     assert_eq!(uid, "0");
+    // CAP_SYS_ADMIN and CAP_NET_BIND_SERVICE. Source: Linux `include/uapi/linux/capability.h`.
+    assert!(rights & !(1 << 21 | 1 << 10) == 0, "{rights:x}");
 }
 
 #[test]
 fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     let Some(place) = with_network() else { return };
     let options = ["--name", "c", "--network", "pasta"];
-    for end in ["stop", "kill"] {
+    for (end, is_open) in [("stop", false), ("kill", false), ("kill", true), ("stop", true)] {
+        if is_open && end == "kill" {
+            // From here on it is nobody.
+            open_tun(&place);
+        }
         let _guard = Rm(&place, "c");
         start(&place, &options, "sleep 100");
         let process = pasta(&place, "c").unwrap();
@@ -366,6 +376,12 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
         }
         wait_for("its end", || !process.exists());
     }
+    let ran = place.run("run --network pasta a -- true");
+    assert!(ran.code == Some(0) && ran.err.is_empty(), "{}", ran.err);
+    let left = fs::read_dir(place.path("store/containers")).unwrap();
+    let left: Vec<_> = left.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
+    // The one that was kept is removed with its name.
+    assert!(left.iter().all(|it| it == "c" || it.starts_with('.')), "{left:?}");
     let _guard = Rm(&place, "c");
     start(&place, &options, "sleep 100");
     let process = pasta(&place, "c").unwrap();
@@ -389,7 +405,15 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
         run("-p 127.0.0.1:8079-8080:80-81"),
         "port 8080 of the host's address 127.0.0.1: it is in use",
     );
-    refused(run("-p 8080:80"), "port 8080 of the host: it is in use");
+    refused(
+        run("-p 8080:80"),
+        "--publish 8080:80: cannot listen at port 8080 of the host: it is in use",
+    );
+    let twice = "-p 127.0.0.1:9000-9005:80-85 -p 192.0.2.1:9005:90";
+    refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is published already");
+    // As many as chance would give to two of them.
+    let ran = run("-p 8000-8150");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
     refused(run("-p 203.0.113.1:8080:80"), "the host has no such address");
     refused(run("-p 80 --network none"), "leave --network out");
     let ran = place.run("run -p 8081:80 --network host a -- true");

@@ -386,7 +386,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     hide_obstacle(start.runtime, start.folder)
         .map_err(|source| StageError::Attach { id: start.id.to_owned(), source })?;
     start.stage.set_up(start.id, start.root)?;
-    let connect = |(pasta, who)| Connection::start(pasta, start.stage.base(), who);
+    let connect = |(pasta, who)| Connection::start(pasta, start.stage.base(), who, start.signals);
     let connection = start.pasta.map(connect).transpose()?;
     let write_failed = |path: &Path| {
         let path = path.to_owned();

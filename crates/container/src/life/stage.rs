@@ -78,10 +78,11 @@ pub enum StageError {
 /// What may be added to those files.
 const ROOM: u64 = 1 << 20;
 
-/// Whether a directory of a container's folder is one where something may be mounted.
+/// Whether something of a container's folder is there to have something mounted on it.
 pub(crate) fn is_place(path: &Path) -> bool {
     let name = path.file_name().and_then(|it| it.to_str());
-    name.is_some_and(|it| it == ROOT || it.starts_with(MOUNT))
+    let is_directory = |name: &str| name == ROOT || name.starts_with(MOUNT);
+    name.is_some_and(|it| it == NETWORK || (is_directory(it) && path.is_dir()))
 }
 
 /// The directory of a filestore that the container sees: the one above has ext4's `lost+found`.

@@ -25,7 +25,7 @@ pub fn clear(folder: &Path, id: &str) -> bool {
     }
     let is_clear = remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
-    let places = places.filter(|path| path.is_dir() && is_place(path));
+    let places = places.filter(|path| is_place(path));
     // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
     let left = Some(folder.join(RUNTIME_STATE).join("null-netns")).filter(|it| it.exists());
     for place in places.chain(left) {

@@ -172,7 +172,7 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
     })
 }
 
-/// Makes a network namespace without processes, in which any port may be listened at. It belongs to the user namespace
+/// Makes a network namespace without processes, in which any port may be listened at where `/proc/sys` lets. It belongs to the user namespace
 /// `owner`, or to this process's. Its loopback interface is down.
 ///
 /// # Errors
@@ -193,8 +193,10 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         // As podman and docker have it, for programs that are not their container's root. Source: Linux
         // `Documentation/networking/ip-sysctl.rst`.
         let ports = c"/proc/sys/net/ipv4/ip_unprivileged_port_start";
-        let ports = rustix::fs::open(ports, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-        rustix::io::write(ports, b"0").map(drop)
+        let ports = rustix::fs::open(ports, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
+        // In containers /proc/sys may be read-only: then low ports are for root, as they are without a network of one's own.
+        let _as_usual = ports.and_then(|ports| rustix::io::write(ports, b"0"));
+        Ok(())
     };
     in_a_child("make a network namespace", owner, unshare, |child| open_namespace(child, "net"))
 }

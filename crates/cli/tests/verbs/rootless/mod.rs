@@ -210,6 +210,15 @@ fn reaches_others(has_ids: bool) {
         user.out(&["rm", "--force", "web"]);
         let free = || std::net::TcpListener::bind("0.0.0.0:8080").is_ok();
         wait_for("the end of pasta", free);
+        let more = ["--network", "pasta", "--runtime", runtime, "a", "id", "-u"];
+        let ran = user.run(&[&["--quiet", "run"], &more[..]].concat());
+        assert_eq!((&*ran.out, &*ran.err), ("0\n", ""), "{runtime}");
+        // Nothing is mounted in the folders of containers, which would keep them.
+        for place in ["containers", "tmp"] {
+            let left = fs::read_dir(user.home().join(".local/share/quire").join(place)).unwrap();
+            let left = left.map(|it| it.unwrap().file_name().into_string().unwrap());
+            assert_eq!(left.filter(|it| !it.starts_with('.')).count(), 0, "{runtime} {place}");
+        }
     }
     let ran = user.run(&["run", "--publish", "80:80", "a", "true"]);
     let said = "port 80 of the host: it takes root";

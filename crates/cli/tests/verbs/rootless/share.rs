@@ -26,7 +26,7 @@ fn own(user: &User) -> String {
 /// Runs quire with both stores.
 fn with_both(user: &User, words: &[&str]) -> Ran {
     let (own, roots) = (own(user), user.place.path("store").display().to_string());
-    user.run(&[&["--store", &own, "--store", &roots], words].concat())
+    user.run(&[&["--store", &own, "--image-store", &roots], words].concat())
 }
 
 fn out(user: &User, words: &[&str]) -> String {
@@ -59,6 +59,9 @@ fn users_run_what_root_shares() {
     assert_eq!(listed[0]["shared"], user.place.path("store").to_str().unwrap());
     assert!(out(&user, &["ls", "a:/etc"]).contains("passwd"));
     assert_eq!(out(&user, &["cat", "a:/theirs"]), "theirs");
+    assert!(out(&user, &["verify", "a"]).contains("sound"));
+    let ran = with_both(&user, &["tag", "a", "b"]);
+    assert!(ran.err.contains("it is in the shared store"), "{}", ran.err);
 
     out(&user, &["run", "--detach", "--name", "c", "a", "sleep", "100"]);
     out(&user, &["exec", "c", "sh", "-c", "echo mine > /mine"]);
@@ -149,6 +152,8 @@ fn no_user_holds_up_the_owner_of_a_shared_store() {
             user.place.out(&format!("import --quiet --form packed dir:{} c", tree.display()));
             user.place.out("tag b d");
             user.place.out("rmi b");
+            // Nor other users.
+            assert_eq!(out(&user, &["cat", "a:/theirs"]), "theirs");
             let gc = user.place.run("gc");
             sender.send((gc.code, gc.err)).unwrap();
         });
@@ -209,7 +214,7 @@ fn a_store_of_another_user_is_not_used() {
     chown(&store, Some(0), Some(0)).unwrap();
     fs::set_permissions(&store, fs::Permissions::from_mode(0o777)).unwrap();
     let ran = with_both(&user, &["run", "a", "true"]);
-    assert!(ran.err.contains("mode 0777"), "{}", ran.err);
+    assert!(ran.err.contains("mode 0777") && ran.err.contains("chmod go-w"), "{}", ran.err);
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
     // A part of it.
     chown(store.join("objects"), Some(USER + 1), Some(USER + 1)).unwrap();
@@ -222,5 +227,5 @@ fn a_store_of_another_user_is_not_used() {
     chown(store.join("objects"), Some(0), Some(0)).unwrap();
     // A user shares nothing of root's.
     let ran = user.run(&["--store", store.to_str().unwrap(), "share"]);
-    assert!(ran.code == Some(2), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("only root shares"), "{}", ran.err);
 }
