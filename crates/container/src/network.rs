@@ -251,6 +251,8 @@ impl Pasta {
 pub(crate) struct Connection {
     process: Process,
     said: PipeReader,
+    /// Its standard output: closed, it would end pasta with a signal.
+    ready: PipeReader,
 }
 
 impl Connection {
@@ -276,7 +278,7 @@ impl Connection {
 
         let needs_root = nobody.is_some() && pasta.needs_root();
         let root_of = nobody.as_ref().filter(|_| !needs_root);
-        // It says that it is ready by writing its number: into its standard output, which AppArmor has no path of.
+        // It says that it is ready by writing its number. Into a pipe, since AppArmor may let it write to few files.
         let (ready, number) = io::pipe().map_err(NetworkError::Pipe)?;
         if root_of.is_some() {
             let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
@@ -301,9 +303,9 @@ impl Connection {
             ..Setup::default()
         };
         let process = spawn(command, &setup).map_err(NetworkError::Pasta)?.process;
-        let connection = Self { process, said };
-        let ready = connection.is_ready(&ready, signals);
-        if !ready.map_err(|errno| NetworkError::Pipe(errno.into()))? {
+        let connection = Self { process, said, ready };
+        let is_ready = connection.is_ready(signals);
+        if !is_ready.map_err(|errno| NetworkError::Pipe(errno.into()))? {
             if signals.ending().is_some() {
                 return Err(NetworkError::Interrupted);
             }
@@ -319,13 +321,13 @@ impl Connection {
     }
 
     /// Waits until it has connected the network; answers whether it has.
-    fn is_ready(&self, ready: &PipeReader, signals: &Signals) -> Result<bool, Errno> {
+    fn is_ready(&self, signals: &Signals) -> Result<bool, Errno> {
         let since = Instant::now();
         loop {
             let rest = PATIENCE.saturating_sub(since.elapsed());
             let rest = Timespec::try_from(rest).ok();
             let mut fds = [
-                PollFd::from_borrowed_fd(ready.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.ready.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.process.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];

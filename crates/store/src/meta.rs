@@ -30,6 +30,8 @@ const SNAPSHOTS: &str = "snapshots";
 
 /// The file.
 pub(crate) const META: &str = "meta";
+/// Empty, and there if the store is shared.
+pub(crate) const SHARED_MARK: &str = "shared";
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]

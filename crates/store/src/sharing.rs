@@ -13,15 +13,13 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::disk::DiskError;
+use crate::meta::SHARED_MARK;
 use crate::shelf::devices::DATA;
 use crate::store::{
-    Lock, OpenOptions, PRIVATE, READ_BY_ALL, SHARED, SHARED_MARK, Sharing, Store, StoreError,
+    Lock, OWN, OpenOptions, PRIVATE, READ_BY_ALL, SHARED, Sharing, Store, StoreError,
 };
 
-/// What a store has besides images: nothing for others.
-const OWN: [&str; 2] = ["containers", "tmp"];
-
-/// For how long `gc` waits for those who open images. They take milliseconds, unless they mean to hold it up.
+/// For how long `gc` and readers wait for one another. Readers take milliseconds, unless they mean to hold others up.
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 

@@ -11,7 +11,7 @@ use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Renamed, Trace};
-use crate::meta::{META, Meta, MetaError, Sealing};
+use crate::meta::{META, Meta, MetaError, SHARED_MARK, Sealing};
 use crate::record::RECORD_MAX;
 use crate::shelf::containers::ContainerShelf;
 use crate::shelf::devices::{DATA, DeviceShelf};
@@ -209,8 +209,6 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 const DIRECTORIES: [&str; 8] =
     ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
 pub(crate) const GC_LOCK: &str = "gc.lock";
-/// Empty, and there if the store is shared.
-pub(crate) const SHARED_MARK: &str = "shared";
 /// Objects may be files that only root could read in their image.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
@@ -226,6 +224,9 @@ const LOCKED: [(&str, Mode); 6] = [
 ];
 /// Of these, what users read of a store that is shared with them. Nobody locks them.
 pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
+
+/// What stays its owner's when it is shared: nothing of images.
+pub(crate) const OWN: [&str; 2] = ["containers", "tmp"];
 
 /// The permissions of something in a store's own directory.
 pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
@@ -280,9 +281,11 @@ impl Store {
         let part = |name| match root.open_if_there(name) {
             Ok(Some(part)) => Ok(part),
             Ok(None) => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
-            // A store that is shared keeps some parts for its owner.
             Err(error) if error.is(Errno::ACCESS) && options.access == Access::Read => {
-                Ok(root.open_place(name)?)
+                match OWN.contains(&name) && root.stat(SHARED_MARK)?.is_some() {
+                    true => Ok(root.open_place(name)?),
+                    false => Err(error.into()),
+                }
             }
             Err(error) => Err(error.into()),
         };

@@ -22,6 +22,7 @@ use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Listed, length};
+use crate::meta::SHARED_MARK;
 use item::StoreItem;
 
 /// A directory that the first thing in it brings. Nobody removes it.
@@ -44,8 +45,13 @@ impl LateDirectory {
                 Ok(Some(directory)) => directory,
                 Ok(None) => return Ok(None),
                 // Of a store that is shared, its owner's: what is in there is nothing for others.
-                Err(error) if error.is(Errno::ACCESS) => return Ok(None),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    let is_others = error.is(Errno::ACCESS);
+                    return match is_others && self.root.stat(SHARED_MARK)?.is_some() {
+                        true => Ok(None),
+                        false => Err(error),
+                    };
+                }
             };
             // Another thread may have been faster: theirs is as good.
             drop(self.opened.set(directory));
