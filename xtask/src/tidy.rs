@@ -16,7 +16,8 @@ use rig::process::repository;
 
 /// Packages in Cargo.lock. Each one is code that runs with our users' rights: raise it knowingly.
 /// HTTP and TLS brought 115, half of them for systems that Quire is never built for. gRPC, which engines speak, brought 24.
-const MOST_PACKAGES: usize = 300;
+/// Varlink brought 22, of which those of zlink's other runtime are never built.
+const MOST_PACKAGES: usize = 325;
 
 /// Where a file should have a seam, by the house style.
 const MOST_LINES: usize = 700;

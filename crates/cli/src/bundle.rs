@@ -57,7 +57,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
-    let ways = Ways::new(context.who());
+    let ways = Ways::new(context.who(), &wanted.trust);
     let via = ways.via(&wanted.trust);
     let shape = Shape {
         writable: place.writable(),

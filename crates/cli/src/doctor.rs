@@ -98,6 +98,8 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         #[cfg(feature = "serve")]
         snapshotter: settings.snapshotter(),
         #[cfg(feature = "serve")]
+        mounts: settings.mounts(),
+        #[cfg(feature = "serve")]
         engines,
         choices: ChoicesReport {
             verification,
@@ -171,6 +173,9 @@ pub(crate) struct DoctorReport {
     /// The settings of `serve --snapshotter`.
     #[cfg(feature = "serve")]
     snapshotter: String,
+    /// The settings of `serve --mounts`.
+    #[cfg(feature = "serve")]
+    mounts: String,
     /// Engines that have a configuration.
     #[cfg(feature = "serve")]
     engines: Vec<EngineReport>,
@@ -230,6 +235,8 @@ impl DoctorReport {
         writeln!(out, "lazy service   {}", self.serve)?;
         #[cfg(feature = "serve")]
         writeln!(out, "snapshotter    {}", self.snapshotter)?;
+        #[cfg(feature = "serve")]
+        writeln!(out, "mounts         {}", self.mounts)?;
         #[cfg(feature = "serve")]
         for engine in &self.engines {
             engine.print(&mut out)?;

@@ -5,14 +5,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::OwnIds;
-use container::root::{ServeImage, TrustedImage, Via};
+use container::root::{ServeImage, TrustedImage};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
 use rustix::fs::FileType;
 use serve::fuse::{FuseView, Mounts, host, open, start};
-
-use crate::args::ViaWord;
 
 /// Serves images from processes that stay behind.
 #[derive(Debug)]
@@ -21,15 +19,6 @@ pub(crate) struct Server(Who);
 impl Server {
     pub(crate) const fn new(who: Who) -> Self {
         Self(who)
-    }
-
-    /// How images get into a user namespace.
-    pub(crate) fn via(&self, word: ViaWord) -> Via<'_> {
-        match word {
-            ViaWord::Auto => Via::Auto(Some(self)),
-            ViaWord::Tree => Via::Tree,
-            ViaWord::Fuse => Via::Fuse(self),
-        }
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, place.access())?;
     let flags = flags(&args.options, place.access())?;
-    let ways = Ways::new(context.who());
+    let ways = Ways::new(context.who(), &args.trust);
     let via = ways.via(&args.trust);
     let (writable, map) = (place.writable(), map.as_ref());
     let shape = Shape { writable, map, space, places: &[], between: &[], via };
@@ -67,8 +67,9 @@ fn serve(
         // In a namespace it is a layer like others.
         (UserNamespace::Other, _) => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
-        (UserNamespace::Initial, ViaWord::Tree) => bail!(
-            "--via tree is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out"
+        (UserNamespace::Initial, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
+            "--via {} is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out",
+            if way == ViaWord::Tree { "tree" } else { "service" }
         ),
         (UserNamespace::Initial, _) => {}
     }

@@ -12,6 +12,8 @@ use kernel::process::{Mapper, Namespace, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
 use store::{OpenOptions, Store};
 
+#[cfg(feature = "serve")]
+use crate::args::ViaWord;
 use crate::args::{Trust, Verb};
 use crate::helpers;
 
@@ -81,19 +83,29 @@ fn ids(who: Who) -> (Mapper, IdMap) {
     }
 }
 
+/// The ids that a user may have in a namespace, besides its own.
+#[cfg(feature = "serve")]
+pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
+    ids(Who { user, group, namespace: UserNamespace::Initial }).1
+}
+
 /// How this user gets images into a user namespace.
 #[derive(Debug)]
 pub(crate) struct Ways {
     #[cfg(feature = "serve")]
     server: crate::fuse::Server,
+    #[cfg(feature = "serve")]
+    lender: crate::lender::Lender,
 }
 
 impl Ways {
     #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
-    pub(crate) const fn new(who: Who) -> Self {
+    pub(crate) fn new(who: Who, trust: &Trust) -> Self {
         Self {
             #[cfg(feature = "serve")]
             server: crate::fuse::Server::new(who),
+            #[cfg(feature = "serve")]
+            lender: crate::lender::Lender::at(&trust.mount_service),
         }
     }
 
@@ -101,7 +113,12 @@ impl Ways {
     #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
     pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
         #[cfg(feature = "serve")]
-        return self.server.via(trust.via);
+        return match trust.via {
+            ViaWord::Auto => Via::Auto { lender: Some(&self.lender), server: Some(&self.server) },
+            ViaWord::Service => Via::Service(&self.lender),
+            ViaWord::Tree => Via::Tree,
+            ViaWord::Fuse => Via::Fuse(&self.server),
+        };
         #[cfg(not(feature = "serve"))]
         Via::Tree
     }
@@ -148,6 +165,10 @@ fn describe_run(who: Who) -> String {
     let fuse = crate::fuse::is_there();
     #[cfg(not(feature = "serve"))]
     let fuse = Err("this program was built without FUSE");
+    #[cfg(feature = "serve")]
+    let service = crate::lender::describe(Path::new(serve::mounts::MOUNTS_SOCKET));
+    #[cfg(not(feature = "serve"))]
+    let service: Option<Result<(), String>> = None;
     let ways = match (is_old, fuse) {
         (false, Ok(())) => "run works by tree, and by FUSE for large images".to_owned(),
         (false, Err(why)) => format!("run works by tree (not by FUSE: {why})"),
@@ -157,6 +178,13 @@ fn describe_run(who: Who) -> String {
                 "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, and {why}"
             );
         }
+    };
+    let ways = match service {
+        Some(Ok(())) if !is_old => {
+            ways.replacen("run works", "run works by the mount service, and", 1)
+        }
+        Some(Ok(())) | None => ways,
+        Some(Err(why)) => format!("{ways} (not by the mount service: {why})"),
     };
     match ids(who) {
         _ if who.user == 0 => ways,

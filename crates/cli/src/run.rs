@@ -105,7 +105,7 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
         ContainerPlan::new(config, container_wish(context, args, terminal, id)?, runtime.kind)?;
     let asked = Arc::clone(&signals);
     let input = std::io::stdin();
-    let ways = Ways::new(context.who());
+    let ways = Ways::new(context.who(), &args.wanted.trust);
     let via = ways.via(&args.wanted.trust);
     let around = Surroundings {
         search: &search,

@@ -1,5 +1,7 @@
 //! `/etc/quire/serve.toml`: what services are set to.
 
+mod mounts;
+
 use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
@@ -12,13 +14,15 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args;
 use crate::other_root::regular;
+pub(crate) use mounts::{COPIES, MountsSettings};
 
 /// The administrator's. It need not be there.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// In the place of a trace: none is fetched.
 pub(crate) const NO_TRACE: &str = "none";
 /// All that a file can set.
-const KEYS: &str = "lazy-timeout, prefetch, complete, door and the table [snapshotter]";
+const KEYS: &str =
+    "lazy-timeout, prefetch, complete, door and the tables [snapshotter] and [mounts]";
 /// All that its table for the snapshotter can set.
 const SNAPSHOTTER_KEYS: &str =
     "socket, engine, instance, skip, lazy, trust-index and image-service";
@@ -36,6 +40,8 @@ pub(crate) struct ServeSettings {
     pub(crate) door: Option<args::Door>,
     /// What `[snapshotter]` sets.
     pub(crate) snapshotter: SnapshotterSettings,
+    /// What `[mounts]` sets.
+    pub(crate) mounts: MountsSettings,
 }
 
 /// What a file sets for `serve --snapshotter`.
@@ -168,7 +174,7 @@ impl ServeFile {
     /// What it sets for `serve --lazy`, in a line for people.
     pub(crate) fn lazy(&self) -> String {
         self.describe("--lazy", |settings| {
-            let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _ } = settings;
+            let ServeSettings { lazy_timeout, prefetch, complete, door, .. } = settings;
             [
                 lazy_timeout.map(|it| format!("lazy-timeout {it}")),
                 prefetch.map(|it| format!("prefetch {it}")),
@@ -206,6 +212,11 @@ impl ServeFile {
         })
     }
 
+    /// What it sets for `serve --mounts`, in a line for people.
+    pub(crate) fn mounts(&self) -> String {
+        self.describe("--mounts", |settings| settings.mounts.told())
+    }
+
     fn describe<const N: usize>(
         &self,
         service: &str,
@@ -240,16 +251,20 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     let mut settings = ServeSettings::default();
     for (key, value) in table.get_ref() {
         let place = at(key.span().start);
-        if key.get_ref() != "snapshotter" {
+        let name = &key.get_ref()[..];
+        if !matches!(name, "snapshotter" | "mounts") {
             set(&mut settings, key, value).with_context(|| place)?;
             continue;
         }
         let table = value.get_ref().as_table();
         let table =
-            table.context("snapshotter is no table: write [snapshotter] above its settings");
+            table.with_context(|| format!("{name} is no table: write [{name}] above its settings"));
         for (key, value) in table.with_context(|| place)? {
-            let place = at(key.span().start);
-            set_snapshotter(&mut settings.snapshotter, key, value).with_context(|| place)?;
+            let done = match name {
+                "mounts" => mounts::set(&mut settings.mounts, key, value),
+                _ => set_snapshotter(&mut settings.snapshotter, key, value),
+            };
+            done.with_context(|| at(key.span().start))?;
         }
     }
     Ok(settings)
@@ -401,14 +416,14 @@ mod tests {
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
             Err(
                 "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete, door and \
-                 the table [snapshotter]",
+                 the tables [snapshotter] and [mounts]",
             ),
         );
         check(
             "[lazy]\ntimeout = 1",
             Err(
-                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete, door and the table \
-                 [snapshotter]",
+                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete, door and the tables \
+                 [snapshotter] and [mounts]",
             ),
         );
         check(

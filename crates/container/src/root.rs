@@ -3,6 +3,7 @@
 mod assemble;
 pub mod filestore;
 pub mod headroom;
+pub mod lend;
 pub mod limit;
 mod make;
 mod place;
@@ -13,7 +14,9 @@ pub(crate) mod upper;
 
 pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
-pub use make::{MakeRootError, SOURCE, ServeImage, Via, Warm, make, may_have_acl, warm};
+pub use make::{
+    LendImage, LentMount, MakeRootError, SOURCE, ServeImage, Via, Warm, make, may_have_acl, warm,
+};
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
 pub use tree::{TreeError, name_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};

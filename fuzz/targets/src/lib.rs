@@ -89,6 +89,22 @@ pub fn fuse_tree(bytes: &[u8]) {
     }
 }
 
+/// A call of the mount service: it is read, or refused.
+pub fn mounts_request(bytes: &[u8]) {
+    drop(serve::mounts::read_ask(bytes));
+}
+
+/// An image that a client sends to the mount service: its copy has nothing that a user may not have.
+pub fn mounts_image(bytes: &[u8]) {
+    let _is_copied = is_copied(bytes);
+}
+
+/// Whether the mount service copies an image.
+#[must_use]
+pub fn is_copied(bytes: &[u8]) -> bool {
+    serve::mounts::exercise_copy(bytes)
+}
+
 /// Objects of any bytes, and no devices.
 #[derive(Debug)]
 struct NoData;

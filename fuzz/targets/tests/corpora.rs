@@ -40,6 +40,18 @@ fn fuse_tree() {
 }
 
 #[test]
+fn mounts_request() {
+    run_corpus("mounts_request", targets::mounts_request);
+}
+
+/// What is read as an image is copied as one.
+#[test]
+fn mounts_image() {
+    run_corpus("erofs", targets::mounts_image);
+    run_corpus("mounts_image", |bytes| assert!(targets::is_copied(bytes)));
+}
+
+#[test]
 fn gzip_span() {
     run_corpus("gzip_span", targets::gzip_span);
 }

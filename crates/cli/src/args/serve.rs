@@ -116,7 +116,7 @@ impl Skip {
 #[derive(Debug, Args)]
 // Its own `--version` is that of an engine.
 #[command(disable_version_flag = true)]
-#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter"]).required(true))]
+#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter", "mounts"]).required(true))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
     /// Fill the devices of lazily mounted images
@@ -130,8 +130,18 @@ pub(crate) struct Serve {
         ]
     )]
     pub(crate) snapshotter: bool,
-    /// Where the engine finds the snapshotter: the `address` in its configuration [default: /run/quire/snapshotter.sock]
-    #[arg(long, value_name = "PATH", requires = "snapshotter", conflicts_with = "lazy")]
+    /// Lend images to users who are not root: their containers then start as fast as root's. The settings say to whom
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "lazy", "snapshotter", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached",
+            "lazy_timeout"
+        ]
+    )]
+    pub(crate) mounts: bool,
+    /// Where the engine finds the snapshotter: the `address` in its configuration [default: /run/quire/snapshotter.sock].
+    /// With `--mounts`, where users find the mount service [default: /run/quire/mounts.sock]
+    #[arg(long, value_name = "PATH", conflicts_with = "lazy")]
     pub(crate) socket: Option<PathBuf>,
     /// Where the engine listens: the differ reads the blobs of layers there [default: /run/containerd/containerd.sock]
     #[arg(long, value_name = "PATH", requires = "snapshotter", conflicts_with = "lazy")]

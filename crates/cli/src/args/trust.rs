@@ -25,8 +25,12 @@ pub(crate) enum IoWish {
 /// How an image gets to a user for whom the kernel does not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ViaWord {
-    /// The kernel for the host's root; for others a tree if the image is not large and the kernel is new enough, else FUSE
+    /// The kernel for the host's root; for others the mount service if it is there, else a tree if the image is not large and the
+    /// kernel is new enough, else FUSE
     Auto,
+    /// The kernel, from a copy that root's mount service has written (`quire serve --mounts`), with data in the store's objects:
+    /// Linux 6.16 or newer
+    Service,
     /// The image's tree made anew in memory, with data in the store's objects: Linux 6.16 or newer
     Tree,
     /// A server that checks every byte
@@ -55,6 +59,16 @@ pub(crate) struct Trust {
     #[cfg(feature = "serve")]
     #[arg(long, value_enum, default_value_t = ViaWord::Auto, value_name = "WAY")]
     pub(crate) via: ViaWord,
+    /// Where the mount service is
+    #[cfg(feature = "serve")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        env = "QUIRE_MOUNT_SERVICE",
+        default_value = serve::mounts::MOUNTS_SOCKET,
+        value_hint = clap::ValueHint::FilePath
+    )]
+    pub(crate) mount_service: std::path::PathBuf,
 }
 
 impl Trust {

@@ -57,7 +57,8 @@ impl Tuning {
     }
 
     fn set(&self, settings: ServeSettings) {
-        let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _ } = settings;
+        let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _, mounts: _ } =
+            settings;
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
         let complete = self.always_complete || complete.unwrap_or_default();
         self.complete.store(complete, Ordering::Relaxed);

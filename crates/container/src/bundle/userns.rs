@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::str::FromStr;
 
-use kernel::process::{IdRange, ProcessError, user_namespace};
+use kernel::process::{IdRange, ProcessError, ranges_of, user_namespace};
 
 use crate::bundle::spec::{IdMapping, SpecLinux, SpecNamespace};
 use crate::bundle::user::User;
@@ -338,13 +338,19 @@ pub struct OwnIds {
 }
 
 impl OwnIds {
+    /// Those of another namespace. Only what is inside counts.
+    #[must_use]
+    pub const fn of(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
+        Self { users, groups }
+    }
+
     /// Asks the kernel.
     ///
     /// # Errors
     /// When `/proc` does not say.
     pub fn read() -> std::io::Result<Self> {
         let ranges = |name: &str| {
-            std::fs::read_to_string(format!("/proc/self/{name}")).map(|text| own_ranges(&text))
+            std::fs::read_to_string(format!("/proc/self/{name}")).map(|text| ranges_of(&text))
         };
         Ok(Self { users: ranges("uid_map")?, groups: ranges("gid_map")? })
     }
@@ -392,16 +398,6 @@ const NOBODY: u32 = 65_534;
 fn squashed(ranges: &[IdRange], id: u32) -> u32 {
     let is_there = |id| outside(ranges, id).is_some();
     [id, NOBODY].into_iter().find(|it| is_there(*it)).unwrap_or(0)
-}
-
-/// Source: user_namespaces(7), "User and group ID mappings".
-fn own_ranges(text: &str) -> Vec<IdRange> {
-    let range = |line: &str| {
-        let mut numbers = line.split_whitespace().map(|it| it.parse().ok());
-        let mut next = || numbers.next().flatten();
-        Some(IdRange { inside: next()?, outside: next()?, count: next()? })
-    };
-    text.lines().filter_map(range).collect()
 }
 
 /// A stretch of ids of the host: the first, and the one after the last.
@@ -501,7 +497,7 @@ mod tests {
 
     #[test]
     fn ids_that_are_not_there_are_nobody_or_root() {
-        let of = |text: &str, id| squashed(&own_ranges(text), id);
+        let of = |text: &str, id| squashed(&ranges_of(text), id);
         let (many, one) = ("0 1000 1\n1 100000 65536\n", "         0       1000          1\n");
         for (text, id, expect) in [
             (many, 33, 33),

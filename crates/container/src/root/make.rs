@@ -3,6 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use image::erofs::read::Image;
+use image::verity::ImageId;
 use kernel::cache;
 use kernel::mount::{Acl, Backing, Detached, OVERLAY_USER_DATA, XattrNamespace};
 use kernel::process::{UserNamespace, Who};
@@ -14,6 +15,7 @@ use crate::root::assemble::assemble;
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
+use crate::root::upper;
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
@@ -22,14 +24,42 @@ pub const SOURCE: &str = "quire:";
 /// How an image gets into a user namespace, where the kernel reads none.
 #[derive(Debug, Clone, Copy)]
 pub enum Via<'a> {
-    /// As suits the image and the kernel: by a tree if it has few files and the kernel can lead an overlay to objects, and by
-    /// a server if there is one. If there is no room for a tree, by the server, too.
-    Auto(Option<&'a dyn ServeImage>),
+    /// As suits the image and the kernel: lent by a service if there is one, or by a tree if it has few files and the kernel
+    /// can lead an overlay to objects, and by a server if there is one. If there is no room for a tree, by the server, too.
+    Auto {
+        /// The service.
+        lender: Option<&'a dyn LendImage>,
+        /// The server.
+        server: Option<&'a dyn ServeImage>,
+    },
+    /// Lent by a service.
+    Service(&'a dyn LendImage),
     /// By a tree.
     Tree,
     /// By a server.
     Fuse(&'a dyn ServeImage),
 }
+
+/// Asks a service for mounts of images.
+pub trait LendImage: std::fmt::Debug {
+    /// A mount of the image's names and attributes, attached nowhere, that leads an overlay with `userxattr` to objects.
+    /// `places` are files that are to be there. `None` if there is no service.
+    ///
+    /// # Errors
+    /// Why it lends none.
+    fn lend(&self, image: &OpenImage, places: &[&str]) -> Result<Option<LentMount>, AnyError>;
+}
+
+/// A mount that is lent.
+#[derive(Debug)]
+pub struct LentMount {
+    /// The mount.
+    pub mount: Detached,
+    /// The digest of the bytes that it was made of.
+    pub of: ImageId,
+}
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves images by FUSE.
 pub trait ServeImage: std::fmt::Debug {
@@ -63,7 +93,7 @@ pub enum MakeRootError {
     #[error("cannot read image {image}")]
     Superblock {
         /// The image.
-        image: image::verity::ImageId,
+        image: ImageId,
         /// Cause.
         source: Box<image::erofs::read::ReadError>,
     },
@@ -71,7 +101,7 @@ pub enum MakeRootError {
     #[error("cannot make the tree of image {image} in a user namespace")]
     Tree {
         /// The image.
-        image: image::verity::ImageId,
+        image: ImageId,
         /// Cause.
         source: Box<TreeError>,
     },
@@ -91,6 +121,28 @@ pub enum MakeRootError {
         "a tree in a user namespace needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
+    /// There is no service that lends it.
+    #[error(
+        "--via service: no mount service is there: root starts one by `systemctl enable --now quire-mounts.socket`, or `quire \
+         serve --mounts`"
+    )]
+    NoService,
+    /// No service lends it.
+    #[error("--via service: {name} is not lent")]
+    Lend {
+        /// The image's name.
+        name: String,
+        /// Cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Its file has changed.
+    #[error("the file of image {image} is another one, {found}: `quire fsck` tells more")]
+    Changed {
+        /// The image.
+        image: ImageId,
+        /// The digest of its file.
+        found: Box<ImageId>,
+    },
     /// It cannot be served by FUSE.
     #[error("cannot serve {name} by FUSE")]
     Serve {
@@ -194,7 +246,25 @@ fn in_user_namespace(
     let open = image.image();
     let serve = match shape.via {
         Via::Fuse(serve) => return served(image, layers, serve, shape, name),
-        Via::Auto(serve) => serve,
+        Via::Service(lender) => {
+            can_lead_to_objects(open, name)?;
+            return match lent(open, lender, shape)? {
+                Lent::Lower(lower) => Ok(assemble(layers, Some(lower), checked, shape)?),
+                Lent::NoService => Err(MakeRootError::NoService),
+                Lent::Refused(source) => Err(MakeRootError::Lend { name: name.to_owned(), source }),
+            };
+        }
+        Via::Auto { lender, server } => {
+            let lender = lender.filter(|_| can_lead_to_objects(open, name).is_ok());
+            match lender.map_or(Ok(Lent::NoService), |it| lent(open, it, shape))? {
+                Lent::Lower(lower) => return Ok(assemble(layers, Some(lower), checked, shape)?),
+                Lent::NoService => {}
+                Lent::Refused(error) => {
+                    tracing::info!(%error, "{name} is not lent: it is made another way");
+                }
+            }
+            server
+        }
         Via::Tree => None,
     };
     if let Some(serve) = serve {
@@ -210,12 +280,7 @@ fn in_user_namespace(
             },
         }
     }
-    if open.form != Form::Objects {
-        return Err(MakeRootError::Native { name: name.to_owned(), form: open.form });
-    }
-    if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
-        return Err(MakeRootError::Kernel(running));
-    }
+    can_lead_to_objects(open, name)?;
     let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
     let made = match (tree::make(open, layers.name, &ids), serve) {
         (Err(error), Some(serve)) if error.is_full() => {
@@ -232,6 +297,54 @@ fn in_user_namespace(
     // It differs from others by the ids of this namespace, so nobody shares it.
     let tree = Superblock { mount: made.mount, backing: Backing::File, identity: None };
     Ok(assemble(layers, Some(tree), checked, shape)?)
+}
+
+/// Whether an overlay of a user's can find an image's data in objects.
+fn can_lead_to_objects(image: &OpenImage, name: &str) -> Result<(), MakeRootError> {
+    if image.form != Form::Objects {
+        return Err(MakeRootError::Native { name: name.to_owned(), form: image.form });
+    }
+    match KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
+        Some(running) => Err(MakeRootError::Kernel(running)),
+        None => Ok(()),
+    }
+}
+
+/// What became of a request to a service.
+enum Lent {
+    /// The image, with all that is needed.
+    Lower(Superblock),
+    NoService,
+    Refused(AnyError),
+}
+
+/// Has an image lent.
+///
+/// # Errors
+/// [`MakeRootError::Changed`], which no other way makes good.
+fn lent(
+    image: &OpenImage,
+    lender: &dyn LendImage,
+    shape: &Shape<'_>,
+) -> Result<Lent, MakeRootError> {
+    let LentMount { mount, of } = match lender.lend(image, shape.places) {
+        Ok(Some(lent)) => lent,
+        Ok(None) => return Ok(Lent::NoService),
+        Err(error) => return Ok(Lent::Refused(error)),
+    };
+    if of != image.id {
+        return Err(MakeRootError::Changed { image: image.id, found: Box::new(of) });
+    }
+    Ok(match upper::missing(mount.as_fd(), shape.places) {
+        Err(error) => Lent::Refused(error.into()),
+        // Where links of the image lead elsewhere, nothing can be added: the mount is read-only.
+        Ok(missing) => match missing.first() {
+            Some(missing) => Lent::Refused(
+                format!("the image has nothing at /{missing} to mount a file on").into(),
+            ),
+            None => Lent::Lower(Superblock { mount, backing: Backing::File, identity: None }),
+        },
+    })
 }
 
 /// The ways that suit an image.

@@ -8,6 +8,7 @@
 //! kept once.
 
 mod builder;
+mod for_user;
 mod freeze;
 mod frozen;
 mod intern;
@@ -15,6 +16,7 @@ mod intern;
 mod tests;
 
 pub use builder::{Builder, Choice, Copied, LayError, Link, TreeError, check_name, components};
+pub use for_user::{TreeUser, UserTree, for_user};
 pub use frozen::{Children, Entry, Inode, Tree, Walk, Xattrs};
 pub(crate) use frozen::{External, Place};
 pub(crate) use intern::StringId;

@@ -116,6 +116,8 @@ pub enum Step {
     Examine,
     /// `umount2`.
     Unmount,
+    /// The way through a user namespace that locks a mount's attributes.
+    Lock,
     /// A temporary mountpoint, on kernels that cannot do without.
     Scratch,
 }
@@ -133,6 +135,7 @@ impl fmt::Display for Step {
             Self::SetAttributes => "change the attributes of",
             Self::Examine => "examine",
             Self::Unmount => "unmount",
+            Self::Lock => "lock the attributes, for a user, of",
             Self::Scratch => "make a temporary mountpoint for",
         })
     }

@@ -8,6 +8,7 @@ mod erofs;
 mod error;
 mod ext4;
 mod fuse;
+mod locked;
 mod overlay;
 mod table;
 mod tmpfs;

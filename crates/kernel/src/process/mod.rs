@@ -3,6 +3,7 @@
 
 mod adopt;
 mod behind;
+mod given;
 mod heap;
 mod namespaces;
 mod own;
@@ -19,11 +20,13 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
 pub use behind::{Done, finish_behind, start_behind, start_server};
+pub use given::given_descriptors;
 pub use heap::{keep_little_heap, trim_heap};
 pub use namespaces::{
-    IdRange, Namespace, enter, namespace_kind, network_namespace, own_mounts, unshare,
-    user_namespace, user_namespace_of,
+    IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
+    owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
 };
+pub(crate) use namespaces::{close_all_but, set_root_propagation, sorted};
 pub use own::{Mapper, OwnNamespaceError, enter_own};
 pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};

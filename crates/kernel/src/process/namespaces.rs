@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -100,7 +100,7 @@ pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
 }
 
 /// Only system calls, so that it may run between fork and exec.
-pub(super) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> {
+pub(crate) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> {
     let kind = match from_host {
         Propagation::Private => MountPropagationFlags::PRIVATE,
         Propagation::Downstream => MountPropagationFlags::DOWNSTREAM,
@@ -166,7 +166,7 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
         // SAFETY: this process has one thread and makes nothing but system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
     };
-    in_a_child("make a user namespace", None, unshare, |child| {
+    in_a_child("make a user namespace", &[], unshare, |child| {
         write_maps(child, users, groups)?;
         open_namespace(child, "user")
     })
@@ -181,11 +181,8 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
 /// # Panics
 /// If `fork` returns an invalid pid.
 pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, ProcessError> {
-    let owner = owner.map(|it| it.as_raw_fd());
     let unshare = || {
         if let Some(owner) = owner {
-            // SAFETY: the caller's descriptor stays open, in this child as well.
-            let owner = unsafe { BorrowedFd::borrow_raw(owner) };
             rustix::thread::move_into_thread_name_spaces(owner, ThreadNameSpaceType::USER)?;
         }
         // SAFETY: this process has one thread and makes nothing but system calls.
@@ -198,17 +195,74 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         let _as_usual = ports.and_then(|ports| rustix::io::write(ports, b"0"));
         Ok(())
     };
-    in_a_child("make a network namespace", owner, unshare, |child| open_namespace(child, "net"))
+    let needed: Vec<_> = owner.into_iter().collect();
+    in_a_child("make a network namespace", &needed, unshare, |child| open_namespace(child, "net"))
+}
+
+/// The ids that there are in a user namespace, as this process's own namespace numbers them outside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdMaps {
+    /// Of users.
+    pub users: Vec<IdRange>,
+    /// Of groups.
+    pub groups: Vec<IdRange>,
+}
+
+/// Asks for the maps of a user namespace, of which nothing but a descriptor is known.
+///
+/// # Errors
+/// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in that namespace, `EINVAL` for this process's own.
+///
+/// # Panics
+/// If `fork` returns an invalid pid.
+pub fn id_maps(user_namespace: BorrowedFd<'_>) -> Result<IdMaps, ProcessError> {
+    let enter =
+        || rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER);
+    in_a_child("ask for the maps of a user namespace", &[user_namespace], enter, |child| {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/{child}/{name}"));
+            text.map(|it| ranges_of(&it)).map_err(|error| errno_of(&error))
+        };
+        Ok(IdMaps { users: read("uid_map")?, groups: read("gid_map")? })
+    })
+}
+
+/// The ranges of a map. Source: user_namespaces(7), "User and group ID mappings".
+#[must_use]
+pub fn ranges_of(text: &str) -> Vec<IdRange> {
+    let range = |line: &str| {
+        let mut numbers = line.split_whitespace().map(|it| it.parse().ok());
+        let mut next = || numbers.next().flatten();
+        Some(IdRange { inside: next()?, outside: next()?, count: next()? })
+    };
+    text.lines().filter_map(range).collect()
+}
+
+/// The user who made a user namespace, or whose child did: all rights in it are theirs. The number is one of this process's own
+/// namespace.
+///
+/// # Errors
+/// An error of the kernel: `ENOTTY` or `EINVAL` for a file that is no user namespace.
+pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError> {
+    // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x4)`.
+    const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
+    let mut owner: libc::uid_t = u32::MAX;
+    // SAFETY: it writes a uid_t to its argument, which lives as long as the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
+    match result {
+        0 => Ok(owner),
+        _ => Err(ProcessError::call("ask for the owner of a namespace")(crate::last_errno())),
+    }
 }
 
 /// Has a child move into namespaces of its own by `unshare`, which makes nothing but system calls, and looks at it by its number
-/// until `open` is done. The child keeps the descriptor `needed`.
-fn in_a_child(
+/// until `look` is done. The child keeps the descriptors `needed`.
+fn in_a_child<T>(
     step: &'static str,
-    needed: Option<RawFd>,
+    needed: &[BorrowedFd<'_>],
     unshare: impl FnOnce() -> Result<(), Errno>,
-    open: impl FnOnce(i32) -> Result<OwnedFd, Errno>,
-) -> Result<OwnedFd, ProcessError> {
+    look: impl FnOnce(i32) -> Result<T, Errno>,
+) -> Result<T, ProcessError> {
     let failed = |errno| match errno {
         // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
         Errno::NOSPC | Errno::USERS => ProcessError::Limit { step },
@@ -217,19 +271,21 @@ fn in_a_child(
     let pipe = || rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(&failed);
     let (ready_read, ready_write) = pipe()?;
     let (done_read, done_write) = pipe()?;
+    let kept = [needed, &[ready_write.as_fd(), done_read.as_fd()]].concat();
+    let kept = sorted(&kept);
 
     // SAFETY: the child only makes system calls, then exits: of this process's other threads,
     // which it does not have, it needs nothing.
     match unsafe { libc::fork() } {
         -1 => Err(failed(crate::last_errno())),
         0 => {
-            close_all_but(&[ready_write.as_raw_fd(), done_read.as_raw_fd()], needed);
+            close_all_but(&kept);
             stay(unshare(), &ready_write, &done_read)
         }
         child => {
             drop(ready_write);
             drop(done_read);
-            let result = is_ready(File::from(ready_read)).and_then(|()| open(child));
+            let result = is_ready(File::from(ready_read)).and_then(|()| look(child));
             // The child sees the end of the pipe, and exits.
             drop(done_write);
             let child = Pid::from_raw(child).expect("fork answers a pid");
@@ -251,13 +307,19 @@ fn stay(result: Result<(), Errno>, ready: &OwnedFd, done: &OwnedFd) -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// Lets go of every other descriptor: the copy of the pipe's writing end, and all that would keep
-/// the parent's files and mounts in use meanwhile. Only for a child that ends without dropping.
-fn close_all_but(pipes: &[RawFd; 2], needed: Option<RawFd>) {
-    let mut kept = [pipes[0], pipes[1], needed.unwrap_or(pipes[1])];
-    kept.sort_unstable();
+/// The numbers of descriptors that a child keeps, in order.
+pub(crate) fn sorted(kept: &[BorrowedFd<'_>]) -> Vec<RawFd> {
+    let mut numbers: Vec<_> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Lets go of every other descriptor: the copy of a pipe's writing end, and all that would keep
+/// the parent's files and mounts in use meanwhile. Only for a child that ends without dropping. It makes nothing but system
+/// calls.
+pub(crate) fn close_all_but(kept: &[RawFd]) {
     let mut first = 0;
-    for last in kept.into_iter().map(Some).chain([None]) {
+    for last in kept.iter().copied().map(Some).chain([None]) {
         let end = last.map_or(RawFd::MAX, |it| it - 1);
         if first <= end {
             // SAFETY: nothing in this process uses these descriptors any more. An error (before

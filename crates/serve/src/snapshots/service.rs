@@ -4,15 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error as _;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{
-    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _,
-};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{Moment, SnapshotKind, Who};
+use store::{Moment, SnapshotKind};
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -83,7 +80,7 @@ pub fn serve_snapshots(
         let (over, is_over) = tokio::sync::watch::channel(());
         let images = serve_images(&snapshotter, engine, is_over)?;
         let failed = |source| ServeSnapshotsError::Listen { path: socket.to_owned(), source };
-        let listener = listen(socket, snapshotter.store.who()).map_err(failed)?;
+        let listener = listen(socket, &snapshotter).map_err(failed)?;
         let stopped = tokio::task::spawn_blocking(stop);
         let counts = || Arc::clone(&snapshotter.counts);
         let instance = snapshotter.instance.name().to_owned();
@@ -148,8 +145,7 @@ fn serve_images(
     let service = ImageService::new(engine, Arc::clone(&lazy.images));
     let service = service.map_err(ServeSnapshotsError::Serve)?;
     let failed = |source| ServeSnapshotsError::Listen { path: socket.clone(), source };
-    let incoming =
-        UnixListenerStream::new(listen(socket, snapshotter.store.who()).map_err(failed)?);
+    let incoming = UnixListenerStream::new(listen(socket, snapshotter).map_err(failed)?);
     let over = async move {
         // Nothing is ever sent: it ends with the sender.
         let _ended = is_over.changed().await;
@@ -164,61 +160,11 @@ fn serve_images(
     })))
 }
 
-/// Only root reaches the socket, from its first moment: it comes to its place from a folder that only root enters.
-fn listen(socket: &Path, who: Who) -> io::Result<UnixListener> {
-    let folder = socket.parent().unwrap_or(Path::new("/"));
-    fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    check_folder(folder, who)?;
-    check_free(socket)?;
-    // It has a name of its own each time: in a pod, the service that was killed had the same process number.
-    let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
-    let made = private.path().join("s");
-    let listener = UnixListener::bind(&made)?;
-    fs::set_permissions(&made, fs::Permissions::from_mode(0o600))?;
-    rustix::fs::rename(&made, socket)?;
-    private.close()?;
-    Ok(listener)
-}
-
-/// Refuses a folder in which another user could put a socket of their own in the place of this one: the engine would mount
-/// what they say.
-fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
-    // The engine takes the way as it is written: a link on it is its owner's to change.
-    let (written, real) = (std::path::absolute(folder)?, folder.canonicalize()?);
-    for above in written.ancestors().chain(real.ancestors()) {
-        let found = above.symlink_metadata()?;
-        let (shown, owner, mode) = (above.display(), found.uid(), found.mode());
-        if owner != 0 && owner != who.user {
-            return Err(io::Error::other(format!("{shown} belongs to user {owner}: {ELSEWHERE}")));
-        }
-        // In a sticky one, users rename only what is theirs. Source: inode(7), "The file type and mode".
-        let is_open = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != 0;
-        if found.is_dir() && is_open && mode & 0o1000 == 0 {
-            return Err(io::Error::other(format!("others may write to {shown}: {ELSEWHERE}")));
-        }
-    }
-    Ok(())
-}
-
-/// The way out.
-const ELSEWHERE: &str =
-    "choose a --socket where only root can put files, such as /run/quire/snapshotter.sock";
-
-/// A socket in whose place another may come: nobody listens there any more. Anything else stays.
-fn check_free(socket: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(socket) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Ok(found) if found.file_type().is_socket() => {}
-        Ok(_) => return Err(io::Error::other("something is there that is no socket")),
-        Err(error) => return Err(error),
-    }
-    match std::os::unix::net::UnixStream::connect(socket) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) => Err(error),
-        Ok(_) => Err(io::Error::other(
-            "another service listens there: each instance needs a --socket of its own",
-        )),
-    }
+/// For root alone.
+fn listen(socket: &Path, snapshotter: &Snapshotter) -> io::Result<UnixListener> {
+    let listener = crate::socket::listen(socket, snapshotter.store.who(), 0o600)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
 }
 
 struct Service {

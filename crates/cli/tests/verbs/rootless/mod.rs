@@ -3,6 +3,8 @@
 #[cfg(feature = "serve")]
 mod fuse;
 #[cfg(feature = "serve")]
+mod mounts;
+#[cfg(feature = "serve")]
 mod share;
 
 use std::fs;

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::listing::{Listing, SHADOWS, Source};
-use super::pair::{METACOPY, REDIRECT};
+use super::pair::OverlayNames;
 use super::xattrs::{FilePairs, POSIX_ACLS, SetId, Xattrs};
 use super::{Version, Versions, WriteError};
 use crate::erofs::layout::file_type;
@@ -25,9 +25,6 @@ const CHUNK_BITS: std::ops::RangeInclusive<u32> = 12..=43;
 /// Chunks that one file may have: as many as block numbers of 4 bytes go into a block.
 const CHUNKS_MAX: u64 = 1024;
 
-const OVERLAY: &[u8] = b"trusted.overlay.";
-const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
-const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 const SELINUX: &[u8] = b"security.selinux";
 /// What makes a file a whiteout that overlayfs unescapes, with privileges and without.
 const WHITEOUT: [(&[u8], &[u8]); 2] =
@@ -103,6 +100,7 @@ fn device_number(number: u64) -> u32 {
 #[derive(Debug)]
 pub(super) struct Survey<'a> {
     tree: &'a Tree,
+    records: OverlayNames,
     pub(super) version: Version,
     /// Breadth first from the root; an inode comes where the name is that owns it.
     pub(super) items: Vec<Item>,
@@ -127,13 +125,18 @@ enum Role {
 }
 
 impl<'a> Survey<'a> {
-    pub(super) fn of(tree: &'a Tree, versions: Versions) -> Result<Self, WriteError> {
+    pub(super) fn of(
+        tree: &'a Tree,
+        versions: Versions,
+        records: OverlayNames,
+    ) -> Result<Self, WriteError> {
         let mut survey = Self {
             tree,
+            records,
             version: versions.min,
             items: Vec::with_capacity(tree.inode_count() + SHADOWS.len()),
             earliest: tree.root().metadata().mtime,
-            xattrs: Xattrs::new(tree),
+            xattrs: Xattrs::new(tree, records),
             has_acl: false,
             plain: vec![SetId::UNKNOWN; tree.xattrs_bound()],
             special: BTreeMap::new(),
@@ -160,7 +163,7 @@ impl<'a> Survey<'a> {
                 self.earliest = self.earliest.min(inode.metadata().mtime);
                 if inode.is_directory() {
                     let mut whiteouts = false;
-                    for entry in Listing::of(&inode).filter(|entry| entry.owns) {
+                    for entry in survey_listing(&inode, self.records).filter(|entry| entry.owns) {
                         self.items.push(Item::new(entry.source));
                         whiteouts |= match entry.source {
                             Source::Tree(id) => is_whiteout(&self.tree.inode(id)),
@@ -242,18 +245,19 @@ impl<'a> Survey<'a> {
             if bytes > XATTRS_MAX {
                 return Err(WriteError::XattrSpace { path: self.path(item), bytes });
             }
-            set.pairs.extend(original.map(|(name, value)| (escape(name), value)));
+            set.pairs.extend(original.map(|(name, value)| (escape(name, self.records), value)));
         }
         let mark = match self.version {
             Version::V0 => &WHITEOUTS[..2],
             Version::V1 => &WHITEOUTS[..],
         };
+        let opaque: &[(&'static [u8], &'static [u8])] = &[(self.records.opaque, b"y")];
         let added: &[&[(&'static [u8], &'static [u8])]] = match role {
             Role::Plain | Role::Shadow => &[],
             Role::Whiteout => &[&WHITEOUT],
             Role::HasWhiteouts => &[mark],
-            Role::Root { whiteouts: false } => &[&[(OPAQUE, b"y")]],
-            Role::Root { whiteouts: true } => &[mark, &[(OPAQUE, b"y")]],
+            Role::Root { whiteouts: false } => &[opaque],
+            Role::Root { whiteouts: true } => &[mark, opaque],
         };
         for (name, value) in added.iter().copied().flatten() {
             set.put(name, value).map_err(|Refused| WriteError::XattrInTheWay {
@@ -284,8 +288,8 @@ impl<'a> Survey<'a> {
         let (metacopy, redirect) = FilePairs::of(external).value_lengths(self.tree);
         let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
         let bytes = header
-            + account_pair(METACOPY, metacopy)
-            + redirect.map_or(0, |value| account_pair(REDIRECT, value));
+            + account_pair(self.records.metacopy, metacopy)
+            + redirect.map_or(0, |value| account_pair(self.records.redirect, value));
         if bytes > XATTRS_MAX {
             return Err(WriteError::XattrSpace { path: inode.path(), bytes });
         }
@@ -324,16 +328,25 @@ impl<'a> Survey<'a> {
 
     pub(super) fn listing(&self, source: Source) -> Listing<'a> {
         match source {
-            Source::Tree(id) => Listing::of(&self.tree.inode(id)),
+            Source::Tree(id) => survey_listing(&self.tree.inode(id), self.records),
             Source::Shadow(_) => unreachable!("a shadow is not a directory"),
         }
     }
 }
 
+/// The entries of a directory. Only root's overlays may have to hide objects: since Linux 6.5 nothing shows them, and those of
+/// users need a newer one.
+fn survey_listing<'a>(directory: &Inode<'a>, records: OverlayNames) -> Listing<'a> {
+    match records == OverlayNames::TRUSTED {
+        true => Listing::of(directory),
+        false => Listing::plain(directory),
+    }
+}
+
 /// What a source's xattr is called in the image.
-fn escape(name: &[u8]) -> Cow<'_, [u8]> {
-    match name.strip_prefix(OVERLAY) {
-        Some(rest) => Cow::Owned([ESCAPED, rest].concat()),
+fn escape(name: &[u8], records: OverlayNames) -> Cow<'_, [u8]> {
+    match name.strip_prefix(records.overlay) {
+        Some(rest) => Cow::Owned([records.escaped, rest].concat()),
         None => Cow::Borrowed(name),
     }
 }

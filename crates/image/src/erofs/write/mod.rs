@@ -17,6 +17,7 @@ use std::io;
 use crate::tree::{Inode, Tree};
 use crate::verity::DeviceId;
 use composefs::Survey;
+use pair::OverlayNames;
 pub use plain::{DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
 use plan::Plan;
 
@@ -25,6 +26,9 @@ use plan::Plan;
 pub enum Profile {
     /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
     Composefs(Versions),
+    /// The same for overlays of user namespaces (`userxattr`). It is for a tree that [`for_user`](crate::tree::for_user)
+    /// made, and nothing but the kernel reads it.
+    Stubs,
     /// Data is in the image, which needs nothing else to be mounted.
     Standalone(Standalone),
 }
@@ -278,11 +282,12 @@ pub fn write_with(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let versions = match profile {
-        Profile::Composefs(versions) => *versions,
+    let (versions, records) = match profile {
+        Profile::Composefs(versions) => (*versions, OverlayNames::TRUSTED),
+        Profile::Stubs => (Versions { min: Version::V0, max: Version::V0 }, OverlayNames::USER),
         Profile::Standalone(standalone) => return plain::write(tree, standalone, contents, out),
     };
-    let plan = Plan::of(tree, Survey::of(tree, versions)?)?;
+    let plan = Plan::of(tree, Survey::of(tree, versions, records)?)?;
     let bytes = stream::write(&plan, out)?;
     let (version, inodes) = (plan.survey.version, plan.survey.items.len() as u64);
     Ok(Summary { bytes, version: Some(version), inodes })

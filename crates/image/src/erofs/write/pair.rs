@@ -11,10 +11,40 @@ use crate::erofs::layout::{
     RawLongPrefix, RawXattrEntry, XATTR_FILTER_SEED, XATTR_LONG_PREFIX, XATTR_PREFIXES,
 };
 
-/// What overlayfs takes to say that a file's data is elsewhere.
-pub(super) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
-/// And where.
-pub(super) const REDIRECT: &[u8] = b"trusted.overlay.redirect";
+/// What an overlay calls its records. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Permission model" and
+/// "Metadata only copy up".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OverlayNames {
+    /// The beginning of all of them.
+    pub(super) overlay: &'static [u8],
+    /// What begins so in the source begins so in the image.
+    pub(super) escaped: &'static [u8],
+    /// What says that a file's data is elsewhere.
+    pub(super) metacopy: &'static [u8],
+    /// And where.
+    pub(super) redirect: &'static [u8],
+    /// What says that nothing below a directory is seen.
+    pub(super) opaque: &'static [u8],
+}
+
+impl OverlayNames {
+    /// Of root's overlays.
+    pub(super) const TRUSTED: Self = Self {
+        overlay: b"trusted.overlay.",
+        escaped: b"trusted.overlay.overlay.",
+        metacopy: b"trusted.overlay.metacopy",
+        redirect: b"trusted.overlay.redirect",
+        opaque: b"trusted.overlay.opaque",
+    };
+    /// Of those with `userxattr`.
+    pub(super) const USER: Self = Self {
+        overlay: b"user.overlay.",
+        escaped: b"user.overlay.overlay.",
+        metacopy: b"user.overlay.metacopy",
+        redirect: b"user.overlay.redirect",
+        opaque: b"user.overlay.opaque",
+    };
+}
 
 /// A name.
 #[derive(Debug)]

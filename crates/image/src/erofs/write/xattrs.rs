@@ -13,7 +13,7 @@ use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::U32;
 
 use super::pair::{
-    METACOPY, Name, REDIRECT, Value, entry_size, long_prefix_size, object_of_path, put_entry,
+    Name, OverlayNames, Value, entry_size, long_prefix_size, object_of_path, put_entry,
 };
 use crate::erofs::layout::RawXattrHeader;
 use crate::tree::{External, Place, StringId, Tree};
@@ -130,15 +130,15 @@ pub(super) struct Xattrs<'a> {
 
 impl<'a> Xattrs<'a> {
     /// No xattrs yet, for an image of this tree.
-    pub(super) fn new(tree: &'a Tree) -> Self {
+    pub(super) fn new(tree: &'a Tree, records: OverlayNames) -> Self {
         let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
         Self {
             tree,
             hasher: DefaultHashBuilder::default(),
             names: Vec::new(),
             name_table: HashTable::new(),
-            metacopy: Name::new(Cow::Borrowed(METACOPY)),
-            redirect: Name::new(Cow::Borrowed(REDIRECT)),
+            metacopy: Name::new(Cow::Borrowed(records.metacopy)),
+            redirect: Name::new(Cow::Borrowed(records.redirect)),
             pairs: Vec::new(),
             pair_table: HashTable::new(),
             members: Vec::new(),
@@ -172,8 +172,8 @@ impl<'a> Xattrs<'a> {
                 .map(|at| start + at)
         };
         let set = Set {
-            metacopy: before(METACOPY)?,
-            redirect: before(REDIRECT)?,
+            metacopy: before(self.metacopy.full.as_ref())?,
+            redirect: before(self.redirect.full.as_ref())?,
             start,
             end: u32::try_from(members.len()).ok()?,
             uses: 0,

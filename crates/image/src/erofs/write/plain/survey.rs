@@ -12,6 +12,7 @@ use super::files::{DataForm, Files, Hashed, OnDevice};
 use super::native::{BLOCK_SIZE, Native, Placed, Stored};
 use super::prefixes::Prefixes;
 use crate::erofs::write::inode::Form;
+use crate::erofs::write::pair::OverlayNames;
 use crate::erofs::write::place::BlockSize;
 use crate::erofs::write::xattrs::{POSIX_ACLS, SetId, Xattrs};
 use crate::erofs::write::{Contents, Piece, WriteError};
@@ -107,7 +108,7 @@ impl<'a> Survey<'a> {
             prefixes,
             items: list(tree),
             epoch: Timestamp::default(),
-            xattrs: Xattrs::new(tree),
+            xattrs: Xattrs::new(tree, OverlayNames::TRUSTED),
             has_xattrs: false,
             has_acl: false,
             sets: vec![SetId::UNKNOWN; tree.xattrs_bound()],

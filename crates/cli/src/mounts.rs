@@ -1,0 +1,139 @@
+//! `serve --mounts`.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
+
+use anyhow::{Context as _, bail, ensure};
+use kernel::process::Signal;
+use serve::mounts::{
+    MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, write_for_user,
+};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::notify::{self, ServiceStep};
+use crate::report;
+use crate::settings::{COPIES, ServeFile};
+use crate::signals::{Heard, until_stopped};
+
+/// What is logged unless options say otherwise: a line for each request.
+pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
+
+/// The name by which this program is the process that copies images.
+const WRITER: &str = "quire-image-writer";
+/// Source: `linux/magic.h`, TMPFS_MAGIC.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Copies an image for the service, if that is what this process was started for.
+pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut arguments = arguments.into_iter();
+    if arguments.next()? != WRITER {
+        return None;
+    }
+    let ask = arguments.next().unwrap_or_default();
+    Some(ExitCode::from(write_for_user(&ask.to_string_lossy())))
+}
+
+pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
+    if !context.who().is_host_root() {
+        bail!("serve --mounts: only the host's root may mount images for others");
+    }
+    let settings = ServeFile::new(args.config.as_deref());
+    let set = settings.load()?.mounts;
+    // What is wrong is told now, not at the first container.
+    let lookup = |path: &str| std::fs::read_to_string(path);
+    set.policy(lookup)?;
+    let socket = args.socket.clone().or(set.socket.clone());
+    let socket = socket.unwrap_or_else(|| MOUNTS_SOCKET.into());
+    let copies = copies(set.copies.as_deref().unwrap_or(Path::new(COPIES)))?;
+    let (listener, is_given) = match given_socket()? {
+        Some(listener) => (listener, true),
+        None => (listen_for_mounts(&socket, context.who())?, false),
+    };
+    let surroundings = MountSurroundings {
+        policy: Box::new(move || {
+            let policy = settings.load().and_then(|it| it.mounts.policy(lookup));
+            policy.map_err(|error| format!("{error:#}"))
+        }),
+        ids: Box::new(crate::rootless::given_ids),
+        writer: Box::new(|| {
+            let mut program = Command::new("/proc/self/exe");
+            program.arg0(WRITER);
+            program
+        }),
+        copies,
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    let (end, ended) = mpsc::channel();
+    let ready = || {
+        if !context.is_quiet() && !is_given {
+            // Whoever started it may have gone on.
+            let _told = report::line(&format!("images are lent at {}", socket.display()));
+        }
+        notify::tell(ServiceStep::Ready);
+    };
+    let hear = |signal| {
+        if signal == Signal::HUP {
+            // Settings are read at each request.
+            return Heard::Done;
+        }
+        notify::tell(ServiceStep::Stopping);
+        // It may have ended by itself.
+        let _heard = end.send(());
+        Heard::ToEnd
+    };
+    let stop = move || {
+        let _end = ended.recv();
+    };
+    // Threads that begin before signals are blocked would end the process.
+    let work = || serve_mounts(surroundings, listener, stop, ready);
+    let served = until_stopped(&AtomicBool::new(false), hear, work)?;
+    if !is_given {
+        // The next one takes its place anyway.
+        let _removed = std::fs::remove_file(&socket);
+    }
+    served?;
+    Ok(Answer::Yes)
+}
+
+/// The socket that a service manager listens at for this service. Source: sd_listen_fds(3).
+fn given_socket() -> anyhow::Result<Option<UnixListener>> {
+    let count = sd_notify::listen_fds().map_or(0, |it| it.len());
+    let mut given = kernel::process::given_descriptors(count)?;
+    match (given.pop(), count) {
+        (None, _) => Ok(None),
+        (Some(socket), 1) => Ok(Some(socket.into())),
+        _ => bail!("{count} sockets were given, and there is a use for one: ListenStream= once"),
+    }
+}
+
+/// The directory for copies: root's alone, and on a disk.
+fn copies(path: &Path) -> anyhow::Result<OwnedFd> {
+    let shown = path.display();
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.with_context(|| format!("cannot make {shown} for copies of images"))?;
+    let directory = File::open(path).with_context(|| format!("cannot open {shown}"))?;
+    let found = directory.metadata().with_context(|| format!("cannot look at {shown}"))?;
+    ensure!(
+        found.uid() == 0 && found.mode() & 0o022 == 0,
+        "{shown} is for copies of images, and others can write to it: `chown root {shown}; chmod 0700 {shown}`, or set \
+         `copies` below [mounts] to another directory"
+    );
+    let system =
+        rustix::fs::fstatfs(&directory).with_context(|| format!("cannot look at {shown}"))?;
+    ensure!(
+        system.f_type != TMPFS_MAGIC,
+        "{shown} is on a tmpfs, from whose files the kernel mounts no image: set `copies` below [mounts] to a directory on a \
+         disk"
+    );
+    Ok(directory.into())
+}

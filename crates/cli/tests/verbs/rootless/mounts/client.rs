@@ -1,0 +1,412 @@
+//! What a user may send to the service. Each case runs as that user, in a namespace of the user's: [`super::attack`].
+
+use std::fs::{self, File};
+use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use kernel::mount::{Attributes, Detached, MountAttrFlags, Reach, set_attributes};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde_json::{Value, json};
+
+/// What no copy has.
+pub(super) const MARK: &[u8] = b"a mark of a client, which no copy has";
+
+struct Client(UnixStream);
+
+/// What came back.
+struct Answer {
+    value: Value,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Answer {
+    /// The name of the error, without the interface's.
+    fn error(&self) -> &str {
+        let name = self.value["error"].as_str().unwrap_or("none");
+        name.rsplit('.').next().unwrap()
+    }
+
+    fn reason(&self) -> &str {
+        self.value["parameters"]["reason"].as_str().unwrap_or_default()
+    }
+
+    fn mount(mut self) -> Detached {
+        assert_eq!(self.error(), "none", "{}", self.value);
+        Detached::from_fd(self.descriptors.remove(0))
+    }
+}
+
+impl Client {
+    fn new() -> Self {
+        Self(UnixStream::connect(std::env::var("QUIRE_TEST_SOCKET").unwrap()).unwrap())
+    }
+
+    fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        }
+        let flags = SendFlags::NOSIGNAL;
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
+    }
+
+    /// `None` if the service has closed the connection.
+    fn receive(&self) -> Option<Answer> {
+        let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
+        while bytes.last() != Some(&0) {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut piece = [0; 4096];
+            let parts = &mut [IoSliceMut::new(&mut piece)];
+            let got = rustix::net::recvmsg(&self.0, parts, &mut control, RecvFlags::CMSG_CLOEXEC);
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(some) = message {
+                    descriptors.extend(some);
+                }
+            }
+            match got {
+                Ok(got) if got.bytes > 0 => bytes.extend_from_slice(&piece[..got.bytes]),
+                _ => return None,
+            }
+        }
+        bytes.pop();
+        Some(Answer { value: serde_json::from_slice(&bytes).unwrap(), descriptors })
+    }
+
+    fn ask(&self, method: &str, parameters: &Value, descriptors: &[BorrowedFd<'_>]) -> Answer {
+        let call = json!({"method": method, "parameters": parameters}).to_string() + "\0";
+        self.send(call.as_bytes(), descriptors).unwrap();
+        self.receive().expect("an answer")
+    }
+
+    fn lend(&self, image: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Answer {
+        let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
+        self.ask("io.quire.Mounts.Lend", &parameters, &[image, user_namespace])
+    }
+}
+
+fn image() -> Vec<u8> {
+    fs::read(std::env::var("QUIRE_TEST_IMAGE").unwrap()).unwrap()
+}
+
+fn memfd(bytes: &[u8], seals: SealFlags) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(c"test", flags).unwrap();
+    File::from(file.try_clone().unwrap()).write_all(bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+fn sealed(bytes: &[u8]) -> OwnedFd {
+    memfd(bytes, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)
+}
+
+fn own_namespace() -> OwnedFd {
+    File::open("/proc/self/ns/user").unwrap().into()
+}
+
+fn own(path: &str) -> OwnedFd {
+    File::open(path).unwrap().into()
+}
+
+/// Each attribute, and what it keeps from happening.
+const ATTRIBUTES: [MountAttrFlags; 4] = [
+    MountAttrFlags::MOUNT_ATTR_RDONLY,
+    MountAttrFlags::MOUNT_ATTR_NODEV,
+    MountAttrFlags::MOUNT_ATTR_NOSUID,
+    MountAttrFlags::MOUNT_ATTR_NOEXEC,
+];
+
+fn clear(mount: BorrowedFd<'_>, what: MountAttrFlags) -> Option<Errno> {
+    let change = Attributes { clear: what, ..Attributes::default() };
+    set_attributes(mount, &change, Reach::One).err().and_then(|it| it.errno())
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn attributes() {
+    let client = Client::new();
+    let answer = client.lend(sealed(&image()).as_fd(), own_namespace().as_fd());
+    assert_eq!(answer.value["parameters"]["devices"], 1, "{}", answer.value);
+    let mount = answer.mount();
+    // Some mount of one's own, for which all of this works: the namespace has the rights.
+    let options = kernel::mount::TmpfsOptions { name: "t", bytes: None, inodes: None, mode: 0o755 };
+    let tmpfs = kernel::mount::tmpfs(&options).unwrap();
+    tmpfs
+        .set(&Attributes { set: MountAttrFlags::MOUNT_ATTR_NODEV, ..Attributes::default() })
+        .unwrap();
+    assert_eq!(clear(tmpfs.as_fd(), MountAttrFlags::MOUNT_ATTR_NODEV), None);
+    for what in ATTRIBUTES {
+        assert_eq!(clear(mount.as_fd(), what), Some(Errno::PERM), "{what:?}");
+    }
+    // A copy of it, if the kernel makes one, is no better, and attached it is as it was.
+    let again = mount.clone_detached();
+    let point = tempfile::tempdir().unwrap();
+    mount.attach_at(point.path()).unwrap();
+    let attached = own(point.path().to_str().unwrap());
+    for what in ATTRIBUTES {
+        if let Ok(again) = &again {
+            assert_eq!(clear(again.as_fd(), what), Some(Errno::PERM), "{what:?}");
+        }
+        assert_eq!(clear(attached.as_fd(), what), Some(Errno::PERM), "{what:?}");
+    }
+    assert!(!point.path().join("zero").exists());
+    assert!(point.path().join("fifo").symlink_metadata().unwrap().file_type().is_fifo());
+    let set_user_id = fs::metadata(point.path().join("theirs")).unwrap();
+    // It belongs to this namespace's root, who is the user.
+    assert_eq!((set_user_id.permissions().mode() & 0o7777, set_user_id.uid()), (0o4755, 0));
+    let error = fs::write(point.path().join("new"), b"x").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let run = std::process::Command::new(point.path().join("bin/sh")).status();
+    assert_eq!(run.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    // Other owners than those of the namespace cannot be had of it either.
+    let namespace = own_namespace();
+    let change = Attributes { idmap: Some(namespace.as_fd()), ..Attributes::default() };
+    assert!(set_attributes(attached.as_fd(), &change, Reach::One).is_err());
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn lent_and_held() {
+    let client = Client::new();
+    drop(client.lend(sealed(&image()).as_fd(), own_namespace().as_fd()).mount());
+}
+
+/// Whatever was sent, there is an error, or a mount that can be walked.
+#[test]
+#[ignore = "what another test has a user do"]
+fn damaged_images() {
+    let good = image();
+    let mut tried: Vec<Vec<u8>> = vec![
+        Vec::new(),
+        vec![0; 4096],
+        b"not an image".repeat(1000),
+        good[..good.len() / 2].to_vec(),
+        [&good[..], MARK].concat(),
+        [&good[..], MARK, &[0; 4096]].concat(),
+    ];
+    // Where the superblock has a name for people, and where nothing is.
+    for at in [1024 + 64, 1024 + 112, good.len() - MARK.len()] {
+        let mut marked = good.clone();
+        marked[at..at + MARK.len()].copy_from_slice(MARK);
+        tried.push(marked);
+    }
+    let noise = testing::noise(8 * 80);
+    for piece in noise.chunks(8) {
+        let number = u64::from_le_bytes(piece.try_into().unwrap());
+        let mut bytes = good.clone();
+        let at = usize::try_from(number).unwrap() % bytes.len();
+        bytes[at] ^= 1 << (number % 8);
+        tried.push(bytes);
+    }
+    let mut lent = 0;
+    for bytes in tried {
+        let client = Client::new();
+        let answer = client.lend(sealed(&bytes).as_fd(), own_namespace().as_fd());
+        if answer.error() == "none" {
+            lent += 1;
+            let point = tempfile::tempdir().unwrap();
+            answer.mount().attach_at(point.path()).unwrap();
+            walk(point.path());
+            kernel::mount::unmount(point.path(), kernel::mount::Unmount::Lazy).unwrap();
+        } else {
+            assert!(["Invalid", "Unsupported"].contains(&answer.error()), "{}", answer.value);
+        }
+    }
+    assert!(lent > 5, "{lent}");
+}
+
+/// Looks at every file. Errors are as good as answers.
+fn walk(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        let Ok(found) = entry.metadata() else { continue };
+        if found.is_dir() {
+            walk(&entry.path());
+        } else if found.is_file() {
+            let _read = fs::read(entry.path());
+        } else if found.is_symlink() {
+            let _read = fs::read_link(entry.path());
+        }
+    }
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn wrong_requests() {
+    let good = sealed(&image());
+    let namespace = own_namespace();
+    // The shell before has opened it under this number.
+    let host = own("/proc/self/fd/9");
+    let check = |image: &OwnedFd, user_namespace: &OwnedFd, error: &str, reason: &str| {
+        let answer = Client::new().lend(image.as_fd(), user_namespace.as_fd());
+        assert!(
+            answer.error() == error && answer.reason().contains(reason),
+            "{error} {reason}: {}",
+            answer.value
+        );
+        assert_eq!(answer.descriptors.is_empty(), error != "none");
+    };
+    check(&good, &host, "Denied", "the user namespace of the host");
+    for wrong in ["/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/status", "/", "/dev/null"] {
+        check(&good, &own(wrong), "Invalid", "no user namespace");
+    }
+    let (read, _write) = rustix::pipe::pipe().unwrap();
+    check(&good, &read, "Invalid", "no user namespace");
+    check(&good, &good, "Invalid", "no user namespace");
+    // What somebody may still change, or make others wait for.
+    let file = own(&std::env::var("QUIRE_TEST_IMAGE").unwrap());
+    let some = |seals| memfd(&image(), seals);
+    for image in [
+        file,
+        read,
+        own("/"),
+        some(SealFlags::empty()),
+        some(SealFlags::WRITE | SealFlags::SHRINK),
+        some(SealFlags::SHRINK | SealFlags::GROW),
+        some(SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW),
+    ] {
+        check(&image, &namespace, "Invalid", "no memfd with the seals");
+    }
+    let huge = rustix::fs::memfd_create(c"huge", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&huge, 1 << 40).unwrap();
+    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
+    rustix::fs::fcntl_add_seals(&huge, seals).unwrap();
+    check(&huge, &namespace, "TooMuch", "image-bytes");
+    // The descriptor may stand anywhere.
+    rustix::fs::seek(&good, rustix::fs::SeekFrom::End(0)).unwrap();
+    check(&good, &namespace, "none", "");
+
+    let ask = |method: &str, parameters: &Value| {
+        let client = Client::new();
+        let answer = client.ask(method, parameters, &[good.as_fd(), namespace.as_fd()]);
+        assert!(answer.descriptors.is_empty());
+        answer.error().to_owned()
+    };
+    let lend = |more: &Value| {
+        let mut parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
+        for (name, value) in more.as_object().unwrap() {
+            parameters[name] = value.clone();
+        }
+        ask("io.quire.Mounts.Lend", &parameters)
+    };
+    // There is no way to name objects, a path to mount at, or flags.
+    for (name, value) in [("objects", json!(0)), ("at", json!("/etc")), ("options", json!("dev"))] {
+        assert_eq!(lend(&json!({name: value})), "InvalidParameter", "{name}");
+    }
+    for places in [json!(["../x"]), json!("x"), json!([7]), json!(["a/../../etc"])] {
+        assert_eq!(lend(&json!({"places": places})), "InvalidParameter");
+    }
+    for number in [json!(2), json!(1_000_000), json!(u64::MAX)] {
+        assert_eq!(lend(&json!({"imageFileDescriptor": number})), "Invalid");
+    }
+    for number in [json!(-1), json!("0"), json!(0.5), json!(null)] {
+        assert_eq!(lend(&json!({"imageFileDescriptor": number})), "InvalidParameter");
+    }
+    assert_eq!(ask("io.quire.Mounts.Attach", &json!({})), "MethodNotFound");
+    assert_eq!(ask("io.systemd.MountFileSystem.MountImage", &json!({})), "MethodNotFound");
+    let interface = json!({"interface": "io.quire.Nothing"});
+    let method = "org.varlink.service.GetInterfaceDescription";
+    assert_eq!(ask(method, &interface), "InterfaceNotFound");
+    // What is no call ends the connection.
+    for bytes in [
+        &b"\0"[..],
+        b"{}\0",
+        b"[]\0",
+        b"{\"method\": 7}\0",
+        b"\xff\xfe\0",
+        b"GET / HTTP/1.1\r\n\r\n\0",
+    ] {
+        let client = Client::new();
+        client.send(bytes, &[]).unwrap();
+        assert!(client.receive().is_none(), "{bytes:?}");
+    }
+    let client = Client::new();
+    let info = client.ask("org.varlink.service.GetInfo", &json!({}), &[]);
+    assert_eq!(info.value["parameters"]["interfaces"][1], "io.quire.Mounts");
+    let interface = json!({"interface": "io.quire.Mounts"});
+    let described = client.ask(method, &interface, &[]);
+    let text = described.value["parameters"]["description"].as_str().unwrap();
+    assert!(text.contains("method Lend("), "{text}");
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn too_much_of_a_connection() {
+    let (good, namespace) = (sealed(&image()), own_namespace());
+    let client = Client::new();
+    let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
+    let call =
+        json!({"method": "io.quire.Mounts.Lend", "parameters": parameters}).to_string() + "\0";
+    let three = [good.as_fd(), namespace.as_fd(), good.as_fd()];
+    client.send(call.as_bytes(), &three).unwrap();
+    assert!(client.receive().is_none());
+    // Bytes without an end.
+    let client = Client::new();
+    let mut sent = 0;
+    while client.send(&[b' '; 4096], &[]).is_ok() {
+        sent += 4096;
+        assert!(sent < 8 << 20, "nobody stops it");
+    }
+    // One call after the other is welcome.
+    let client = Client::new();
+    for _ in 0..3 {
+        drop(client.lend(good.as_fd(), namespace.as_fd()).mount());
+    }
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn many_connections() {
+    let info = |client: &Client| {
+        let answer = client.ask("org.varlink.service.GetInfo", &json!({}), &[]);
+        answer.error().to_owned()
+    };
+    let clients: Vec<_> = (0..4).map(|_| Client::new()).collect();
+    for client in &clients {
+        assert_eq!(info(client), "none");
+    }
+    let answer = Client::new().ask("org.varlink.service.GetInfo", &json!({}), &[]);
+    assert!(answer.reason().contains("4 connections"), "{}", answer.value);
+    drop(clients);
+    crate::runs::wait_for("a connection", || info(&Client::new()) == "none");
+}
+
+#[test]
+#[ignore = "what another test has a user do"]
+fn one_image_at_a_time() {
+    let namespace = own_namespace();
+    let client = Client::new();
+    let image = image();
+    let lend = |place: &str| {
+        let parameters = json!({
+            "imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1, "places": [place],
+        });
+        let image = sealed(&image);
+        client.ask("io.quire.Mounts.Lend", &parameters, &[image.as_fd(), namespace.as_fd()])
+    };
+    // Each place makes another copy.
+    let first = lend("/a").mount();
+    let second = lend("/b");
+    assert_eq!((second.error(), second.reason().contains("images-per-user")), ("TooMuch", true));
+    // The same one again is no more.
+    let again = lend("/a").mount();
+    drop(first);
+    assert_eq!(lend("/b").error(), "TooMuch");
+    drop(again);
+    let other = lend("/b").mount();
+    let point = tempfile::tempdir().unwrap();
+    other.attach_at(point.path()).unwrap();
+    assert!(point.path().join("b").is_file() && !point.path().join("a").exists());
+    assert_eq!(lend("/a").error(), "TooMuch");
+}

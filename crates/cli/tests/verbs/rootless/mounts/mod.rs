@@ -1,0 +1,409 @@
+//! The mount service, its users, and clients that want more than they may have.
+
+mod client;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::{LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree};
+use crate::runs::{runtimes, wait_for};
+use crate::{Place, Ran, add_programs, write};
+
+/// A service that ends with it.
+struct Service {
+    child: Child,
+    socket: PathBuf,
+    copies: PathBuf,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ended = self.child.kill().and_then(|()| self.child.wait());
+    }
+}
+
+/// Writes settings of a service, and returns their path, its socket and the directory of its copies.
+fn settings(place: &Place, table: &str) -> (PathBuf, PathBuf, PathBuf) {
+    let (file, socket) = (place.path("serve.toml"), place.path("sock/mounts.sock"));
+    let copies = place.path("copies");
+    let text = format!(
+        "[mounts]\nsocket = \"{}\"\ncopies = \"{}\"\n{table}",
+        socket.display(),
+        copies.display()
+    );
+    fs::write(&file, text).unwrap();
+    (file, socket, copies)
+}
+
+impl Service {
+    /// It sees this machine's own `/etc/subuid`, which gives [`USER`] nothing.
+    fn start(place: &Place, table: &str) -> Self {
+        let (file, socket, copies) = settings(place, table);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.args(["serve", "--mounts", "--config"]).arg(file);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let log = fs::File::create(place.path("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        let service = Self { child, socket, copies };
+        wait_for("the mount service", || {
+            std::os::unix::net::UnixStream::connect(&service.socket).is_ok()
+        });
+        service
+    }
+
+    /// The copies that it keeps.
+    fn kept(&self) -> Vec<Vec<u8>> {
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let files = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+        let is_copy = |it: &PathBuf| {
+            fs::read_link(it).is_ok_and(|it| it.starts_with(&self.copies) && it != self.copies)
+        };
+        files.filter(is_copy).map(|it| fs::read(it).unwrap()).collect()
+    }
+}
+
+/// Runs a case of [`client`] as the user, in a user namespace of the user's own.
+fn attack(user: &User, service: &Service, case: &str, image: &Path) {
+    let program = user.place.path("client");
+    if !program.exists() {
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    }
+    let case = format!("rootless::mounts::client::{case}");
+    let words = [
+        "env",
+        &format!("QUIRE_TEST_SOCKET={}", service.socket.display()),
+        &format!("QUIRE_TEST_IMAGE={}", image.display()),
+        "sh",
+        "-c",
+        // The host's own namespace, for those who want that.
+        "exec 9< /proc/self/ns/user; exec \"$@\"",
+        "sh",
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        program.to_str().unwrap(),
+        "--exact",
+        &case,
+        "--ignored",
+        "--nocapture",
+    ];
+    let ran = user.call(&words);
+    let log = fs::read_to_string(user.place.path("log")).unwrap_or_default();
+    assert!(
+        ran.code == Some(0) && ran.out.contains("1 passed"),
+        "{case}: {}{}{log}",
+        ran.out,
+        ran.err
+    );
+}
+
+/// The file of the user's only image, which a client may read.
+fn image_of(user: &User) -> PathBuf {
+    let images = user.home().join(".local/share/quire/images");
+    fs::read_dir(&images).unwrap().next().unwrap().unwrap().path()
+}
+
+/// A user without subordinate ids, with an image that has a device and a set-user-id program.
+fn user_with_image() -> Option<User> {
+    let user = User::new(false)?;
+    let tree = tree(&user);
+    fs::set_permissions(tree.join("theirs"), fs::Permissions::from_mode(0o4755)).unwrap();
+    user.import(&tree);
+    Some(user)
+}
+
+/// Rules S2 and S3: without devices, and with attributes that the client cannot change.
+#[test]
+fn what_is_lent_stays_as_it_is() {
+    let Some(user) = user_with_image() else { return };
+    let service = Service::start(&user.place, "");
+    attack(&user, &service, "attributes", &image_of(&user));
+}
+
+/// Rule S1: what the kernel reads was written by the service, whatever was sent. Rule S6: nothing else is taken for an image.
+#[test]
+fn the_kernel_reads_no_byte_of_a_client() {
+    let Some(user) = user_with_image() else { return };
+    let service = Service::start(&user.place, "");
+    let image = image_of(&user);
+    attack(&user, &service, "damaged_images", &image);
+    attack(&user, &service, "lent_and_held", &image);
+    let sent = fs::read(&image).unwrap();
+    let kept = service.kept();
+    assert!(!kept.is_empty());
+    for copy in kept {
+        assert_ne!(copy, sent);
+        // What leads to objects is for overlays of users, and nothing is for those of root.
+        let has = |text: &[u8]| copy.windows(text.len()).any(|it| it == text);
+        assert!(has(b"overlay.metacopy") && !has(client::MARK), "{}", copy.len());
+        // The kernel is asked by root, as nobody else may.
+        let file = user.place.path("copy");
+        fs::write(&file, &copy).unwrap();
+        let shown = user.place.run(&format!("tree erofs:{}", file.display()));
+        assert!(!shown.out.contains("zero"), "{}{}", shown.out, shown.err);
+    }
+}
+
+/// Rules S4, S5 and S6: requests that name what is not the client's, or are none.
+#[test]
+fn requests_for_more_are_refused() {
+    let Some(user) = user_with_image() else { return };
+    let service = Service::start(&user.place, "image-bytes = 10_000_000\nconnections = 4\n");
+    let image = image_of(&user);
+    attack(&user, &service, "wrong_requests", &image);
+    attack(&user, &service, "too_much_of_a_connection", &image);
+    attack(&user, &service, "many_connections", &image);
+    // It is as well as before.
+    attack(&user, &service, "lent_and_held", &image);
+}
+
+/// Rule S6: what a user has mounted is counted, and given back.
+#[test]
+fn images_are_counted_for_each_user() {
+    let Some(user) = user_with_image() else { return };
+    let service = Service::start(&user.place, "images-per-user = 1\n");
+    attack(&user, &service, "one_image_at_a_time", &image_of(&user));
+}
+
+/// Rule S5: the ids of a namespace are those that the user was given.
+#[test]
+fn a_namespace_with_other_ids_gets_nothing() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    // In the user's own mount namespace there are files that give ids; the service sees others.
+    let service = Service::start(&user.place, "");
+    let socket = format!("QUIRE_MOUNT_SERVICE={}", service.socket.display());
+    let quire = user.place.path("quire");
+    let words =
+        ["env", &socket, quire.to_str().unwrap(), "run", "--rm", "--via", "service", "a", "true"];
+    let ran = user.call(&words);
+    assert!(ran.code == Some(125), "{}", ran.err);
+    assert!(ran.err.contains("users 6400000 to 6465535 of the host"), "{}", ran.err);
+}
+
+/// The process that reads images has no rights left by the time it reads one.
+#[test]
+fn the_writer_has_no_rights() {
+    use std::os::unix::process::CommandExt as _;
+    if !crate::is_root() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+    let ask = r#"{"users":[[0,1]],"groups":[[0,1]],"places":[],"inodes_max":10,"bytes_max":1000}"#;
+    command.arg0("quire-image-writer").arg(ask).uid(65_534).gid(65_534);
+    let out = fs::File::create(place.path("out")).unwrap();
+    command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
+    let mut writer = command.spawn().unwrap();
+    let status = || {
+        let text = fs::read_to_string(format!("/proc/{}/status", writer.id())).unwrap();
+        let line = |name: &str| {
+            let found = text.lines().find_map(|it| it.strip_prefix(name));
+            found.unwrap_or_default().trim().to_owned()
+        };
+        (line("Seccomp:"), line("NoNewPrivs:"), line("CapEff:"), line("Groups:"))
+    };
+    wait_for("the filter", || status().0 == "2");
+    let none = "0".repeat(16);
+    assert_eq!(status(), ("2".to_owned(), "1".to_owned(), none, String::new()));
+    let limits = fs::read_to_string(format!("/proc/{}/limits", writer.id())).unwrap();
+    for (name, most) in
+        [("Max open files", "4"), ("Max processes", "0"), ("Max core file size", "0")]
+    {
+        let line = limits.lines().find(|it| it.starts_with(name)).unwrap();
+        assert_eq!(line[name.len()..].split_whitespace().next(), Some(most), "{line}");
+    }
+    drop(writer.stdin.take());
+    let ended = writer.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.code() == Some(1) && said.contains("Invalid"), "{said}");
+}
+
+/// Runs a script of the user's, beside a service that sees the same files of users. `$Q` is quire.
+fn beside_service(user: &User, table: &str, script: &str) -> Ran {
+    beside_service_after(user, "", table, script)
+}
+
+/// The same after root has run a script, with the service's directory for copies in `$C`.
+fn beside_service_after(user: &User, before: &str, table: &str, script: &str) -> Ran {
+    let (file, socket, copies) = settings(&user.place, table);
+    let quire = user.place.path("quire");
+    let prepare = format!(
+        "C={}; {before}
+         {} serve --mounts --config {} > \"$1/log\" 2>&1 < /dev/null &
+         echo $! > \"$1/pid\"
+         for _ in $(seq 100); do test -S {} && break; sleep 0.05; done",
+        copies.display(),
+        quire.display(),
+        file.display(),
+        socket.display()
+    );
+    let words = [
+        "env",
+        &format!("Q={}", quire.display()),
+        &format!("QUIRE_MOUNT_SERVICE={}", socket.display()),
+        "sh",
+        "-uc",
+        script,
+    ];
+    let ran = user.call_after(&prepare, &words);
+    let service = fs::read_to_string(user.place.path("pid")).unwrap().trim().parse().unwrap();
+    let service = rustix::process::Pid::from_raw(service).unwrap();
+    // It ends by itself when it is asked to.
+    rustix::process::kill_process(service, rustix::process::Signal::TERM).unwrap();
+    // What has ended has no program, though nobody has waited for it.
+    let program = format!("/proc/{}/exe", service.as_raw_nonzero());
+    wait_for("the end of the mount service", || fs::read_link(&program).is_err());
+    ran
+}
+
+/// What the kernel shows of the image itself is the measure.
+#[test]
+fn what_is_lent_is_as_the_kernel_shows_the_image() {
+    let Some(user) = User::new(true) else { return };
+    if !has_getfattr() {
+        return;
+    }
+    user.import(&odd_tree(&user));
+    fs::write(user.place.path("listing"), LISTING).unwrap();
+    let script = format!(
+        "$Q run --rm --quiet --via service a sh -c \"$(cat {})\"",
+        user.place.path("listing").display()
+    );
+    let ran = beside_service(&user, "", &script);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    compare(&listed_by_kernel(&user, "objects"), &sorted(&ran.out));
+}
+
+/// Containers run as by a tree, and programs with capabilities and set-user-id work inside.
+#[test]
+fn containers_run_by_the_service() {
+    for has_ids in [true, false] {
+        let Some(user) = User::new(has_ids) else { return };
+        let tree = tree(&user);
+        add_programs(&tree, &["/usr/bin/sha256sum", "/bin/rm"]);
+        user.import(&tree);
+        for runtime in runtimes() {
+            let script = format!(
+                "R='--rm --quiet --via service --runtime {runtime}'
+                 $Q run $R a sh -c 'cat large etc/again link | sha256sum; test -e zero || echo no device'
+                 $Q run $R a sh -c 'echo new > large && cat large && echo hi > etc/hosts; rm etc/again; ls etc/again 2> /dev/null || echo gone'
+                 $Q run $R --read-only a sh -c 'echo x > y 2> /dev/null || echo read-only'
+                 $Q run --quiet --via service --runtime {runtime} --detach --name c a sleep 100
+                 $Q exec c sh -c 'cat theirs; echo'
+                 $Q rm --force c
+                 mkdir -p kept
+                 $Q run $R --writable dir=$PWD/kept a sh -c 'echo kept > file'
+                 $Q run $R --writable dir=$PWD/kept a cat file"
+            );
+            let ran = beside_service(&user, "", &script);
+            let noise = testing::noise(300_000);
+            let digest = {
+                use sha2::Digest as _;
+                let all = [&noise[..], &noise, &noise].concat();
+                let digest = sha2::Sha256::digest(all);
+                digest.iter().map(|it| format!("{it:02x}")).collect::<String>()
+            };
+            let expect = format!("{digest}  -\nno device\nnew\ngone\nread-only\nc\ntheirs\nkept\n");
+            let out = ran.out.lines().filter(|it| it.len() != 64).map(|it| format!("{it}\n"));
+            let log = fs::read_to_string(user.place.path("log")).unwrap();
+            assert_eq!(out.collect::<String>(), expect, "{runtime} {has_ids}: {}{log}", ran.err);
+            assert!(log.contains("lent"), "{log}");
+        }
+    }
+}
+
+/// Without the service, or where it refuses, there is another way; what was asked for by name is an error.
+#[test]
+fn who_is_refused_has_another_way() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let script =
+        "$Q run --rm --quiet a sh -c 'echo ran'; $Q run --rm --via service a true; echo $?";
+    let ran = beside_service(&user, "users = [\"root\"]\n", script);
+    assert_eq!(ran.out, "ran\n125\n", "{}", ran.err);
+    assert!(ran.err.contains("the mount service is not for user 64001"), "{}", ran.err);
+    let none = "images = [\"0000000000000000000000000000000000000000000000000000000000000000\"]\n";
+    let ran = beside_service(&user, none, script);
+    assert_eq!(ran.out, "ran\n125\n", "{}", ran.err);
+    assert!(ran.err.contains("it is not among `images`"), "{}", ran.err);
+    let ran = beside_service(&user, "inodes = 3\n", script);
+    assert_eq!(ran.out, "ran\n125\n", "{}", ran.err);
+    assert!(ran.err.contains("and 3 may be in one"), "{}", ran.err);
+    // Nobody listens.
+    let ran =
+        user.run(&["run", "--rm", "--via", "service", "--mount-service", "/nowhere", "a", "true"]);
+    assert!(ran.code == Some(125) && ran.err.contains("quire serve --mounts"), "{}", ran.err);
+    // A native image has data in devices.
+    user.out(&["convert", "--quiet", "--form", "packed", "a", "p"]);
+    let ran = beside_service(&user, "", "$Q run --rm --via service p true; echo $?");
+    assert!(ran.out == "125\n" && ran.err.contains("--form objects"), "{}{}", ran.out, ran.err);
+}
+
+/// An image file that was changed is not run, whichever way would be next.
+#[test]
+fn a_changed_image_is_not_lent() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let image = image_of(&user);
+    let mut bytes = fs::read(&image).unwrap();
+    fs::remove_file(&image).unwrap();
+    // The time of the root directory, which no parser minds.
+    let at = bytes.len() - 1;
+    bytes[at] ^= 1;
+    write(&image, &bytes, 0o644);
+    chown(&image, Some(USER), Some(USER)).unwrap();
+    for options in ["--via service", ""] {
+        let script = format!("$Q run --rm {options} a true; echo $?");
+        let ran = beside_service(&user, "", &script);
+        assert!(ran.out == "125\n" && ran.err.contains("quire fsck"), "{}{}", ran.out, ran.err);
+    }
+}
+
+/// A disk without room is an error, and no image with holes.
+#[test]
+fn a_full_disk_of_the_service_is_told() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    let full = "
+        mkdir \"$C\"; truncate -s 1M \"$1/disk\"; mkfs.ext4 -q -O ^has_journal \"$1/disk\"
+        mount -o loop \"$1/disk\" \"$C\"; chmod 700 \"$C\"
+        cat /dev/zero > \"$C/all\" 2> /dev/null || :";
+    let script =
+        "$Q run --rm --quiet a sh -c 'echo ran'; $Q run --rm --via service a true; echo $?";
+    let ran = beside_service_after(&user, full, "", script);
+    assert_eq!(ran.out, "ran\n125\n", "{}", ran.err);
+    assert!(ran.err.contains("No space left on device"), "{}", ran.err);
+}
+
+/// A container goes on when the service has gone.
+#[test]
+fn a_service_that_fails_takes_nothing_along() {
+    let Some(user) = User::new(false) else { return };
+    let tree = tree(&user);
+    add_programs(&tree, &["/usr/bin/wc"]);
+    user.import(&tree);
+    let mut service = Service::start(&user.place, "");
+    let socket = format!("QUIRE_MOUNT_SERVICE={}", service.socket.display());
+    let quire = user.place.path("quire").to_str().unwrap().to_owned();
+    let run = |words: &[&str]| user.call(&[&["env", &*socket, &*quire], words].concat());
+    let ran = run(&[
+        "run", "--quiet", "--via", "service", "--detach", "--name", "c", "a", "sleep", "100",
+    ]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    service.child.kill().unwrap();
+    service.child.wait().unwrap();
+    let ran = run(&["exec", "c", "sh", "-c", "cat theirs; cat large | wc -c"]);
+    assert_eq!(ran.out, "theirs300000\n", "{}", ran.err);
+    assert_eq!(run(&["rm", "--force", "c"]).code, Some(0));
+    // Its socket is there, and nobody listens.
+    let ran = run(&["run", "--rm", "--quiet", "a", "sh", "-c", "echo ran"]);
+    assert_eq!((ran.code, &*ran.out), (Some(0), "ran\n"), "{}", ran.err);
+    // Another one takes its place.
+    let _next = Service::start(&user.place, "");
+    let ran = run(&["run", "--rm", "--quiet", "--via", "service", "a", "sh", "-c", "echo ran"]);
+    assert_eq!((ran.code, &*ran.out), (Some(0), "ran\n"), "{}", ran.err);
+}

@@ -1,0 +1,121 @@
+//! Mounts for users who are not root, whose attributes they cannot change.
+#![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, OpenTreeFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, WaitOptions};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+
+use super::{Detached, MountError, Step};
+use crate::object::name_of;
+use crate::process::{close_all_but, set_root_propagation, sorted};
+use crate::propagation::Propagation;
+
+impl Detached {
+    /// This mount for the root of a user namespace: that one may attach it, and stack it, and can clear none of its attributes.
+    /// (Of a mount that is simply sent, the receiver can clear `nodev` and `ro`, with its rights in its own namespace.)
+    ///
+    /// The kernel locks attributes where mounts are copied into a mount namespace of a less privileged owner. So a child goes
+    /// there with the mount. Source: Linux `fs/namespace.c`, `copy_mnt_ns` and `lock_mnt_tree`.
+    ///
+    /// # Errors
+    /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` here and in the namespace.
+    ///
+    /// # Panics
+    /// If `fork` returns an invalid pid.
+    pub fn locked_for(self, user_namespace: BorrowedFd<'_>) -> Result<Self, MountError> {
+        let failed = |errno| MountError::call(Step::Lock, name_of(self.as_fd()), errno);
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(failed)?;
+        let kept = sorted(&[self.as_fd(), user_namespace, theirs.as_fd()]);
+        // SAFETY: the child makes nothing but system calls, then exits: of this process's other threads, which it does not have,
+        // it needs nothing.
+        match unsafe { libc::fork() } {
+            -1 => Err(failed(crate::last_errno())),
+            0 => {
+                close_all_but(&kept);
+                // The parent sees the end of the socket, if nothing can be sent.
+                let _sent = match pass_through(self.as_fd(), user_namespace) {
+                    Ok(mount) => send(theirs.as_fd(), 0, Some(mount.as_fd())),
+                    Err(errno) => send(theirs.as_fd(), errno.raw_os_error(), None),
+                };
+                // SAFETY: _exit runs no destructors or handlers of the parent's.
+                unsafe { libc::_exit(0) }
+            }
+            child => {
+                drop(theirs);
+                let received = receive(ours.as_fd());
+                let child = Pid::from_raw(child).expect("fork answers a pid");
+                let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
+                while matches!(wait(), Err(Errno::INTR)) {}
+                received.map(Self::from_fd).map_err(failed)
+            }
+        }
+    }
+}
+
+/// Only system calls.
+fn pass_through(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // SAFETY: without FILES, no thread loses sight of a descriptor.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+    set_root_propagation(Propagation::Private)?;
+    // The one directory that is always there. It ends with this process.
+    rustix::mount::move_mount(mount, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    // The working directory is what the kernel finds again in the copy of this namespace.
+    rustix::process::fchdir(mount)?;
+    rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)?;
+    // SAFETY: as above.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    rustix::mount::open_tree(CWD, c"", flags)
+}
+
+fn send(socket: BorrowedFd<'_>, errno: i32, mount: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if let Some(mount) = &mount {
+        control.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(mount)));
+    }
+    let bytes = errno.to_le_bytes();
+    rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+fn receive(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 4];
+    let got = loop {
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        match rustix::net::recvmsg(socket, parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            got => break got?.bytes,
+        }
+    };
+    let mount = control.drain().find_map(|it| match it {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    match (got, i32::from_le_bytes(bytes), mount) {
+        (4, 0, Some(mount)) => Ok(mount),
+        (4, errno, None) if errno != 0 => Err(Errno::from_raw_os_error(errno)),
+        // It was ended.
+        _ => Err(Errno::INTR),
+    }
+}

@@ -1,0 +1,50 @@
+//! A connection that takes only so much of its peer: a message may have a hundred megabytes and a thousand descriptors in
+//! zlink's own.
+
+use std::io;
+
+use zlink::connection::socket::{ReadHalf, ReadResult, Socket};
+use zlink::tokio::unix::Stream;
+
+/// The most bytes that a client may send on one connection.
+const BYTES_MAX: usize = 1 << 20;
+/// The most descriptors that come along with one piece of them.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// A socket with limits.
+#[derive(Debug)]
+pub(super) struct Bounded(pub(super) Stream);
+
+impl Socket for Bounded {
+    type ReadHalf = BoundedRead;
+    type WriteHalf = <Stream as Socket>::WriteHalf;
+
+    const CAN_TRANSFER_FDS: bool = true;
+
+    fn split(self) -> (BoundedRead, <Stream as Socket>::WriteHalf) {
+        let (read, write) = self.0.split();
+        (BoundedRead { inner: read, bytes: 0 }, write)
+    }
+}
+
+/// What is read of it.
+#[derive(Debug)]
+pub(super) struct BoundedRead {
+    inner: <Stream as Socket>::ReadHalf,
+    bytes: usize,
+}
+
+impl ReadHalf for BoundedRead {
+    async fn read(&mut self, buffer: &mut [u8]) -> zlink::Result<ReadResult> {
+        let refused = |text| Err(io::Error::new(io::ErrorKind::InvalidData, text).into());
+        let got = self.inner.read(buffer).await?;
+        self.bytes = self.bytes.saturating_add(got.bytes_read());
+        if self.bytes > BYTES_MAX {
+            return refused("too many bytes");
+        }
+        if got.fds().len() > DESCRIPTORS_MAX {
+            return refused("too many descriptors");
+        }
+        Ok(got)
+    }
+}

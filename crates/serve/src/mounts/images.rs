@@ -1,0 +1,143 @@
+//! Copies of images, each in a file without a name, as long as somebody has it mounted.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use container::root::lend::LentImage;
+use image::verity::ImageId;
+use kernel::mount::Acl;
+
+use super::users::MountLimits;
+use super::wire::MountsError;
+use super::writer::WrittenImage;
+
+/// How long a copy is kept that nobody has mounted: the next container of the image may start soon.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// What a copy depends on. Users share none, so that nobody learns what others use, and each one's count is its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct CopyKey {
+    pub(super) user: u32,
+    pub(super) image: ImageId,
+    /// Ids inside of the namespace: the first, and how many. Of users, and of groups.
+    pub(super) ids: [Vec<(u32, u32)>; 2],
+    pub(super) places: Vec<String>,
+}
+
+/// A copy.
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) written: WrittenImage,
+    /// Open for reading.
+    file: OwnedFd,
+    /// A mount of it, while the service keeps one.
+    mount: Mutex<Option<Arc<LentImage>>>,
+    used: Mutex<Instant>,
+}
+
+impl Copy {
+    pub(super) fn new(file: OwnedFd, written: WrittenImage) -> Self {
+        Self { written, file, mount: Mutex::default(), used: Mutex::new(Instant::now()) }
+    }
+
+    /// The mount of it that others are made of.
+    pub(super) fn mount(&self) -> Result<Arc<LentImage>, MountsError> {
+        *lock(&self.used) = Instant::now();
+        let mut mount = lock(&self.mount);
+        if let Some(mount) = &*mount {
+            return Ok(Arc::clone(mount));
+        }
+        let acl = if self.written.has_acl { Acl::Keep } else { Acl::Ignore };
+        let made = LentImage::mount(self.file.as_fd(), acl);
+        let made = made.map_err(|error| MountsError::failed("cannot mount the image", &error))?;
+        let made = Arc::new(made);
+        *mount = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Whether nobody has it mounted any more. The service's own mount ends.
+    fn is_free(&self) -> bool {
+        *lock(&self.mount) = None;
+        // What cannot be found out counts as in use.
+        !kernel::lease::in_use(self.file.as_fd()).unwrap_or(true)
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        now.saturating_duration_since(*lock(&self.used)) > IDLE
+    }
+}
+
+/// All that there are.
+#[derive(Debug, Default)]
+pub(super) struct Copies(Mutex<BTreeMap<CopyKey, Arc<Copy>>>);
+
+impl Copies {
+    pub(super) fn find(&self, key: &CopyKey) -> Option<Arc<Copy>> {
+        lock(&self.0).get(key).cloned()
+    }
+
+    /// Whether a user may have one more. What that user has no longer mounted is given up for it.
+    pub(super) fn check_room(&self, user: u32, limits: &MountLimits) -> Result<(), MountsError> {
+        let mut copies = lock(&self.0);
+        if room(&copies, user, limits, 0).is_ok() {
+            return Ok(());
+        }
+        copies
+            .retain(|key, copy| key.user != user || Arc::strong_count(copy) > 1 || !copy.is_free());
+        room(&copies, user, limits, 0)
+    }
+
+    /// Keeps one more, if the user may have it.
+    pub(super) fn keep(
+        &self,
+        key: CopyKey,
+        copy: Copy,
+        limits: &MountLimits,
+    ) -> Result<Arc<Copy>, MountsError> {
+        let mut copies = lock(&self.0);
+        room(&copies, key.user, limits, copy.written.bytes)?;
+        let copy = Arc::new(copy);
+        copies.insert(key, Arc::clone(&copy));
+        Ok(copy)
+    }
+
+    /// Gives up what nobody has had mounted for a while.
+    pub(super) fn sweep(&self) {
+        let now = Instant::now();
+        lock(&self.0).retain(|_, copy| {
+            let is_asked_for = Arc::strong_count(copy) > 1 || !copy.is_idle(now);
+            is_asked_for || !copy.is_free()
+        });
+    }
+}
+
+fn room(
+    copies: &BTreeMap<CopyKey, Arc<Copy>>,
+    user: u32,
+    limits: &MountLimits,
+    more: u64,
+) -> Result<(), MountsError> {
+    let own = || copies.iter().filter(|(key, _)| key.user == user).map(|(_, copy)| copy);
+    let (images, bytes) = (own().count() as u64, own().map(|it| it.written.bytes).sum::<u64>());
+    if images >= limits.images {
+        return Err(MountsError::too_much(format!(
+            "user {user} has {images} images mounted by the mount service, and may have {}: end some containers, or raise \
+             `images-per-user` below [mounts] in /etc/quire/serve.toml",
+            limits.images
+        )));
+    }
+    if bytes.saturating_add(more) > limits.bytes {
+        return Err(MountsError::too_much(format!(
+            "user {user} may have {} bytes of images mounted by the mount service, and this would be more: end some \
+             containers, or raise `bytes-per-user` below [mounts] in /etc/quire/serve.toml",
+            limits.bytes
+        )));
+    }
+    Ok(())
+}
+
+fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,256 @@
+//! The messages of the mount service: varlink, interface `io.quire.Mounts`. `docs/format/mounts.md` describes them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use zlink::ReplyError;
+
+/// The interface.
+pub const INTERFACE: &str = "io.quire.Mounts";
+
+/// As varlink describes an interface, for `varlinkctl introspect`.
+pub(super) const DESCRIPTION: &str = include_str!("io.quire.Mounts.varlink");
+
+/// The most places that a client may name.
+pub(super) const PLACES_MAX: usize = 32;
+/// The most bytes in the path of one.
+pub(super) const PLACE_MAX: usize = 255;
+
+/// A method that a client calls, before its parameters are looked at.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct MethodCall {
+    pub(super) method: String,
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub(super) parameters: Value,
+}
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MountsAsk {
+    /// Who the service is. Source: varlink's `org.varlink.service`.
+    Info,
+    /// How an interface is described.
+    Description {
+        /// Its name.
+        interface: String,
+    },
+    /// What the limits are.
+    Describe,
+    /// A mount of an image.
+    Lend(LendAsk),
+}
+
+/// A mount of an image that is asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LendAsk {
+    /// Which of the descriptors is the image: a memfd with the seals WRITE, SHRINK and GROW.
+    pub image_file_descriptor: usize,
+    /// Which of the descriptors is the client's user namespace.
+    pub user_namespace_file_descriptor: usize,
+    /// Paths of files that have to be there, empty where the image lacks them, for others to be mounted on them.
+    #[serde(default)]
+    pub places: Vec<String>,
+}
+
+/// What is lent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LendReply {
+    /// Which of the descriptors is the mount.
+    pub(super) mount_file_descriptor: usize,
+    /// The id of the image that was sent.
+    pub(super) image: String,
+    /// The id of what is mounted.
+    pub(super) copy: String,
+    /// Files, directories and links in it.
+    pub(super) inodes: u64,
+    /// Device nodes that are left out.
+    pub(super) devices: u64,
+}
+
+/// The limits, for each user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DescribeReply {
+    pub(super) version: String,
+    pub(super) image_bytes_max: u64,
+    pub(super) inodes_max: u64,
+    pub(super) images_max: u64,
+    pub(super) bytes_max: u64,
+    pub(super) requests_per_second: u64,
+}
+
+/// Why there is no mount. Each has a reason for people, with the next step.
+#[derive(Debug, Clone, PartialEq, Eq, ReplyError)]
+#[zlink(interface = "io.quire.Mounts")]
+pub enum MountsError {
+    /// The policy does not allow it, or the namespace is not the client's.
+    Denied {
+        /// Why.
+        reason: String,
+    },
+    /// A limit is reached.
+    TooMuch {
+        /// Which one.
+        reason: String,
+    },
+    /// The request, or the image, is wrong.
+    Invalid {
+        /// Why.
+        reason: String,
+    },
+    /// The service cannot do that.
+    Unsupported {
+        /// Why.
+        reason: String,
+    },
+    /// The service has failed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl std::fmt::Display for MountsError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Denied { reason }
+        | Self::TooMuch { reason }
+        | Self::Invalid { reason }
+        | Self::Unsupported { reason }
+        | Self::Failed { reason }) = self;
+        f.write_str(reason)
+    }
+}
+
+impl std::error::Error for MountsError {}
+
+impl MountsError {
+    pub(super) fn denied(reason: impl Into<String>) -> Self {
+        Self::Denied { reason: reason.into() }
+    }
+
+    pub(super) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid { reason: reason.into() }
+    }
+
+    pub(super) fn too_much(reason: impl Into<String>) -> Self {
+        Self::TooMuch { reason: reason.into() }
+    }
+
+    pub(super) fn failed(doing: &str, error: &(dyn std::error::Error + 'static)) -> Self {
+        let mut reason = doing.to_owned();
+        let mut next = Some(error);
+        while let Some(error) = next {
+            reason += &format!(": {error}");
+            next = error.source();
+        }
+        Self::Failed { reason }
+    }
+}
+
+/// What a call is not, in varlink's own errors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum WrongCall {
+    Method(String),
+    Interface(String),
+    Parameter(String),
+}
+
+/// Reads a call: bytes as they come from a client, for tests of hostile ones.
+///
+/// # Errors
+/// `None` if it is no call at all, or what is wrong with it.
+pub fn read_ask(bytes: &[u8]) -> Result<MountsAsk, String> {
+    let call: MethodCall = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    call.ask().map_err(|wrong| format!("{wrong:?}"))
+}
+
+impl MethodCall {
+    pub(super) fn ask(&self) -> Result<MountsAsk, WrongCall> {
+        match &*self.method {
+            "org.varlink.service.GetInfo" => Ok(MountsAsk::Info),
+            "org.varlink.service.GetInterfaceDescription" => {
+                let interface = self.parameters.get("interface").and_then(Value::as_str);
+                let wrong = || WrongCall::Parameter("interface".to_owned());
+                let interface = interface.ok_or_else(wrong)?;
+                match interface {
+                    INTERFACE | SERVICE => {
+                        Ok(MountsAsk::Description { interface: interface.to_owned() })
+                    }
+                    _ => Err(WrongCall::Interface(interface.to_owned())),
+                }
+            }
+            "io.quire.Mounts.Describe" => Ok(MountsAsk::Describe),
+            "io.quire.Mounts.Lend" => {
+                let ask = LendAsk::deserialize(&self.parameters);
+                let ask = ask.map_err(|error| WrongCall::Parameter(error.to_string()))?;
+                let is_long = ask.places.len() > PLACES_MAX;
+                if is_long || ask.places.iter().any(|it| !is_place(it)) {
+                    return Err(WrongCall::Parameter("places".to_owned()));
+                }
+                Ok(MountsAsk::Lend(ask))
+            }
+            method => Err(WrongCall::Method(method.to_owned())),
+        }
+    }
+}
+
+/// varlink's own interface.
+pub(super) const SERVICE: &str = "org.varlink.service";
+
+/// Whether a path names a file below a root, without a way up.
+fn is_place(path: &str) -> bool {
+    let is_name = |it: &str| !matches!(it, "." | "..") && !it.contains('\0');
+    let mut names = path.split('/').filter(|it| !it.is_empty()).peekable();
+    path.len() <= PLACE_MAX && names.peek().is_some() && names.all(is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, expect: Result<MountsAsk, &str>) {
+        assert_eq!(read_ask(text.as_bytes()), expect.map_err(ToOwned::to_owned), "{text}");
+    }
+
+    #[test]
+    fn a_call_is_read_or_told_what_is_wrong() {
+        check(r#"{"method": "org.varlink.service.GetInfo"}"#, Ok(MountsAsk::Info));
+        check(
+            r#"{"method": "org.varlink.service.GetInfo", "parameters": {}}"#,
+            Ok(MountsAsk::Info),
+        );
+        check(r#"{"method": "io.quire.Mounts.Describe"}"#, Ok(MountsAsk::Describe));
+        let lend = |more: &str| {
+            format!(
+                r#"{{"method": "io.quire.Mounts.Lend", "parameters": {{"imageFileDescriptor": 0,
+                "userNamespaceFileDescriptor": 1{more}}}}}"#
+            )
+        };
+        let ask = |places: &[&str]| {
+            Ok(MountsAsk::Lend(LendAsk {
+                image_file_descriptor: 0,
+                user_namespace_file_descriptor: 1,
+                places: places.iter().map(ToString::to_string).collect(),
+            }))
+        };
+        check(&lend(""), ask(&[]));
+        check(&lend(r#", "places": ["/etc/hosts"]"#), ask(&["/etc/hosts"]));
+        for wrong in ["", "/", "..", "/etc/../x", "a\\u0000b", &"x".repeat(256)] {
+            let call = lend(&format!(r#", "places": ["{wrong}"]"#));
+            check(&call, Err(r#"Parameter("places")"#));
+        }
+        let many = vec!["\"x\""; PLACES_MAX + 1].join(",");
+        check(&lend(&format!(r#", "places": [{many}]"#)), Err(r#"Parameter("places")"#));
+        assert!(read_ask(lend(r#", "root": "/""#).as_bytes()).is_err());
+        check(
+            r#"{"method": "io.quire.Mounts.Attach"}"#,
+            Err(r#"Method("io.quire.Mounts.Attach")"#),
+        );
+        check(
+            r#"{"method": "org.varlink.service.GetInterfaceDescription", "parameters": {"interface": "x"}}"#,
+            Err(r#"Interface("x")"#),
+        );
+        check("[]", Err("invalid type: sequence, expected struct MethodCall at line 1 column 0"));
+    }
+}

@@ -1,0 +1,329 @@
+//! The process that reads what a client sent, and writes the image that is mounted. It has no rights: it is another user, its
+//! files are the image, the copy and a pipe, its memory and time are bounded, and it can make few system calls.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use container::bundle::userns::OwnIds;
+use image::erofs::read::{Cached, Image, Owners, ReadError, View, to_tree};
+use image::erofs::{Profile, write};
+use image::tree::{Node, TreeUser, for_user};
+use image::verity::{Algorithm, ImageId, Tee};
+use kernel::process::{Exit, IdMaps, IdRange, Setup, Signal, spawn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use serde::{Deserialize, Serialize};
+
+use super::users::MountLimits;
+use super::wire::MountsError;
+
+/// How long a copy may take. Source of the figure: an image of 64,000 files takes 0.1 s.
+const MOST: Duration = Duration::from_secs(20);
+/// Source: Debian's and systemd's `nobody`.
+const NOBODY: u32 = 65_534;
+/// Memory of the process, in bytes, besides [`MEMORY_EACH`].
+const MEMORY: u64 = 512 << 20;
+/// Memory for each byte of the image: its bytes, its tree, and the tables of the writer.
+const MEMORY_EACH: u64 = 12;
+/// The most that it says, in bytes.
+const SAID_MAX: u64 = 4096;
+/// Times the length of the image that its copy may have: escapes and longer places.
+const GROWTH: u64 = 2;
+
+/// What is to be written.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct WriteAsk {
+    /// Ids inside of the namespace: the first, and how many.
+    users: Vec<(u32, u32)>,
+    groups: Vec<(u32, u32)>,
+    places: Vec<String>,
+    inodes_max: u64,
+    bytes_max: u64,
+}
+
+/// What was written, or why not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum WriteAnswer {
+    Written(WrittenImage),
+    Invalid(String),
+    TooMuch(String),
+    Unsupported(String),
+    Failed(String),
+}
+
+/// An image that was written.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct WrittenImage {
+    pub(super) copy: String,
+    pub(super) bytes: u64,
+    pub(super) inodes: u64,
+    pub(super) devices: u64,
+    pub(super) has_acl: bool,
+}
+
+/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`].
+pub(super) fn copy(
+    mut program: Command,
+    image: OwnedFd,
+    into: BorrowedFd<'_>,
+    (maps, places): (&IdMaps, &[String]),
+    limits: &MountLimits,
+) -> Result<WrittenImage, MountsError> {
+    let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
+    let ask = WriteAsk {
+        users: inside(&maps.users),
+        groups: inside(&maps.groups),
+        places: places.to_vec(),
+        inodes_max: limits.inodes,
+        bytes_max: limits.image_bytes,
+    };
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        MountsError::failed("cannot copy the image", error)
+    };
+    let ask = serde_json::to_string(&ask).map_err(|error| failed(&error))?;
+    let into = into.try_clone_to_owned().map_err(|error| failed(&error))?;
+    program.arg(ask).env_clear().current_dir("/").uid(NOBODY).gid(NOBODY);
+    program.stdin(image).stdout(into).stderr(Stdio::piped());
+    let setup = Setup { die_with_parent: None, own_session: true, ..Setup::default() };
+    let mut started = spawn(program, &setup).map_err(|error| failed(&error))?;
+    let pipe = started.stderr.take();
+    let said = pipe.map(|it| read_until(&it.into(), Instant::now() + MOST));
+    let answer = match said {
+        Some(Ok(said)) => serde_json::from_slice(&said).ok(),
+        // It has had its time.
+        _ => None,
+    };
+    if answer.is_none() {
+        // It may have ended.
+        let _ended = started.process.signal(Signal::KILL);
+    }
+    let exit = started.process.wait().map_err(|error| failed(&error))?;
+    match answer {
+        Some(WriteAnswer::Written(written)) if exit == Exit::Code(0) => Ok(written),
+        Some(WriteAnswer::Invalid(reason)) => Err(MountsError::Invalid { reason }),
+        Some(WriteAnswer::TooMuch(reason)) => Err(MountsError::TooMuch { reason }),
+        Some(WriteAnswer::Unsupported(reason)) => Err(MountsError::Unsupported { reason }),
+        Some(WriteAnswer::Failed(reason)) => Err(MountsError::Failed { reason }),
+        _ => Err(MountsError::invalid(
+            "the process that copies images has ended before it was done: the image takes too much memory or time, or is \
+             damaged (`quire verify`)",
+        )),
+    }
+}
+
+/// Reads a pipe to its end, or for so long.
+fn read_until(pipe: &OwnedFd, deadline: Instant) -> io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    let mut piece = [0; 1024];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        let mut fds = [PollFd::new(pipe, PollFlags::IN)];
+        if poll(&mut fds, Some(&left))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match rustix::io::read(pipe, &mut piece)? {
+            0 => return Ok(said),
+            count => said.extend_from_slice(&piece[..count]),
+        }
+        if said.len() as u64 > SAID_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// What such a process does: reads an image from standard input, writes the copy to standard output, and says to standard error
+/// how it went. Returns its exit code.
+#[must_use]
+pub fn write_for_user(ask: &str) -> u8 {
+    let answer = match serde_json::from_str::<WriteAsk>(ask) {
+        Ok(ask) => match give_up_rights(ask.bytes_max) {
+            Ok(()) => write_asked(&ask).map_or_else(|it| it, WriteAnswer::Written),
+            Err(error) => WriteAnswer::Failed(format!("cannot give up rights: {error}")),
+        },
+        Err(error) => {
+            WriteAnswer::Failed(format!("this is called by `quire serve --mounts`: {error}"))
+        }
+    };
+    let is_well = matches!(answer, WriteAnswer::Written(_));
+    let told = serde_json::to_vec(&answer).unwrap_or_default();
+    // Without an answer, the service says that there was none.
+    let _told = io::stderr().write_all(&told);
+    u8::from(!is_well)
+}
+
+fn write_asked(ask: &WriteAsk) -> Result<WrittenImage, WriteAnswer> {
+    let mut bytes = Vec::new();
+    let failed = |error: io::Error| WriteAnswer::Failed(format!("cannot read the image: {error}"));
+    // A memfd that is sealed, whose length was looked at.
+    io::stdin().lock().take(ask.bytes_max).read_to_end(&mut bytes).map_err(failed)?;
+    let out = io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(failed)?;
+    let mut out = BufWriter::with_capacity(1 << 18, out);
+    let written = write_copy(&bytes, ask, &mut out)?;
+    out.flush().map_err(|error| not_written(&error))?;
+    Ok(written)
+}
+
+fn not_written(error: &io::Error) -> WriteAnswer {
+    WriteAnswer::Failed(format!("cannot write the copy of the image: {error}"))
+}
+
+/// Says all that an error says.
+fn chain(doing: &str, error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |it| it.source())
+        .fold(doing.to_owned(), |text, error| format!("{text}: {error}"))
+}
+
+fn write_copy(
+    bytes: &[u8],
+    ask: &WriteAsk,
+    out: &mut impl io::Write,
+) -> Result<WrittenImage, WriteAnswer> {
+    let unread = |error: ReadError| {
+        match error {
+        ReadError::NotComposefs => WriteAnswer::Unsupported(
+            "the mount service lends images of the form `objects`: `quire convert --form objects NAME`"
+                .to_owned(),
+        ),
+        error => WriteAnswer::Invalid(chain("cannot read the image", &error)),
+    }
+    };
+    let image = Image::open(Cached::new(bytes)).map_err(unread)?;
+    let superblock = image.superblock();
+    if superblock.inodes > ask.inodes_max {
+        return Err(WriteAnswer::TooMuch(format!(
+            "the image has {} files, and {} may be in one: `inodes` below [mounts] in /etc/quire/serve.toml",
+            superblock.inodes, ask.inodes_max
+        )));
+    }
+    let has_acl = superblock.may_have_acl();
+    let tree = to_tree(&image, View::Composefs(Owners::FirstMet)).map_err(unread)?.tree;
+    drop(image);
+    let ids = ids_of(ask);
+    let places: Vec<_> = ask.places.iter().map(|it| it.as_bytes()).collect();
+    let owner = |user, group| (ids.user(user), ids.group(group));
+    let invalid = |error: &(dyn std::error::Error + 'static)| {
+        WriteAnswer::Invalid(chain("no user can have this image", error))
+    };
+    let for_user = for_user(&tree, &TreeUser { owner: &owner, places: &places });
+    let for_user = for_user.map_err(|error| invalid(&error))?;
+    drop(tree);
+    let mut out = Tee::new(out, Algorithm::Sha256);
+    let summary = write(&for_user.tree, &Profile::Stubs, &mut out);
+    let summary = summary.map_err(|error| match error {
+        image::erofs::WriteError::Output(error) => not_written(&error),
+        error => invalid(&error),
+    })?;
+    let (_, digest) = out.finish();
+    Ok(WrittenImage {
+        copy: ImageId::new(digest).to_string(),
+        bytes: summary.bytes,
+        inodes: summary.inodes,
+        devices: for_user.devices,
+        has_acl,
+    })
+}
+
+/// Copies any bytes, for a fuzzer: what is written is an image that can be read, without devices, xattrs of `trusted.` and owners
+/// that the user lacks. Answers whether there is a copy.
+#[doc(hidden)]
+#[must_use]
+pub fn exercise_copy(bytes: &[u8]) -> bool {
+    let ask = WriteAsk {
+        users: vec![(0, 1), (10, 5)],
+        groups: vec![(0, 100)],
+        places: vec!["/etc/hosts".to_owned(), "a".to_owned()],
+        inodes_max: 10_000,
+        bytes_max: 1 << 20,
+    };
+    let mut copy = Vec::new();
+    let Ok(written) = write_copy(bytes, &ask, &mut copy) else { return false };
+    assert_eq!(copy.len() as u64, written.bytes, "its length is known");
+    let image = Image::open(&copy[..]).expect("a copy is an image");
+    let shown = to_tree(&image, View::Plain).expect("a copy can be read").tree;
+    let ids = ids_of(&ask);
+    let mut walk = shown.walk();
+    while let Some((path, entry)) = walk.next() {
+        let inode = entry.inode;
+        let is_device = matches!(inode.node(), Node::CharDevice(_) | Node::BlockDevice(_));
+        assert!(!is_device, "{} is a device", path.escape_ascii());
+        let of_file = inode.metadata();
+        let (user, group) = (ids.user(of_file.uid), ids.group(of_file.gid));
+        assert_eq!((user, group), (of_file.uid, of_file.gid), "{}", path.escape_ascii());
+        let mut names = inode.xattrs().map(|(name, _)| name);
+        assert!(!names.any(|it| it.starts_with(b"trusted.")), "{}", path.escape_ascii());
+    }
+    true
+}
+
+fn ids_of(ask: &WriteAsk) -> OwnIds {
+    let ranges = |inside: &[(u32, u32)]| {
+        inside
+            .iter()
+            .map(|(inside, count)| IdRange { inside: *inside, outside: 0, count: *count })
+            .collect()
+    };
+    OwnIds::of(ranges(&ask.users), ranges(&ask.groups))
+}
+
+/// Bounds this process, and takes from it what it does not need. Whatever happens to it then happens to nobody else.
+fn give_up_rights(bytes_max: u64) -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    let limits = [
+        (Resource::As, bytes_max.saturating_mul(MEMORY_EACH).saturating_add(MEMORY)),
+        (Resource::Cpu, MOST.as_secs()),
+        (Resource::Fsize, bytes_max.saturating_mul(GROWTH)),
+        // Standard input, output and error, and output once more.
+        (Resource::Nofile, 4),
+        (Resource::Nproc, 0),
+        (Resource::Core, 0),
+    ];
+    for (resource, most) in limits {
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
+    let Ok(arch) = std::env::consts::ARCH.try_into() else {
+        tracing::warn!("there is no seccomp filter for this processor");
+        return Ok(());
+    };
+    let rules: BTreeMap<i64, Vec<_>> = CALLS.iter().map(|it| (*it, Vec::new())).collect();
+    let refused = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
+    let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch);
+    let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(io::Error::other)?;
+    seccompiler::apply_filter(&program).map_err(io::Error::other)
+}
+
+/// What reading bytes, and writing them, needs: files that are open, memory, and an end.
+const CALLS: [i64; 26] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_statx,
+    libc::SYS_fcntl,
+    libc::SYS_dup,
+    libc::SYS_close,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_madvise,
+    libc::SYS_futex,
+    libc::SYS_getrandom,
+    libc::SYS_clock_gettime,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
