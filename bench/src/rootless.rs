@@ -1,29 +1,30 @@
 //! Images of users who are not root: as trees in memory and by FUSE, beside the kernel's own mounts and other servers.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod ways;
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 use super::measure::{Contestant, Memory, Outcome, Pace, Rules, drop_caches, measure};
 use super::report::{Report, Sizes, Table, Unit, ratio};
 use super::run::{hide_cgroup2, show_cgroup2};
-use super::walk::mount_erofs;
 use crate::Context;
 use crate::tree;
 use rig::Skipped;
 use rig::inputs;
-use rig::process::{find, need, quiet};
+use rig::process::{find, quiet};
+use ways::{User, Way, ways};
 
 const USER: u32 = 64_001;
 const EROFS: &str = "kernel: EROFS alone";
 const COMPOSEFS: &str = "kernel: root's quire mount (EROFS and overlayfs)";
 const TREE: &str = "quire mount --via tree, in a user namespace";
+const SERVICE: &str = "quire mount --via service, in a user namespace";
 const FUSE: &str = "quire mount --via fuse";
 const EROFSFUSE: &str = "erofsfuse";
 const CFUSE: &str = "composefs-rs, FUSE";
@@ -33,201 +34,9 @@ const CFUSE_PROGRAM: &str = "QUIRE_BENCH_COMPOSEFS_FUSE";
 /// How long a server may take until its mount is there.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A user of the bench's own mount namespace, with ids besides its own.
-struct User<'a> {
-    context: &'a Context<'a>,
-    quire: PathBuf,
-    home: PathBuf,
-}
-
-impl<'a> User<'a> {
-    fn new(context: &'a Context<'_>) -> Result<Self> {
-        for program in ["setpriv", "unshare", "nsenter", "newuidmap", "newgidmap", "fusermount3"] {
-            need(program)?;
-        }
-        let place = |name: &str| context.work.join(name);
-        // Everybody has to get to the user's home.
-        for folder in context.work.ancestors().take(2) {
-            fs::set_permissions(folder, Permissions::from_mode(0o755))?;
-        }
-        let (quire, home) = (place("quire"), place("home"));
-        fs::copy(context.quire, &quire)?;
-        fs::create_dir(&home)?;
-        chown(&home, Some(USER), Some(USER))?;
-        let names = fs::read_to_string("/etc/passwd")?;
-        let own = format!("quire-bench:x:{USER}:{USER}::{}:/bin/sh\n", home.display());
-        fs::write(place("passwd"), names + &own)?;
-        fs::write(place("ids"), "quire-bench:6400000:65536\n")?;
-        let mode = Mode::from_raw_mode(0o666);
-        mknodat(CWD, place("fuse"), FileType::CharacterDevice, mode, makedev(10, 229))?;
-        fs::set_permissions(place("fuse"), Permissions::from_mode(0o666))?;
-        for (file, at) in [
-            ("passwd", "/etc/passwd"),
-            ("ids", "/etc/subuid"),
-            ("ids", "/etc/subgid"),
-            ("fuse", "/dev/fuse"),
-        ] {
-            mount_bind(place(file), at).with_context(|| format!("cannot mount on {at}"))?;
-        }
-        Ok(Self { context, quire, home })
-    }
-
-    /// A program that the user calls.
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        let id = USER.to_string();
-        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program);
-        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &self.home);
-        command.env("XDG_RUNTIME_DIR", &self.home).current_dir(&self.home);
-        command
-    }
-
-    fn quire(&self, words: &[&str]) -> Command {
-        let mut command = self.command(&self.quire);
-        command.args(words);
-        command
-    }
-
-    fn store(&self) -> PathBuf {
-        self.home.join(".local/share/quire")
-    }
-
-    /// The file of an image of the user's.
-    fn image(&self, name: &str) -> Result<PathBuf> {
-        let shown = quiet(&mut self.quire(&["show", "--json", name]))?;
-        let shown: serde_json::Value = serde_json::from_str(&shown)?;
-        let id = shown["image"].as_str().context("`show` names no image")?;
-        Ok(self.store().join("images").join(id))
-    }
-}
-
-/// A way to mount an image: the folder, and how a command gets to see it.
-struct Way<'a> {
-    name: String,
-    point: PathBuf,
-    mount: Box<dyn Fn() -> Result<Option<Child>> + 'a>,
-    unmount: Box<dyn Fn() -> Result<()> + 'a>,
-}
-
-fn until_mounted(point: &Path) -> Result<()> {
-    let since = Instant::now();
-    while !super::mounts::is_mounted(point)? {
-        if since.elapsed() > PATIENCE {
-            bail!("{} is not mounted", point.display());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
-fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>>> {
-    let file = user.image(image)?;
-    let objects = user.store().join("objects");
-    let point = |name: &str| -> Result<PathBuf> {
-        let point = user.home.join(name);
-        fs::create_dir_all(&point)?;
-        chown(&point, Some(USER), Some(USER))?;
-        Ok(point)
-    };
-    let by_kernel = |at: &PathBuf| -> Box<dyn Fn() -> Result<()> + 'a> {
-        let at = at.clone();
-        Box::new(move || Ok(unmount(&at, UnmountFlags::DETACH)?))
-    };
-    let mut ways = Vec::new();
-    let at = point("erofs")?;
-    ways.push(Way {
-        name: EROFS.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new({
-            let file = file.clone();
-            move || mount_erofs(&file, &at).map(|()| None)
-        }),
-    });
-    // Root's own store, which has the same objects and the same image.
-    let at = point("composefs")?;
-    let root_store = user.context.work.join("root-store");
-    ways.push(Way {
-        name: COMPOSEFS.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new(move || {
-            let mut quire = Command::new(user.context.quire);
-            quire.arg("--store").arg(&root_store).args(["mount", image]).arg(&at);
-            quiet(&mut quire).map(|_| None)
-        }),
-    });
-    let at = point("tree")?;
-    ways.push(Way {
-        name: TREE.to_owned(),
-        point: at.clone(),
-        mount: Box::new(move || {
-            let ready = user.home.join("ready");
-            let _earlier = fs::remove_file(&ready);
-            let script = "\"$1\" mount --via tree \"$2\" \"$3\" && : > \"$4\" && exec sleep 100000";
-            let mut command = user.command("unshare");
-            command.args([
-                "--user",
-                "--map-auto",
-                "--map-root-user",
-                "--mount",
-                "sh",
-                "-c",
-                script,
-                "sh",
-            ]);
-            command.arg(&user.quire).arg(image).arg(&at).arg(&ready);
-            let child = command.stdin(Stdio::null()).spawn()?;
-            let since = Instant::now();
-            while !ready.exists() && since.elapsed() < PATIENCE {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Ok(Some(child))
-        }),
-        unmount: Box::new(|| Ok(())),
-    });
-    let at = point("fuse")?;
-    let root_store = user.context.work.join("root-store");
-    ways.push(Way {
-        name: FUSE.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new(move || {
-            let mut quire = Command::new(user.context.quire);
-            quire.arg("--store").arg(&root_store).args(["mount", "--via", "fuse", image]).arg(&at);
-            quiet(&mut quire).map(|_| None)
-        }),
-    });
-    let others = [
-        (EROFSFUSE, find("erofsfuse"), false),
-        (CFUSE, std::env::var_os(CFUSE_PROGRAM).map(PathBuf::from), true),
-    ];
-    for (name, program, has_objects) in others {
-        let Some(program) = program else { continue };
-        let at = point(if has_objects { "cfuse" } else { "erofsfuse" })?;
-        let (file, objects) = (file.clone(), objects.clone());
-        ways.push(Way {
-            name: name.to_owned(),
-            point: at.clone(),
-            mount: Box::new({
-                let at = at.clone();
-                move || {
-                    let mut server = Command::new(&program);
-                    if has_objects {
-                        server.arg(&file).arg(&objects).arg(&at);
-                    } else {
-                        server.arg("-f").arg(&file).arg(&at);
-                    }
-                    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-                    let server = server.spawn()?;
-                    until_mounted(&at)?;
-                    Ok(Some(server))
-                }
-            }),
-            unmount: Box::new(move || Ok(unmount(&at, UnmountFlags::DETACH)?)),
-        });
-    }
-    Ok(ways)
+/// Whether a way's mount is in a user namespace alone.
+fn is_inside(way: &str) -> bool {
+    matches!(way, TREE | SERVICE)
 }
 
 /// What root runs in a mounted image.
@@ -271,7 +80,8 @@ fn race(
             let child = std::rc::Rc::new(std::cell::RefCell::new(None::<Child>));
             let (started, seen, ended) = (child.clone(), child.clone(), child);
             let call = move |inside: &std::cell::RefCell<Option<Child>>| {
-                let inside = inside.borrow().as_ref().map(Child::id).filter(|_| way.name == TREE);
+                let inside =
+                    inside.borrow().as_ref().map(Child::id).filter(|_| is_inside(&way.name));
                 command(way, inside, words)
             };
             let contestant = Contestant::new(&way.name, move || Ok(vec![call(&seen)]));
@@ -287,7 +97,7 @@ fn race(
                     .after(move || {
                         (way.unmount)()?;
                         if let Some(mut child) = ended.borrow_mut().take() {
-                            if way.name == TREE {
+                            if is_inside(&way.name) {
                                 child.kill()?;
                             }
                             child.wait()?;
@@ -317,7 +127,7 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
         quire.args(["--writable", "memory", "debian", "--", "true"]);
         Ok(vec![quire])
     })];
-    for way in ["tree", "fuse"] {
+    for way in ["service", "tree", "fuse"] {
         let crun = &crun;
         contestants.push(Contestant::new(&format!("quire run --via {way}"), move || {
             let mut quire = user.quire(&["run", "--rm", "--via", way, "--runtime"]);
@@ -369,6 +179,43 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
     Ok(Some(Table { title: title.to_owned(), memory, runs, outcomes }))
 }
 
+/// A mount in a user namespace: what the service takes of it, and a tree.
+fn mounts(user: &User<'_>) -> Result<Vec<Table>> {
+    let mut tables = Vec::new();
+    for image in ["debian", "developer"] {
+        let title = format!("{image}: a mount in a user namespace");
+        if !user.context.wants(&title) {
+            continue;
+        }
+        let point = user.home.join("point");
+        fs::create_dir_all(&point)?;
+        chown(&point, Some(USER), Some(USER))?;
+        let call = |way: &str| {
+            let mut command = user.in_namespace();
+            command.arg(&user.quire).args(["mount", "--via", way, image]).arg(&point);
+            command
+        };
+        let mut contestants = vec![
+            Contestant::new("nothing: the namespace, and quire --version", || {
+                let mut command = user.in_namespace();
+                command.arg(&user.quire).arg("--version");
+                Ok(vec![command])
+            }),
+            Contestant::new("--via service, the first time", || Ok(vec![call("service")]))
+                .before(|| user.service_again()),
+            Contestant::new("--via service, again", || Ok(vec![call("service")]))
+                .before(|| quiet(&mut call("service")).map(drop)),
+            Contestant::new("--via tree", || Ok(vec![call("tree")])),
+        ];
+        let runs = user.context.runs.max(15);
+        let memory = Memory::AllProcesses;
+        let rules = Rules { runs, sync: None, cold: false, pace: Pace::Rested(REST), memory };
+        let outcomes = measure(&rules, &mut contestants)?;
+        tables.push(Table { title, memory, runs, outcomes });
+    }
+    Ok(tables)
+}
+
 /// Longer than the grace period of a busy machine.
 const REST: Duration = Duration::from_millis(100);
 
@@ -379,7 +226,7 @@ fn memory(user: &User<'_>) -> Result<Vec<Sizes>> {
         return Ok(Vec::new());
     }
     let mut rows = Vec::new();
-    for way in ["tree", "fuse"] {
+    for way in ["service", "tree", "fuse"] {
         drop_caches()?;
         let before = cached()?;
         let names = ["one", "two"];
@@ -461,6 +308,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     tables.extend(race(&user, "developer: ls -lR", "developer", &list, false)?);
     tables.extend(race(&user, "developer with xattrs: ls -lR", "developer-xattrs", &list, false)?);
     tables.extend(race(&user, "debian-base: all files read", "debian", &read, true)?);
+    tables.extend(mounts(&user)?);
     tables.extend(starts(&user, &root)?);
     let sizes = memory(&user)?;
     let findings = tables.iter().flat_map(findings).collect();
@@ -470,7 +318,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             "Images without the kernel's EROFS, as users who are not root have them. Root runs all listings and reads, so that \
              all of them see the same. *developer*: a root of 64,246 entries, whose files are full of zeros; four of \
              them have xattrs, which one of the two images leaves out. *debian-base*: 6,700 entries, 119 MB. Mounts are made \
-             before the clock starts. The tree is in a user namespace, into which `nsenter` brings the command. \
+             before the clock starts. The tree, and what the mount service lends, are in a user namespace, into which \
+             `nsenter` brings the command. *A mount in a user namespace*: whole processes; the first time, the service has just been \
+             started. \
              composefs-rs is a program of a few lines around the crate composefs-fuse 0.9.4, for data, too. It compares no \
              digests of data here. *A container that runs true*: whole processes, after a rest of 100 ms.",
         ),
@@ -486,10 +336,10 @@ fn findings(table: &Table) -> Vec<String> {
     let find = |name: &str| table.outcomes.iter().find(|it| it.name.starts_with(name));
     let mut found: Vec<_> = [EROFS, COMPOSEFS, CFUSE]
         .iter()
-        .flat_map(|theirs| [of(FUSE, theirs), of(TREE, theirs)])
+        .flat_map(|theirs| [of(SERVICE, theirs), of(FUSE, theirs), of(TREE, theirs)])
         .flatten()
         .collect();
-    for way in ["tree", "fuse"] {
+    for way in ["service", "tree", "fuse"] {
         if let (Some(total), Some(alone)) =
             (find(&format!("quire run --via {way}")), find("crun alone"))
         {
