@@ -73,6 +73,11 @@ pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
         remove(&bin.join(name))?;
         symlink("quire", bin.join(name))?;
     }
+    // Where mount(8) looks, if the prefix is /usr.
+    let helper = prefix.join("sbin/mount.quire");
+    fs::create_dir_all(prefix.join("sbin"))?;
+    remove(&helper)?;
+    symlink("../bin/quire", &helper)?;
     let pages = share.join("man/man1");
     fs::create_dir_all(&pages)?;
     quiet(Command::new(binary).arg("man").arg(&pages))?;

@@ -11,7 +11,7 @@ use container::life::look::LookError;
 use container::root::filestore::FilestoreError;
 use kernel::features::Can;
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};
-use kernel::process::Who;
+use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
 use oci::manifest::ManifestError;
 use rustix::io::Errno;
@@ -55,10 +55,28 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
     }
     // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
-    let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share"));
-    let data = data.or_else(home);
+    let data = data.or_else(|| home(who).map(|it| it.join(".local/share")));
     let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
     Ok(data.join("quire"))
+}
+
+/// The home of this process's user: what `HOME` says, or else `/etc/passwd`, since mount(8) calls helpers without variables.
+pub(crate) fn home(who: Who) -> Option<PathBuf> {
+    if let Some(home) = std::env::var_os("HOME") {
+        return Some(home.into());
+    }
+    // In a namespace the number is another user's.
+    let is_known = who.namespace == UserNamespace::Initial;
+    let names = std::fs::read_to_string("/etc/passwd").ok().filter(|_| is_known)?;
+    home_of(&names, who.user).map(PathBuf::from)
+}
+
+/// Source: passwd(5).
+fn home_of(names: &str, user: u32) -> Option<&str> {
+    let number = user.to_string();
+    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
+    found.find_map(|fields| fields.get(5).copied()).filter(|it| it.starts_with('/'))
 }
 
 /// The store of the host's root.

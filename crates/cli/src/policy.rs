@@ -1,6 +1,6 @@
 //! The policies in force, asked before an image is used.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::bail;
 use oci::policy::{Default, Policies};
@@ -16,7 +16,7 @@ const SYSTEM: &str = "/etc/quire/policy.toml";
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     let named = context.policy();
     let mut files = vec![PathBuf::from(SYSTEM)];
-    files.extend(named.map_or_else(user_file, |it| Some(it.to_owned())));
+    files.extend(named.map_or_else(|| user_file(context), |it| Some(it.to_owned())));
     let policies = Policies::load(&files)?;
     // By default none has to be there. One that is named and not there is a mistake, or is being written anew: until it is
     // there again, nothing may be used.
@@ -72,9 +72,10 @@ pub(crate) fn describe(context: &Context) -> String {
 }
 
 /// Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
-fn user_file() -> Option<PathBuf> {
+fn user_file(context: &Context) -> Option<PathBuf> {
     let absolute = |it: std::ffi::OsString| Some(PathBuf::from(it)).filter(|it| it.is_absolute());
     let config = std::env::var_os("XDG_CONFIG_HOME").and_then(absolute);
-    let home = || Some(Path::new(&std::env::var_os("HOME")?).join(".config"));
+    // In a namespace the variables are those of before.
+    let home = || Some(crate::context::home(context.who())?.join(".config"));
     Some(config.or_else(home)?.join("quire/policy.toml"))
 }

@@ -37,6 +37,7 @@ mod logs;
 mod makers;
 mod memory;
 mod merge;
+mod mount_helper;
 mod mounts;
 mod networks;
 mod pages;
