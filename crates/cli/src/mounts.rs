@@ -14,7 +14,8 @@ use std::sync::mpsc;
 use anyhow::{Context as _, bail, ensure};
 use kernel::process::Signal;
 use serve::mounts::{
-    MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, write_for_user,
+    MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, speak_with_client,
+    write_for_user,
 };
 
 use crate::Answer;
@@ -30,17 +31,30 @@ pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
 
 /// The name by which this program is the process that copies images.
 const WRITER: &str = "quire-image-writer";
+/// And the process that speaks with a client.
+const SPEAKER: &str = "quire-mount-client";
+/// What they are told. Other users see the words of a process, but not its variables.
+const TOLD: &str = "QUIRE_TOLD";
 /// Source: `linux/magic.h`, TMPFS_MAGIC.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Copies an image for the service, if that is what this process was started for.
+/// Copies an image for the service, or speaks with a client, if that is what this process was started for.
 pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
-    let mut arguments = arguments.into_iter();
-    if arguments.next()? != WRITER {
-        return None;
-    }
-    let ask = arguments.next().unwrap_or_default();
-    Some(ExitCode::from(write_for_user(&ask.to_string_lossy())))
+    let own = arguments.into_iter().next()?;
+    let work = match own.to_str()? {
+        WRITER => write_for_user,
+        SPEAKER => speak_with_client,
+        _ => return None,
+    };
+    let told = std::env::var(TOLD).unwrap_or_default();
+    Some(ExitCode::from(work(&told)))
+}
+
+/// This program under another name.
+fn again(name: &str, told: String) -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg0(name).env_clear().env(TOLD, told);
+    program
 }
 
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
@@ -65,11 +79,9 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             policy.map_err(|error| format!("{error:#}"))
         }),
         ids: Box::new(crate::rootless::given_ids),
-        writer: Box::new(|| {
-            let mut program = Command::new("/proc/self/exe");
-            program.arg0(WRITER);
-            program
-        }),
+        is_given: Box::new(crate::rootless::is_given),
+        writer: Box::new(|told| again(WRITER, told)),
+        speaker: Box::new(|told| again(SPEAKER, told)),
         copies,
         version: env!("CARGO_PKG_VERSION"),
     };

@@ -71,8 +71,7 @@ fn enter_own_namespace(who: Who) -> anyhow::Result<Entered> {
 
 /// Which ids a user can have in a namespace, and from whom.
 fn ids(who: Who) -> (Mapper, IdMap) {
-    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
-    let [users, groups, names] = ["/etc/subuid", "/etc/subgid", "/etc/passwd"].map(read);
+    let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
     let name = UserName { number: who.user, name: name_of(&names, who.user) };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
@@ -86,7 +85,24 @@ fn ids(who: Who) -> (Mapper, IdMap) {
 /// The ids that a user may have in a namespace, besides its own.
 #[cfg(feature = "serve")]
 pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
-    ids(Who { user, group, namespace: UserNamespace::Initial }).1
+    let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
+    let name = UserName { number: user, name: name_of(&names, user) };
+    let of_user = (user, group);
+    let given = IdMap::of_user(Files { users: &users, groups: &groups }, &name, of_user);
+    given.unwrap_or_else(|| IdMap::single(of_user))
+}
+
+/// Whether a number is one of those that were given to a user besides its own.
+#[cfg(feature = "serve")]
+pub(crate) fn is_given(user: u32) -> bool {
+    container::bundle::userns::is_given(&read_or_nothing("/etc/subuid"), user)
+}
+
+/// Where ids are given to users, and the names of these.
+const SUBORDINATE: [&str; 3] = ["/etc/subuid", "/etc/subgid", "/etc/passwd"];
+
+fn read_or_nothing(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
 }
 
 /// How this user gets images into a user namespace.

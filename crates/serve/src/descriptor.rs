@@ -1,11 +1,14 @@
 //! Descriptors that come through sockets.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 
 /// What came in one piece.
 pub(crate) struct ReceivedPiece {
@@ -34,4 +37,44 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<R
         _ => None,
     });
     Ok(ReceivedPiece { bytes: got.bytes, flags: got.flags, descriptor })
+}
+
+/// The most descriptors that come along with one piece.
+const MOST: usize = 2;
+
+/// Takes a whole piece, and up to two descriptors that come along with it. No bytes are the end.
+pub(crate) fn receive_piece(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(buffer)];
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = message {
+            descriptors.extend(some);
+        }
+    }
+    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok((got.bytes, descriptors))
+}
+
+/// Sends a piece with up to two descriptors.
+pub(crate) fn send_piece(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let parts = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
 }

@@ -48,7 +48,7 @@ fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
 
 /// The way out.
 const ELSEWHERE: &str =
-    "choose a --socket where only root can put files, such as /run/quire/snapshotter.sock";
+    "choose a --socket where only root can put files, such as one in /run/quire";
 
 /// A socket in whose place another may come: nobody listens there any more. Anything else stays.
 fn check_free(socket: &Path) -> io::Result<()> {

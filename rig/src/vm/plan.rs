@@ -127,7 +127,11 @@ pub(crate) const TESTS: &[Test] = &[
         name: "rootless",
         about: "containers and mounts of a user who is not root, by trees and by FUSE",
         runs: &[
-            short(run("quire-cli", "verbs", &["rootless::fuse::containers_run"])),
+            short(run(
+                "quire-cli",
+                "verbs",
+                &["rootless::fuse::containers_run", "rootless::mounts::what_is_lent"],
+            )),
             run("quire-cli", "verbs", &["rootless::"]),
         ],
     },

@@ -318,6 +318,12 @@ impl UserName<'_> {
     }
 }
 
+/// Whether a file gives somebody this id. Source: subuid(5).
+#[must_use]
+pub fn is_given(file: &str, id: u32) -> bool {
+    stretches(file, None).iter().any(|(first, end)| (*first..*end).contains(&u64::from(id)))
+}
+
 /// A user's own id is 0 inside, and those of stretches follow. `None` if there are none.
 fn with_own(own: u32, stretches: &[Stretch]) -> Option<Vec<IdRange>> {
     let mut ranges = vec![IdRange { inside: 0, outside: own, count: 1 }];

@@ -19,18 +19,22 @@ impl LentImage {
         Ok(Self(kernel::mount::erofs(file, &options)?.mount))
     }
 
-    /// One more mount of it, for the root of a user namespace: its owners are those of the namespace, and that it is read-only,
+    /// One more mount of it, for the root of a user namespace, which belongs to `owner`, a user and a group: its files' owners are those of the namespace, and that it is read-only,
     /// and has neither devices, programs nor set-user-id, cannot be changed there. (An overlay on it has flags of its own.)
     ///
     /// # Errors
     /// An error of the kernel: [`MountError::Unsupported`] before Linux 6.15.
-    pub fn lend(&self, user_namespace: BorrowedFd<'_>) -> Result<Detached, MountError> {
+    pub fn lend(
+        &self,
+        user_namespace: BorrowedFd<'_>,
+        owner: (u32, u32),
+    ) -> Result<Detached, MountError> {
         let mount = self.0.clone_detached()?;
         let set = MountAttrFlags::MOUNT_ATTR_RDONLY
             | MountAttrFlags::MOUNT_ATTR_NODEV
             | MountAttrFlags::MOUNT_ATTR_NOSUID
             | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         mount.set(&Attributes { set, idmap: Some(user_namespace), ..Attributes::default() })?;
-        mount.locked_for(user_namespace)
+        mount.locked_for(user_namespace, owner)
     }
 }

@@ -34,7 +34,8 @@ const OVERLAY: &[u8] = b"user.overlay.";
 /// What an image writer puts behind that, in xattrs of the source that begin so.
 const ESCAPE: &[u8] = b"overlay.";
 
-/// A tree for a user: without devices, without xattrs that only root may have (`trusted.`), and with owners that there are.
+/// A tree for a user: without devices, without xattrs that only root may have (`trusted.`, and labels of security
+/// modules), and with owners that there are.
 ///
 /// # Errors
 /// [`TreeError`] when a name of a place is none, or an xattr's name is too long to be escaped.
@@ -63,6 +64,13 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
         copy.place(place)?;
     }
     Ok(UserTree { tree: copy.builder.finish(), devices: copy.devices })
+}
+
+/// Whether a user could give a file an xattr of this name. Of those of security modules it is capabilities alone, which count in
+/// the user's namespace only; labels would be believed.
+fn is_users(name: &[u8]) -> bool {
+    let is_security = name.starts_with(b"security.") && name != b"security.capability";
+    !is_security && !name.starts_with(b"trusted.")
 }
 
 struct Copy<'a> {
@@ -101,7 +109,7 @@ impl Copy<'_> {
         if let Some(here) = self.xattrs[id.index()] {
             return Ok(here);
         }
-        let kept = tree.xattrs(id).filter(|(name, _)| !name.starts_with(b"trusted."));
+        let kept = tree.xattrs(id).filter(|(name, _)| is_users(name));
         let kept: Vec<_> = kept.collect();
         let is_long = |name: &[u8]| {
             name.starts_with(OVERLAY) && name.len() > XATTR_NAME_MAX.saturating_sub(ESCAPE.len())

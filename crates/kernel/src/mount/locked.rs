@@ -12,12 +12,14 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
-use rustix::process::{Pid, WaitOptions};
-use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+use rustix::process::Pid;
+use rustix::thread::UnshareFlags;
 
 use super::{Detached, MountError, Step};
 use crate::object::name_of;
-use crate::process::{close_all_but, set_root_propagation, sorted};
+use crate::process::{
+    close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
+};
 use crate::propagation::Propagation;
 
 impl Detached {
@@ -25,14 +27,19 @@ impl Detached {
     /// (Of a mount that is simply sent, the receiver can clear `nodev` and `ro`, with its rights in its own namespace.)
     ///
     /// The kernel locks attributes where mounts are copied into a mount namespace of a less privileged owner. So a child goes
-    /// there with the mount. Source: Linux `fs/namespace.c`, `copy_mnt_ns` and `lock_mnt_tree`.
+    /// there with the mount, as the namespace's `owner`, a user and a group. Source: Linux `fs/namespace.c`, `copy_mnt_ns` and `lock_mnt_tree`.
     ///
     /// # Errors
-    /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` here and in the namespace.
+    /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` here, or if the owner has not all rights in the namespace;
+    /// `ETIMEDOUT` and `EINTR` if its root keeps the child from that.
     ///
     /// # Panics
     /// If `fork` returns an invalid pid.
-    pub fn locked_for(self, user_namespace: BorrowedFd<'_>) -> Result<Self, MountError> {
+    pub fn locked_for(
+        self,
+        user_namespace: BorrowedFd<'_>,
+        owner: (u32, u32),
+    ) -> Result<Self, MountError> {
         let failed = |errno| MountError::call(Step::Lock, name_of(self.as_fd()), errno);
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -49,7 +56,7 @@ impl Detached {
             0 => {
                 close_all_but(&kept);
                 // The parent sees the end of the socket, if nothing can be sent.
-                let _sent = match pass_through(self.as_fd(), user_namespace) {
+                let _sent = match pass_through(self.as_fd(), user_namespace, owner) {
                     Ok(mount) => send(theirs.as_fd(), 0, Some(mount.as_fd())),
                     Err(errno) => send(theirs.as_fd(), errno.raw_os_error(), None),
                 };
@@ -58,10 +65,9 @@ impl Detached {
             }
             child => {
                 drop(theirs);
-                let received = receive(ours.as_fd());
-                let child = Pid::from_raw(child).expect("fork answers a pid");
-                let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
-                while matches!(wait(), Err(Errno::INTR)) {}
+                // The namespace's root may have stopped the child by then, or ended it.
+                let received = wait_to_read(ours.as_fd()).and_then(|()| receive(ours.as_fd()));
+                end_child(Pid::from_raw(child).expect("fork answers a pid"));
                 received.map(Self::from_fd).map_err(failed)
             }
         }
@@ -69,7 +75,11 @@ impl Detached {
 }
 
 /// Only system calls.
-fn pass_through(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+fn pass_through(
+    mount: BorrowedFd<'_>,
+    user_namespace: BorrowedFd<'_>,
+    owner: (u32, u32),
+) -> Result<OwnedFd, Errno> {
     // SAFETY: without FILES, no thread loses sight of a descriptor.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     set_root_propagation(Propagation::Private)?;
@@ -77,7 +87,7 @@ fn pass_through(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Result
     rustix::mount::move_mount(mount, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     // The working directory is what the kernel finds again in the copy of this namespace.
     rustix::process::fchdir(mount)?;
-    rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)?;
+    enter_owned(user_namespace, owner)?;
     // SAFETY: as above.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE

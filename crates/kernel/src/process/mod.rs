@@ -26,7 +26,9 @@ pub use namespaces::{
     IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
     owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
 };
-pub(crate) use namespaces::{close_all_but, set_root_propagation, sorted};
+pub(crate) use namespaces::{
+    close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
+};
 pub use own::{Mapper, OwnNamespaceError, enter_own};
 pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};

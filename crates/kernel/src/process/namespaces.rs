@@ -5,12 +5,14 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::MountPropagationFlags;
-use rustix::process::{Pid, WaitOptions};
-use rustix::thread::{ThreadNameSpaceType, UnshareFlags};
+use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
+use rustix::thread::{Gid, ThreadNameSpaceType, Uid, UnshareFlags};
 
 use super::ProcessError;
 use crate::propagation::Propagation;
@@ -208,16 +210,16 @@ pub struct IdMaps {
     pub groups: Vec<IdRange>,
 }
 
-/// Asks for the maps of a user namespace, of which nothing but a descriptor is known.
+/// Asks for the maps of a user namespace, of which nothing but a descriptor is known. `owner` is the user, with a group, who has
+/// all rights in it.
 ///
 /// # Errors
-/// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in that namespace, `EINVAL` for this process's own.
+/// An error of the kernel: `EPERM` if the owner has not all rights in it, `ETIMEDOUT` if its root keeps this from looking.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
-pub fn id_maps(user_namespace: BorrowedFd<'_>) -> Result<IdMaps, ProcessError> {
-    let enter =
-        || rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER);
+pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMaps, ProcessError> {
+    let enter = || enter_owned(user_namespace, owner);
     in_a_child("ask for the maps of a user namespace", &[user_namespace], enter, |child| {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{child}/{name}"));
@@ -225,6 +227,52 @@ pub fn id_maps(user_namespace: BorrowedFd<'_>) -> Result<IdMaps, ProcessError> {
         };
         Ok(IdMaps { users: read("uid_map")?, groups: read("gid_map")? })
     })
+}
+
+/// Has a child of root's become the owner of a user namespace, and enter it: nothing but system calls. The namespace's root may be
+/// hostile. It can stop the child then and end it, but not look into it: the child is no one that its owner is not, and its
+/// memory belongs to the namespace of before.
+pub(crate) fn enter_owned(
+    user_namespace: BorrowedFd<'_>,
+    (user, group): (u32, u32),
+) -> Result<(), Errno> {
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    rustix::thread::set_thread_res_uid(user, user, user)?;
+    // After that, since the kernel then takes what `fs.suid_dumpable` says. Entering a namespace of one's own leaves it alone:
+    // Linux `kernel/cred.c`, `commit_creds` and `cred_cap_issubset`.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)
+}
+
+/// How long a child may take. The root of the namespace where it is may have stopped it.
+const CHILD_MAX: Duration = Duration::from_secs(1);
+
+/// Waits until something can be read of a child, for so long.
+///
+/// # Errors
+/// `ETIMEDOUT`.
+pub(crate) fn wait_to_read(from: BorrowedFd<'_>) -> Result<(), Errno> {
+    let deadline = Instant::now() + CHILD_MAX;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(|_range| Errno::INVAL)?;
+        let mut fds = [PollFd::from_borrowed_fd(from, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&left)) {
+            Ok(0) => return Err(Errno::TIMEDOUT),
+            Err(Errno::INTR) => {}
+            polled => return polled.map(drop),
+        }
+    }
+}
+
+/// Ends a child that has nothing left to do, also one that is stopped, and waits for it.
+pub(crate) fn end_child(child: Pid) {
+    // It may have ended.
+    let _ended = rustix::process::kill_process(child, Signal::KILL);
+    let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
+    while matches!(wait(), Err(Errno::INTR)) {}
 }
 
 /// The ranges of a map. Source: user_namespaces(7), "User and group ID mappings".
@@ -285,12 +333,12 @@ fn in_a_child<T>(
         child => {
             drop(ready_write);
             drop(done_read);
-            let result = is_ready(File::from(ready_read)).and_then(|()| look(child));
+            let result = wait_to_read(ready_read.as_fd())
+                .and_then(|()| is_ready(File::from(ready_read)))
+                .and_then(|()| look(child));
             // The child sees the end of the pipe, and exits.
             drop(done_write);
-            let child = Pid::from_raw(child).expect("fork answers a pid");
-            let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
-            while matches!(wait(), Err(Errno::INTR)) {}
+            end_child(Pid::from_raw(child).expect("fork answers a pid"));
             result.map_err(failed)
         }
     }

@@ -14,7 +14,9 @@ use zlink::tokio::unix::{self, Connection};
 use super::wire::{DescribeReply, LendAsk, LendReply, MethodCall, MountsError};
 
 /// How long the service may take. It works on one request of a user's at a time.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long it may take to say who it is.
+const DESCRIBED: Duration = Duration::from_secs(2);
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
 const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
 
@@ -79,7 +81,7 @@ impl MountClient {
         };
         let parameters = serde_json::to_value(ask).map_err(talk)?;
         let (reply, descriptors): (LendReply, _) =
-            self.call("io.quire.Mounts.Lend", parameters, vec![image, user_namespace])?;
+            self.call("io.quire.Mounts.Lend", parameters, vec![image, user_namespace], ANSWER)?;
         let mount = descriptors.into_iter().nth(reply.mount_file_descriptor);
         let mount = mount.ok_or_else(|| MountClientError::Talk("it sent no mount".to_owned()))?;
         match rustix::fs::fstatfs(&mount) {
@@ -105,8 +107,9 @@ impl MountClient {
     /// # Errors
     /// [`MountClientError`].
     pub fn describe(&mut self) -> Result<String, MountClientError> {
+        let nothing = serde_json::Value::Null;
         let (reply, _): (DescribeReply, _) =
-            self.call("io.quire.Mounts.Describe", serde_json::Value::Null, Vec::new())?;
+            self.call("io.quire.Mounts.Describe", nothing, Vec::new(), DESCRIBED)?;
         Ok(reply.version)
     }
 
@@ -115,12 +118,13 @@ impl MountClient {
         method: &str,
         parameters: serde_json::Value,
         descriptors: Vec<OwnedFd>,
+        most: Duration,
     ) -> Result<(R, Vec<OwnedFd>), MountClientError> {
         let call = Call::new(MethodCall { method: method.to_owned(), parameters });
         let connection = &mut self.connection;
         let answered = self.runtime.block_on(async {
             let asked = connection.call_method::<_, R, MountsError>(&call, descriptors);
-            tokio::time::timeout(ANSWER, asked).await
+            tokio::time::timeout(most, asked).await
         });
         let (reply, descriptors) = answered.map_err(talk)?.map_err(talk)?;
         let reply = reply.map_err(MountClientError::Refused)?;

@@ -11,10 +11,14 @@ use kernel::mount::Acl;
 
 use super::users::MountLimits;
 use super::wire::MountsError;
-use super::writer::WrittenImage;
+use super::writer::{self, WrittenImage};
 
 /// How long a copy is kept that nobody has mounted: the next container of the image may start soon.
 const IDLE: Duration = Duration::from_secs(60);
+/// The most copies of all users. Each has two descriptors.
+const COPIES_MAX: usize = 1024;
+/// How many users may have all bytes that one may have.
+const USERS_MAX: u64 = 16;
 
 /// What a copy depends on. Users share none, so that nobody learns what others use, and each one's count is its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +44,11 @@ pub(super) struct Copy {
 impl Copy {
     pub(super) fn new(file: OwnedFd, written: WrittenImage) -> Self {
         Self { written, file, mount: Mutex::default(), used: Mutex::new(Instant::now()) }
+    }
+
+    /// Whether a user may have it, by limits that may have changed since.
+    pub(super) fn check(&self, limits: &MountLimits) -> Result<(), MountsError> {
+        writer::check_inodes(self.written.inodes, limits.inodes)
     }
 
     /// The mount of it that others are made of.
@@ -119,6 +128,12 @@ fn room(
     limits: &MountLimits,
     more: u64,
 ) -> Result<(), MountsError> {
+    let all = copies.values().map(|it| it.written.bytes).sum::<u64>().saturating_add(more);
+    if copies.len() >= COPIES_MAX || all > limits.bytes.saturating_mul(USERS_MAX) {
+        return Err(MountsError::too_much(
+            "all users together have too many images mounted by the mount service: try again later",
+        ));
+    }
     let own = || copies.iter().filter(|(key, _)| key.user == user).map(|(_, copy)| copy);
     let (images, bytes) = (own().count() as u64, own().map(|it| it.written.bytes).sum::<u64>());
     if images >= limits.images {

@@ -1,12 +1,13 @@
 //! Lends images to users who may not have the kernel read one (decision 26): a client sends an image's bytes and its user
 //! namespace, and gets a mount of a copy that this service has written.
 //!
-//! `wire` has the messages, and `bounded` the limits of a connection. `service` listens; `users` says who may ask, and how
-//! much; `namespace` looks at user namespaces, `writer` makes the copy in a process without rights, and `images` keeps
+//! `service` listens, and has a process speak with each client: `connection`, by the messages of `wire`, with the limits of
+//! `bounded`. `users` says who may ask, and how much; `namespace` looks at user namespaces, `writer` makes the copy in a process without rights, and `images` keeps
 //! copies as long as somebody has them mounted. `client` asks.
 
 mod bounded;
 mod client;
+mod connection;
 mod images;
 mod namespace;
 mod service;
@@ -15,6 +16,7 @@ mod wire;
 mod writer;
 
 pub use client::{MountClient, MountClientError};
+pub use connection::speak_with_client;
 pub use service::{MountServiceError, MountSurroundings, listen_for_mounts, serve_mounts};
 pub use users::{MountLimits, MountPolicy};
 pub use wire::{INTERFACE, LendAsk, MountsAsk, MountsError, read_ask};

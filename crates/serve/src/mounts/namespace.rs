@@ -1,6 +1,6 @@
 //! The user namespace that a client sends.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
 use container::bundle::userns::IdMap;
 use kernel::process::{
@@ -18,16 +18,9 @@ pub(super) fn check(
     peer: &Peer,
     given: &IdMap,
 ) -> Result<IdMaps, MountsError> {
-    let not_one = || {
-        MountsError::invalid(
-            "userNamespaceFileDescriptor is no user namespace: send /proc/self/ns/user",
-        )
-    };
-    // The name first. Files that a user serves by FUSE answer an ioctl when that user likes.
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let is_namespace =
-        link.is_ok_and(|it| it.as_os_str().as_encoded_bytes().starts_with(b"user:["));
-    if !is_namespace || !matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
+    let not_one = || MountsError::invalid("userNamespaceFileDescriptor is no user namespace");
+    // The process that speaks with the client passes on nothing else.
+    if !matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
         return Err(not_one());
     }
     let found = rustix::fs::fstat(file).map_err(|_errno| not_one())?;
@@ -36,7 +29,12 @@ pub(super) fn check(
             "this is the user namespace of the host: an image is lent to a user namespace of your own",
         ));
     }
-    let failed = |error| MountsError::failed("cannot look at the user namespace", &error);
+    let failed = |error: kernel::process::ProcessError| {
+        MountsError::failed(
+            "cannot look at the user namespace; its root must be you, and let a process of the service enter it",
+            &error,
+        )
+    };
     let owner = owner_of_user_namespace(file).map_err(failed)?;
     if owner != peer.user {
         return Err(MountsError::denied(format!(
@@ -44,7 +42,7 @@ pub(super) fn check(
             peer.user
         )));
     }
-    let maps = id_maps(file).map_err(failed)?;
+    let maps = id_maps(file, (peer.user, peer.group)).map_err(failed)?;
     let (users, groups) = (with(peer.user, given.users()), with(peer.group, given.groups()));
     check_ranges("user", &maps.users, &users)?;
     check_ranges("group", &maps.groups, &groups)?;

@@ -1,4 +1,4 @@
-//! The service: takes connections, and lends images.
+//! The service: takes connections, has a process speak with each client, and lends images.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,34 +12,39 @@ use std::time::{Duration, Instant};
 use container::bundle::userns::IdMap;
 use image::verity::{Algorithm, Hasher, ImageId};
 use kernel::mount::OVERLAY_USER_DATA;
-use kernel::process::{IdMaps, IdRange};
+use kernel::process::{
+    IdMaps, IdRange, Process, ProcessError, Setup, Signal, spawn, user_namespace,
+};
 use kernel::version::KernelVersion;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SealFlags;
-use serde::Serialize;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use store::Who;
+use tokio::io::Interest;
 use tokio::sync::Semaphore;
 use zlink::connection::socket::FetchPeerCredentials as _;
 use zlink::tokio::unix::Stream;
-use zlink::{Connection, Reply};
 
-use super::bounded::Bounded;
+use super::connection::{LendAnswer, PIECE_MAX};
 use super::images::{Copies, Copy, CopyKey};
 use super::namespace;
 use super::users::{MountPolicy, Peer, UserCounts};
-use super::wire::{
-    DESCRIPTION, DescribeReply, INTERFACE, LendAsk, LendReply, MethodCall, MountsAsk, MountsError,
-    SERVICE, WrongCall,
-};
+use super::wire::{DescribeReply, LendReply, MountsError};
 use super::writer;
+use crate::descriptor::{receive_piece, send_piece};
 
-/// How long a client may take to ask.
-const QUIET: Duration = Duration::from_secs(10);
-/// How long a client may take to read an answer.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long a refused client has to read why.
+const REFUSED: Duration = Duration::from_secs(1);
+/// The most refused clients that are told why at once. Others are not.
+const REFUSED_MAX: usize = 64;
+/// The most connections of all users.
+const CONNECTIONS_MAX: usize = 1024;
 /// How often copies are looked for that nobody has mounted any more.
 const SWEEP: Duration = Duration::from_secs(20);
 /// How long requests that are being answered may take when the service is to end.
 const LAST: Duration = Duration::from_secs(5);
+/// Source: Debian's and systemd's `nobody`.
+const NOBODY: u32 = 65_534;
 
 /// What a service needs of its surroundings.
 pub struct MountSurroundings {
@@ -47,8 +52,12 @@ pub struct MountSurroundings {
     pub policy: Box<dyn Fn() -> Result<MountPolicy, String> + Send + Sync>,
     /// Which ids a user with this group may have in a user namespace, besides its own.
     pub ids: Box<dyn Fn(u32, u32) -> IdMap + Send + Sync>,
-    /// A program that calls [`write_for_user`](super::write_for_user) with its last argument.
-    pub writer: Box<dyn Fn() -> Command + Send + Sync>,
+    /// Whether a user's number is one of those that were given to another user.
+    pub is_given: Box<dyn Fn(u32) -> bool + Send + Sync>,
+    /// A program that calls [`write_for_user`](super::write_for_user) with what it is told.
+    pub writer: Box<dyn Fn(String) -> Command + Send + Sync>,
+    /// A program that calls [`speak_with_client`](super::speak_with_client) with what it is told.
+    pub speaker: Box<dyn Fn(String) -> Command + Send + Sync>,
     /// A directory on a file system from whose files the kernel mounts images, not on tmpfs. Files in it have no names.
     pub copies: OwnedFd,
     /// Which version of the service this is, for clients to show.
@@ -76,6 +85,9 @@ pub enum MountServiceError {
     /// No threads could be started, or the socket cannot be used.
     #[error("cannot serve mounts")]
     Start(#[source] io::Error),
+    /// There can be no user namespace.
+    #[error("cannot make a user namespace for processes without rights")]
+    Namespace(#[source] ProcessError),
     /// The kernel lets no user lead an overlay to objects.
     #[error("lending images needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}")]
     Kernel(KernelVersion),
@@ -103,25 +115,30 @@ pub fn serve_mounts(
     if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
         return Err(MountServiceError::Kernel(running));
     }
+    let nobody = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
+    let nobody = user_namespace(&nobody, &nobody).map_err(MountServiceError::Namespace)?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
-        .max_blocking_threads(threads.saturating_mul(2).saturating_add(2))
+        .max_blocking_threads(threads.saturating_mul(2).saturating_add(4))
         .enable_io()
         .enable_time()
         .build()
         .map_err(MountServiceError::Start)?;
     let service = Arc::new(Service {
         surroundings,
+        nobody,
         copies: Copies::default(),
         counts: Mutex::default(),
         turns: Mutex::default(),
         work: Semaphore::new(threads),
+        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        refused: Semaphore::new(REFUSED_MAX),
     });
     let served = runtime.block_on(async {
         listener.set_nonblocking(true).map_err(MountServiceError::Start)?;
-        let listener =
-            tokio::net::UnixListener::from_std(listener).map_err(MountServiceError::Start)?;
+        let listener = tokio::net::UnixListener::from_std(listener);
+        let listener = listener.map_err(MountServiceError::Start)?;
         let stopped = tokio::task::spawn_blocking(stop);
         ready();
         let sweeper = Arc::clone(&service);
@@ -146,48 +163,72 @@ pub fn serve_mounts(
 
 struct Service {
     surroundings: MountSurroundings,
+    /// Whose root is nobody of the host: no other process has rights in it.
+    nobody: OwnedFd,
     copies: Copies,
     counts: Mutex<UserCounts>,
     /// One request of a user's is worked on at a time, so that none keeps others from their turn.
     turns: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
     /// Of all users.
     work: Semaphore,
+    /// For connections of all users.
+    places: Arc<Semaphore>,
+    /// For connections that are refused.
+    refused: Semaphore,
 }
 
-/// What a client gets.
-enum Given {
-    Info(InfoReply),
-    Description(DescriptionReply),
-    Described(DescribeReply),
-    Lent(LendReply, OwnedFd),
+/// A connection that a user's count has.
+struct CountedConnection<'a> {
+    service: &'a Service,
+    user: u32,
 }
 
-/// Source: varlink's `org.varlink.service`, `GetInfo`.
-#[derive(Debug, Serialize)]
-struct InfoReply {
-    vendor: &'static str,
-    product: &'static str,
-    version: &'static str,
-    url: &'static str,
-    interfaces: [&'static str; 2],
+impl Drop for CountedConnection<'_> {
+    fn drop(&mut self) {
+        lock(&self.service.counts).disconnect(self.user, Instant::now());
+        let mut turns = lock(&self.service.turns);
+        turns.retain(|user, turn| *user != self.user || Arc::strong_count(turn) > 1);
+    }
 }
 
-/// Source: varlink's `org.varlink.service`, `GetInterfaceDescription`.
-#[derive(Debug, Serialize)]
-struct DescriptionReply {
-    description: &'static str,
+/// The process that speaks with a client, and the socket at which it asks.
+struct Speaker {
+    process: Process,
+    asks: tokio::net::UnixStream,
 }
 
-/// As varlink describes its own interface.
-const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
+impl Speaker {
+    /// Ends the process, which has nothing left to do, and waits for it. Its client may keep it from its end.
+    async fn end(self) {
+        // It may have ended.
+        let _ended = self.process.signal(Signal::KILL);
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+            match poll(&mut fds, Some(&Timespec::default())) {
+                Ok(0) => {}
+                // It has ended, or nobody knows.
+                _ => break,
+            }
+            tokio::time::sleep(pause).await;
+            pause = pause.saturating_mul(2).min(Duration::from_secs(1));
+        }
+        drop(self.process.wait());
+    }
+}
 
 impl Service {
     async fn accept(self: &Arc<Self>, listener: tokio::net::UnixListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    // Whoever comes when there are too many is not even told: users have a number of their own to reach first.
+                    let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { continue };
                     let service = Arc::clone(self);
-                    drop(tokio::spawn(async move { service.connection(stream).await }));
+                    drop(tokio::spawn(async move {
+                        service.connection(stream).await;
+                        drop(place);
+                    }));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "no connection can be taken");
@@ -198,138 +239,176 @@ impl Service {
         }
     }
 
-    /// Sees to a client until it has gone, or is quiet.
+    /// Sees to a client until it has gone, or is quiet. Nothing is read of it here.
     async fn connection(self: Arc<Self>, stream: tokio::net::UnixStream) {
-        let Ok(stream) = Stream::try_from(stream) else { return };
-        let peer = match peer_of(&stream).await {
-            Ok(peer) => peer,
+        let admitted = match peer_of(&stream).await {
+            Ok(peer) => self.admit(&peer).map(|policy| (peer, policy)),
             Err(error) => {
                 tracing::warn!(%error, "it is not known who has connected");
                 return;
             }
         };
-        let mut connection = Connection::new(Bounded(stream));
-        let policy = match (self.surroundings.policy)() {
-            Ok(policy) => policy,
-            Err(reason) => {
-                tracing::error!(reason, "the policy of the mount service cannot be read");
-                MountPolicy {
-                    users: Some(std::collections::BTreeSet::new()),
-                    ..MountPolicy::default()
-                }
+        let (peer, policy) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => return self.refuse(&stream, &error).await,
+        };
+        let _counted = CountedConnection { service: &self, user: peer.user };
+        let service = Arc::clone(&self);
+        let started = tokio::task::spawn_blocking(move || service.speaker(stream, &policy));
+        let speaker = match started.await.map_err(io::Error::other).and_then(|it| it) {
+            Ok(speaker) => speaker,
+            Err(error) => {
+                tracing::error!(%error, "no process can speak with a client");
+                return;
             }
         };
-        let taken = policy
-            .admits(&peer)
-            .and_then(|()| lock(&self.counts).connect(peer.user, &policy.limits, Instant::now()));
-        if let Err(error) = taken {
-            tracing::info!(user = peer.user, %error, "a connection is refused");
-            // Whoever asks is told, and who does not ask is not waited for.
-            let _asked = receive(&mut connection).await;
-            let _told = answer(&mut connection, Err(Refusal::Mounts(error))).await;
-            return;
+        if let Err(error) = self.requests(&peer, &speaker).await {
+            tracing::debug!(%error, user = peer.user, "a connection has failed");
         }
-        while let Some((call, descriptors)) = receive(&mut connection).await {
-            let given = self.call(&peer, call, descriptors).await;
-            if answer(&mut connection, given).await.is_none() {
-                break;
-            }
-        }
-        lock(&self.counts).disconnect(peer.user, Instant::now());
-        lock(&self.turns).retain(|user, turn| *user != peer.user || Arc::strong_count(turn) > 1);
+        // Until then it is in the client's count.
+        speaker.end().await;
     }
 
-    async fn call(
+    /// Who may have a connection, and takes it.
+    fn admit(&self, peer: &Peer) -> Result<MountPolicy, MountsError> {
+        if (self.surroundings.is_given)(peer.user) {
+            return Err(MountsError::denied(format!(
+                "user {} is one of those that /etc/subuid gives to another user: ask as that one",
+                peer.user
+            )));
+        }
+        let policy = self.policy()?;
+        policy.admits(peer)?;
+        lock(&self.counts).connect(peer.user, &policy.limits, Instant::now())?;
+        Ok(policy)
+    }
+
+    fn policy(&self) -> Result<MountPolicy, MountsError> {
+        (self.surroundings.policy)().map_err(|reason| {
+            tracing::error!(reason, "the policy of the mount service cannot be read");
+            MountsError::denied(format!("the policy cannot be read: {reason}"))
+        })
+    }
+
+    /// Tells a client why, whatever it asks.
+    async fn refuse(&self, stream: &tokio::net::UnixStream, error: &MountsError) {
+        let Ok(_place) = self.refused.try_acquire() else { return };
+        tracing::info!(%error, "a connection is refused");
+        let Ok(mut told) = serde_json::to_vec(error) else { return };
+        told.push(0);
+        // There is room in a new socket.
+        let _told = stream.try_write(&told);
+        tokio::time::sleep(REFUSED).await;
+    }
+
+    fn speaker(&self, stream: tokio::net::UnixStream, policy: &MountPolicy) -> io::Result<Speaker> {
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::io::ioctl_fionbio(&ours, true)?;
+        let limits = &policy.limits;
+        let told = DescribeReply {
+            version: self.surroundings.version.to_owned(),
+            image_bytes_max: limits.image_bytes,
+            inodes_max: limits.inodes,
+            images_max: limits.images,
+            bytes_max: limits.bytes,
+            requests_per_second: limits.requests,
+        };
+        let mut program = (self.surroundings.speaker)(serde_json::to_string(&told)?);
+        program.stdin(OwnedFd::from(stream)).stdout(theirs).current_dir("/");
+        let process = spawn(program, &self.without_rights()).map_err(io::Error::other)?;
+        // tokio's own type for sockets: it asks nothing of them that depends on their kind.
+        let ours = std::os::unix::net::UnixStream::from(ours);
+        Ok(Speaker { process: process.process, asks: tokio::net::UnixStream::from_std(ours)? })
+    }
+
+    fn without_rights(&self) -> Setup<'_> {
+        Setup { own_session: true, root_of: Some(self.nobody.as_fd()), ..Setup::default() }
+    }
+
+    /// Answers the requests that a process passes on, until it has ended.
+    async fn requests(self: &Arc<Self>, peer: &Peer, speaker: &Speaker) -> io::Result<()> {
+        let mut buffer = vec![0; PIECE_MAX];
+        loop {
+            let received = speaker
+                .asks
+                .async_io(Interest::READABLE, || receive_piece(speaker.asks.as_fd(), &mut buffer));
+            let (count, descriptors) = received.await?;
+            if count == 0 {
+                return Ok(());
+            }
+            let places = serde_json::from_slice(buffer.get(..count).unwrap_or_default())?;
+            let lent = self.request(peer, places, descriptors).await;
+            let (answer, mount) = match lent {
+                Ok((reply, mount)) => (LendAnswer::Lent(reply), Some(mount)),
+                Err(error) => (LendAnswer::Refused(error), None),
+            };
+            let told = serde_json::to_vec(&answer)?;
+            let mount: Vec<_> = mount.iter().map(OwnedFd::as_fd).collect();
+            let sent = speaker
+                .asks
+                .async_io(Interest::WRITABLE, || send_piece(speaker.asks.as_fd(), &told, &mount));
+            sent.await?;
+        }
+    }
+
+    async fn request(
         self: &Arc<Self>,
         peer: &Peer,
-        call: MethodCall,
+        places: Vec<String>,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<Given, Refusal> {
-        let policy = (self.surroundings.policy)();
-        let policy = policy.map_err(|reason| {
-            Refusal::Mounts(MountsError::denied(format!("the policy cannot be read: {reason}")))
-        })?;
+    ) -> Result<(LendReply, OwnedFd), MountsError> {
+        let policy = self.policy()?;
         policy.admits(peer)?;
-        match call.ask()? {
-            MountsAsk::Info => Ok(Given::Info(InfoReply {
-                vendor: "Quire",
-                product: "quire serve --mounts",
-                version: self.surroundings.version,
-                url: "",
-                interfaces: [SERVICE, INTERFACE],
-            })),
-            MountsAsk::Description { interface } => {
-                let description =
-                    if interface == INTERFACE { DESCRIPTION } else { SERVICE_DESCRIPTION };
-                Ok(Given::Description(DescriptionReply { description }))
+        let wait = lock(&self.counts).turn(peer.user, &policy.limits, Instant::now())?;
+        tokio::time::sleep(wait).await;
+        let turn = {
+            let mut turns = lock(&self.turns);
+            Arc::clone(turns.entry(peer.user).or_insert_with(|| Arc::new(Semaphore::new(1))))
+        };
+        let ended = || MountsError::Failed { reason: "the service ends".to_owned() };
+        let _turn = turn.acquire().await.map_err(|_closed| ended())?;
+        let _work = self.work.acquire().await.map_err(|_closed| ended())?;
+        let (service, of_task, begun) = (Arc::clone(self), peer.clone(), Instant::now());
+        // A panic is an error of this one request.
+        let lent = tokio::task::spawn_blocking(move || {
+            service.lend(&of_task, &policy, &places, &descriptors)
+        });
+        let lent = lent
+            .await
+            .unwrap_or_else(|error| Err(MountsError::failed("the request was given up", &error)));
+        let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        match &lent {
+            Ok((reply, _)) => {
+                tracing::info!(user = peer.user, image = reply.image, elapsed_ms, "lent");
             }
-            MountsAsk::Describe => Ok(Given::Described(DescribeReply {
-                version: self.surroundings.version.to_owned(),
-                image_bytes_max: policy.limits.image_bytes,
-                inodes_max: policy.limits.inodes,
-                images_max: policy.limits.images,
-                bytes_max: policy.limits.bytes,
-                requests_per_second: policy.limits.requests,
-            })),
-            MountsAsk::Lend(ask) => {
-                let wait = lock(&self.counts).turn(peer.user, &policy.limits, Instant::now())?;
-                tokio::time::sleep(wait).await;
-                let turn = {
-                    let mut turns = lock(&self.turns);
-                    Arc::clone(
-                        turns.entry(peer.user).or_insert_with(|| Arc::new(Semaphore::new(1))),
-                    )
-                };
-                let ended = || MountsError::Failed { reason: "the service ends".to_owned() };
-                let _turn = turn.acquire().await.map_err(|_closed| ended())?;
-                let _work = self.work.acquire().await.map_err(|_closed| ended())?;
-                let (service, of_task, begun) = (Arc::clone(self), peer.clone(), Instant::now());
-                // A panic is an error of this one request.
-                let lent = tokio::task::spawn_blocking(move || {
-                    service.lend(&of_task, &policy, &ask, &descriptors)
-                });
-                let lent = lent.await.unwrap_or_else(|error| {
-                    Err(MountsError::failed("the request was given up", &error))
-                });
-                let took = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
-                match &lent {
-                    Ok((reply, _)) => tracing::info!(
-                        user = peer.user,
-                        image = reply.image,
-                        elapsed_ms = took,
-                        "lent"
-                    ),
-                    Err(error) => {
-                        tracing::info!(user = peer.user, %error, elapsed_ms = took, "not lent");
-                    }
-                }
-                lent.map(|(reply, mount)| Given::Lent(reply, mount)).map_err(Refusal::Mounts)
-            }
+            Err(error) => tracing::info!(user = peer.user, %error, elapsed_ms, "not lent"),
         }
+        lent
     }
 
     fn lend(
         &self,
         peer: &Peer,
         policy: &MountPolicy,
-        ask: &LendAsk,
+        places: &[String],
         descriptors: &[OwnedFd],
     ) -> Result<(LendReply, OwnedFd), MountsError> {
-        let get = |number: usize, name: &str| {
-            let missing =
-                || MountsError::invalid(format!("{name}: there is no descriptor {number}"));
-            descriptors.get(number).map(OwnedFd::as_fd).ok_or_else(missing)
+        let [image, user_namespace] = descriptors else {
+            return Err(MountsError::invalid("two descriptors are needed"));
         };
-        let image = get(ask.image_file_descriptor, "imageFileDescriptor")?;
-        let user_namespace =
-            get(ask.user_namespace_file_descriptor, "userNamespaceFileDescriptor")?;
-        let image = sealed(image, policy)?;
+        check_sealed(image.as_fd(), policy)?;
         let given = (self.surroundings.ids)(peer.user, peer.group);
-        let maps = namespace::check(user_namespace, peer, &given)?;
+        let maps = namespace::check(user_namespace.as_fd(), peer, &given)?;
         let id = hash(image.as_fd())?;
         policy.allows(&id)?;
-        let copy = self.copy(peer, policy, (id, image), (&maps, &ask.places))?;
-        let mount = copy.mount()?.lend(user_namespace);
+        let copy = self.copy(peer, policy, (id, image.as_fd()), (&maps, places))?;
+        copy.check(&policy.limits)?;
+        let owner = (peer.user, peer.group);
+        let mount = copy.mount()?.lend(user_namespace.as_fd(), owner);
         let mount = mount.map_err(|error| MountsError::failed("cannot lend the image", &error))?;
         let reply = LendReply {
             mount_file_descriptor: 0,
@@ -346,7 +425,7 @@ impl Service {
         &self,
         peer: &Peer,
         policy: &MountPolicy,
-        (image, file): (ImageId, OwnedFd),
+        (image, file): (ImageId, BorrowedFd<'_>),
         (maps, places): (&IdMaps, &[String]),
     ) -> Result<Arc<Copy>, MountsError> {
         let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
@@ -356,42 +435,33 @@ impl Service {
             return Ok(copy);
         }
         self.copies.check_room(peer.user, &policy.limits)?;
-        let failed = |error: rustix::io::Errno| {
-            MountsError::failed("cannot write a copy of the image", &error)
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            MountsError::failed("cannot write a copy of the image", error)
         };
-        let into =
-            kernel::files::unnamed(self.surroundings.copies.as_fd(), 0o400).map_err(failed)?;
-        let program = (self.surroundings.writer)();
-        let written = writer::copy(program, file, into.as_fd(), (maps, places), &policy.limits)?;
+        let into = kernel::files::unnamed(self.surroundings.copies.as_fd(), 0o400);
+        let into = into.map_err(|errno| failed(&errno))?;
+        let file = file.try_clone_to_owned().map_err(|error| failed(&error))?;
+        let (told, limits) = (writer::tell(maps, places, &policy.limits)?, &policy.limits);
+        let program = (self.surroundings.writer)(told);
+        let written = writer::copy(program, &self.without_rights(), file, into.as_fd())?;
         // What the disk has no room for would be zeros once it is read again.
-        rustix::fs::fdatasync(&into).map_err(failed)?;
-        let file = kernel::files::reopen_read_only(into.as_fd()).map_err(failed)?;
+        rustix::fs::fdatasync(&into).map_err(|errno| failed(&errno))?;
+        let file = kernel::files::reopen_read_only(into.as_fd()).map_err(|errno| failed(&errno))?;
         drop(into);
-        self.copies.keep(key, Copy::new(file, written), &policy.limits)
+        self.copies.keep(key, Copy::new(file, written), limits)
     }
 }
 
-/// Takes a client's image: bytes that nobody can change, in memory, so that nobody can make a reader wait. It is open anew, since
-/// the client could move the place at which its own descriptor reads.
-fn sealed(image: BorrowedFd<'_>, policy: &MountPolicy) -> Result<OwnedFd, MountsError> {
+/// The process that speaks with a client passes on nothing else. It is looked at once more, which takes no time.
+fn check_sealed(image: BorrowedFd<'_>, policy: &MountPolicy) -> Result<(), MountsError> {
     let wanted = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
-    // Only files in memory have seals.
     let seals = rustix::fs::fcntl_get_seals(image);
-    if !seals.is_ok_and(|it| it.contains(wanted)) {
-        return Err(MountsError::invalid(
-            "imageFileDescriptor is no memfd with the seals WRITE, SHRINK and GROW: copy the image into one",
-        ));
+    let is_sealed = seals.is_ok_and(|it| it.contains(wanted));
+    let bytes = rustix::fs::fstat(image).map_or(u64::MAX, |it| it.st_size.unsigned_abs());
+    if is_sealed && bytes <= policy.limits.image_bytes {
+        return Ok(());
     }
-    let failed = |errno: rustix::io::Errno| MountsError::failed("cannot open the image", &errno);
-    let bytes =
-        u64::try_from(rustix::fs::fstat(image).map_err(failed)?.st_size).unwrap_or(u64::MAX);
-    if bytes > policy.limits.image_bytes {
-        return Err(MountsError::too_much(format!(
-            "the image has {bytes} bytes, and may have {}: `image-bytes` below [mounts] in /etc/quire/serve.toml",
-            policy.limits.image_bytes
-        )));
-    }
-    kernel::files::reopen_read_only(image).map_err(failed)
+    Err(MountsError::invalid("the image is not sealed, or too large"))
 }
 
 fn hash(image: BorrowedFd<'_>) -> Result<ImageId, MountsError> {
@@ -410,73 +480,15 @@ fn hash(image: BorrowedFd<'_>) -> Result<ImageId, MountsError> {
 }
 
 /// Who is at the other end.
-async fn peer_of(stream: &Stream) -> io::Result<Peer> {
-    let found = stream.fetch_peer_credentials().await?;
+async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
+    // Of another descriptor of the same socket, since zlink takes it.
+    let again = std::os::unix::net::UnixStream::from(stream.as_fd().try_clone_to_owned()?);
+    let again = Stream::try_from(again).map_err(io::Error::other)?;
+    let found = again.fetch_peer_credentials().await?;
     let group = found.unix_primary_group_id().as_raw();
     let others = found.unix_supplementary_group_ids().iter().map(|it| it.as_raw());
     let groups = others.chain([group]).collect();
     Ok(Peer { user: found.unix_user_id().as_raw(), group, groups })
-}
-
-type ServerConnection = Connection<Bounded>;
-
-/// The next call. `None` if there is none, or it is no call.
-async fn receive(connection: &mut ServerConnection) -> Option<(MethodCall, Vec<OwnedFd>)> {
-    let call = tokio::time::timeout(QUIET, connection.receive_call::<MethodCall>());
-    let (call, descriptors) = call.await.ok()?.ok()?;
-    Some((call.method().clone(), descriptors))
-}
-
-/// Why a call is not answered.
-#[derive(Debug)]
-enum Refusal {
-    Mounts(MountsError),
-    Call(WrongCall),
-}
-
-impl From<MountsError> for Refusal {
-    fn from(error: MountsError) -> Self {
-        Self::Mounts(error)
-    }
-}
-
-impl From<WrongCall> for Refusal {
-    fn from(error: WrongCall) -> Self {
-        Self::Call(error)
-    }
-}
-
-/// `None` if the client has gone.
-async fn answer(connection: &mut ServerConnection, given: Result<Given, Refusal>) -> Option<()> {
-    let told = async {
-        match given {
-            Ok(Given::Info(it)) => connection.send_reply(&Reply::new(Some(it)), Vec::new()).await,
-            Ok(Given::Description(it)) => {
-                connection.send_reply(&Reply::new(Some(it)), Vec::new()).await
-            }
-            Ok(Given::Described(it)) => {
-                connection.send_reply(&Reply::new(Some(it)), Vec::new()).await
-            }
-            Ok(Given::Lent(it, mount)) => {
-                connection.send_reply(&Reply::new(Some(it)), vec![mount]).await
-            }
-            Err(Refusal::Mounts(error)) => connection.send_error(&error, Vec::new()).await,
-            Err(Refusal::Call(wrong)) => {
-                use zlink::varlink_service::Error;
-                let error = match wrong {
-                    WrongCall::Method(method) => Error::MethodNotFound { method: method.into() },
-                    WrongCall::Interface(interface) => {
-                        Error::InterfaceNotFound { interface: interface.into() }
-                    }
-                    WrongCall::Parameter(parameter) => {
-                        Error::InvalidParameter { parameter: parameter.into() }
-                    }
-                };
-                connection.send_error(&error, Vec::new()).await
-            }
-        }
-    };
-    tokio::time::timeout(ANSWER, told).await.ok()?.ok()
 }
 
 fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -48,8 +48,13 @@ pub struct LendAsk {
     /// Which of the descriptors is the client's user namespace.
     pub user_namespace_file_descriptor: usize,
     /// Paths of files that have to be there, empty where the image lacks them, for others to be mounted on them.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "none_for_null")]
     pub places: Vec<String>,
+}
+
+/// varlink's optional fields may be null.
+fn none_for_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
 /// What is lent.
@@ -251,6 +256,8 @@ mod tests {
             r#"{"method": "org.varlink.service.GetInterfaceDescription", "parameters": {"interface": "x"}}"#,
             Err(r#"Interface("x")"#),
         );
-        check("[]", Err("invalid type: sequence, expected struct MethodCall at line 1 column 0"));
+        for text in ["", "[]", "7", "{}", r#"{"method": 7}"#] {
+            assert!(read_ask(text.as_bytes()).is_err(), "{text}");
+        }
     }
 }

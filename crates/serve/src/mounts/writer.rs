@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,9 +13,9 @@ use image::erofs::read::{Cached, Image, Owners, ReadError, View, to_tree};
 use image::erofs::{Profile, write};
 use image::tree::{Node, TreeUser, for_user};
 use image::verity::{Algorithm, ImageId, Tee};
-use kernel::process::{Exit, IdMaps, IdRange, Setup, Signal, spawn};
+use kernel::process::{IdMaps, IdRange, Setup, Signal, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, setrlimit};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +24,6 @@ use super::wire::MountsError;
 
 /// How long a copy may take. Source of the figure: an image of 64,000 files takes 0.1 s.
 const MOST: Duration = Duration::from_secs(20);
-/// Source: Debian's and systemd's `nobody`.
-const NOBODY: u32 = 65_534;
 /// Memory of the process, in bytes, besides [`MEMORY_EACH`].
 const MEMORY: u64 = 512 << 20;
 /// Memory for each byte of the image: its bytes, its tree, and the tables of the writer.
@@ -67,14 +64,12 @@ pub(super) struct WrittenImage {
     pub(super) has_acl: bool,
 }
 
-/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`].
-pub(super) fn copy(
-    mut program: Command,
-    image: OwnedFd,
-    into: BorrowedFd<'_>,
-    (maps, places): (&IdMaps, &[String]),
+/// What a process that copies images is told.
+pub(super) fn tell(
+    maps: &IdMaps,
+    places: &[String],
     limits: &MountLimits,
-) -> Result<WrittenImage, MountsError> {
+) -> Result<String, MountsError> {
     let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
     let ask = WriteAsk {
         users: inside(&maps.users),
@@ -83,38 +78,51 @@ pub(super) fn copy(
         inodes_max: limits.inodes,
         bytes_max: limits.image_bytes,
     };
+    serde_json::to_string(&ask)
+        .map_err(|error| MountsError::failed("cannot copy the image", &error))
+}
+
+/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`].
+pub(super) fn copy(
+    mut program: Command,
+    setup: &Setup<'_>,
+    image: OwnedFd,
+    into: BorrowedFd<'_>,
+) -> Result<WrittenImage, MountsError> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         MountsError::failed("cannot copy the image", error)
     };
-    let ask = serde_json::to_string(&ask).map_err(|error| failed(&error))?;
     let into = into.try_clone_to_owned().map_err(|error| failed(&error))?;
-    program.arg(ask).env_clear().current_dir("/").uid(NOBODY).gid(NOBODY);
-    program.stdin(image).stdout(into).stderr(Stdio::piped());
-    let setup = Setup { die_with_parent: None, own_session: true, ..Setup::default() };
-    let mut started = spawn(program, &setup).map_err(|error| failed(&error))?;
+    program.current_dir("/").stdin(image).stdout(into).stderr(Stdio::piped());
+    let mut started = spawn(program, setup).map_err(|error| failed(&error))?;
     let pipe = started.stderr.take();
+    // It may take so long.
     let said = pipe.map(|it| read_until(&it.into(), Instant::now() + MOST));
-    let answer = match said {
-        Some(Ok(said)) => serde_json::from_slice(&said).ok(),
-        // It has had its time.
-        _ => None,
-    };
-    if answer.is_none() {
-        // It may have ended.
-        let _ended = started.process.signal(Signal::KILL);
-    }
-    let exit = started.process.wait().map_err(|error| failed(&error))?;
+    let answer = said.and_then(Result::ok).and_then(|it| serde_json::from_slice(&it).ok());
+    // It has said all, or had its time.
+    let _ended = started.process.signal(Signal::KILL);
+    started.process.wait().map_err(|error| failed(&error))?;
     match answer {
-        Some(WriteAnswer::Written(written)) if exit == Exit::Code(0) => Ok(written),
+        Some(WriteAnswer::Written(written)) => Ok(written),
         Some(WriteAnswer::Invalid(reason)) => Err(MountsError::Invalid { reason }),
         Some(WriteAnswer::TooMuch(reason)) => Err(MountsError::TooMuch { reason }),
         Some(WriteAnswer::Unsupported(reason)) => Err(MountsError::Unsupported { reason }),
         Some(WriteAnswer::Failed(reason)) => Err(MountsError::Failed { reason }),
-        _ => Err(MountsError::invalid(
+        None => Err(MountsError::invalid(
             "the process that copies images has ended before it was done: the image takes too much memory or time, or is \
              damaged (`quire verify`)",
         )),
     }
+}
+
+/// Whether there may be so many files in an image.
+pub(super) fn check_inodes(inodes: u64, most: u64) -> Result<(), MountsError> {
+    if inodes <= most {
+        return Ok(());
+    }
+    Err(MountsError::too_much(format!(
+        "the image has {inodes} files, and {most} may be in one: `inodes` below [mounts] in /etc/quire/serve.toml"
+    )))
 }
 
 /// Reads a pipe to its end, or for so long.
@@ -196,15 +204,15 @@ fn write_copy(
     };
     let image = Image::open(Cached::new(bytes)).map_err(unread)?;
     let superblock = image.superblock();
-    if superblock.inodes > ask.inodes_max {
-        return Err(WriteAnswer::TooMuch(format!(
-            "the image has {} files, and {} may be in one: `inodes` below [mounts] in /etc/quire/serve.toml",
-            superblock.inodes, ask.inodes_max
-        )));
-    }
+    let count = |inodes| match check_inodes(inodes, ask.inodes_max) {
+        Err(MountsError::TooMuch { reason }) => Err(WriteAnswer::TooMuch(reason)),
+        _ => Ok(()),
+    };
+    // What it says itself, and what there is.
+    count(superblock.inodes)?;
     let has_acl = superblock.may_have_acl();
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet)).map_err(unread)?.tree;
-    drop(image);
+    count(tree.inode_count() as u64)?;
     let ids = ids_of(ask);
     let places: Vec<_> = ask.places.iter().map(|it| it.as_bytes()).collect();
     let owner = |user, group| (ids.user(user), ids.group(group));
@@ -274,7 +282,11 @@ fn ids_of(ask: &WriteAsk) -> OwnIds {
 
 /// Bounds this process, and takes from it what it does not need. Whatever happens to it then happens to nobody else.
 fn give_up_rights(bytes_max: u64) -> io::Result<()> {
+    // It is the first one to go, if memory is short. Some kernels and settings do not let it.
+    let _first_to_go = std::fs::write("/proc/self/oom_score_adj", "1000");
     rustix::thread::set_no_new_privs(true)?;
+    // Nobody else looks into it.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let limits = [
         (Resource::As, bytes_max.saturating_mul(MEMORY_EACH).saturating_add(MEMORY)),
         (Resource::Cpu, MOST.as_secs()),
@@ -287,10 +299,7 @@ fn give_up_rights(bytes_max: u64) -> io::Result<()> {
     for (resource, most) in limits {
         setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
     }
-    let Ok(arch) = std::env::consts::ARCH.try_into() else {
-        tracing::warn!("there is no seccomp filter for this processor");
-        return Ok(());
-    };
+    let arch = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
     let rules: BTreeMap<i64, Vec<_>> = CALLS.iter().map(|it| (*it, Vec::new())).collect();
     let refused = SeccompAction::Errno(rustix::io::Errno::PERM.raw_os_error().unsigned_abs());
     let filter = SeccompFilter::new(rules, refused, SeccompAction::Allow, arch);
@@ -327,3 +336,34 @@ const CALLS: [i64; 26] = [
     libc::SYS_exit,
     libc::SYS_exit_group,
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_can_do_nothing_else() {
+        let inside = "mounts::writer::tests::what_it_can_do";
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        let ran = again.args(["--exact", inside, "--ignored", "--nocapture"]).output().unwrap();
+        let out = String::from_utf8_lossy(&ran.stdout);
+        let err = String::from_utf8_lossy(&ran.stderr);
+        assert!(out.contains("1 passed"), "{out}{err}");
+    }
+
+    /// In a process of its own: it is never given back.
+    #[test]
+    #[ignore = "what another test has a process do"]
+    fn what_it_can_do() {
+        let own = rustix::process::getpid();
+        give_up_rights(1 << 20).unwrap();
+        let refused = |done: io::Result<()>| done.unwrap_err().raw_os_error() == Some(1);
+        assert!(refused(File::open("/dev/null").map(drop)), "open");
+        assert!(refused(std::fs::remove_file("/nowhere")), "unlink");
+        assert!(refused(std::net::TcpListener::bind("127.0.0.1:0").map(drop)), "socket");
+        assert!(refused(Command::new("/bin/true").status().map(drop)), "fork");
+        assert!(refused(
+            Ok(rustix::process::kill_process(own, Signal::CONT)).and_then(|it| Ok(it?))
+        ));
+    }
+}

@@ -337,9 +337,10 @@ impl<'a> Survey<'a> {
 /// The entries of a directory. Only root's overlays may have to hide objects: since Linux 6.5 nothing shows them, and those of
 /// users need a newer one.
 fn survey_listing<'a>(directory: &Inode<'a>, records: OverlayNames) -> Listing<'a> {
-    match records == OverlayNames::TRUSTED {
-        true => Listing::of(directory),
-        false => Listing::plain(directory),
+    if records == OverlayNames::TRUSTED {
+        Listing::of(directory)
+    } else {
+        Listing::plain(directory)
     }
 }
 

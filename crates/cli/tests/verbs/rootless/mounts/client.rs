@@ -410,3 +410,37 @@ fn one_image_at_a_time() {
     assert!(point.path().join("b").is_file() && !point.path().join("a").exists());
     assert_eq!(lend("/a").error(), "TooMuch");
 }
+
+/// Descriptors whose end takes as long as their owner likes, and more of them than there is room for.
+#[test]
+#[ignore = "what another test has a user do"]
+fn descriptors_that_wait() {
+    let (good, namespace) = (sealed(&image()), own_namespace());
+    // A connection with bytes that nobody reads: to close it takes a minute.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let waits = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    waits.set_nonblocking(true).unwrap();
+    while (&waits).write(&[0; 65_536]).is_ok() {}
+    let minute = Some(std::time::Duration::from_secs(60));
+    rustix::net::sockopt::set_socket_linger(&waits, minute).unwrap();
+    let slow = Client::new();
+    let call = json!({"method": "org.varlink.service.GetInfo"}).to_string() + "\0";
+    slow.send(call.as_bytes(), &[waits.as_fd()]).unwrap();
+    drop(waits);
+    // Others are answered meanwhile.
+    drop(Client::new().lend(good.as_fd(), namespace.as_fd()).mount());
+    // Descriptors with a call that never ends: there is room for few.
+    let full = Client::new();
+    let waiting = |_: &u32| full.send(b" ", &[good.as_fd(), namespace.as_fd()]).is_ok();
+    assert!((0..3000).take_while(waiting).count() > 0);
+    drop(Client::new().lend(good.as_fd(), namespace.as_fd()).mount());
+}
+
+/// A number that another user was given.
+#[test]
+#[ignore = "what another test has a user do"]
+fn a_number_of_another_user() {
+    let answer = Client::new().lend(sealed(b"any").as_fd(), own_namespace().as_fd());
+    let is_told = answer.reason().contains("gives to another user");
+    assert!(answer.error() == "Denied" && is_told, "{}", answer.value);
+}

@@ -156,6 +156,7 @@ fn requests_for_more_are_refused() {
     attack(&user, &service, "wrong_requests", &image);
     attack(&user, &service, "too_much_of_a_connection", &image);
     attack(&user, &service, "many_connections", &image);
+    attack(&user, &service, "descriptors_that_wait", &image);
     // It is as well as before.
     attack(&user, &service, "lent_and_held", &image);
 }
@@ -184,6 +185,35 @@ fn a_namespace_with_other_ids_gets_nothing() {
     assert!(ran.err.contains("users 6400000 to 6465535 of the host"), "{}", ran.err);
 }
 
+/// Rule S6: who has many numbers counts as one.
+#[test]
+fn numbers_that_were_given_to_a_user_are_not_users() {
+    let Some(user) = User::new(true) else { return };
+    let program = user.place.path("client");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let socket = user.place.path("sock/mounts.sock");
+    // The root of a namespace becomes another user of it, and makes a namespace as that one.
+    let script = format!(
+        "export QUIRE_TEST_SOCKET={}
+         unshare --user --map-auto --map-root-user setpriv --reuid=5 --regid=5 --clear-groups unshare --user \
+         --map-root-user --mount {} --exact rootless::mounts::client::a_number_of_another_user --ignored --nocapture",
+        socket.display(),
+        program.display()
+    );
+    let ran = beside_service(&user, "", &script);
+    assert!(ran.code == Some(0) && ran.out.contains("1 passed"), "{}{}", ran.out, ran.err);
+}
+
+/// Ends the service whose number is in a file.
+fn end_service(user: &User) {
+    let service = fs::read_to_string(user.place.path("pid")).unwrap().trim().parse().unwrap();
+    let service = rustix::process::Pid::from_raw(service).unwrap();
+    rustix::process::kill_process(service, rustix::process::Signal::TERM).unwrap();
+    // What has ended has no program, though nobody has waited for it.
+    let program = format!("/proc/{}/exe", service.as_raw_nonzero());
+    wait_for("the end of the mount service", || fs::read_link(&program).is_err());
+}
+
 /// The process that reads images has no rights left by the time it reads one.
 #[test]
 fn the_writer_has_no_rights() {
@@ -194,7 +224,7 @@ fn the_writer_has_no_rights() {
     let place = Place::new();
     let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
     let ask = r#"{"users":[[0,1]],"groups":[[0,1]],"places":[],"inodes_max":10,"bytes_max":1000}"#;
-    command.arg0("quire-image-writer").arg(ask).uid(65_534).gid(65_534);
+    command.arg0("quire-image-writer").env("QUIRE_TOLD", ask).uid(65_534).gid(65_534);
     let out = fs::File::create(place.path("out")).unwrap();
     command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
     let mut writer = command.spawn().unwrap();
@@ -250,13 +280,7 @@ fn beside_service_after(user: &User, before: &str, table: &str, script: &str) ->
         script,
     ];
     let ran = user.call_after(&prepare, &words);
-    let service = fs::read_to_string(user.place.path("pid")).unwrap().trim().parse().unwrap();
-    let service = rustix::process::Pid::from_raw(service).unwrap();
-    // It ends by itself when it is asked to.
-    rustix::process::kill_process(service, rustix::process::Signal::TERM).unwrap();
-    // What has ended has no program, though nobody has waited for it.
-    let program = format!("/proc/{}/exe", service.as_raw_nonzero());
-    wait_for("the end of the mount service", || fs::read_link(&program).is_err());
+    end_service(user);
     ran
 }
 

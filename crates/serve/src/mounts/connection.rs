@@ -1,0 +1,265 @@
+//! The process that speaks with one client. A client's descriptors come here alone: to close one may take as long as the client
+//! likes, and so may a fork that copies it. What is neither an image in memory nor a user namespace goes no further. The process
+//! has no rights, and little room.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use kernel::process::{Namespace, namespace_kind};
+use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+use zlink::tokio::unix::Stream;
+use zlink::{Connection, Reply};
+
+use super::bounded::Bounded;
+use super::wire::{
+    DESCRIPTION, DescribeReply, INTERFACE, LendAsk, LendReply, MethodCall, MountsAsk, MountsError,
+    SERVICE, WrongCall,
+};
+use crate::descriptor::{receive_piece, send_piece};
+
+/// How long a client may take to ask.
+const QUIET: Duration = Duration::from_secs(10);
+/// How long a client may take to read an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The most bytes in a message between this process and the service: the places of a request, with escapes.
+pub(super) const PIECE_MAX: usize = 64 << 10;
+/// The most descriptors of this process.
+const DESCRIPTORS_MAX: u64 = 64;
+/// The most memory of this process, in bytes.
+const MEMORY_MAX: u64 = 512 << 20;
+
+/// What the service answers to this process. The mount comes along.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum LendAnswer {
+    Lent(LendReply),
+    Refused(MountsError),
+}
+
+/// What a client gets.
+enum Given {
+    Info(InfoReply),
+    Description(DescriptionReply),
+    Described(DescribeReply),
+    Lent(LendReply, OwnedFd),
+}
+
+/// Source: varlink's `org.varlink.service`, `GetInfo`.
+#[derive(Debug, Serialize)]
+struct InfoReply {
+    vendor: &'static str,
+    product: &'static str,
+    version: String,
+    url: &'static str,
+    interfaces: [&'static str; 2],
+}
+
+/// Source: varlink's `org.varlink.service`, `GetInterfaceDescription`.
+#[derive(Debug, Serialize)]
+struct DescriptionReply {
+    description: &'static str,
+}
+
+/// As varlink describes its own interface.
+const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
+
+/// What such a process does: speaks with the client at standard input, and asks the service at standard output. `told` is what the
+/// service has told it. Returns its exit code.
+#[must_use]
+pub fn speak_with_client(told: &str) -> u8 {
+    let spoken = serde_json::from_str(told).map_err(io::Error::other).and_then(|limits| {
+        give_up_room()?;
+        let client = io::stdin().as_fd().try_clone_to_owned()?;
+        let service = io::stdout().as_fd().try_clone_to_owned()?;
+        speak(client, &service, &limits)
+    });
+    // Whoever is at the other ends sees them closed.
+    u8::from(spoken.is_err())
+}
+
+/// Bounds this process.
+fn give_up_room() -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let limits = [
+        (Resource::As, MEMORY_MAX),
+        (Resource::Nofile, DESCRIPTORS_MAX),
+        (Resource::Nproc, 0),
+        (Resource::Fsize, 0),
+        (Resource::Core, 0),
+    ];
+    for (resource, most) in limits {
+        setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) })?;
+    }
+    Ok(())
+}
+
+fn speak(client: OwnedFd, service: &OwnedFd, limits: &DescribeReply) -> io::Result<()> {
+    // No thread is started.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let stream = std::os::unix::net::UnixStream::from(client);
+        let stream = Stream::try_from(stream).map_err(io::Error::other)?;
+        let mut connection = Connection::new(Bounded(stream));
+        loop {
+            let call = tokio::time::timeout(QUIET, connection.receive_call::<MethodCall>());
+            let Ok(Ok((call, descriptors))) = call.await else { return Ok(()) };
+            let given = answer_to(call.method(), &descriptors, service, limits);
+            drop(descriptors);
+            // A client that wants no answer gets none.
+            if !call.oneway() {
+                let told = tokio::time::timeout(ANSWER, answer(&mut connection, given));
+                let Ok(Ok(())) = told.await else { return Ok(()) };
+            }
+        }
+    })
+}
+
+/// Why a call is not answered.
+#[derive(Debug)]
+enum Refusal {
+    Mounts(MountsError),
+    Call(WrongCall),
+}
+
+impl From<MountsError> for Refusal {
+    fn from(error: MountsError) -> Self {
+        Self::Mounts(error)
+    }
+}
+
+impl From<WrongCall> for Refusal {
+    fn from(error: WrongCall) -> Self {
+        Self::Call(error)
+    }
+}
+
+fn answer_to(
+    call: &MethodCall,
+    descriptors: &[OwnedFd],
+    service: &OwnedFd,
+    limits: &DescribeReply,
+) -> Result<Given, Refusal> {
+    Ok(match call.ask()? {
+        MountsAsk::Info => Given::Info(InfoReply {
+            vendor: "Quire",
+            product: "quire serve --mounts",
+            version: limits.version.clone(),
+            url: "",
+            interfaces: [SERVICE, INTERFACE],
+        }),
+        MountsAsk::Description { interface } => {
+            let is_own = interface == INTERFACE;
+            let description = if is_own { DESCRIPTION } else { SERVICE_DESCRIPTION };
+            Given::Description(DescriptionReply { description })
+        }
+        MountsAsk::Describe => Given::Described(limits.clone()),
+        MountsAsk::Lend(ask) => {
+            let (reply, mount) = lend(&ask, descriptors, service, limits)?;
+            Given::Lent(reply, mount)
+        }
+    })
+}
+
+/// Has the service lend an image.
+fn lend(
+    ask: &LendAsk,
+    descriptors: &[OwnedFd],
+    service: &OwnedFd,
+    limits: &DescribeReply,
+) -> Result<(LendReply, OwnedFd), MountsError> {
+    let get = |number: usize, name: &str| {
+        let missing = || MountsError::invalid(format!("{name}: there is no descriptor {number}"));
+        descriptors.get(number).map(OwnedFd::as_fd).ok_or_else(missing)
+    };
+    let image = get(ask.image_file_descriptor, "imageFileDescriptor")?;
+    let namespace = get(ask.user_namespace_file_descriptor, "userNamespaceFileDescriptor")?;
+    let image = sealed(image, limits.image_bytes_max)?;
+    check_namespace(namespace)?;
+    let failed = |error: io::Error| MountsError::failed("cannot ask the mount service", &error);
+    let asked = serde_json::to_vec(&ask.places).map_err(|error| failed(error.into()))?;
+    send_piece(service.as_fd(), &asked, &[image.as_fd(), namespace]).map_err(failed)?;
+    let mut buffer = vec![0; PIECE_MAX];
+    let (count, mut mounts) = receive_piece(service.as_fd(), &mut buffer).map_err(failed)?;
+    let answer = buffer.get(..count).unwrap_or_default();
+    match serde_json::from_slice(answer).map_err(|error| failed(error.into()))? {
+        LendAnswer::Lent(reply) => {
+            let lacks = || failed(io::ErrorKind::UnexpectedEof.into());
+            Ok((reply, mounts.pop().ok_or_else(lacks)?))
+        }
+        LendAnswer::Refused(error) => Err(error),
+    }
+}
+
+/// Takes a client's image: bytes that nobody can change, in memory. It is open anew, since the client could move the place at which
+/// its own descriptor reads.
+fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError> {
+    let wanted = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
+    // Only files in memory have seals, and no others are asked for more.
+    let seals = rustix::fs::fcntl_get_seals(image);
+    if !seals.is_ok_and(|it| it.contains(wanted)) {
+        return Err(MountsError::invalid(
+            "imageFileDescriptor is no memfd with the seals WRITE, SHRINK and GROW: copy the image into one",
+        ));
+    }
+    let failed = |errno: Errno| {
+        MountsError::invalid(format!("imageFileDescriptor cannot be opened: {errno}"))
+    };
+    let bytes = rustix::fs::fstat(image).map_err(failed)?.st_size;
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    if bytes > bytes_max {
+        return Err(MountsError::too_much(format!(
+            "the image has {bytes} bytes, and may have {bytes_max}: `image-bytes` below [mounts] in /etc/quire/serve.toml",
+        )));
+    }
+    let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+    // A lease of the client's is an error then, and nothing to wait for.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(failed)
+}
+
+/// Refuses what is no user namespace.
+fn check_namespace(file: BorrowedFd<'_>) -> Result<(), MountsError> {
+    // The name first. Files that a user serves by FUSE answer an ioctl when that user likes.
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let is_named = link.is_ok_and(|it| it.as_os_str().as_encoded_bytes().starts_with(b"user:["));
+    if is_named && matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
+        return Ok(());
+    }
+    Err(MountsError::invalid(
+        "userNamespaceFileDescriptor is no user namespace: send /proc/self/ns/user",
+    ))
+}
+
+async fn answer(
+    connection: &mut Connection<Bounded>,
+    given: Result<Given, Refusal>,
+) -> zlink::Result<()> {
+    use zlink::varlink_service::Error;
+    match given {
+        Ok(Given::Info(it)) => connection.send_reply(&Reply::new(Some(it)), Vec::new()).await,
+        Ok(Given::Description(it)) => {
+            connection.send_reply(&Reply::new(Some(it)), Vec::new()).await
+        }
+        Ok(Given::Described(it)) => connection.send_reply(&Reply::new(Some(it)), Vec::new()).await,
+        Ok(Given::Lent(it, mount)) => {
+            connection.send_reply(&Reply::new(Some(it)), vec![mount]).await
+        }
+        Err(Refusal::Mounts(error)) => connection.send_error(&error, Vec::new()).await,
+        Err(Refusal::Call(wrong)) => {
+            let error = match wrong {
+                WrongCall::Method(method) => Error::MethodNotFound { method: method.into() },
+                WrongCall::Interface(interface) => {
+                    Error::InterfaceNotFound { interface: interface.into() }
+                }
+                WrongCall::Parameter(parameter) => {
+                    Error::InvalidParameter { parameter: parameter.into() }
+                }
+            };
+            connection.send_error(&error, Vec::new()).await
+        }
+    }
+}
