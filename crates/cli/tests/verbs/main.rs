@@ -56,6 +56,8 @@ mod served;
 mod streams;
 mod terminals;
 #[cfg(feature = "serve")]
+mod units;
+#[cfg(feature = "serve")]
 mod unproven;
 mod userns;
 mod verity;

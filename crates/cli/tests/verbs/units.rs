@@ -1,0 +1,58 @@
+//! The units for systemd.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::Place;
+
+#[test]
+fn the_units_are_ones_that_systemd_knows() {
+    let analyze = "systemd-analyze";
+    if !testing::programs(&[analyze]) {
+        return;
+    }
+    let place = Place::new();
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd");
+    let here = |unit: &str| {
+        unit.replace("=/usr/bin/quire ", &format!("={} ", env!("CARGO_BIN_EXE_quire")))
+    };
+    let units = fs::read_dir(units).unwrap().map(|it| it.unwrap().path());
+    let units: Vec<_> = units.map(|it| (it.clone(), fs::read_to_string(it).unwrap())).collect();
+    // One names another.
+    for (unit, text) in &units {
+        fs::write(place.folder.path().join(unit.file_name().unwrap()), here(text)).unwrap();
+    }
+    for (unit, text) in units {
+        let path = place.folder.path().join(unit.file_name().unwrap());
+        let (name, unit, here) = (unit, text.clone(), here(&text));
+        let is_socket = name.extension().is_some_and(|it| it == "socket");
+        assert_eq!(here == unit, is_socket, "{}", name.display());
+        let verified = |text: &str| {
+            fs::write(&path, text).unwrap();
+            let mut command = Command::new(analyze);
+            // The pages need not be installed.
+            let ran = command.args(["--man=no", "verify"]).arg(&path).output().unwrap();
+            assert!(ran.status.success(), "{ran:?}");
+            String::from_utf8(ran.stderr).unwrap()
+        };
+        assert_eq!(verified(&here), "");
+        if is_socket {
+            continue;
+        }
+        // It is a warning only.
+        assert!(verified(&here.replace("TimeoutSt", "TimeoutXt")).contains("TimeoutXt"));
+        // Mounts are to be seen by others, but for those that are lent.
+        let has_own = name.file_stem().is_some_and(|it| it == "quire-mounts");
+        for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
+            assert!(has_own || !unit.lines().any(|it| it.starts_with(word)), "{word}");
+        }
+        // It takes openat2 away, without which no folder of the store is removed.
+        assert!(!unit.lines().any(|it| it.starts_with("RestrictSUIDSGID=")));
+        let mut commands =
+            unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
+        let command = commands.next_back().unwrap();
+        let ran = place.run(&format!("{command} --config none.toml"));
+        assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);
+    }
+}
