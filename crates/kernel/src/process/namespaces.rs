@@ -168,7 +168,7 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
         // SAFETY: this process has one thread and makes nothing but system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
     };
-    in_a_child("make a user namespace", &[], unshare, |child| {
+    in_a_child("make a user namespace", (&[], Among::Own), unshare, |child| {
         write_maps(child, users, groups)?;
         open_namespace(child, "user")
     })
@@ -198,7 +198,8 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         Ok(())
     };
     let needed: Vec<_> = owner.into_iter().collect();
-    in_a_child("make a network namespace", &needed, unshare, |child| open_namespace(child, "net"))
+    let needed = (&*needed, Among::Own);
+    in_a_child("make a network namespace", needed, unshare, |child| open_namespace(child, "net"))
 }
 
 /// The ids that there are in a user namespace, as this process's own namespace numbers them outside.
@@ -220,7 +221,8 @@ pub struct IdMaps {
 /// If `fork` returns an invalid pid.
 pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMaps, ProcessError> {
     let enter = || enter_owned(user_namespace, owner);
-    in_a_child("ask for the maps of a user namespace", &[user_namespace], enter, |child| {
+    let needed = (&[user_namespace][..], Among::Hostile);
+    in_a_child("ask for the maps of a user namespace", needed, enter, |child| {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{child}/{name}"));
             text.map(|it| ranges_of(&it)).map_err(|error| errno_of(&error))
@@ -246,8 +248,17 @@ pub(crate) fn enter_owned(
     rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)
 }
 
-/// How long a child may take. The root of the namespace where it is may have stopped it.
-const CHILD_MAX: Duration = Duration::from_secs(1);
+/// Whose the namespaces are that a child is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Among {
+    /// Nobody else's.
+    Own,
+    /// Those of somebody who may stop it.
+    Hostile,
+}
+
+/// How long a child may take whose namespace's root may have stopped it.
+const CHILD_MAX: Duration = Duration::from_secs(3);
 
 /// Waits until something can be read of a child, for so long.
 ///
@@ -307,7 +318,7 @@ pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError
 /// until `look` is done. The child keeps the descriptors `needed`.
 fn in_a_child<T>(
     step: &'static str,
-    needed: &[BorrowedFd<'_>],
+    (needed, among): (&[BorrowedFd<'_>], Among),
     unshare: impl FnOnce() -> Result<(), Errno>,
     look: impl FnOnce(i32) -> Result<T, Errno>,
 ) -> Result<T, ProcessError> {
@@ -333,9 +344,12 @@ fn in_a_child<T>(
         child => {
             drop(ready_write);
             drop(done_read);
-            let result = wait_to_read(ready_read.as_fd())
-                .and_then(|()| is_ready(File::from(ready_read)))
-                .and_then(|()| look(child));
+            let is_there = match among {
+                Among::Own => Ok(()),
+                Among::Hostile => wait_to_read(ready_read.as_fd()),
+            };
+            let result =
+                is_there.and_then(|()| is_ready(File::from(ready_read))).and_then(|()| look(child));
             // The child sees the end of the pipe, and exits.
             drop(done_write);
             end_child(Pid::from_raw(child).expect("fork answers a pid"));
