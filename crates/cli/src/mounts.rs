@@ -8,11 +8,8 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
 
 use anyhow::{Context as _, bail, ensure};
-use kernel::process::Signal;
 use serve::mounts::{
     MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, speak_with_client,
     write_for_user,
@@ -24,7 +21,6 @@ use crate::context::Context;
 use crate::notify::{self, ServiceStep};
 use crate::report;
 use crate::settings::{COPIES, ServeFile};
-use crate::signals::{Heard, until_stopped};
 
 /// What is logged unless options say otherwise: a line for each request.
 pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
@@ -85,7 +81,6 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         copies,
         version: env!("CARGO_PKG_VERSION"),
     };
-    let (end, ended) = mpsc::channel();
     let ready = || {
         if !context.is_quiet() && !is_given {
             // Whoever started it may have gone on.
@@ -93,22 +88,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         }
         notify::tell(ServiceStep::Ready);
     };
-    let hear = |signal| {
-        if signal == Signal::HUP {
-            // Settings are read at each request.
-            return Heard::Done;
-        }
-        notify::tell(ServiceStep::Stopping);
-        // It may have ended by itself.
-        let _heard = end.send(());
-        Heard::ToEnd
-    };
-    let stop = move || {
-        let _end = ended.recv();
-    };
-    // Threads that begin before signals are blocked would end the process.
-    let work = || serve_mounts(surroundings, listener, stop, ready);
-    let served = until_stopped(&AtomicBool::new(false), hear, work)?;
+    let served =
+        notify::serve_until_asked(|stop| serve_mounts(surroundings, listener, stop, ready))?;
     if !is_given {
         // The next one takes its place anyway.
         let _removed = std::fs::remove_file(&socket);

@@ -2,8 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
 
 use anyhow::bail;
 use serve::snapshots::{
@@ -20,7 +18,6 @@ use crate::lazy::engine::EngineImages;
 use crate::notify::{self, ServiceStep};
 use crate::report;
 use crate::settings::SnapshotterChoices;
-use crate::signals::{Heard, until_stopped};
 
 /// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.
 pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
@@ -57,7 +54,6 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         lazy: None,
         patience: PATIENCE,
     };
-    let (end, ended) = mpsc::channel();
     let ready = || {
         if !context.is_quiet() {
             let text = format!(
@@ -70,28 +66,14 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         }
         notify::tell(ServiceStep::Ready);
     };
-    let hear = |signal| {
-        if signal == kernel::process::Signal::HUP {
-            // Policies are read at each use.
-            return Heard::Done;
-        }
-        notify::tell(ServiceStep::Stopping);
-        // It may have ended by itself.
-        let _heard = end.send(());
-        Heard::ToEnd
-    };
-    let stop = move || {
-        let _end = ended.recv();
-    };
-    // Threads that begin before signals are blocked would end the process.
-    let work = || -> anyhow::Result<()> {
+    let work = |stop| -> anyhow::Result<()> {
         let images = Arc::new(EngineImages::new(context, &store, &args.registry, trust));
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         surroundings.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
         Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
     };
-    until_stopped(&AtomicBool::new(false), hear, work)??;
+    notify::serve_until_asked(work)??;
     Ok(Answer::Yes)
 }
 
