@@ -143,6 +143,8 @@ fn every_target_has_a_corpus_and_a_test() {
         "lazy_index",
         "lazy_recipe",
         "manifest",
+        "mounts_image",
+        "mounts_request",
         "store_ops",
         "tar_layer",
         "traces",

@@ -4,19 +4,24 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use image::erofs::{Profile, Versions};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, XattrsId};
 use quire_container::runtime::Runtime;
 use store::{OpenOptions, PermittedImage, Resolved, Store, Transaction, UsePolicy};
 
-/// Whether mounts can be made here; says so when not.
-pub(crate) fn can_mount() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
+/// The turn of one test, or None where mounts can not be made, which it says.
+///
+/// One test at a time: a process that watches a container waits for every child it has, and here that is also those of
+/// other tests.
+pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    if !rustix::process::geteuid().is_root() {
         testing::skipped("containers need root");
+        return None;
     }
-    root
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Every runtime of this machine.

@@ -19,7 +19,7 @@ use quire_container::root::{Via, WritableWish};
 use quire_container::runtime::Runtime;
 use store::Seconds;
 
-use crate::fixture::{Fixture, can_mount, runtimes};
+use crate::fixture::{Fixture, runtimes, turn};
 
 fn wish(id: &str, script: &str, keep: bool) -> ContainerWish {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
@@ -48,9 +48,7 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
 
 #[test]
 fn a_container_in_the_foreground_ends_with_its_programs_code() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let finish = std::thread::scope(|scope| {
@@ -83,9 +81,7 @@ fn patiently<T>(ask: impl Fn() -> T, will_do: impl Fn(&T) -> bool) -> T {
 
 #[test]
 fn a_container_that_is_watched_is_kept_and_reaped() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     for (runtime, keep) in runtimes().iter().flat_map(|it| [(it, true), (it, false)]) {
         let (mut report, said) = std::io::pipe().unwrap();
@@ -135,9 +131,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
 /// As crun does, which makes the directory of its records if it is not there.
 #[test]
 fn a_call_that_comes_too_late_makes_no_folder_again() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let place = tempfile::tempdir().unwrap();
     let [folder, hidden, go] = ["c", "hidden", "go"].map(|it| place.path().join(it));
     std::fs::create_dir(&folder).unwrap();

@@ -15,7 +15,7 @@ use quire_container::root::{
 };
 use quire_container::runtime::Runtime;
 
-use crate::fixture::{Fixture, can_mount, runtimes};
+use crate::fixture::{Fixture, runtimes, turn};
 
 impl Fixture {
     fn root(&self, writable: Writable<'_>) -> Root {
@@ -89,9 +89,7 @@ fn mounts() -> String {
 
 #[test]
 fn exit_codes_are_the_programs() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     let cases: [(&[&str], i32); 5] = [
         (&["true"], 0),
@@ -110,9 +108,7 @@ fn exit_codes_are_the_programs() {
 
 #[test]
 fn a_read_only_root_is_one() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let command = ["sh", "-c", "echo x > /tmp/new || exit 9"];
@@ -123,9 +119,7 @@ fn a_read_only_root_is_one() {
 
 #[test]
 fn what_can_not_start_says_why() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let error = |command| fixture.run(&runtime, &[command], Access::Writable).unwrap_err();
@@ -147,9 +141,7 @@ fn what_can_not_start_says_why() {
 
 #[test]
 fn nothing_is_mounted_on_the_host() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     for runtime in runtimes() {
         fixture.run(&runtime, &["true"], Access::Writable).unwrap();
@@ -165,9 +157,7 @@ fn nothing_is_mounted_on_the_host() {
 
 #[test]
 fn a_writable_root_looks_like_the_image() {
-    if !can_mount() {
-        return;
-    }
+    let Some(_turn) = turn() else { return };
     let fixture = Fixture::new();
     let read_only = fixture.root(Writable::None);
     let writable = fixture.root(Writable::Memory { bytes: None });
