@@ -11,7 +11,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use zlink::Call;
 use zlink::tokio::unix::{self, Connection};
 
-use super::wire::{DescribeReply, LendAsk, LendReply, MethodCall, MountsError};
+use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
+use crate::varlink::MethodCall;
 
 /// How long the service may take. It works on one request of a user's at a time.
 const ANSWER: Duration = Duration::from_secs(10);

@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 use zlink::tokio::unix::Stream;
 use zlink::{Connection, Reply};
 
-use super::bounded::Bounded;
 use super::wire::{
-    DESCRIPTION, DescribeReply, INTERFACE, LendAsk, LendReply, MethodCall, MountsAsk, MountsError,
-    SERVICE, WrongCall,
+    DESCRIPTION, DescribeReply, INTERFACE, LendAsk, LendReply, MountsAsk, MountsError, ask_of,
 };
 use crate::descriptor::{receive_piece, send_piece};
+use crate::varlink::{
+    Bounded, DescriptionReply, InfoReply, MethodCall, SERVICE_DESCRIPTION, WrongCall,
+};
 
 /// How long a client may take to ask.
 const QUIET: Duration = Duration::from_secs(10);
@@ -46,25 +47,6 @@ enum Given {
     Described(DescribeReply),
     Lent(LendReply, OwnedFd),
 }
-
-/// Source: varlink's `org.varlink.service`, `GetInfo`.
-#[derive(Debug, Serialize)]
-struct InfoReply {
-    vendor: &'static str,
-    product: &'static str,
-    version: String,
-    url: &'static str,
-    interfaces: [&'static str; 2],
-}
-
-/// Source: varlink's `org.varlink.service`, `GetInterfaceDescription`.
-#[derive(Debug, Serialize)]
-struct DescriptionReply {
-    description: &'static str,
-}
-
-/// As varlink describes its own interface.
-const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
 /// What such a process does: speaks with the client at standard input, and asks the service at standard output. `told` is what the
 /// service has told it. Returns its exit code.
@@ -143,14 +125,10 @@ fn answer_to(
     service: &OwnedFd,
     limits: &DescribeReply,
 ) -> Result<Given, Refusal> {
-    Ok(match call.ask()? {
-        MountsAsk::Info => Given::Info(InfoReply {
-            vendor: "Quire",
-            product: "quire serve --mounts",
-            version: limits.version.clone(),
-            url: "",
-            interfaces: [SERVICE, INTERFACE],
-        }),
+    Ok(match ask_of(call)? {
+        MountsAsk::Info => {
+            Given::Info(InfoReply::new("quire serve --mounts", &limits.version, INTERFACE))
+        }
         MountsAsk::Description { interface } => {
             let is_own = interface == INTERFACE;
             let description = if is_own { DESCRIPTION } else { SERVICE_DESCRIPTION };
@@ -238,7 +216,6 @@ async fn answer(
     connection: &mut Connection<Bounded>,
     given: Result<Given, Refusal>,
 ) -> zlink::Result<()> {
-    use zlink::varlink_service::Error;
     match given {
         Ok(Given::Info(it)) => connection.send_reply(&Reply::new(Some(it)), Vec::new()).await,
         Ok(Given::Description(it)) => {
@@ -249,17 +226,6 @@ async fn answer(
             connection.send_reply(&Reply::new(Some(it)), vec![mount]).await
         }
         Err(Refusal::Mounts(error)) => connection.send_error(&error, Vec::new()).await,
-        Err(Refusal::Call(wrong)) => {
-            let error = match wrong {
-                WrongCall::Method(method) => Error::MethodNotFound { method: method.into() },
-                WrongCall::Interface(interface) => {
-                    Error::InterfaceNotFound { interface: interface.into() }
-                }
-                WrongCall::Parameter(parameter) => {
-                    Error::InvalidParameter { parameter: parameter.into() }
-                }
-            };
-            connection.send_error(&error, Vec::new()).await
-        }
+        Err(Refusal::Call(wrong)) => connection.send_error(&wrong.error(), Vec::new()).await,
     }
 }

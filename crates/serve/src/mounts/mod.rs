@@ -1,11 +1,10 @@
 //! Lends images to users who may not have the kernel read one (decision 26): a client sends an image's bytes and its user
 //! namespace, and gets a mount of a copy that this service has written.
 //!
-//! `service` listens, and has a process speak with each client: `connection`, by the messages of `wire`, with the limits of
-//! `bounded`. `users` says who may ask, and how much; `namespace` looks at user namespaces, `writer` makes the copy in a process without rights, and `images` keeps
-//! copies as long as somebody has them mounted. `client` asks.
+//! `service` listens, and has a process speak with each client: `connection`, by the messages of `wire`. `users` says who may
+//! ask, and how much; `namespace` looks at user namespaces, `writer` makes the copy in a process without rights, and `images`
+//! keeps copies as long as somebody has them mounted. `client` asks.
 
-mod bounded;
 mod client;
 mod connection;
 mod images;

@@ -1,8 +1,9 @@
 //! The messages of the mount service: varlink, interface `io.quire.Mounts`. `docs/format/mounts.md` describes them.
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use zlink::ReplyError;
+
+use crate::varlink::{MethodCall, WrongCall};
 
 /// The interface.
 pub const INTERFACE: &str = "io.quire.Mounts";
@@ -14,14 +15,6 @@ pub(super) const DESCRIPTION: &str = include_str!("io.quire.Mounts.varlink");
 pub(super) const PLACES_MAX: usize = 32;
 /// The most bytes in the path of one.
 pub(super) const PLACE_MAX: usize = 255;
-
-/// A method that a client calls, before its parameters are looked at.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct MethodCall {
-    pub(super) method: String,
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub(super) parameters: Value,
-}
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,55 +146,35 @@ impl MountsError {
     }
 }
 
-/// What a call is not, in varlink's own errors.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum WrongCall {
-    Method(String),
-    Interface(String),
-    Parameter(String),
-}
-
 /// Reads a call: bytes as they come from a client, for tests of hostile ones.
 ///
 /// # Errors
 /// `None` if it is no call at all, or what is wrong with it.
 pub fn read_ask(bytes: &[u8]) -> Result<MountsAsk, String> {
     let call: MethodCall = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    call.ask().map_err(|wrong| format!("{wrong:?}"))
+    ask_of(&call).map_err(|wrong| format!("{wrong:?}"))
 }
 
-impl MethodCall {
-    pub(super) fn ask(&self) -> Result<MountsAsk, WrongCall> {
-        match &*self.method {
-            "org.varlink.service.GetInfo" => Ok(MountsAsk::Info),
-            "org.varlink.service.GetInterfaceDescription" => {
-                let interface = self.parameters.get("interface").and_then(Value::as_str);
-                let wrong = || WrongCall::Parameter("interface".to_owned());
-                let interface = interface.ok_or_else(wrong)?;
-                match interface {
-                    INTERFACE | SERVICE => {
-                        Ok(MountsAsk::Description { interface: interface.to_owned() })
-                    }
-                    _ => Err(WrongCall::Interface(interface.to_owned())),
-                }
-            }
-            "io.quire.Mounts.Describe" => Ok(MountsAsk::Describe),
-            "io.quire.Mounts.Lend" => {
-                let ask = LendAsk::deserialize(&self.parameters);
-                let ask = ask.map_err(|error| WrongCall::Parameter(error.to_string()))?;
-                let is_long = ask.places.len() > PLACES_MAX;
-                if is_long || ask.places.iter().any(|it| !is_place(it)) {
-                    return Err(WrongCall::Parameter("places".to_owned()));
-                }
-                Ok(MountsAsk::Lend(ask))
-            }
-            method => Err(WrongCall::Method(method.to_owned())),
+/// What a call asks for.
+pub(super) fn ask_of(call: &MethodCall) -> Result<MountsAsk, WrongCall> {
+    match &*call.method {
+        "org.varlink.service.GetInfo" => Ok(MountsAsk::Info),
+        "org.varlink.service.GetInterfaceDescription" => {
+            Ok(MountsAsk::Description { interface: call.interface(INTERFACE)? })
         }
+        "io.quire.Mounts.Describe" => Ok(MountsAsk::Describe),
+        "io.quire.Mounts.Lend" => {
+            let ask = LendAsk::deserialize(&call.parameters);
+            let ask = ask.map_err(|error| WrongCall::Parameter(error.to_string()))?;
+            let is_long = ask.places.len() > PLACES_MAX;
+            if is_long || ask.places.iter().any(|it| !is_place(it)) {
+                return Err(WrongCall::Parameter("places".to_owned()));
+            }
+            Ok(MountsAsk::Lend(ask))
+        }
+        method => Err(WrongCall::Method(method.to_owned())),
     }
 }
-
-/// varlink's own interface.
-pub(super) const SERVICE: &str = "org.varlink.service";
 
 /// Whether a path names a file below a root, without a way up.
 fn is_place(path: &str) -> bool {

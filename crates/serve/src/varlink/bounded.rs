@@ -13,7 +13,7 @@ const DESCRIPTORS_MAX: usize = 2;
 
 /// A socket with limits.
 #[derive(Debug)]
-pub(super) struct Bounded(pub(super) Stream);
+pub(crate) struct Bounded(pub(crate) Stream);
 
 impl Socket for Bounded {
     type ReadHalf = BoundedRead;
@@ -29,7 +29,7 @@ impl Socket for Bounded {
 
 /// What is read of it.
 #[derive(Debug)]
-pub(super) struct BoundedRead {
+pub(crate) struct BoundedRead {
     inner: <Stream as Socket>::ReadHalf,
     bytes: usize,
 }
