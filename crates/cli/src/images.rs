@@ -158,7 +158,7 @@ fn made(store: &Store, reference: &Reference) -> Option<i64> {
 }
 
 /// The lengths of all regular files of an image, each inode once.
-fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
+pub(crate) fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
     let opened = store.open_names(id)?;
     let failed = || format!("cannot read image {id}");
     let image = Image::open(Cached::new(&opened.image)).with_context(failed)?;

@@ -1,4 +1,5 @@
-//! Debian sid in a folder: the C composefs tools and the current erofs-utils, run from outside with their own loader.
+//! Debian sid in a folder: the C composefs tools, the current erofs-utils, and systemd's tools for storage providers, run from
+//! outside with their own loader.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,13 +12,16 @@ use super::{apt, rootfs};
 use crate::cache::Cache;
 
 /// The tools that get a wrapper script, and where Debian puts them.
-const TOOLS: [(&str, &str); 6] = [
+const TOOLS: [(&str, &str); 9] = [
     ("mkcomposefs", "usr/bin"),
     ("composefs-info", "usr/bin"),
     ("mount.composefs", "usr/sbin"),
     ("mkfs.erofs", "usr/bin"),
     ("fsck.erofs", "usr/bin"),
     ("dump.erofs", "usr/bin"),
+    ("storagectl", "usr/bin"),
+    ("mount.storage", "usr/sbin"),
+    ("mount", "usr/bin"),
 ];
 
 /// A sid root. Its programs need no chroot, so they start as fast as ours and see the same paths.
@@ -48,9 +52,12 @@ impl Sid {
 
 /// The sid root in the cache, made when it is not there.
 pub fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
-    let dir = cache.entry("sid", refresh, |draft| {
+    // One that was made earlier may lack what has come to the list since then.
+    let place = cache.dir().join("sid");
+    let is_whole = TOOLS.iter().all(|(tool, _)| place.join("bin").join(tool).is_file());
+    let dir = cache.entry("sid", refresh || !is_whole, |draft| {
         let mirror = apt::mirror()?;
-        let packages = ["composefs", "erofs-utils"];
+        let packages = ["composefs", "erofs-utils", "systemd-container"];
         rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))?;
         fs::create_dir(draft.join("bin"))?;
         for (tool, _) in TOOLS {
@@ -94,6 +101,8 @@ fn words_at(root: &Path, place: &Path, tool: &str) -> Result<Vec<PathBuf>> {
         libraries.filter(|it| it.file_name().as_encoded_bytes().ends_with(b"-linux-gnu"));
     let libraries = libraries.next().context("no folder of libraries in the sid root")?;
     let libraries = Path::new("usr/lib").join(libraries.file_name());
+    // systemd's own library is in a folder of its own.
+    let all = [place.join(&libraries), place.join(&libraries).join("systemd")];
     let mut loaders = fs::read_dir(root.join(&libraries))?.filter_map(Result::ok);
     let loader = loaders.find(|it| it.file_name().as_encoded_bytes().starts_with(b"ld-linux"));
     let loader = loader.context("no dynamic loader in the sid root")?.file_name();
@@ -102,7 +111,7 @@ fn words_at(root: &Path, place: &Path, tool: &str) -> Result<Vec<PathBuf>> {
         PathBuf::from("--argv0"),
         PathBuf::from(tool),
         PathBuf::from("--library-path"),
-        place.join(&libraries),
+        PathBuf::from(std::env::join_paths(all)?),
         place.join(program),
     ])
 }

@@ -116,7 +116,7 @@ impl Skip {
 #[derive(Debug, Args)]
 // Its own `--version` is that of an engine.
 #[command(disable_version_flag = true)]
-#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter", "mounts"]).required(true))]
+#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter", "mounts", "storage"]).required(true))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
     /// Fill the devices of lazily mounted images
@@ -139,8 +139,22 @@ pub(crate) struct Serve {
         ]
     )]
     pub(crate) mounts: bool,
+    /// Be a storage provider of systemd: `storagectl` lists images, and `mount -t storage quire:NAME DIRECTORY` mounts them,
+    /// for root
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "lazy", "snapshotter", "mounts", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached",
+            "lazy_timeout", "config"
+        ]
+    )]
+    pub(crate) storage: bool,
+    /// Speak with one client, at standard input, as inetd and `Accept=yes` of systemd start services
+    #[arg(long, requires = "storage")]
+    pub(crate) inetd: bool,
     /// Where the engine finds the snapshotter: the `address` in its configuration [default: /run/quire/snapshotter.sock].
-    /// With `--mounts`, where users find the mount service [default: /run/quire/mounts.sock]
+    /// With `--mounts`, where users find the mount service [default: /run/quire/mounts.sock].
+    /// With `--storage`, where systemd's tools look [default: /run/systemd/io.systemd.StorageProvider/quire]
     #[arg(long, value_name = "PATH", conflicts_with = "lazy")]
     pub(crate) socket: Option<PathBuf>,
     /// Where the engine listens: the differ reads the blobs of layers there [default: /run/containerd/containerd.sock]

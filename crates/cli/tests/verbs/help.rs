@@ -254,7 +254,11 @@ fn who_may_not_is_told_who_may() {
         assert!(!ran.err.contains("--store /"), "{}", ran.err);
     };
     check("store", &["rm", "a"], "--store DIR for a store of your own");
-    check("own/store", &["import", "dir:/root"], "use sudo");
+    std::fs::create_dir(place.path("secret")).unwrap();
+    let root_alone = std::fs::Permissions::from_mode(0o700);
+    std::fs::set_permissions(place.path("secret"), root_alone).unwrap();
+    let secret = format!("dir:{}", place.path("secret").display());
+    check("own/store", &["import", &secret], "use sudo");
 }
 
 #[test]

@@ -53,6 +53,7 @@ mod rootless;
 mod runs;
 #[cfg(feature = "serve")]
 mod served;
+mod storage;
 mod streams;
 mod terminals;
 #[cfg(feature = "serve")]
@@ -60,6 +61,7 @@ mod units;
 #[cfg(feature = "serve")]
 mod unproven;
 mod userns;
+mod varlink;
 mod verity;
 #[cfg(feature = "serve")]
 mod versions;

@@ -57,6 +57,8 @@ pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
 pub(super) const INIT_EXT: u32 = 1 << 30;
 /// `FUSE_HAS_RESEND`, since Linux 6.9.
 pub(super) const HAS_RESEND: u64 = 1 << 39;
+/// `FUSE_ALLOW_IDMAP`, since Linux 6.12: mounts may map ids. It needs `default_permissions`.
+pub(super) const ALLOW_IDMAP: u64 = 1 << 40;
 /// `FUSE_GETATTR_FH`: the handle has a meaning.
 pub(super) const GETATTR_FH: u32 = 1 << 0;
 /// `FOPEN_DIRECT_IO`: no page of the file is cached.

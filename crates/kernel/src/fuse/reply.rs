@@ -5,9 +5,9 @@ use rustix::fs::{FileType, Mode};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use super::layout::{
-    ASYNC_DIO, ASYNC_READ, Attr, AttrOut, CACHE_SYMLINKS, DO_READDIRPLUS, Dirent, EntryOut,
-    FOPEN_DIRECT_IO, FOPEN_NOFLUSH, GetxattrOut, InitOut, Kstatfs, MAX_PAGES, MINOR,
-    NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT, OpenOut, PARALLEL_DIROPS, POSIX_ACL, VERSION,
+    ALLOW_IDMAP, ASYNC_DIO, ASYNC_READ, Attr, AttrOut, CACHE_SYMLINKS, DO_READDIRPLUS, Dirent,
+    EntryOut, FOPEN_DIRECT_IO, FOPEN_NOFLUSH, GetxattrOut, INIT_EXT, InitOut, Kstatfs, MAX_PAGES,
+    MINOR, NO_OPEN_SUPPORT, NO_OPENDIR_SUPPORT, OpenOut, PARALLEL_DIROPS, POSIX_ACL, VERSION,
 };
 use super::request::{FileHandle, InitOffer, NodeNumber};
 
@@ -104,7 +104,7 @@ impl ReplyBody {
         let wanted = match served {
             Served::File => 0,
             Served::Tree { permissions } => {
-                let acl = if permissions { POSIX_ACL } else { 0 };
+                let acl = if permissions { POSIX_ACL | ALLOW_IDMAP } else { 0 };
                 DO_READDIRPLUS
                     | PARALLEL_DIROPS
                     | CACHE_SYMLINKS
@@ -114,19 +114,21 @@ impl ReplyBody {
             }
         };
         let flags = offer.flags & (wanted | ASYNC_READ | ASYNC_DIO | MAX_PAGES);
+        let low = flags & u64::from(u32::MAX);
+        let flags2 = u32::try_from(flags >> 32).unwrap_or_default();
+        let extended = if flags2 == 0 { 0 } else { INIT_EXT };
         let out = InitOut {
             major: VERSION,
             minor: offer.minor.min(MINOR),
             max_readahead: offer.readahead,
-            // All of these are among the low bits.
-            flags: u32::try_from(flags).unwrap_or_default(),
+            flags: u32::try_from(low).unwrap_or_default() | extended,
             max_background: u16::MAX,
             congestion_threshold: u16::MAX,
             max_write: WRITE_MAX,
             time_gran: 1,
             max_pages: READ_PAGES,
             map_alignment: 0,
-            flags2: 0,
+            flags2,
             unused: [0; 7],
         };
         Self(out.as_bytes().to_vec())
@@ -279,9 +281,9 @@ mod tests {
         places.iter().map(at).collect()
     }
 
-    fn offer(minor: u32, flags: u32) -> InitOffer {
+    fn offer(minor: u32, flags: u32, flags2: u32) -> InitOffer {
         let header = [60, 26, 2, 0, 0, 0, 0, 0, 0, 0];
-        let body = [7, minor, 131_072, flags, 0];
+        let body = [7, minor, 131_072, flags, flags2];
         let numbers: Vec<u32> = header.iter().chain(&body).copied().collect();
         let request = FuseRequest::decode(numbers.as_bytes()).unwrap();
         let FuseOperation::Init(offer) = request.operation else {
@@ -293,19 +295,24 @@ mod tests {
     /// Places from `linux/fuse.h`.
     #[test]
     fn replies_have_the_layout_of_the_header() {
-        let init = ReplyBody::init(&offer(45, !(1 << 30)), Served::File);
+        let init = ReplyBody::init(&offer(45, !(1 << 30), 0), Served::File);
         assert_eq!(init.as_bytes().len(), 64);
         // Version, read-ahead, flags, both numbers of requests, the largest write, pages.
         let expect = [7, 38, 131_072, 1 | 1 << 15 | 1 << 22, u32::MAX, 4096, 1, 256];
         assert_eq!(numbers(&init, &[0, 4, 8, 12, 16, 20, 24, 28]), expect);
         // Not more than the kernel has.
-        let init = ReplyBody::init(&offer(36, 1), Served::File);
+        let init = ReplyBody::init(&offer(36, 1, 0), Served::File);
         assert_eq!(numbers(&init, &[4, 12]), [36, 1]);
         // Attributes with names, side by side, links, and neither opens nor directories; permissions.
         for (permissions, expect) in [(false, 0x1c6_a001), (true, 0x1d6_a001)] {
             let tree = Served::Tree { permissions };
-            let init = ReplyBody::init(&offer(45, !(1 << 30)), tree);
-            assert_eq!(numbers(&init, &[12]), [expect]);
+            let init = ReplyBody::init(&offer(45, !(1 << 30), 0), tree);
+            assert_eq!(numbers(&init, &[12, 32]), [expect, 0]);
+        }
+        // Mapped ids are among the flags of the second field, whose own flag is set then.
+        for (permissions, expect) in [(false, [0x1c6_a001, 0]), (true, [0x41d6_a001, 1 << 8])] {
+            let init = ReplyBody::init(&offer(45, u32::MAX, 1 << 8), Served::Tree { permissions });
+            assert_eq!(numbers(&init, &[12, 32]), expect);
         }
 
         let file = NodeAttributes::file(1, 1025, Mode::RUSR, (3, 4));

@@ -1,98 +1,28 @@
 //! What a user may send to the service. Each case runs as that user, in a namespace of the user's: [`super::attack`].
 
 use std::fs::{self, File};
-use std::io::{IoSlice, IoSliceMut, Write as _};
-use std::mem::MaybeUninit;
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use kernel::mount::{Attributes, Detached, MountAttrFlags, Reach, set_attributes};
+use kernel::mount::{Attributes, MountAttrFlags, Reach, set_attributes};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
 use serde_json::{Value, json};
+
+use crate::varlink::{Answer, Client};
 
 /// What no copy has.
 pub(super) const MARK: &[u8] = b"a mark of a client, which no copy has";
 
-struct Client(UnixStream);
-
-/// What came back.
-struct Answer {
-    value: Value,
-    descriptors: Vec<OwnedFd>,
+fn connect() -> Client {
+    Client::connect(Path::new(&std::env::var("QUIRE_TEST_SOCKET").unwrap()))
 }
 
-impl Answer {
-    /// The name of the error, without the interface's.
-    fn error(&self) -> &str {
-        let name = self.value["error"].as_str().unwrap_or("none");
-        name.rsplit('.').next().unwrap()
-    }
-
-    fn reason(&self) -> &str {
-        self.value["parameters"]["reason"].as_str().unwrap_or_default()
-    }
-
-    fn mount(mut self) -> Detached {
-        assert_eq!(self.error(), "none", "{}", self.value);
-        Detached::from_fd(self.descriptors.remove(0))
-    }
-}
-
-impl Client {
-    fn new() -> Self {
-        Self(UnixStream::connect(std::env::var("QUIRE_TEST_SOCKET").unwrap()).unwrap())
-    }
-
-    fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        }
-        let flags = SendFlags::NOSIGNAL;
-        rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
-    }
-
-    /// `None` if the service has closed the connection.
-    fn receive(&self) -> Option<Answer> {
-        let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
-        while bytes.last() != Some(&0) {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut piece = [0; 4096];
-            let parts = &mut [IoSliceMut::new(&mut piece)];
-            let got = rustix::net::recvmsg(&self.0, parts, &mut control, RecvFlags::CMSG_CLOEXEC);
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(some) = message {
-                    descriptors.extend(some);
-                }
-            }
-            match got {
-                Ok(got) if got.bytes > 0 => bytes.extend_from_slice(&piece[..got.bytes]),
-                _ => return None,
-            }
-        }
-        bytes.pop();
-        Some(Answer { value: serde_json::from_slice(&bytes).unwrap(), descriptors })
-    }
-
-    fn ask(&self, method: &str, parameters: &Value, descriptors: &[BorrowedFd<'_>]) -> Answer {
-        let call = json!({"method": method, "parameters": parameters}).to_string() + "\0";
-        self.send(call.as_bytes(), descriptors).unwrap();
-        self.receive().expect("an answer")
-    }
-
-    fn lend(&self, image: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Answer {
-        let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
-        self.ask("io.quire.Mounts.Lend", &parameters, &[image, user_namespace])
-    }
+fn lend(client: &Client, image: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> Answer {
+    let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
+    client.ask("io.quire.Mounts.Lend", &parameters, &[image, user_namespace])
 }
 
 fn image() -> Vec<u8> {
@@ -135,8 +65,8 @@ fn clear(mount: BorrowedFd<'_>, what: MountAttrFlags) -> Option<Errno> {
 #[test]
 #[ignore = "what another test has a user do"]
 fn attributes() {
-    let client = Client::new();
-    let answer = client.lend(sealed(&image()).as_fd(), own_namespace().as_fd());
+    let client = connect();
+    let answer = lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd());
     assert_eq!(answer.value["parameters"]["devices"], 1, "{}", answer.value);
     let mount = answer.mount();
     // Some mount of one's own, for which all of this works: the namespace has the rights.
@@ -178,8 +108,8 @@ fn attributes() {
 #[test]
 #[ignore = "what another test has a user do"]
 fn lent_and_held() {
-    let client = Client::new();
-    drop(client.lend(sealed(&image()).as_fd(), own_namespace().as_fd()).mount());
+    let client = connect();
+    drop(lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd()).mount());
 }
 
 /// Whatever was sent, there is an error, or a mount that can be walked.
@@ -211,8 +141,8 @@ fn damaged_images() {
     }
     let mut lent = 0;
     for bytes in tried {
-        let client = Client::new();
-        let answer = client.lend(sealed(&bytes).as_fd(), own_namespace().as_fd());
+        let client = connect();
+        let answer = lend(&client, sealed(&bytes).as_fd(), own_namespace().as_fd());
         if answer.error() == "none" {
             lent += 1;
             let point = tempfile::tempdir().unwrap();
@@ -249,7 +179,7 @@ fn wrong_requests() {
     // The shell before has opened it under this number.
     let host = own("/proc/self/fd/9");
     let check = |image: &OwnedFd, user_namespace: &OwnedFd, error: &str, reason: &str| {
-        let answer = Client::new().lend(image.as_fd(), user_namespace.as_fd());
+        let answer = lend(&connect(), image.as_fd(), user_namespace.as_fd());
         assert!(
             answer.error() == error && answer.reason().contains(reason),
             "{error} {reason}: {}",
@@ -288,7 +218,7 @@ fn wrong_requests() {
     check(&good, &namespace, "none", "");
 
     let ask = |method: &str, parameters: &Value| {
-        let client = Client::new();
+        let client = connect();
         let answer = client.ask(method, parameters, &[good.as_fd(), namespace.as_fd()]);
         assert!(answer.descriptors.is_empty());
         answer.error().to_owned()
@@ -327,11 +257,11 @@ fn wrong_requests() {
         b"\xff\xfe\0",
         b"GET / HTTP/1.1\r\n\r\n\0",
     ] {
-        let client = Client::new();
+        let client = connect();
         client.send(bytes, &[]).unwrap();
         assert!(client.receive().is_none(), "{bytes:?}");
     }
-    let client = Client::new();
+    let client = connect();
     let info = client.ask("org.varlink.service.GetInfo", &json!({}), &[]);
     assert_eq!(info.value["parameters"]["interfaces"][1], "io.quire.Mounts");
     let interface = json!({"interface": "io.quire.Mounts"});
@@ -344,7 +274,7 @@ fn wrong_requests() {
 #[ignore = "what another test has a user do"]
 fn too_much_of_a_connection() {
     let (good, namespace) = (sealed(&image()), own_namespace());
-    let client = Client::new();
+    let client = connect();
     let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
     let call =
         json!({"method": "io.quire.Mounts.Lend", "parameters": parameters}).to_string() + "\0";
@@ -352,16 +282,16 @@ fn too_much_of_a_connection() {
     client.send(call.as_bytes(), &three).unwrap();
     assert!(client.receive().is_none());
     // Bytes without an end.
-    let client = Client::new();
+    let client = connect();
     let mut sent = 0;
     while client.send(&[b' '; 4096], &[]).is_ok() {
         sent += 4096;
         assert!(sent < 8 << 20, "nobody stops it");
     }
     // One call after the other is welcome.
-    let client = Client::new();
+    let client = connect();
     for _ in 0..3 {
-        drop(client.lend(good.as_fd(), namespace.as_fd()).mount());
+        drop(lend(&client, good.as_fd(), namespace.as_fd()).mount());
     }
 }
 
@@ -372,21 +302,21 @@ fn many_connections() {
         let answer = client.ask("org.varlink.service.GetInfo", &json!({}), &[]);
         answer.error().to_owned()
     };
-    let clients: Vec<_> = (0..4).map(|_| Client::new()).collect();
+    let clients: Vec<_> = (0..4).map(|_| connect()).collect();
     for client in &clients {
         assert_eq!(info(client), "none");
     }
-    let answer = Client::new().ask("org.varlink.service.GetInfo", &json!({}), &[]);
+    let answer = connect().ask("org.varlink.service.GetInfo", &json!({}), &[]);
     assert!(answer.reason().contains("4 connections"), "{}", answer.value);
     drop(clients);
-    crate::runs::wait_for("a connection", || info(&Client::new()) == "none");
+    crate::runs::wait_for("a connection", || info(&connect()) == "none");
 }
 
 #[test]
 #[ignore = "what another test has a user do"]
 fn one_image_at_a_time() {
     let namespace = own_namespace();
-    let client = Client::new();
+    let client = connect();
     let image = image();
     let lend = |place: &str| {
         let parameters = json!({
@@ -423,24 +353,24 @@ fn descriptors_that_wait() {
     while (&waits).write(&[0; 65_536]).is_ok() {}
     let minute = Some(std::time::Duration::from_secs(60));
     rustix::net::sockopt::set_socket_linger(&waits, minute).unwrap();
-    let slow = Client::new();
+    let slow = connect();
     let call = json!({"method": "org.varlink.service.GetInfo"}).to_string() + "\0";
     slow.send(call.as_bytes(), &[waits.as_fd()]).unwrap();
     drop(waits);
     // Others are answered meanwhile.
-    drop(Client::new().lend(good.as_fd(), namespace.as_fd()).mount());
+    drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
     // Descriptors with a call that never ends: there is room for few.
-    let full = Client::new();
+    let full = connect();
     let waiting = |_: &u32| full.send(b" ", &[good.as_fd(), namespace.as_fd()]).is_ok();
     assert!((0..3000).take_while(waiting).count() > 0);
-    drop(Client::new().lend(good.as_fd(), namespace.as_fd()).mount());
+    drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
 }
 
 /// A number that another user was given.
 #[test]
 #[ignore = "what another test has a user do"]
 fn a_number_of_another_user() {
-    let answer = Client::new().lend(sealed(b"any").as_fd(), own_namespace().as_fd());
+    let answer = lend(&connect(), sealed(b"any").as_fd(), own_namespace().as_fd());
     let is_told = answer.reason().contains("gives to another user");
     assert!(answer.error() == "Denied" && is_told, "{}", answer.value);
 }

@@ -1,0 +1,165 @@
+//! `serve --storage`.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use container::root::{
+    SOURCE, ServeImage as _, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
+};
+use kernel::mount::{Attributes, Detached, MountAttrFlags};
+use kernel::version::KernelVersion;
+use serve::storage::{
+    STORAGE_SOCKET, Volume, VolumeError, Volumes, listen_for_storage, serve_volumes,
+};
+use store::{Form, Permitted};
+
+use crate::Answer;
+use crate::args;
+use crate::context::Context;
+use crate::notify::{self, ServiceStep};
+use crate::report;
+
+/// The most clients at a time.
+const CLIENTS_MAX: usize = 64;
+/// The first Linux version that clones a mount which is attached nowhere and belongs to another process.
+const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
+
+pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
+    if !context.who().is_host_root() {
+        bail!("serve --storage: only the host's root may mount images for others");
+    }
+    if let Some(running) = KernelVersion::running().filter(|it| *it < CLONES) {
+        bail!(
+            "serve --storage needs Linux {CLONES} or newer, and this is {running}: use `quire mount`"
+        );
+    }
+    if args.inetd {
+        let client = std::io::stdin().as_fd().try_clone_to_owned()?;
+        ensure!(
+            rustix::net::sockopt::socket_type(&client).is_ok(),
+            "--inetd: standard input is no socket: leave it out, and systemd's tools find the service at its --socket"
+        );
+        serve_volumes(client, &Images(context), env!("CARGO_PKG_VERSION"))
+            .context("cannot speak with a client")?;
+        return Ok(Answer::Yes);
+    }
+    let socket = args.socket.clone().unwrap_or_else(|| STORAGE_SOCKET.into());
+    let listener = listen_for_storage(&socket, context.who())
+        .with_context(|| format!("cannot listen on {}", socket.display()))?;
+    notify::serve_until_asked(|stop| {
+        std::thread::spawn(move || accept(&listener));
+        if !context.is_quiet() {
+            // Whoever started it may have gone on.
+            let _told = report::line(&format!("images are volumes at {}", socket.display()));
+        }
+        notify::tell(ServiceStep::Ready);
+        stop();
+    })?;
+    // The next one takes its place anyway.
+    let _removed = std::fs::remove_file(&socket);
+    Ok(Answer::Yes)
+}
+
+/// Has a process speak with each client. What serves an image by FUSE starts from a process with one thread.
+fn accept(listener: &UnixListener) {
+    let clients = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be taken");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+            clients.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!("there are {CLIENTS_MAX} clients: another one is not heard");
+            continue;
+        }
+        let mut speaker = Command::new("/proc/self/exe");
+        speaker.args(std::env::args_os().skip(1)).arg("--inetd");
+        speaker.stdin(OwnedFd::from(stream)).stdout(Stdio::null());
+        let clients = Arc::clone(&clients);
+        std::thread::spawn(move || {
+            if let Err(error) = speaker.status() {
+                tracing::error!(%error, "no process can speak with a client");
+            }
+            clients.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+/// The images of a store.
+struct Images<'a>(&'a Context);
+
+impl Volumes for Images<'_> {
+    fn list(&self) -> Result<Vec<Volume>, Box<dyn std::error::Error + Send + Sync>> {
+        let store = self.0.open(store::OpenOptions::read())?;
+        let (sound, damaged) = store.refs.readable()?;
+        for bad in damaged {
+            tracing::warn!(name = %bad.name, error = %bad.error, "a name cannot be read");
+        }
+        let volume = |(name, reference): (store::RefName, store::Reference)| Volume {
+            name: name.to_string(),
+            aliases: vec![reference.image.to_string()],
+            // `fsck` tells why it is not known.
+            used: crate::images::content_of(&store, &reference.image).ok(),
+        };
+        Ok(sound.into_iter().map(volume).collect())
+    }
+
+    fn acquire(&self, name: &str) -> Result<Detached, VolumeError> {
+        let store = self.0.open_with(name).map_err(failed)?;
+        let found = crate::resolve::resolve(&store, name).map_err(|error| {
+            if error.is_absent() { VolumeError::Absent } else { VolumeError::Failed(error.into()) }
+        })?;
+        let permitted = crate::policy::permit(self.0, &store, found)
+            .map_err(|error| VolumeError::Refused(error.into()))?;
+        self.mount(&store, permitted).map_err(failed)
+    }
+}
+
+fn failed(error: anyhow::Error) -> VolumeError {
+    VolumeError::Failed(error.into())
+}
+
+impl Images<'_> {
+    /// A mount whose ids a client can map. The kernel maps those of EROFS, and of FUSE, and not those of an overlay.
+    fn mount(&self, store: &store::Store, permitted: Permitted) -> anyhow::Result<Detached> {
+        let permitted = permitted.open(store)?;
+        let form = permitted.image().form;
+        let image =
+            TrustedImage::to_mount(store, permitted, Trust::default(), Some(&WritableWish::None))?;
+        let mount = match form {
+            Form::Packed | Form::Tar => {
+                let shape = Shape {
+                    writable: Writable::None,
+                    map: None,
+                    space: Space::AsIs,
+                    places: &[],
+                    between: &[],
+                    via: Via::Auto { lender: None, server: None },
+                };
+                make(store, &image, &shape, std::iter::empty())?.mount
+            }
+            Form::Objects => {
+                image.check()?;
+                let source = format!("{SOURCE}{}", image.name());
+                let served = crate::fuse::Server::new(self.0.who()).serve(&image, &source);
+                served.map_err(|it| anyhow::anyhow!(it))?
+            }
+        };
+        // As `quire mount` has it: every user of the host can reach the mount.
+        let set = MountAttrFlags::MOUNT_ATTR_NOSUID
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_RDONLY;
+        mount.set(&Attributes { set, ..Attributes::default() })?;
+        Ok(mount)
+    }
+}

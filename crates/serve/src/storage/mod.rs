@@ -1,0 +1,236 @@
+//! Images as volumes of systemd's `io.systemd.StorageProvider` (decision 27): `storagectl` lists them, and `mount -t storage`
+//! mounts them. `wire` has the messages.
+
+mod wire;
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use globset::Glob;
+use kernel::mount::Detached;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use serde::Serialize;
+use store::Who;
+use zlink::tokio::unix::Stream;
+use zlink::varlink_service::Error;
+use zlink::{Connection, Reply};
+
+use crate::varlink::{
+    Bounded, DescriptionReply, InfoReply, MethodCall, SERVICE_DESCRIPTION, WrongCall,
+};
+use wire::{
+    AcquireAsk, AcquireReply, DESCRIPTION, INTERFACE, ListAsk, StorageAsk, StorageError,
+    SystemError, VolumeReply, VolumeType, ask_of,
+};
+
+/// Where systemd's tools look for this provider. Source: storagectl(1).
+pub const STORAGE_SOCKET: &str = "/run/systemd/io.systemd.StorageProvider/quire";
+
+/// How long a volume is there after its client has gone: until then it clones the mount.
+const HELD: Duration = Duration::from_secs(30);
+
+/// A volume in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Other names that lead to it.
+    pub aliases: Vec<String>,
+    /// What its files have, in bytes, if it is known.
+    pub used: Option<u64>,
+}
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why there is no volume.
+#[derive(Debug)]
+pub enum VolumeError {
+    /// No image has the name.
+    Absent,
+    /// A policy does not allow it.
+    Refused(AnyError),
+    /// It cannot be mounted.
+    Failed(AnyError),
+}
+
+/// What has volumes.
+pub trait Volumes {
+    /// All of them.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn list(&self) -> Result<Vec<Volume>, AnyError>;
+
+    /// Mounts one, attached nowhere, read-only, and such that its ids can be mapped.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    fn acquire(&self, name: &str) -> Result<Detached, VolumeError>;
+}
+
+/// Listens at a socket to which root alone may connect.
+///
+/// # Errors
+/// There can be no socket, or others could put one of their own in its place.
+pub fn listen_for_storage(path: &Path, who: Who) -> io::Result<UnixListener> {
+    crate::socket::listen(path, who, 0o600)
+}
+
+/// Speaks with a client until it has gone. `version` is the program's. Volumes that it got are there for 30 seconds more. No
+/// thread is started.
+///
+/// # Errors
+/// The connection's. An error of a volume's is told the client.
+pub fn serve_volumes(client: OwnedFd, volumes: &dyn Volumes, version: &str) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(&client)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut held = Vec::new();
+    let spoken = runtime.block_on(async {
+        let stream = std::os::unix::net::UnixStream::from(client);
+        let stream = Stream::try_from(stream).map_err(io::Error::other)?;
+        let mut connection = Connection::new(Bounded(stream));
+        if peer.uid.as_raw() != 0 {
+            tracing::warn!(user = peer.uid.as_raw(), "volumes are for root alone");
+            let (_, _) = connection.receive_call::<MethodCall>().await.map_err(io::Error::other)?;
+            return told(connection.send_error(&Error::PermissionDenied, Vec::new()).await);
+        }
+        loop {
+            // Also the end of what it has to say.
+            let Ok((call, _)) = connection.receive_call::<MethodCall>().await else {
+                return Ok(());
+            };
+            let has_more = call.more();
+            let mut speech = Speech { connection: &mut connection, volumes, version };
+            speech.answer(call.method(), has_more, &mut held).await?;
+        }
+    });
+    if !held.is_empty() {
+        std::thread::sleep(HELD);
+    }
+    spoken
+}
+
+fn told(sent: zlink::Result<()>) -> io::Result<()> {
+    sent.map_err(io::Error::other)
+}
+
+/// What answers one call.
+struct Speech<'a> {
+    connection: &'a mut Connection<Bounded>,
+    volumes: &'a dyn Volumes,
+    version: &'a str,
+}
+
+impl Speech<'_> {
+    async fn answer(
+        &mut self,
+        call: &MethodCall,
+        has_more: bool,
+        held: &mut Vec<Detached>,
+    ) -> io::Result<()> {
+        match ask_of(call) {
+            Err(wrong) => self.error(&WrongCall::error(wrong)).await,
+            Ok(StorageAsk::Info) => {
+                self.reply(InfoReply::new("quire serve --storage", self.version, INTERFACE)).await
+            }
+            Ok(StorageAsk::Description { interface }) => {
+                let is_own = interface == INTERFACE;
+                let description = if is_own { DESCRIPTION } else { SERVICE_DESCRIPTION };
+                self.reply(DescriptionReply { description }).await
+            }
+            Ok(StorageAsk::Acquire(ask)) => self.acquire(&ask, held).await,
+            Ok(StorageAsk::ListVolumes(_) | StorageAsk::ListTemplates(_)) if !has_more => {
+                self.error(&Error::ExpectedMore).await
+            }
+            Ok(StorageAsk::ListVolumes(ask)) => self.list(&ask).await,
+            // An error is the end of an empty list.
+            Ok(StorageAsk::ListTemplates(_)) => self.error(&StorageError::NoSuchTemplate).await,
+        }
+    }
+
+    async fn acquire(&mut self, ask: &AcquireAsk, held: &mut Vec<Detached>) -> io::Result<()> {
+        if let Err(error) = ask.check() {
+            return self.error(&error).await;
+        }
+        let name = &*ask.name;
+        match self.volumes.acquire(name) {
+            Ok(mount) => match root_of(&mount) {
+                Ok(root) => {
+                    held.push(mount);
+                    let reply = AcquireReply {
+                        file_descriptor_index: 0,
+                        kind: VolumeType::Dir,
+                        read_only: true,
+                        base_uid: 0,
+                        base_gid: 0,
+                    };
+                    let reply = Reply::new(Some(reply));
+                    told(self.connection.send_reply(&reply, vec![root]).await)
+                }
+                Err(errno) => self.failed(name, &errno).await,
+            },
+            Err(VolumeError::Absent) => self.error(&StorageError::NoSuchVolume).await,
+            Err(VolumeError::Refused(error)) => {
+                tracing::warn!(error = &*error, "volume {name} is refused");
+                self.error(&Error::PermissionDenied).await
+            }
+            Err(VolumeError::Failed(error)) => self.failed(name, &*error).await,
+        }
+    }
+
+    async fn list(&mut self, ask: &ListAsk) -> io::Result<()> {
+        let glob = ask.match_name.as_deref().map(Glob::new).transpose();
+        let Ok(glob) = glob.map(|it| it.map(|it| it.compile_matcher())) else {
+            let wrong = WrongCall::Parameter("matchName".to_owned());
+            return self.error(&wrong.error()).await;
+        };
+        let volumes = match self.volumes.list() {
+            Ok(volumes) => volumes,
+            Err(error) => return self.failed("list", &*error).await,
+        };
+        let mut volumes = volumes
+            .into_iter()
+            .filter(|it| glob.as_ref().is_none_or(|glob| glob.is_match(&it.name)))
+            .peekable();
+        if volumes.peek().is_none() {
+            // An error is the end of an empty list.
+            return self.error(&StorageError::NoSuchVolume).await;
+        }
+        while let Some(Volume { name, aliases, used }) = volumes.next() {
+            let kind = VolumeType::Dir;
+            let volume = VolumeReply { name, aliases, kind, read_only: true, used_bytes: used };
+            let reply = Reply::new(Some(volume)).set_continues(Some(volumes.peek().is_some()));
+            told(self.connection.send_reply(&reply, Vec::new()).await)?;
+        }
+        Ok(())
+    }
+
+    /// The interface has no words for it, so the log has them.
+    async fn failed(
+        &mut self,
+        name: &str,
+        error: &(dyn std::error::Error + 'static),
+    ) -> io::Result<()> {
+        tracing::error!(error, "volume {name} cannot be given");
+        let errno = Errno::IO.raw_os_error();
+        self.error(&SystemError::System { origin: "linux".to_owned(), errno }).await
+    }
+
+    async fn reply(&mut self, reply: impl Serialize + std::fmt::Debug) -> io::Result<()> {
+        told(self.connection.send_reply(&Reply::new(Some(reply)), Vec::new()).await)
+    }
+
+    async fn error(&mut self, error: &(impl Serialize + std::fmt::Debug)) -> io::Result<()> {
+        told(self.connection.send_error(error, Vec::new()).await)
+    }
+}
+
+/// The root of a mount, opened for reading: clients refuse a descriptor that is only a path.
+fn root_of(mount: &Detached) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(mount.as_fd(), ".", flags, Mode::empty())
+}
