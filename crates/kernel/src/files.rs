@@ -235,6 +235,21 @@ pub fn check_written(file: BorrowedFd<'_>) -> Result<(), Errno> {
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
+/// Waits until the disk has all bytes of a file. A crash may lose the file nevertheless: what leads to it is not written, and the
+/// disk's own cache stays as it is.
+///
+/// # Errors
+/// What the disk said: `EIO`, `ENOSPC` or `EDQUOT`.
+pub fn write_back(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    use std::os::fd::AsRawFd as _;
+    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: numbers alone. No length is to the end of the file.
+    let done = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) };
+    if done == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
 /// Reads what a file has from `position` on, until `into` is full or the file has ended. Returns how many bytes that are.
 ///
 /// # Errors

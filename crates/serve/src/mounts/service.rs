@@ -444,8 +444,8 @@ impl Service {
         let (told, limits) = (writer::tell(maps, places, &policy.limits)?, &policy.limits);
         let program = (self.surroundings.writer)(told);
         let written = writer::copy(program, &self.without_rights(), file, into.as_fd())?;
-        // What the disk has no room for would be zeros once it is read again.
-        rustix::fs::fdatasync(&into).map_err(|errno| failed(&errno))?;
+        // What the disk has no room for would be zeros once it is read again. After a crash there is no such file.
+        kernel::files::write_back(into.as_fd()).map_err(|errno| failed(&errno))?;
         let file = kernel::files::reopen_read_only(into.as_fd()).map_err(|errno| failed(&errno))?;
         drop(into);
         self.copies.keep(key, Copy::new(file, written), limits)
