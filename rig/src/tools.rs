@@ -146,6 +146,9 @@ fn apt_install(names: &[&str]) -> Result<()> {
 /// The version that deny.toml was written for.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
+/// The version whose failures on tmpfs and overlayfs the tests know.
+const PJDFSTEST: &str = "pjdfstest@0.2.2";
+
 /// The version that `fuzz/` was made with.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
@@ -163,6 +166,20 @@ pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
 /// [`Skipped`] where it cannot be had.
 pub fn cargo_deb(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DEB, &["--debug", "--no-default-features"])
+}
+
+/// A suite of tests of file systems, in the cache: never one on `PATH`, since tests know its version.
+pub fn pjdfstest(cache: &Cache) -> Result<PathBuf> {
+    let library = "libacl1-dev";
+    let is_there = || Path::new("/usr/include/sys/acl.h").exists();
+    let entry = PJDFSTEST.replace('@', "-");
+    if !cache.dir().join(&entry).is_dir() && !is_there() {
+        let installs = is_root() && find("apt-get").is_some();
+        if !installs || apt_install(&[library]).is_err() || !is_there() {
+            bail!(Skipped(format!("not installed; please install this Debian package: {library}")));
+        }
+    }
+    cargo_program(cache, &entry, &["--debug", PJDFSTEST])
 }
 
 pub fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {

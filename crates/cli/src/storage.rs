@@ -24,8 +24,8 @@ use crate::context::Context;
 use crate::notify::{self, ServiceStep};
 use crate::report;
 
-/// The most clients at a time.
-const CLIENTS_MAX: usize = 64;
+/// The most clients at a time, with those of the last 30 seconds that got volumes.
+const CLIENTS_MAX: usize = 1024;
 /// The first Linux version that clones a mount which is attached nowhere and belongs to another process.
 const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 

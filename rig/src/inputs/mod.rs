@@ -70,6 +70,8 @@ enum Input {
     Docker,
     /// crictl, a client of Kubernetes' interface to engines, for the same: needs Go
     Crictl,
+    /// pjdfstest, a suite of tests of file systems, for tests of users' containers
+    Pjdfstest,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: a few minutes
@@ -94,6 +96,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Containerd17,
         Input::Containerd21,
         Input::Crictl,
+        Input::Pjdfstest,
     ];
     // One that this machine cannot make keeps no other from being made.
     let mut reasons = Vec::new();
@@ -140,6 +143,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Containerd21 => tools::containerd(cache, tools::CONTAINERD_2_1)?,
         Input::Docker => tools::docker(cache)?,
         Input::Crictl => tools::crictl(cache)?,
+        Input::Pjdfstest => tools::pjdfstest(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,

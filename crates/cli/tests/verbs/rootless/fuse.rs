@@ -78,6 +78,32 @@ fn what_fuse_shows_is_what_the_kernel_shows() {
     }
 }
 
+/// A tracer of root's says in the kernel's place that there is no room.
+#[test]
+fn an_image_is_served_where_there_is_no_room_for_its_tree() {
+    let Some(user) = User::new(true) else { return };
+    if !testing::programs(&["strace"]) {
+        return;
+    }
+    user.import(&tree(&user));
+    let prepare = "
+        (strace -f -qq -o /dev/null -e trace=fsetxattr -e inject=fsetxattr:error=ENOSPC:when=1 -p $$ &)
+        until grep -q '^TracerPid:.[1-9]' /proc/$$/status; do sleep 0.1; done";
+    let quire = user.place.path("quire");
+    let quire = quire.to_str().unwrap();
+    let run = |via: &[&str]| {
+        let words = [&[quire, "run", "--rm"], via, &["a", "cat", "large"]].concat();
+        user.call_after(prepare, &words)
+    };
+    let ran = run(&[]);
+    let noise = String::from_utf8_lossy(&testing::noise(300_000)).into_owned();
+    assert!(ran.code == Some(0) && ran.out == noise, "{}", ran.err);
+    assert!(ran.err.contains("no room for the tree of a"), "{}", ran.err);
+    // Not where somebody wants a tree.
+    let ran = run(&["--via", "tree"]);
+    assert!(ran.code == Some(125) && ran.err.contains("No space left"), "{}", ran.err);
+}
+
 #[test]
 fn a_user_mounts_on_the_host() {
     let Some(user) = user_with_large() else { return };

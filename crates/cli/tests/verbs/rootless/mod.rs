@@ -6,6 +6,8 @@ mod fuse;
 mod mounts;
 #[cfg(feature = "serve")]
 mod share;
+#[cfg(feature = "serve")]
+mod suites;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};

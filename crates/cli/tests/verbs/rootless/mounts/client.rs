@@ -2,12 +2,17 @@
 
 use std::fs::{self, File};
 use std::io::Write as _;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use kernel::mount::{Attributes, MountAttrFlags, Reach, set_attributes};
-use rustix::fs::{MemfdFlags, SealFlags};
+use kernel::fuse::{
+    FuseConnection, FuseOperation, NodeAttributes, ReplyBody, RequestBuffer, Served, TakenRequest,
+};
+use kernel::mount::{Attributes, FuseAccess, FuseOptions, MountAttrFlags, Reach, set_attributes};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
@@ -339,6 +344,93 @@ fn one_image_at_a_time() {
     other.attach_at(point.path()).unwrap();
     assert!(point.path().join("b").is_file() && !point.path().join("a").exists());
     assert_eq!(lend("/a").error(), "TooMuch");
+}
+
+/// A file of a user's own file system, whose server answers until the file is open, and then nothing until this ends. To close a
+/// descriptor of it takes as long.
+struct NeverFlushed {
+    file: OwnedFd,
+    is_over: Arc<AtomicBool>,
+}
+
+impl NeverFlushed {
+    fn new() -> Self {
+        let connection = FuseConnection::open().unwrap();
+        connection.never_wait_in_take().unwrap();
+        let (root, access) = (FileType::RegularFile, FuseAccess::Everybody);
+        let options = FuseOptions { root, owner: (0, 0), access, name: "slow" };
+        let mount = kernel::mount::fuse(connection.as_fd(), &options).unwrap();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let is_over_now = Arc::clone(&is_over);
+        std::thread::spawn(move || answer_until_open(&connection, &is_over_now));
+        let path = format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Self { file: rustix::fs::open(path, flags, Mode::empty()).unwrap(), is_over }
+    }
+}
+
+impl Drop for NeverFlushed {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
+fn answer_until_open(connection: &FuseConnection, is_over: &AtomicBool) {
+    let (mut buffer, mut held) = (RequestBuffer::default(), Vec::new());
+    loop {
+        connection.has_request(Some(std::time::Duration::from_millis(10))).unwrap();
+        let answered = match connection.take(&mut buffer) {
+            Ok(TakenRequest::Request(request)) => match request.operation {
+                FuseOperation::Init(offer) => {
+                    connection.reply(request.unique, &ReplyBody::init(&offer, Served::File))
+                }
+                FuseOperation::GetAttributes(_) => {
+                    let file = NodeAttributes::file(1, 9, Mode::RUSR, (0, 0));
+                    connection.reply(request.unique, &ReplyBody::attributes(&file))
+                }
+                // Nothing is promised of flushes. Source: `linux/fuse.h`, `struct fuse_open_out`.
+                FuseOperation::Open(_) => connection.reply_bytes(request.unique, &[0; 16]),
+                FuseOperation::Flush(_) => {
+                    held.push(request.unique);
+                    Ok(())
+                }
+                ref other if other.has_reply() => connection.refuse(request.unique, Errno::NOSYS),
+                _ => Ok(()),
+            },
+            Ok(TakenRequest::Nothing) => Ok(()),
+            _ => return,
+        };
+        answered.unwrap();
+        if is_over.load(Ordering::SeqCst) {
+            for request in held.drain(..) {
+                connection.refuse(request, Errno::IO).unwrap();
+            }
+        }
+    }
+}
+
+/// Files of a file system that does not answer: to close one takes as long as that.
+#[test]
+#[ignore = "what another test has a user do"]
+fn files_that_wait() {
+    let (good, namespace) = (sealed(&image()), own_namespace());
+    let unanswered = NeverFlushed::new();
+    let file = unanswered.file.as_fd();
+    let stuck = [connect(), connect(), connect()];
+    let call = json!({"method": "org.varlink.service.GetInfo"}).to_string() + "\0";
+    stuck[0].send(call.as_bytes(), &[file]).unwrap();
+    let parameters = json!({"imageFileDescriptor": 0, "userNamespaceFileDescriptor": 1});
+    let call = json!({"method": "io.quire.Mounts.Lend", "parameters": parameters}).to_string();
+    let call = call + "\0";
+    stuck[1].send(call.as_bytes(), &[file, namespace.as_fd()]).unwrap();
+    stuck[2].send(call.as_bytes(), &[good.as_fd(), file]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    drop(stuck);
+    // Others are answered meanwhile. Those count, as long as they last.
+    drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
+    let fifth = [connect(), connect()];
+    let answer = fifth.map(|it| it.ask("org.varlink.service.GetInfo", &json!({}), &[]));
+    assert!(answer.iter().any(|it| it.error() == "TooMuch"));
 }
 
 /// Descriptors whose end takes as long as their owner likes, and more of them than there is room for.

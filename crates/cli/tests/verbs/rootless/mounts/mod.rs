@@ -12,9 +12,9 @@ use crate::runs::{runtimes, wait_for};
 use crate::{Place, Ran, add_programs, write};
 
 /// A service that ends with it.
-struct Service {
+pub(super) struct Service {
     child: Child,
-    socket: PathBuf,
+    pub(super) socket: PathBuf,
     copies: PathBuf,
 }
 
@@ -40,8 +40,25 @@ fn settings(place: &Place, table: &str) -> (PathBuf, PathBuf, PathBuf) {
 impl Service {
     /// It sees this machine's own `/etc/subuid`, which gives [`USER`] nothing.
     fn start(place: &Place, table: &str) -> Self {
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_quire")), place, table)
+    }
+
+    /// It sees files in which [`USER`] has ids.
+    pub(super) fn start_with_ids(place: &Place) -> Self {
+        const SCRIPT: &str = "
+            mount --bind \"$1/passwd\" /etc/passwd
+            mount --bind \"$1/ids\" /etc/subuid
+            mount --bind \"$1/ids\" /etc/subgid
+            shift
+            exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "sh"]);
+        command.arg(place.folder.path()).arg(env!("CARGO_BIN_EXE_quire"));
+        Self::start_by(command, place, "")
+    }
+
+    fn start_by(mut command: Command, place: &Place, table: &str) -> Self {
         let (file, socket, copies) = settings(place, table);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
         command.args(["serve", "--mounts", "--config"]).arg(file);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let log = fs::File::create(place.path("log")).unwrap();
@@ -156,6 +173,7 @@ fn requests_for_more_are_refused() {
     attack(&user, &service, "wrong_requests", &image);
     attack(&user, &service, "too_much_of_a_connection", &image);
     attack(&user, &service, "many_connections", &image);
+    attack(&user, &service, "files_that_wait", &image);
     attack(&user, &service, "descriptors_that_wait", &image);
     // It is as well as before.
     attack(&user, &service, "lent_and_held", &image);
