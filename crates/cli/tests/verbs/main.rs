@@ -53,6 +53,7 @@ mod rootless;
 mod runs;
 #[cfg(feature = "serve")]
 mod served;
+#[cfg(feature = "serve")]
 mod storage;
 mod streams;
 mod terminals;
@@ -61,6 +62,7 @@ mod units;
 #[cfg(feature = "serve")]
 mod unproven;
 mod userns;
+#[cfg(feature = "serve")]
 mod varlink;
 mod verity;
 #[cfg(feature = "serve")]
