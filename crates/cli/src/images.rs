@@ -9,7 +9,7 @@ use image::erofs::read::{Cached, FileType, Image};
 use image::verity::ImageId;
 use serde::Serialize;
 use serde_json::Value;
-use store::{BadRef, Form, OpenOptions, RefError, Reference, Store};
+use store::{BadRef, Form, OpenOptions, RefError, RefName, Reference, Store};
 use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
@@ -18,7 +18,11 @@ use crate::context::{Context, is_absent_store, now};
 use crate::report::{self, Bytes, Time, short};
 use crate::target::read_names;
 
-pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
+/// Names of this user's own store, and of those that others share, with their stores.
+pub(crate) type NamesOfAll = BTreeMap<RefName, (Reference, Rc<Store>)>;
+
+/// All names, and those that cannot be read.
+pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<BadRef>)> {
     let own = match context.open(OpenOptions::read()) {
         Err(error) if context.shared().is_empty() || !is_absent_store(&error) => return Err(error),
         own => own.ok(),
@@ -32,6 +36,11 @@ pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Ans
         }
         bad.extend(damaged);
     }
+    Ok((refs, bad))
+}
+
+pub(crate) fn list(context: &Context, args: &args::Images) -> anyhow::Result<Answer> {
+    let (refs, bad) = all_names(context)?;
     let mut answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
     if args.ids || context.quiet {

@@ -61,6 +61,12 @@ impl Unresolved {
         }
     }
 
+    /// Whether it stands for no image: there is none, or there are several.
+    #[cfg(feature = "serve")]
+    pub(crate) const fn is_of_none(&self) -> bool {
+        matches!(self.source, ResolveError::Absent { .. } | ResolveError::Ambiguous { .. })
+    }
+
     /// Whether the store has nothing of the name.
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. })

@@ -1,5 +1,6 @@
 //! `serve --storage`.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
@@ -17,10 +18,12 @@ use serve::storage::{
     STORAGE_SOCKET, Volume, VolumeError, Volumes, listen_for_storage, serve_volumes,
 };
 use store::{Form, Permitted};
+use transfer::evidence::UseError;
 
 use crate::Answer;
 use crate::args;
-use crate::context::Context;
+use crate::context::{Context, is_absent_store};
+use crate::images::{all_names, content_of};
 use crate::notify::{self, ServiceStep};
 use crate::report;
 
@@ -85,42 +88,63 @@ fn accept(listener: &UnixListener) {
         let mut speaker = Command::new("/proc/self/exe");
         speaker.args(std::env::args_os().skip(1)).arg("--inetd");
         speaker.stdin(OwnedFd::from(stream)).stdout(Stdio::null());
-        let clients = Arc::clone(&clients);
-        std::thread::spawn(move || {
+        let of_thread = Arc::clone(&clients);
+        let waits = std::thread::Builder::new().spawn(move || {
             if let Err(error) = speaker.status() {
                 tracing::error!(%error, "no process can speak with a client");
             }
-            clients.fetch_sub(1, Ordering::Relaxed);
+            of_thread.fetch_sub(1, Ordering::Relaxed);
         });
+        if let Err(error) = waits {
+            tracing::error!(%error, "a client is not heard");
+            clients.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The images of a store.
 struct Images<'a>(&'a Context);
 
 impl Volumes for Images<'_> {
-    fn list(&self) -> Result<Vec<Volume>, Box<dyn std::error::Error + Send + Sync>> {
-        let store = self.0.open(store::OpenOptions::read())?;
-        let (sound, damaged) = store.refs.readable()?;
+    fn list(&self, wanted: &dyn Fn(&[&str]) -> bool) -> Result<Vec<Volume>, AnyError> {
+        let (names, damaged) = match all_names(self.0) {
+            Err(error) if is_absent_store(&error) => return Ok(Vec::new()),
+            names => names?,
+        };
         for bad in damaged {
             tracing::warn!(name = %bad.name, error = %bad.error, "a name cannot be read");
         }
-        let volume = |(name, reference): (store::RefName, store::Reference)| Volume {
-            name: name.to_string(),
-            aliases: vec![reference.image.to_string()],
+        let (mut sizes, mut volumes) = (BTreeMap::new(), Vec::new());
+        for (name, (reference, store)) in names {
+            let (name, alias) = (name.to_string(), reference.image.to_string());
+            if !wanted(&[&name, &alias]) {
+                continue;
+            }
             // `fsck` tells why it is not known.
-            used: crate::images::content_of(&store, &reference.image).ok(),
-        };
-        Ok(sound.into_iter().map(volume).collect())
+            let find = || content_of(&store, &reference.image).ok();
+            let used = *sizes.entry(reference.image).or_insert_with(find);
+            volumes.push(Volume { name, aliases: vec![alias], used });
+        }
+        Ok(volumes)
     }
 
     fn acquire(&self, name: &str) -> Result<Detached, VolumeError> {
-        let store = self.0.open_with(name).map_err(failed)?;
+        let store = match self.0.open_with(name) {
+            Err(error) if is_absent_store(&error) => return Err(VolumeError::Absent),
+            store => store.map_err(failed)?,
+        };
         let found = crate::resolve::resolve(&store, name).map_err(|error| {
-            if error.is_absent() { VolumeError::Absent } else { VolumeError::Failed(error.into()) }
+            if error.is_of_none() { VolumeError::Absent } else { failed(error.into()) }
         })?;
-        let permitted = crate::policy::permit(self.0, &store, found)
-            .map_err(|error| VolumeError::Refused(error.into()))?;
+        let permitted =
+            crate::policy::permit(self.0, &store, found).map_err(|error| {
+                match error.downcast_ref() {
+                    Some(UseError::Refused(_)) => VolumeError::Refused(error.into()),
+                    _ => failed(error),
+                }
+            })?;
         self.mount(&store, permitted).map_err(failed)
     }
 }

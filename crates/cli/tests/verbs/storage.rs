@@ -85,14 +85,23 @@ fn read(mount: &Detached, path: &str) -> Vec<u8> {
     bytes
 }
 
+/// Each client's process ends before its volume is used, and has a mount namespace of its own, as units have.
 #[test]
 fn images_are_volumes_that_clients_map() {
     let Some(place) = place() else { return };
-    let mut provider = Provider::start(&place);
+    if !testing::programs(&["unshare"]) {
+        return;
+    }
     let clones = ["files", "packed"].map(|name| {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", env!("CARGO_BIN_EXE_quire"), "--store"]).arg(place.path("store"));
+        command.args(["serve", "--storage", "--inetd"]).stdin(OwnedFd::from(theirs));
+        let log = File::create(place.path("log")).unwrap();
+        let mut child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         // mount(8) tells its helper `rw` unless somebody says `ro`.
         let asked = json!({"name": name, "readOnly": false, "requestAs": "dir"});
-        let mut answer = provider.acquire(&asked);
+        let mut answer = Client(ours).ask(ACQUIRE, &asked, &[]);
         let told = &answer.value["parameters"];
         let expect = json!({
             "fileDescriptorIndex": 0, "type": "dir", "readOnly": true, "baseUID": 0, "baseGID": 0
@@ -102,14 +111,25 @@ fn images_are_volumes_that_clients_map() {
         // Clients refuse a descriptor that is only a path.
         let flags = rustix::fs::fcntl_getfl(&volume).unwrap();
         assert!(!flags.contains(OFlags::PATH) && flags.contains(OFlags::DIRECTORY));
-        clone_mapped(&volume)
+        let clone = clone_mapped(&volume);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        clone
     });
-    // What is cloned needs no provider any more.
-    provider.child.kill().unwrap();
-    provider.child.wait().unwrap();
-    for clone in clones {
-        assert_eq!(read(&clone, "etc/short"), b"short\n");
-        assert_eq!(read(&clone, "etc/long"), b"x".repeat(100));
+    let servers = || {
+        let store = place.path("store");
+        let all = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|it| fs::read(it.unwrap().path().join("cmdline")).ok());
+        let of_place = |it: &Vec<u8>| {
+            it.windows(store.as_os_str().len())
+                .any(|part| part == store.as_os_str().as_encoded_bytes())
+        };
+        all.filter(of_place).count()
+    };
+    for clone in &clones {
+        assert_eq!(read(clone, "etc/short"), b"short\n");
+        assert_eq!(read(clone, "etc/long"), b"x".repeat(100));
         let flags = OFlags::WRONLY | OFlags::CREATE;
         let made = rustix::fs::openat(clone.as_fd(), "new", flags, Mode::RUSR);
         assert_eq!(made.unwrap_err(), rustix::io::Errno::ROFS);
@@ -117,6 +137,10 @@ fn images_are_volumes_that_clients_map() {
         let expect = rustix::fs::StatVfsMountFlags::NOSUID | rustix::fs::StatVfsMountFlags::NODEV;
         assert!(found.contains(expect), "{found:?}");
     }
+    // The one by FUSE has a server, which ends with it.
+    assert!(servers() > 0);
+    drop(clones);
+    wait_for("the servers' end", || servers() == 0);
 }
 
 #[test]
@@ -132,8 +156,10 @@ fn volumes_are_listed() {
     assert_eq!(names(Value::Null), ["files:latest", "packed:latest"]);
     assert_eq!(names(json!("pa*:l?test")), ["packed:latest"]);
     assert_eq!(names(json!("x*")), ["none"]);
-    let volume = &client.list(LIST, &json!({"matchName": "files*"}))[0]["parameters"];
+    // Also by another name.
     let known: Value = serde_json::from_str(&place.out("show --json files")).unwrap();
+    assert_eq!(names(known["image"].clone()), ["files:latest"]);
+    let volume = &client.list(LIST, &json!({"matchName": "files*"}))[0]["parameters"];
     assert_eq!(volume["aliases"], json!([known["image"]]));
     // Both files of the tree.
     assert_eq!(volume["usedBytes"], 106);
@@ -178,9 +204,20 @@ fn other_volumes_are_refused() {
 }
 
 #[test]
+fn without_a_store_there_are_no_volumes() {
+    let Some(place) = place() else { return };
+    fs::rename(place.path("store"), place.path("elsewhere")).unwrap();
+    let provider = Provider::start(&place);
+    assert_eq!(provider.acquire(&json!({"name": "files"})).error(), "NoSuchVolume");
+    let none = Client::connect(&provider.socket).list(LIST, &json!({}));
+    assert_eq!(none[0]["error"], "io.systemd.StorageProvider.NoSuchVolume");
+    assert_eq!(fs::read_to_string(place.path("log")).unwrap(), "");
+}
+
+#[test]
 fn a_policy_counts_for_volumes() {
     let Some(place) = place() else { return };
-    fs::write(place.path("policy.toml"), "default = \"reject\"\n").unwrap();
+    fs::write(place.path("policy.toml"), "default = \"none\"\n").unwrap();
     let socket = place.path("sock/quire");
     let words = ["--policy", "policy.toml", "serve", "--storage", "--socket"];
     let mut command = place.command(&words);
@@ -190,6 +227,10 @@ fn a_policy_counts_for_volumes() {
     wait_for("the provider", || UnixStream::connect(&provider.socket).is_ok());
     assert_eq!(provider.acquire(&json!({"name": "files"})).error(), "PermissionDenied");
     assert!(fs::read_to_string(place.path("log")).unwrap().contains("volume files is refused"));
+    // One that cannot be read refuses nothing and allows nothing.
+    fs::write(place.path("policy.toml"), "default = 7\n").unwrap();
+    let answer = provider.acquire(&json!({"name": "files"}));
+    assert!(answer.error() == "System" && answer.descriptors.is_empty(), "{}", answer.value);
 }
 
 /// Also at a socket that somebody else has opened to all.
@@ -244,7 +285,9 @@ fn mount_of_systemd_mounts_images() {
         mount -t tmpfs none /run; mkdir /run/a /run/b
         mount --bind $1/mount \"$(readlink -f /bin/mount)\"
         $2 --store store serve --storage --quiet > log 2>&1 & server=$!
-        until test -S /run/systemd/io.systemd.StorageProvider/quire; do sleep 0.1; done
+        for _ in $(seq 100); do
+            test -S /run/systemd/io.systemd.StorageProvider/quire && break; sleep 0.1
+        done
         $1/storagectl --no-pager --no-legend volumes 'f*'
         $1/mount.storage quire:files /run/a -o rw
         $1/mount.storage quire:packed /run/b -o rw

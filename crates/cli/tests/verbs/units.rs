@@ -42,8 +42,9 @@ fn the_units_are_ones_that_systemd_knows() {
         }
         // It is a warning only.
         assert!(verified(&here.replace("TimeoutSt", "TimeoutXt")).contains("TimeoutXt"));
-        // Mounts are to be seen by others, but for those that are lent.
-        let has_own = name.file_stem().is_some_and(|it| it == "quire-mounts");
+        // Mounts are to be seen by others, but for those that are handed over.
+        let own = ["quire-mounts", "quire-storage@"];
+        let has_own = name.file_stem().is_some_and(|it| own.iter().any(|name| it == *name));
         for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
             assert!(has_own || !unit.lines().any(|it| it.starts_with(word)), "{word}");
         }

@@ -33,6 +33,9 @@ pub const STORAGE_SOCKET: &str = "/run/systemd/io.systemd.StorageProvider/quire"
 /// How long a volume is there after its client has gone: until then it clones the mount.
 const HELD: Duration = Duration::from_secs(30);
 
+/// How long somebody who is refused may take to ask.
+const REFUSED: Duration = Duration::from_secs(1);
+
 /// A volume in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
@@ -59,11 +62,11 @@ pub enum VolumeError {
 
 /// What has volumes.
 pub trait Volumes {
-    /// All of them.
+    /// Those of which a name or another name will do.
     ///
     /// # Errors
     /// What cannot be read.
-    fn list(&self) -> Result<Vec<Volume>, AnyError>;
+    fn list(&self, wanted: &dyn Fn(&[&str]) -> bool) -> Result<Vec<Volume>, AnyError>;
 
     /// Mounts one, attached nowhere, read-only, and such that its ids can be mapped.
     ///
@@ -95,7 +98,8 @@ pub fn serve_volumes(client: OwnedFd, volumes: &dyn Volumes, version: &str) -> i
         let mut connection = Connection::new(Bounded(stream));
         if peer.uid.as_raw() != 0 {
             tracing::warn!(user = peer.uid.as_raw(), "volumes are for root alone");
-            let (_, _) = connection.receive_call::<MethodCall>().await.map_err(io::Error::other)?;
+            let call = tokio::time::timeout(REFUSED, connection.receive_call::<MethodCall>());
+            let Ok(Ok(_)) = call.await else { return Ok(()) };
             return told(connection.send_error(&Error::PermissionDenied, Vec::new()).await);
         }
         loop {
@@ -183,19 +187,14 @@ impl Speech<'_> {
     }
 
     async fn list(&mut self, ask: &ListAsk) -> io::Result<()> {
-        let glob = ask.match_name.as_deref().map(Glob::new).transpose();
-        let Ok(glob) = glob.map(|it| it.map(|it| it.compile_matcher())) else {
-            let wrong = WrongCall::Parameter("matchName".to_owned());
-            return self.error(&wrong.error()).await;
+        let pattern = ask.match_name.as_deref().map(matcher);
+        let wanted = |names: &[&str]| {
+            pattern.as_ref().is_none_or(|fits| names.iter().any(|name| fits(name)))
         };
-        let volumes = match self.volumes.list() {
-            Ok(volumes) => volumes,
+        let mut volumes = match self.volumes.list(&wanted) {
+            Ok(volumes) => volumes.into_iter().peekable(),
             Err(error) => return self.failed("list", &*error).await,
         };
-        let mut volumes = volumes
-            .into_iter()
-            .filter(|it| glob.as_ref().is_none_or(|glob| glob.is_match(&it.name)))
-            .peekable();
         if volumes.peek().is_none() {
             // An error is the end of an empty list.
             return self.error(&StorageError::NoSuchVolume).await;
@@ -229,8 +228,37 @@ impl Speech<'_> {
     }
 }
 
+/// What a pattern of fnmatch(3) fits. It has no braces, and what is no pattern stands for itself.
+fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
+    let escaped = pattern.replace('{', "[{]").replace('}', "[}]");
+    let glob = Glob::new(&escaped).ok().map(|it| it.compile_matcher());
+    let pattern = pattern.to_owned();
+    move |name| glob.as_ref().map_or(name == pattern, |glob| glob.is_match(name))
+}
+
 /// The root of a mount, opened for reading: clients refuse a descriptor that is only a path.
 fn root_of(mount: &Detached) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(mount.as_fd(), ".", flags, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matcher;
+
+    #[test]
+    fn patterns_are_those_of_fnmatch() {
+        for (pattern, name, fits) in [
+            ("debian*", "debian:12", true),
+            ("*/debian:?*", "docker.io/library/debian:12", true),
+            ("debian", "debian:12", false),
+            ("[de]ebian:12", "debian:12", true),
+            ("{debian,alpine}:12", "debian:12", false),
+            ("{a}", "{a}", true),
+            ("[a", "[a", true),
+            ("[a", "a", false),
+        ] {
+            assert_eq!(matcher(pattern)(name), fits, "{pattern} {name}");
+        }
+    }
 }

@@ -88,7 +88,7 @@ fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     user.import(&tree(&user));
     let prepare = "
         (strace -f -qq -o /dev/null -e trace=fsetxattr -e inject=fsetxattr:error=ENOSPC:when=1 -p $$ &)
-        until grep -q '^TracerPid:.[1-9]' /proc/$$/status; do sleep 0.1; done";
+        for _ in $(seq 100); do grep -q '^TracerPid:.[1-9]' /proc/$$/status && break; sleep 0.1; done";
     let quire = user.place.path("quire");
     let quire = quire.to_str().unwrap();
     let run = |via: &[&str]| {
