@@ -250,9 +250,11 @@ fn what_a_disk_loses_is_told() {
     assert_eq!(running.line(), "up");
     break_promise(&small.disk);
     running.go();
-    assert_eq!(running.line(), "wrote");
-    rustix::fs::sync();
-    running.go();
+    // The loss may be seen, and the container ended, before the program has written all.
+    if running.line() == "wrote" {
+        rustix::fs::sync();
+        running.go();
+    }
     let ran = running.end();
     // Also with --quiet.
     assert!(ran.code == Some(125) && ran.err.contains("was lost"), "{ran:?}");

@@ -186,9 +186,13 @@ fn equal_files_of_composefs_images_are_in_memory_once() {
         // The import wrote it a moment ago.
         evict(&place);
         assert_eq!(first.pages(name), 0, "{name}");
-        first.read(name, seed);
         for other in &others {
-            assert_eq!(other.pages(name_there), PAGES, "{name_there}");
+            // A kernel that needs memory takes a page in between.
+            let has_all = (0..20).any(|_| {
+                first.read(name, seed);
+                other.pages(name_there) == PAGES
+            });
+            assert!(has_all, "{name_there}: {}", other.pages(name_there));
             other.read(name_there, seed);
         }
     }
