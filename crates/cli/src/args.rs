@@ -270,9 +270,9 @@ pub(crate) enum Verb {
     Share(Share),
     /// Clear the immutable flag of a store, so that it can be removed
     Unseal,
-    /// Fill lazy images, or be the snapshotter of a container engine
+    /// Serve lazy images, container engines, users who are not root, or systemd
     ///
-    /// Two services, of which each is a process of its own. Both run until they get TERM or INT.
+    /// Four services, of which each is a process of its own. They run until they get TERM or INT.
     ///
     /// `--lazy`: An image that is mounted with `--lazy` is not here as a whole. Programs that read a part that is missing wait
     /// until this service has fetched and verified it. If that cannot be done, they get an I/O error. If images are mounted
@@ -287,6 +287,12 @@ pub(crate) enum Verb {
     /// `--print-config` prints what belongs in its configuration, and `quire doctor` finds what is wrong there. Containers and
     /// their roots outlive the service, and the next one takes them over. Settings are in the table `[snapshotter]` of
     /// /etc/quire/serve.toml.
+    ///
+    /// `--mounts`: users who are not root get images from the kernel, for `quire run --via service`. The service trusts nothing
+    /// that they send. The table `[mounts]` of /etc/quire/serve.toml says for whom it works. What is mounted outlives it.
+    ///
+    /// `--storage`: images are read-only volumes for systemd's tools, for root, from Linux 6.15 on. `storagectl` lists them,
+    /// and `mount -t storage quire:NAME DIRECTORY` mounts them. What is mounted outlives the service.
     #[cfg(feature = "serve")]
     Serve(Serve),
     /// Run a command in a container, and note what it reads first

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::OwnIds;
-use container::root::{ServeImage, TrustedImage};
+use container::root::{SOURCE, ServeImage, TrustedImage};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
@@ -54,6 +54,13 @@ impl ServeImage for Server {
         start(&connection, &tree, mounts)?;
         Ok(mount)
     }
+}
+
+/// Mounts a checked image for root, attached nowhere.
+pub(crate) fn mount_for_root(who: Who, image: &TrustedImage) -> anyhow::Result<Detached> {
+    image.check()?;
+    let served = Server::new(who).serve(image, &format!("{SOURCE}{}", image.name()));
+    served.map_err(|it| anyhow::anyhow!(it))
 }
 
 /// Why users cannot mount.

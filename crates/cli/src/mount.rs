@@ -6,7 +6,7 @@ use container::root::filestore::Backing as FileBacking;
 use container::root::{SOURCE, Shape, TrustedImage, WritableWish, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Mounted, Unmount};
 #[cfg(feature = "serve")]
-use {container::root::ServeImage, kernel::process::UserNamespace, serve::fuse::host::Executable};
+use {kernel::process::UserNamespace, serve::fuse::host::Executable};
 
 use crate::Answer;
 use crate::args::{self, MountWord};
@@ -80,15 +80,14 @@ fn serve(
         );
     }
     let flags = flags(&args.options, Access::ReadOnly)?;
-    image.check()?;
-    let source = format!("{SOURCE}{}", image.name());
     if who.user == 0 {
-        let mount = ServeImage::serve(&crate::fuse::Server::new(who), image, &source);
-        let mount = mount.map_err(|it| anyhow::anyhow!(it))?;
+        let mount = crate::fuse::mount_for_root(who, image)?;
         mount.set(&Attributes { set: flags, ..Attributes::default() })?;
         mount.attach_at(directory)?;
         return Ok(true);
     }
+    image.check()?;
+    let source = format!("{SOURCE}{}", image.name());
     let never = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     if !flags.contains(never) {
         bail!("--options suid and dev are for root: leave them out");
@@ -121,7 +120,7 @@ fn specify(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
 
 /// The attributes that `--options` ask for. Every user of the host can reach the mount, so what an image says of root,
 /// capabilities and devices has no effect unless that is asked for.
-fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> {
+pub(crate) fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> {
     let [nosuid, nodev, noexec] = [
         MountAttrFlags::MOUNT_ATTR_NOSUID,
         MountAttrFlags::MOUNT_ATTR_NODEV,

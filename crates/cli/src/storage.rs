@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use container::root::{
-    SOURCE, ServeImage as _, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
-};
-use kernel::mount::{Attributes, Detached, MountAttrFlags};
+use container::bundle::Access;
+use container::root::{Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make};
+use kernel::mount::{Attributes, DETACHED_SOURCES, Detached};
 use kernel::version::KernelVersion;
 use serve::storage::{
     STORAGE_SOCKET, Volume, VolumeError, Volumes, listen_for_storage, serve_volumes,
@@ -29,16 +28,14 @@ use crate::report;
 
 /// The most clients at a time, with those of the last 30 seconds that got volumes.
 const CLIENTS_MAX: usize = 1024;
-/// The first Linux version that clones a mount which is attached nowhere and belongs to another process.
-const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
 pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Answer> {
     if !context.who().is_host_root() {
         bail!("serve --storage: only the host's root may mount images for others");
     }
-    if let Some(running) = KernelVersion::running().filter(|it| *it < CLONES) {
+    if let Some(running) = KernelVersion::running().filter(|it| *it < DETACHED_SOURCES) {
         bail!(
-            "serve --storage needs Linux {CLONES} or newer, and this is {running}: use `quire mount`"
+            "serve --storage needs Linux {DETACHED_SOURCES} or newer, and this is {running}: use `quire mount`"
         );
     }
     if args.inetd {
@@ -172,17 +169,10 @@ impl Images<'_> {
                 };
                 make(store, &image, &shape, std::iter::empty())?.mount
             }
-            Form::Objects => {
-                image.check()?;
-                let source = format!("{SOURCE}{}", image.name());
-                let served = crate::fuse::Server::new(self.0.who()).serve(&image, &source);
-                served.map_err(|it| anyhow::anyhow!(it))?
-            }
+            Form::Objects => crate::fuse::mount_for_root(self.0.who(), &image)?,
         };
-        // As `quire mount` has it: every user of the host can reach the mount.
-        let set = MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV
-            | MountAttrFlags::MOUNT_ATTR_RDONLY;
+        // Every user of the host can reach the mount.
+        let set = crate::mount::flags(&[], Access::ReadOnly)?;
         mount.set(&Attributes { set, ..Attributes::default() })?;
         Ok(mount)
     }

@@ -38,7 +38,8 @@ enum Input {
     DebianPostgres,
     /// An OCI layout of Debian with compilers, runtimes and headers: 2.5 GB, for the benches of metadata and of reads
     DebianLarge,
-    /// A Debian sid root with the C composefs tools, erofs-utils and systemd-container, and wrapper scripts to run them from outside
+    /// A Debian sid root with the C composefs tools, erofs-utils and systemd-container, and wrapper scripts to run them from
+    /// outside
     Sid,
     /// Images of one content by many makers: builders, and programs that write tars
     Makers,

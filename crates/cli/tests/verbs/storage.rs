@@ -34,13 +34,13 @@ impl Drop for Provider {
 
 impl Provider {
     fn start(place: &Place) -> Self {
-        Self::start_at(place, &place.path("sock/quire"))
+        Self::start_with(place, &[])
     }
 
-    fn start_at(place: &Place, socket: &Path) -> Self {
-        let socket = socket.to_owned();
-        let words = ["serve", "--storage", "--quiet", "--socket", socket.to_str().unwrap()];
-        let mut command = place.command(&words);
+    fn start_with(place: &Place, options: &[&str]) -> Self {
+        let socket = place.path("sock/quire");
+        let words = ["serve", "--storage", "--socket", socket.to_str().unwrap()];
+        let mut command = place.command(&[options, &words].concat());
         let log = File::create(place.path("log")).unwrap();
         let child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let provider = Self { child, socket };
@@ -218,13 +218,7 @@ fn without_a_store_there_are_no_volumes() {
 fn a_policy_counts_for_volumes() {
     let Some(place) = place() else { return };
     fs::write(place.path("policy.toml"), "default = \"none\"\n").unwrap();
-    let socket = place.path("sock/quire");
-    let words = ["--policy", "policy.toml", "serve", "--storage", "--socket"];
-    let mut command = place.command(&words);
-    let log = File::create(place.path("log")).unwrap();
-    let child = command.arg(&socket).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-    let provider = Provider { child, socket };
-    wait_for("the provider", || UnixStream::connect(&provider.socket).is_ok());
+    let provider = Provider::start_with(&place, &["--policy", "policy.toml"]);
     assert_eq!(provider.acquire(&json!({"name": "files"})).error(), "PermissionDenied");
     assert!(fs::read_to_string(place.path("log")).unwrap().contains("volume files is refused"));
     // One that cannot be read refuses nothing and allows nothing.

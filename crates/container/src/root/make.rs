@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use image::erofs::read::Image;
 use image::verity::ImageId;
 use kernel::cache;
-use kernel::mount::{Acl, Backing, Detached, OVERLAY_USER_DATA, XattrNamespace};
+use kernel::mount::{Acl, Backing, DETACHED_SOURCES, Detached, OVERLAY_USER_DATA, XattrNamespace};
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
 use store::{Form, OpenImage, Store};
@@ -76,8 +76,6 @@ pub trait ServeImage: std::fmt::Debug {
 
 /// The first Linux version whose tmpfs has xattrs of users, by which an overlay of theirs hides directories.
 const TMPFS_USER_XATTRS: KernelVersion = KernelVersion { major: 6, minor: 6 };
-/// The first Linux version that clones detached mounts.
-const CLONES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
 /// A root that is not made.
 #[derive(Debug, thiserror::Error)]
@@ -385,7 +383,7 @@ fn served(
     let lower = Superblock { mount, backing: Backing::File, identity: None };
     let layers = Layers { data: Data::Devices(&[]), ..*layers };
     // Kernels that clone no detached mounts get an overlay of two layers in any case.
-    let is_old = KernelVersion::running().is_some_and(|it| it < CLONES);
+    let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
     let space = if is_old { Space::Free } else { shape.space };
     let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
     if is_in_memory && KernelVersion::running().is_some_and(|it| it < TMPFS_USER_XATTRS) {

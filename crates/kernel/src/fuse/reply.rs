@@ -79,7 +79,8 @@ pub enum Served {
     File,
     /// A tree in which nothing changes.
     Tree {
-        /// Whether the kernel obeys modes and ACLs. Otherwise whoever gets in may read everything.
+        /// Whether the kernel obeys modes and ACLs, and maps ids where a mount has a map. Otherwise whoever gets in may read
+        /// everything.
         permissions: bool,
     },
 }

@@ -41,7 +41,7 @@ use crate::version::KernelVersion;
 
 /// Before Linux 6.15 a mount that is attached nowhere, or whose descriptor is `O_PATH` (as those
 /// of mounts are), can be attached, read and closed, but be no source of clones and overlays.
-const DETACHED_SOURCES: KernelVersion = KernelVersion { major: 6, minor: 15 };
+pub const DETACHED_SOURCES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
 /// The first Linux version that maps the owners of EROFS mounts, and takes such for layers of overlays.
 const MAPPED_EROFS: KernelVersion = KernelVersion { major: 5, minor: 19 };

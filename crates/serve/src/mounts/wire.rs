@@ -149,7 +149,7 @@ impl MountsError {
 /// Reads a call: bytes as they come from a client, for tests of hostile ones.
 ///
 /// # Errors
-/// `None` if it is no call at all, or what is wrong with it.
+/// What is wrong with it.
 pub fn read_ask(bytes: &[u8]) -> Result<MountsAsk, String> {
     let call: MethodCall = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     ask_of(&call).map_err(|wrong| format!("{wrong:?}"))
