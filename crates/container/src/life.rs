@@ -1,5 +1,6 @@
 //! Containers from their start to their end, and the parts of them that are kept.
 
+pub mod cgroups;
 pub mod claim;
 pub mod detached;
 pub mod ended;

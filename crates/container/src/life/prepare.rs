@@ -23,7 +23,7 @@ use crate::life::kept;
 use crate::life::monitor::Watch;
 use crate::life::reap::share;
 use crate::life::stage::Stage;
-use crate::life::{teardown, terminal};
+use crate::life::{cgroups, terminal};
 use crate::network::{Pasta, Ports};
 use crate::notes::Notes;
 use crate::owner::OwnerError;
@@ -211,7 +211,7 @@ pub fn prepare(
     bundle.map = map.cloned();
     bundle.own = own;
     if bundle.own.is_none() {
-        bundle.cgroup = Some(teardown::cgroup(&wish.id, around.unique));
+        bundle.cgroup = Some(cgroups::cgroup(&wish.id, around.unique));
     } else if bundle.has_limits() {
         (around.remark)(NO_LIMITS);
     }
