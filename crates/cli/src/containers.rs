@@ -4,6 +4,7 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, bail};
 use container::bundle::userns::{IdMap, OwnIds};
+use container::life::cgroups;
 use container::life::detached::{self, More};
 use container::life::known::{self, KnownContainer, all, find};
 use container::life::monitor::KILLED;
@@ -216,6 +217,10 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
             "interrupted while another command paused container {} to read its changes",
             found.id
         );
+    }
+    if let Some(cgroup) = cgroups::of_user(&found.folder) {
+        let may_join = cgroups::may_join(&cgroup);
+        may_join.with_context(|| format!("cannot start a program in container {}", found.id))?;
     }
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {

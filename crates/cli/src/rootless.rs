@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName};
-use container::life::{detached, known};
+use container::life::detached;
+use container::life::known::{self, KnownContainer};
 use container::root::Via;
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
 use kernel::process::{Mapper, Namespace, UserNamespace, Who, enter_own};
@@ -16,6 +17,7 @@ use store::{OpenOptions, Store};
 use crate::args::ViaWord;
 use crate::args::{Trust, Verb};
 use crate::helpers;
+use crate::scope;
 
 /// How a verb got the rights that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,14 +39,28 @@ pub(crate) const ALONE: &str = "all files belong to the container's root, and it
                                 package uidmap)";
 
 /// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
-/// in this process by then.
-pub(crate) fn enter(verb: &Verb, store: Option<&Path>, who: Who) -> anyhow::Result<Entered> {
+/// in this process by then. `remark` takes what did not work and need not.
+pub(crate) fn enter(
+    verb: &Verb,
+    store: Option<&Path>,
+    who: Who,
+    mut remark: impl FnMut(anyhow::Error),
+) -> anyhow::Result<Entered> {
     if who.user == 0 || who.namespace == UserNamespace::Other {
         return Ok(Entered::No);
     }
     match verb {
-        Verb::Run(_) => enter_own_namespace(who),
-        Verb::Exec(args) => join(&args.container, store, who),
+        Verb::Run(args) => {
+            // Before, since nobody in a namespace is known to the service manager.
+            scope::for_limits(&args.wanted, who.user).unwrap_or_else(remark);
+            enter_own_namespace(who)
+        }
+        Verb::Exec(args) => {
+            if let Some(found) = find(&args.container, store, who) {
+                scope::to_join(&found.1.folder, who.user).unwrap_or_else(&mut remark);
+            }
+            join(&args.container, store, who)
+        }
         Verb::Commit(args) => join(&args.container, store, who),
         Verb::Snapshot(args) => join(&args.container, store, who),
         // A container is compared with its image.
@@ -169,7 +185,9 @@ fn obstacle() -> Option<&'static str> {
 
 /// Whether users who are not root can run containers and mount images here, and how, in a line for people.
 pub(crate) fn describe(who: Who) -> String {
-    format!("{}; {}", describe_run(who), describe_mount())
+    let ways = format!("{}; {}", describe_run(who), describe_mount());
+    // For root it says what others find here; their cgroups nobody knows.
+    if who.user == 0 { ways } else { format!("{ways}; {}", scope::describe(who.user)) }
 }
 
 fn describe_run(who: Who) -> String {
@@ -225,13 +243,17 @@ fn describe_mount() -> String {
     "mount does not work: this program was built without FUSE".to_owned()
 }
 
+/// A container of this user, and the store that it is in.
+fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
+    let directory = crate::context::store_directory(store, who).ok()?;
+    let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
+    let found = known::find(&store, container).ok()?;
+    Some((store, found))
+}
+
 /// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
 fn join(container: &str, store: Option<&Path>, who: Who) -> anyhow::Result<Entered> {
-    let directory = crate::context::store_directory(store, who)?;
-    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else {
-        return Ok(Entered::No);
-    };
-    let Ok(found) = known::find(&store, container) else { return Ok(Entered::No) };
+    let Some((store, found)) = find(container, store, who) else { return Ok(Entered::No) };
     if !found.is_running() {
         // What it has written belongs to ids of such a namespace.
         return enter_own_namespace(who);

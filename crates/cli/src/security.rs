@@ -4,12 +4,10 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use container::bundle::PIDS;
 use container::bundle::security::{Capabilities, Device, Filter, Interfaces, Profile, Security};
 
 use crate::args::{self, SecurityOpt};
-
-/// As with podman: enough for servers, and no fork bomb takes the host down.
-const PIDS: NonZeroU32 = NonZeroU32::new(2048).unwrap();
 
 /// More than any profile has.
 const LARGEST: u64 = 4 << 20;

@@ -74,8 +74,48 @@ pub struct Cpu {
     pub cpus: Option<String>,
 }
 
+/// The most processes and threads of a container, if nobody says more or less. As with podman: enough for servers, and no
+/// fork bomb takes the host down.
+pub const PIDS: NonZeroU32 = NonZeroU32::new(2048).unwrap();
+
 /// Period of which [`Cpu::quota`] is a part, in microseconds.
 pub const CPU_PERIOD: u32 = 100_000;
+
+/// A controller of cgroups that holds limits. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Controller {
+    /// Of memory.
+    Memory,
+    /// Of processor time.
+    Cpu,
+    /// Of which processors.
+    Cpuset,
+    /// Of processes and threads.
+    Pids,
+}
+
+impl Controller {
+    /// As the kernel names it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cpu => "cpu",
+            Self::Cpuset => "cpuset",
+            Self::Pids => "pids",
+        }
+    }
+
+    /// What it limits, as the beginning of a sentence on a container.
+    pub(crate) const fn limited(self) -> &'static str {
+        match self {
+            Self::Memory => "its memory is",
+            Self::Cpu => "its processor time is",
+            Self::Cpuset => "the choice of processors is",
+            Self::Pids => "the number of its processes is",
+        }
+    }
+}
 
 /// The caller's wishes. A field that is `None` or empty leaves it to the image.
 #[derive(Debug, Clone)]
@@ -106,8 +146,8 @@ pub struct Wishes {
     pub map: Option<IdMap>,
     /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
     pub cgroup: Option<String>,
-    /// The ids of the user namespace that this process and the runtime are in, if it is not the host's. Then nobody may
-    /// limit the container, and it sees no cgroups.
+    /// The ids of the user namespace that this process and the runtime are in, if it is not the host's. Then the container
+    /// sees cgroups only if it has one that was delegated.
     pub own: Option<OwnIds>,
     /// The most memory, in bytes.
     pub memory: Option<NonZeroU64>,
@@ -120,10 +160,34 @@ pub struct Wishes {
 }
 
 impl Wishes {
-    /// Whether somebody asked that it has less of the machine than there is: a limit of processes is there by itself.
+    /// Whether somebody asked that it has less of the machine than there is: [`PIDS`] is there by itself.
     #[must_use]
     pub fn has_limits(&self) -> bool {
-        self.memory.is_some() || self.cpu != Cpu::default()
+        self.memory.is_some()
+            || self.cpu != Cpu::default()
+            || self.pids.is_some_and(|it| it != PIDS)
+    }
+
+    /// The controllers that its limits need.
+    pub(crate) fn controllers(&self) -> Vec<Controller> {
+        let is_timed = self.cpu.quota.is_some() || self.cpu.shares.is_some();
+        let needed = [
+            (Controller::Memory, self.memory.is_some()),
+            (Controller::Cpu, is_timed),
+            (Controller::Cpuset, self.cpu.cpus.is_some()),
+            (Controller::Pids, self.pids.is_some()),
+        ];
+        needed.into_iter().filter(|it| it.1).map(|it| it.0).collect()
+    }
+
+    /// Without the limits that none of these controllers sets.
+    pub(crate) fn drop_limits(&mut self, there: &[Controller]) {
+        let has = |controller| there.contains(&controller);
+        self.memory = self.memory.filter(|_| has(Controller::Memory));
+        self.cpu.quota = self.cpu.quota.filter(|_| has(Controller::Cpu));
+        self.cpu.shares = self.cpu.shares.filter(|_| has(Controller::Cpu));
+        self.cpu.cpus = self.cpu.cpus.take().filter(|_| has(Controller::Cpuset));
+        self.pids = self.pids.filter(|_| has(Controller::Pids));
     }
 
     /// Wishes for nothing but a host name: the rest is as the image says, and nothing is limited or shared.
@@ -307,10 +371,7 @@ fn runtime_config(
         annotations: annotations.map(|(name, it)| (name.clone(), it.clone())).collect(),
         linux: SpecLinux {
             namespaces: namespaces(wishes),
-            resources: match wishes.own {
-                None => resources(wishes),
-                Some(_) => SpecResources::default(),
-            },
+            resources: resources(wishes),
             cgroups_path: wishes.cgroup.clone(),
             ..SpecLinux::default()
         },
@@ -406,7 +467,7 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     let is_open = wishes.security.interfaces == Interfaces::Open;
     let access = if is_open { "rw" } else { "ro" };
     let options = ["nosuid", "noexec", "nodev", "relatime", access];
-    if wishes.own.is_none() {
+    if wishes.own.is_none() || wishes.cgroup.is_some() {
         mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
     }
     // What somebody asked for takes the place of what is there by itself.
@@ -507,6 +568,30 @@ mod tests {
             let network = SpecNamespace::new("network");
             assert_eq!(config.linux.namespaces.contains(&network), expect);
         }
+    }
+
+    #[test]
+    fn limits_that_no_controller_sets_are_dropped() {
+        let limited = || Wishes {
+            memory: NonZeroU64::new(1),
+            pids: NonZeroU32::new(2),
+            cpu: Cpu {
+                quota: NonZeroU32::new(3),
+                shares: NonZeroU64::new(4),
+                cpus: Some("5".to_owned()),
+            },
+            ..wishes()
+        };
+        let all = [Controller::Memory, Controller::Cpu, Controller::Cpuset, Controller::Pids];
+        assert_eq!(limited().controllers(), all);
+        for kept in all {
+            let mut wishes = limited();
+            wishes.drop_limits(&[kept]);
+            assert_eq!(wishes.controllers(), [kept]);
+            assert_eq!(wishes.cpu.quota.is_some(), wishes.cpu.shares.is_some());
+        }
+        let usual = Wishes { pids: Some(PIDS), ..wishes() };
+        assert!(!usual.has_limits() && limited().has_limits() && !wishes().has_limits());
     }
 
     #[test]

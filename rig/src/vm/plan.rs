@@ -130,7 +130,11 @@ pub(crate) const TESTS: &[Test] = &[
             short(run(
                 "quire-cli",
                 "verbs",
-                &["rootless::fuse::containers_run", "rootless::mounts::what_is_lent"],
+                &[
+                    "rootless::fuse::containers_run",
+                    "rootless::mounts::what_is_lent",
+                    "rootless::limits::limits_hold",
+                ],
             )),
             run("quire-cli", "verbs", &["rootless::"]),
         ],

@@ -1,10 +1,14 @@
-//! Cgroups of containers: what they are called, and how they go.
+//! Cgroups of containers: what they are called, where users may have them, and how they go.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::io::Errno;
+
 use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::bundle::{Controller, Wishes};
 use crate::pace::GLANCE;
 
 /// Where cgroups are. Source: cgroups(7).
@@ -21,8 +25,8 @@ pub fn cgroup(id: &str, unique: &str) -> String {
     format!("{CGROUP}{id}-{unique}")
 }
 
-/// The same, of a container that may have been started, from its bundle.
-fn cgroup_of(folder: &Path) -> std::io::Result<Option<String>> {
+/// The same, of a container that may have been started, from its bundle; without the first slash.
+fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
     let spec = match RuntimeSpec::load(folder) {
         Ok(spec) => spec,
         Err(SpecError::Read { source, .. }) if source.kind() != ErrorKind::NotFound => {
@@ -31,9 +35,223 @@ fn cgroup_of(folder: &Path) -> std::io::Result<Option<String>> {
         // One that is not whole was for no runtime yet.
         Err(SpecError::Read { .. } | SpecError::Json { .. }) => return Ok(None),
     };
-    let name = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));
-    let name = name.filter(|it| it.starts_with(&CGROUP[1..]) && !it.contains('/'));
-    Ok(name.map(str::to_owned))
+    let path = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));
+    let is_ours = |path: &&str| {
+        let mut names = path.split('/');
+        names.next_back().is_some_and(|it| it.starts_with(&CGROUP[1..]))
+            && path.split('/').all(|it| !["", ".", ".."].contains(&it))
+    };
+    Ok(path.filter(is_ours).map(str::to_owned))
+}
+
+/// Why a user cannot limit a container.
+#[derive(Debug, thiserror::Error)]
+pub enum NotDelegated {
+    /// Only version 2 is given to users.
+    #[error("users have no cgroups of version 1, which this host uses")]
+    Version,
+    /// The one that this process is in belongs to somebody else.
+    #[error(
+        "no cgroup was delegated to this user; with systemd this helps: `systemd-run --user \
+         --scope -p Delegate=yes quire ...`"
+    )]
+    Others,
+    /// What is above both this process and a container belongs to somebody else.
+    #[error(
+        "no program can be moved from here into its cgroup; with systemd this helps: `systemd-run \
+         --user --scope quire exec ...`"
+    )]
+    Apart,
+    /// Processes of another process namespace are in there. A cgroup with processes gives its own no controllers.
+    #[error("processes in cgroup {0} cannot be moved from there: they are not seen from here")]
+    Unseen(String),
+    /// New processes came as fast as others were moved.
+    #[error("processes in cgroup {0} cannot be moved from there: there are always new ones")]
+    Busy(String),
+    /// The kernel refused something.
+    #[error("cannot use cgroup {path}: {source}")]
+    Kernel {
+        /// Its directory, or a file in there.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// The last component of the cgroup that gets processes out of the way of controllers. No container's is called that.
+const ASIDE: &str = "quire";
+
+/// How often it is looked for processes that have to move. Each round takes all but those that were born meanwhile.
+const ROUNDS: u32 = 100;
+
+/// A cgroup of version 2 that was delegated to a user, who may make others below. Source: Linux
+/// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation".
+#[derive(Debug)]
+pub struct Delegated {
+    /// From the root of the hierarchy, with a slash in front.
+    path: String,
+}
+
+impl Delegated {
+    /// The one that this process is in.
+    ///
+    /// # Errors
+    /// [`NotDelegated`] unless this user may change it.
+    pub fn own() -> Result<Self, NotDelegated> {
+        Self::of(&own_path()?)
+    }
+
+    fn of(path: &str) -> Result<Self, NotDelegated> {
+        // An earlier call has moved this process.
+        let path = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).unwrap_or(path);
+        let found = Self { path: path.trim_end_matches('/').to_owned() };
+        let place = found.place();
+        if !is_unified(&place) {
+            return Err(NotDelegated::Version);
+        }
+        let is_own = ["", "cgroup.procs", "cgroup.subtree_control"];
+        match is_own.iter().all(|name| may_write(&place.join(name))) {
+            true => Ok(found),
+            false => Err(NotDelegated::Others),
+        }
+    }
+
+    fn place(&self) -> PathBuf {
+        Path::new(CGROUPS).join(self.path.trim_start_matches('/'))
+    }
+
+    /// Makes it ready for containers with limits, and answers which of these controllers they get. All processes that are in
+    /// it are in one below from then on: the kernel wants it like that.
+    ///
+    /// # Errors
+    /// [`NotDelegated`] if a process has to stay.
+    fn open(&self, wanted: &[Controller]) -> Result<Vec<Controller>, NotDelegated> {
+        let place = self.place();
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| NotDelegated::Kernel { path, source }
+        };
+        let aside = place.join(ASIDE);
+        match std::fs::create_dir(&aside) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(failed(&aside)(error));
+            }
+            _ => {}
+        }
+        self.empty(&place.join("cgroup.procs"), &aside.join("cgroup.procs"))?;
+        let control = place.join("cgroup.subtree_control");
+        let mut open = Vec::new();
+        for &controller in wanted {
+            // One that was not delegated is an error, and so is one of these that somebody above has disabled.
+            match std::fs::write(&control, format!("+{}", controller.name())) {
+                Ok(()) => open.push(controller),
+                Err(error) => tracing::debug!(%error, ?controller, "not to be had"),
+            }
+        }
+        Ok(open)
+    }
+
+    fn empty(&self, from: &Path, to: &Path) -> Result<(), NotDelegated> {
+        let failed = |path: &Path, source| NotDelegated::Kernel { path: path.to_owned(), source };
+        for _ in 0..ROUNDS {
+            let text = std::fs::read_to_string(from).map_err(|error| failed(from, error))?;
+            if text.is_empty() {
+                return Ok(());
+            }
+            for process in text.lines() {
+                // Source: `cgroup-v2.rst`, "Namespace": a process that is not seen has no number.
+                if process == "0" {
+                    return Err(NotDelegated::Unseen(self.path.clone()));
+                }
+                match std::fs::write(to, process) {
+                    // It has ended.
+                    Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+                    moved => moved.map_err(|error| failed(to, error))?,
+                }
+            }
+        }
+        Err(NotDelegated::Busy(self.path.clone()))
+    }
+}
+
+/// The cgroup of version 2 of this process, as it sees it. Source: cgroups(7), `/proc/pid/cgroup`.
+fn own_path() -> Result<String, NotDelegated> {
+    let path = Path::new("/proc/self/cgroup");
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| NotDelegated::Kernel { path: path.to_owned(), source })?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::"));
+    // One that is not below what a namespace shows begins with `/..`.
+    own.filter(|it| !it.split('/').any(|it| it == ".."))
+        .map(str::to_owned)
+        .ok_or(NotDelegated::Version)
+}
+
+/// Whether this process is in a cgroup with this last name.
+#[must_use]
+pub fn is_in(name: &str) -> bool {
+    own_path().is_ok_and(|it| it.rsplit('/').next() == Some(name))
+}
+
+fn may_write(path: &Path) -> bool {
+    rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+}
+
+/// Whether this process may move others into this cgroup of a container of a user's.
+///
+/// # Errors
+/// [`NotDelegated::Apart`] if the nearest cgroup that has both of them below is not this user's. Source: Linux
+/// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation Containment".
+pub fn may_join(cgroup: &str) -> Result<(), NotDelegated> {
+    let own = own_path()?;
+    let common = common(&own, cgroup);
+    let place = Path::new(CGROUPS).join(common.trim_start_matches('/')).join("cgroup.procs");
+    if may_write(&place) { Ok(()) } else { Err(NotDelegated::Apart) }
+}
+
+/// The nearest cgroup that is both or above them.
+fn common(one: &str, other: &str) -> String {
+    let names = one.split('/').zip(other.split('/'));
+    names.take_while(|(one, other)| one == other).map(|it| it.0).collect::<Vec<_>>().join("/")
+}
+
+/// The cgroup of a container of a user's, if it has one of its own.
+#[must_use]
+pub fn of_user(folder: &Path) -> Option<String> {
+    let spec = RuntimeSpec::load(folder).ok()?;
+    spec.linux.cgroups_path.filter(|it| it.rfind('/').is_some_and(|at| at > 0))
+}
+
+/// Says where a container's cgroup is, and which of its limits nobody can set.
+pub(crate) fn place(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
+    let cgroup = cgroup(id, unique);
+    if bundle.own.is_none() {
+        bundle.cgroup = Some(cgroup);
+        return;
+    }
+    if !bundle.has_limits() {
+        // Its processes are the user's, whose own limits hold.
+        bundle.drop_limits(&[]);
+        return;
+    }
+    let wanted = bundle.controllers();
+    let open = Delegated::own().and_then(|it| Ok((it.open(&wanted)?, it)));
+    let (open, delegated) = match open {
+        Ok(found) => found,
+        Err(why) => {
+            bundle.drop_limits(&[]);
+            remark(&format!("its memory, processors and processes are not limited: {why}"));
+            return;
+        }
+    };
+    let missing = wanted.iter().filter(|it| !open.contains(it));
+    for controller in missing {
+        let (what, name) = (controller.limited(), controller.name());
+        remark(&format!(
+            "{what} not limited: the controller {name} was not delegated to this user"
+        ));
+    }
+    bundle.drop_limits(&open);
+    bundle.cgroup = Some(format!("{}{cgroup}", delegated.path));
 }
 
 /// How long the processes of a container may take to die, once they are killed.
@@ -83,12 +301,23 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
     is_clear
 }
 
-/// Whether a directory is of a cgroup file system. Source: Linux `include/uapi/linux/magic.h`.
+/// Source: Linux `include/uapi/linux/magic.h`.
+const CGROUP1_MAGIC: u32 = 0x0027_e0eb;
+/// As the one before.
+const CGROUP2_MAGIC: u32 = 0x6367_7270;
+
+/// Whether a directory is of a cgroup file system.
 fn is_hierarchy(path: &Path) -> bool {
-    const CGROUP: u32 = 0x0027_e0eb;
-    const CGROUP2: u32 = 0x6367_7270;
-    rustix::fs::statfs(path)
-        .is_ok_and(|it| u32::try_from(it.f_type).is_ok_and(|it| [CGROUP, CGROUP2].contains(&it)))
+    magic(path).is_some_and(|it| [CGROUP1_MAGIC, CGROUP2_MAGIC].contains(&it))
+}
+
+/// Whether it is of version 2.
+fn is_unified(path: &Path) -> bool {
+    magic(path) == Some(CGROUP2_MAGIC)
+}
+
+fn magic(path: &Path) -> Option<u32> {
+    rustix::fs::statfs(path).ok().and_then(|it| u32::try_from(it.f_type).ok())
 }
 
 #[cfg(test)]
@@ -107,8 +336,27 @@ mod tests {
         };
         check(&cgroup("a", "1"), Some("quire-a-1"));
         check("/quire-a", Some("quire-a"));
-        for path in ["", "/", "/other", "quire-a", "/quire-a/..", "/quire-a/b"] {
+        check("/user.slice/a.scope/quire-a-1", Some("user.slice/a.scope/quire-a-1"));
+        for path in ["", "/", "/other", "quire-a", "/quire-a/..", "/quire-a/b", "//quire-a"] {
             check(path, None);
+        }
+        for path in ["/../quire-a", "/a/../quire-a", "/a//quire-a", "/a/./quire-a", "/quire-a/"] {
+            check(path, None);
+        }
+    }
+
+    #[test]
+    fn what_two_have_in_common() {
+        for (one, other, expect) in [
+            ("/a/b", "/a/c/d", "/a"),
+            ("/a/b", "/a/b/c", "/a/b"),
+            ("/a/b", "/a/b", "/a/b"),
+            ("/a/bc", "/a/b", "/a"),
+            ("/a", "/b", ""),
+            ("/", "/b", ""),
+        ] {
+            assert_eq!(common(one, other), expect, "{one} {other}");
+            assert_eq!(common(other, one), expect, "{other} {one}");
         }
     }
 }

@@ -153,10 +153,6 @@ pub enum PrepareError {
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
                        whose group bits are the most that the ACL allows";
 
-/// Cgroups belong to the host's root, unless it has given some away.
-const NO_LIMITS: &str =
-    "its memory, processors and processes are not limited: cgroups belong to root";
-
 /// The ids of the namespace that this process is in, if it is not the host's.
 fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     let is_own = store.who().namespace == UserNamespace::Other;
@@ -164,8 +160,9 @@ fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     ids.map_err(|source| MakeRootError::Ids(source).into())
 }
 
-/// Makes a container's root and folder, of an image of the store `images`, which may be one that others share. `living` are containers that may lend their mounts. No signal of `signals` may
-/// end this process between the making of the folder and its removal.
+/// Makes a container's root and folder, of an image of the store `images`, which may be one that others share. `living` are
+/// containers that may lend their mounts. No signal of `signals` may end this process between the making of the folder and
+/// its removal.
 ///
 /// # Errors
 /// [`PrepareError`].
@@ -210,11 +207,7 @@ pub fn prepare(
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
     bundle.own = own;
-    if bundle.own.is_none() {
-        bundle.cgroup = Some(cgroups::cgroup(&wish.id, around.unique));
-    } else if bundle.has_limits() {
-        (around.remark)(NO_LIMITS);
-    }
+    cgroups::place(&mut bundle, &wish.id, around.unique, around.remark);
     bundle.names = stage.set_names(wish.names);
     let terminal = bundle.terminal;
     let (process, mut spec) =

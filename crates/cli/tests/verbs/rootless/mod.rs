@@ -2,6 +2,7 @@
 
 #[cfg(feature = "serve")]
 mod fuse;
+mod limits;
 #[cfg(feature = "serve")]
 mod mounts;
 #[cfg(feature = "serve")]
