@@ -53,6 +53,8 @@ enum Input {
     Pairs,
     /// Debian sid as above with podman 5
     SidPodman,
+    /// Debian sid with systemd as its first program, for the test of units and login sessions in a virtual machine
+    SidBooted,
     /// `crane`, for tests of eStargz layers: needs Go
     Crane,
     /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
@@ -89,6 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::DebianSmall,
         Input::DebianPostgres,
         Input::Sid,
+        Input::SidBooted,
         Input::Crane,
         Input::Makers,
         Input::Runsc,
@@ -150,6 +153,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Stargz => tools::stargz(cache)?,
         Input::Soci => tools::soci(cache)?,
         Input::SidPodman => sid::make_podman(cache, refresh)?,
+        Input::SidBooted => sid::make_booted(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
 }

@@ -83,6 +83,25 @@ pub fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
+/// A third sid root, which a machine can start from: systemd with what a login needs, and what Quire calls for users.
+pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    cache.entry("sid-booted", refresh, |draft| {
+        let mirror = apt::mirror()?;
+        let packages = [
+            "systemd-sysv",
+            "systemd-container",
+            "libpam-systemd",
+            "dbus",
+            "dbus-user-session",
+            "crun",
+            "uidmap",
+            "fuse3",
+            "busybox-static",
+        ];
+        rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))
+    })
+}
+
 fn words(root: &Path, tool: &str) -> Result<Vec<PathBuf>> {
     words_at(root, root, tool)
 }

@@ -7,6 +7,7 @@ mod initramfs;
 mod kernels;
 mod plan;
 mod root;
+mod systemd;
 mod virtiofs;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,16 +118,17 @@ fn list(cache: &Cache) {
 /// Takes the outcome of each step.
 type Each<'a> = &'a mut dyn FnMut(&Step, Outcome);
 
-/// A test whose guest has an image of Quire's as its root.
+/// A test whose guest has a root of its own.
 struct ImageTest {
     name: &'static str,
     about: &'static str,
     test: fn(&Cache, &Kernel, Each<'_>) -> Result<()>,
 }
 
-const IMAGE_TESTS: [ImageTest; 2] = [
+const IMAGE_TESTS: [ImageTest; 3] = [
     ImageTest { name: disk::NAME, about: disk::ABOUT, test: disk::test },
     ImageTest { name: virtiofs::NAME, about: virtiofs::ABOUT, test: virtiofs::test },
+    ImageTest { name: systemd::NAME, about: systemd::ABOUT, test: systemd::test },
 ];
 
 /// The runs of some tests, each with the test's name.

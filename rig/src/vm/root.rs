@@ -83,7 +83,7 @@ pub(crate) fn write(
         }
     }
     for (built, place) in programs {
-        draft.stripped(built, place)?;
+        draft.own(built, place)?;
     }
     draft.sid(&cache.dir().join("sid"))?;
     draft.python()?;
@@ -205,11 +205,17 @@ impl Draft {
         Ok(())
     }
 
+    /// A program of ours, with the libraries that it loads.
+    fn own(&mut self, program: &Path, to: &Path) -> Result<()> {
+        self.stripped(program, to)?;
+        self.libraries(program)
+    }
+
     /// A program of ours, without what only debuggers read.
-    fn stripped(&mut self, program: &Path, to: &Path) -> Result<()> {
+    pub(super) fn stripped(&self, program: &Path, to: &Path) -> Result<()> {
         let place = self.place(to)?;
         quiet(Command::new(need("strip")?).arg("-o").arg(&place).arg(program))?;
-        self.libraries(program)
+        Ok(())
     }
 
     /// Some programs of the sid root, which run with their own loader and libraries.

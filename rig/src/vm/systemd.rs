@@ -1,0 +1,134 @@
+//! A machine with systemd: the units of Quire, and users who log in.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::Each;
+use super::boot::{self, Machine, Step};
+use super::initramfs;
+use super::kernels::Kernel;
+use super::root::{Draft, GUEST};
+use super::{console, plan_text, work};
+use crate::cache::Cache;
+use crate::inputs::sid;
+use crate::process::{need, quiet, repository, target_dir};
+
+pub(super) const NAME: &str = "systemd";
+pub(super) const ABOUT: &str =
+    "units, and users in login sessions, where systemd is the first program";
+
+/// Before this one there are no trees for users, and no volumes.
+const SINCE: (u32, u32) = (6, 16);
+
+/// Starts the steps when the system is up. The journal goes where the kernel's messages go, for who looks for a cause.
+const UNIT: &str = "
+[Unit]
+After=multi-user.target
+[Service]
+Type=idle
+ExecStart=/bin/sh /vm/guest systemd
+StandardOutput=journal+console
+[Install]
+WantedBy=multi-user.target
+";
+
+/// The first program of the disk.
+const INIT: &str = "#!/bin/sh\nexec /usr/lib/systemd/systemd\n";
+
+/// The user's, below the root: where the units of services have `ProtectHome`.
+const HOME: &str = concat!("home", "/me");
+
+/// By name, with seconds, what is done. The scripts say what they expect.
+const STEPS: [(&str, u64, &str); 5] = [
+    ("units", 180, include_str!("systemd/units.sh")),
+    ("limits", 300, include_str!("systemd/limits.sh")),
+    ("mounts", 300, include_str!("systemd/mounts.sh")),
+    ("storage", 300, include_str!("systemd/storage.sh")),
+    ("failed", 60, include_str!("systemd/failed.sh")),
+];
+
+/// Makes the disk, boots it, and hands out each step's outcome.
+pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()> {
+    if kernel.version().is_none_or(|it| it < SINCE) {
+        println!("   LEFT OUT: {NAME}: earlier kernels than Linux 6.16 have no trees for users");
+        return Ok(());
+    }
+    let root = sid::make_booted(cache, false)?.join("root");
+    let work = work(cache)?;
+    let at = |name: &str| work.path().join(name);
+    let [disk, initramfs, copy] = ["disk", "initramfs.cpio", "root"].map(at);
+    quiet(Command::new("cp").args(["--archive", "--reflink=auto"]).arg(&root).arg(&copy))?;
+    let steps: Vec<_> = STEPS.iter().map(|it| step(it.0, it.1)).collect();
+    add(&copy, &steps)?;
+    let mut mkfs = Command::new(need("mkfs.ext4")?);
+    mkfs.args(["-q", "-F", "-m", "0", "-E", "root_owner=0:0", "-d"]);
+    quiet(mkfs.arg(&copy).arg(&disk).arg("2G"))?;
+    initramfs::write(kernel, &initramfs::DISK, work.path(), &initramfs)?;
+    let machine = Machine {
+        kernel: &kernel.image(),
+        initramfs: &initramfs,
+        disks: &[&disk],
+        share: None,
+        memory: 1536,
+        console: &console(kernel, "-systemd")?,
+    };
+    boot::run(&machine, &steps, each)?;
+    Ok(())
+}
+
+fn step(name: &str, seconds: u64) -> Step {
+    Step {
+        name: format!("{NAME}/{name}"),
+        limit: Duration::from_secs(seconds),
+        command: format!("sh -eux steps/{name}.sh"),
+        harness: false,
+    }
+}
+
+/// What Debian's root needs besides: Quire with its units as it is installed, a user, and the steps.
+fn add(root: &Path, steps: &[Step]) -> Result<()> {
+    let draft = Draft::new(root.to_owned());
+    draft.stripped(&target_dir()?.join("debug/quire"), Path::new("/usr/bin/quire"))?;
+    std::os::unix::fs::symlink("../bin/quire", root.join("usr/sbin/mount.quire"))?;
+    for unit in fs::read_dir(repository().join("dist/systemd"))? {
+        let unit = unit?;
+        let place = root.join("usr/lib/systemd/system").join(unit.file_name());
+        fs::copy(unit.path(), place)?;
+    }
+    let user = format!("me:x:1000:1000::/{HOME}:/bin/sh\n");
+    for (file, line) in [
+        ("passwd", &*user),
+        ("shadow", "me:!:20000:0:99999:7:::\n"),
+        ("group", "me:x:1000:\n"),
+        ("subuid", "me:100000:65536\n"),
+        ("subgid", "me:100000:65536\n"),
+    ] {
+        let mut file =
+            OpenOptions::new().append(true).create(true).open(root.join("etc").join(file))?;
+        file.write_all(line.as_bytes())?;
+    }
+    let home = root.join(HOME);
+    fs::create_dir(&home)?;
+    std::os::unix::fs::chown(&home, Some(1000), Some(1000))?;
+    draft.text("vm/init", INIT, 0o755)?;
+    draft.text("vm/guest", GUEST, 0o755)?;
+    draft.text("vm/environment", "", 0o644)?;
+    draft.text("vm/plan", &plan_text(steps), 0o644)?;
+    for (name, _, script) in STEPS {
+        draft.text(&format!("vm/steps/{name}.sh"), script, 0o644)?;
+    }
+    draft.text("etc/hostname", "quire-vm\n", 0o644)?;
+    draft.text("etc/systemd/system/quire-vm.service", UNIT, 0o644)?;
+    // There is no udev, so it would be waited for the devices of terminals.
+    let getty = root.join("etc/systemd/system/serial-getty@ttyS0.service");
+    std::os::unix::fs::symlink("/dev/null", getty)?;
+    let wants = root.join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants)?;
+    std::os::unix::fs::symlink("../quire-vm.service", wants.join("quire-vm.service"))?;
+    Ok(())
+}
