@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::OwnIds;
-use container::root::{SOURCE, ServeImage, TrustedImage};
+use container::root::{SOURCE, ServeImage, ServedImage, TrustedImage, WithXattrs};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
 use rustix::fs::FileType;
-use serve::fuse::{FuseView, Mounts, host, open, start};
+use serve::fuse::{FuseView, Mounts, host, open, set_apart, start};
 
 /// Serves images from processes that stay behind.
 #[derive(Debug)]
@@ -33,13 +33,28 @@ pub(crate) fn is_there() -> Result<(), &'static str> {
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl ServeImage for Server {
-    fn serve(&self, image: &TrustedImage, name: &str) -> Result<Detached, Failed> {
+    fn serve(
+        &self,
+        image: &TrustedImage,
+        name: &str,
+        with_xattrs: WithXattrs,
+    ) -> Result<ServedImage, Failed> {
         let (ids, mounts) = match self.0.namespace {
             UserNamespace::Initial => (None, Mounts::Same),
             // Its mounts end with the last process in it.
             UserNamespace::Other => (Some(OwnIds::read()?), Mounts::Own),
         };
-        let tree = open(image, FuseView::Namespace, ids)?;
+        let mut tree = open(image, FuseView::Namespace, ids)?;
+        let apart = match with_xattrs {
+            WithXattrs::Served => None,
+            WithXattrs::Apart => set_apart(&mut tree, name).unwrap_or_else(|error| {
+                tracing::info!(
+                    error = &*Failed::from(error),
+                    "all files are served with their xattrs"
+                );
+                None
+            }),
+        };
         let connection = FuseConnection::open().map_err(|error| match error {
             FuseError::Open(errno) => format!("{NO_DEVICE} ({errno})").into(),
             error => Failed::from(error),
@@ -52,15 +67,16 @@ impl ServeImage for Server {
         };
         let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
         start(&connection, &tree, mounts)?;
-        Ok(mount)
+        Ok(ServedImage { mount, apart })
     }
 }
 
 /// Mounts a checked image for root, attached nowhere.
 pub(crate) fn mount_for_root(who: Who, image: &TrustedImage) -> anyhow::Result<Detached> {
     image.check()?;
-    let served = Server::new(who).serve(image, &format!("{SOURCE}{}", image.name()));
-    served.map_err(|it| anyhow::anyhow!(it))
+    let name = format!("{SOURCE}{}", image.name());
+    let served = Server::new(who).serve(image, &name, WithXattrs::Served);
+    Ok(served.map_err(|it| anyhow::anyhow!(it))?.mount)
 }
 
 /// Why users cannot mount.

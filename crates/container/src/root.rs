@@ -15,9 +15,10 @@ pub(crate) mod upper;
 pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
 pub use make::{
-    LendImage, LentMount, MakeRootError, SOURCE, ServeImage, Via, Warm, make, may_have_acl, warm,
+    LendImage, LentMount, MakeRootError, SOURCE, ServeImage, ServedImage, Via, Warm, WithXattrs,
+    make, may_have_acl, warm,
 };
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
-pub use tree::{TreeError, name_below_overlay};
+pub use tree::{TreeError, name_below_overlay, set_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

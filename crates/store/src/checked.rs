@@ -247,6 +247,11 @@ impl CheckedObjects {
         Ok(file.into())
     }
 
+    /// Closes the objects that are kept open. Those that are read now are closed after that.
+    pub fn close(&self) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn find(&self, object: &ObjectId) -> Option<Arc<CheckedFile>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let at = open.iter().position(|it| it.0 == *object)?;

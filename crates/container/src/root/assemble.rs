@@ -41,6 +41,8 @@ pub(crate) struct Layers<'a> {
     pub(crate) backing: Backing,
     /// Whether all bytes of the devices are there.
     pub(crate) presence: Presence,
+    /// Files of the image that its mount does not show, with their directories: a layer below it.
+    pub(crate) apart: Option<&'a Detached>,
     /// Where the overlay finds and keeps its records: root's are in the image, those of a user namespace in a
     /// [tree](crate::root::tree) that is made of it.
     pub(crate) records: XattrNamespace,
@@ -267,19 +269,21 @@ fn assemble_in(
             Space::AsIs => None,
             Space::Free => Some(crate::root::upper::empty(highest.as_fd()).map_err(upper_failed)?),
         };
-        if let (Data::Devices(_), None, None, []) = (layers.data, &top, &bottom, &*between) {
+        let is_alone = top.is_none() && bottom.is_none() && layers.apart.is_none();
+        if let (Data::Devices(_), true, []) = (layers.data, is_alone, &*between) {
             let mount = match mapped {
                 Some(mapped) => mapped,
                 None => again(layers, &image, workshop)?,
             };
             return Ok(Root { mount, image, doomed: Doomed::default() });
         }
-        let lower = top.iter().chain(&between).chain([lower]).chain(&bottom);
+        let lower = top.iter().chain(&between).chain([lower]).chain(layers.apart).chain(&bottom);
         let lower: Vec<_> = lower.map(Detached::as_fd).collect();
         let mount = stack(layers, checked, &lower, layers.objects(), None).map_err(failed)?;
         return Ok(Root { mount, image, doomed: Doomed::default() });
     };
-    let lower: Vec<_> = between.iter().chain([lower]).chain(&bottom).map(Detached::as_fd).collect();
+    let lower = between.iter().chain([lower]).chain(layers.apart).chain(&bottom);
+    let lower: Vec<_> = lower.map(Detached::as_fd).collect();
     let here = match workshop {
         Workshop::AsNeeded => Some(stack(layers, checked, &lower, layers.objects(), Some(&upper))),
         #[cfg(test)]

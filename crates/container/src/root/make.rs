@@ -71,7 +71,26 @@ pub trait ServeImage: std::fmt::Debug {
         &self,
         image: &TrustedImage,
         name: &str,
-    ) -> Result<Detached, Box<dyn std::error::Error + Send + Sync>>;
+        with_xattrs: WithXattrs,
+    ) -> Result<ServedImage, AnyError>;
+}
+
+/// Where the files of a served image are that have xattrs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithXattrs {
+    /// With all others.
+    Served,
+    /// If they are few, in a file system of their own. The kernel asks the server for no xattrs then.
+    Apart,
+}
+
+/// An image that is served.
+#[derive(Debug)]
+pub struct ServedImage {
+    /// Its files.
+    pub mount: Detached,
+    /// Those that are not there: a layer below, with their directories.
+    pub apart: Option<Detached>,
 }
 
 /// The first Linux version whose tmpfs has xattrs of users, by which an overlay of theirs hides directories.
@@ -210,6 +229,7 @@ pub fn make(
         domain: domain.as_deref(),
         backing: backing(image, trust.backing),
         presence: image.presence,
+        apart: None,
         records: if is_user { XattrNamespace::User } else { XattrNamespace::Trusted },
     };
     if is_user {
@@ -378,15 +398,21 @@ fn served(
     shape: &Shape<'_>,
     name: &str,
 ) -> Result<Root, MakeRootError> {
-    let mount = serve.serve(image, layers.name);
-    let mount = mount.map_err(|source| MakeRootError::Serve { name: name.to_owned(), source })?;
-    let lower = Superblock { mount, backing: Backing::File, identity: None };
-    let layers = Layers { data: Data::Devices(&[]), ..*layers };
+    let has_user_xattrs = KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS);
+    let with_xattrs = match layers.records {
+        XattrNamespace::User if has_user_xattrs && shape.map.is_none() => WithXattrs::Apart,
+        _ => WithXattrs::Served,
+    };
+    let served = serve.serve(image, layers.name, with_xattrs);
+    let served = served.map_err(|source| MakeRootError::Serve { name: name.to_owned(), source })?;
+    let lower = Superblock { mount: served.mount, backing: Backing::File, identity: None };
+    let apart = served.apart.as_ref();
+    let layers = Layers { data: Data::Devices(&[]), apart, ..*layers };
     // Kernels that clone no detached mounts get an overlay of two layers in any case.
     let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
     let space = if is_old { Space::Free } else { shape.space };
     let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
-    if is_in_memory && KernelVersion::running().is_some_and(|it| it < TMPFS_USER_XATTRS) {
+    if is_in_memory && !has_user_xattrs {
         tracing::warn!(
             "before Linux {TMPFS_USER_XATTRS}, directories of the image cannot be removed where changes are in memory: \
              --writable dir=PATH"

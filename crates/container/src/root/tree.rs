@@ -277,8 +277,6 @@ impl<'t> Maker<'_, 't> {
             let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
             rustix::fs::chownat(file, c"", Some(user), Some(group), here).map_err(failed(path))?;
         }
-        // A path that leads to this very file, where it is open by its place only.
-        let own = || format!("/proc/thread-self/fd/{}", file.as_raw_fd());
         let mode = Mode::from_raw_mode(of_file.permissions.into());
         let is_special = of_file.permissions & 0o6000 != 0;
         match inode.node() {
@@ -286,22 +284,36 @@ impl<'t> Maker<'_, 't> {
             Node::Directory => rustix::fs::fchmod(file, mode),
             // It has been made with its mode, of which another owner, and bytes, cost some.
             Node::Regular(_) if is_special => rustix::fs::fchmod(file, mode),
-            _ if is_others && is_special => rustix::fs::chmod(own(), mode),
+            _ if is_others && is_special => rustix::fs::chmod(place(file), mode),
             _ => Ok(()),
         }
         .map_err(failed(path))?;
         for (name, value) in inode.xattrs() {
-            let Some(name) = name_below_overlay(name) else { continue };
-            match rustix::fs::setxattr(own(), &*name, value, XattrFlags::empty()) {
-                // Other file systems refuse them as well: those of a link, and of security modules that are not there.
-                Err(Errno::OPNOTSUPP | Errno::PERM) => {
-                    let name = String::from_utf8_lossy(&name);
-                    tracing::debug!(path = %shown_path(path), %name, "it has no such xattr here");
-                }
-                done => done.map_err(failed(path))?,
-            }
+            set_below_overlay(file, name, value).map_err(failed(path))?;
         }
         set_time(file, b"", of_file.mtime).map_err(failed(path))
+    }
+}
+
+/// A path that leads to this very file, where it is open by its place only.
+fn place(file: BorrowedFd<'_>) -> String {
+    format!("/proc/thread-self/fd/{}", file.as_raw_fd())
+}
+
+/// Gives a file an image's xattr, if it can have it here: under [its name below an overlay](name_below_overlay).
+///
+/// # Errors
+/// The kernel's answer.
+pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+    let Some(name) = name_below_overlay(name) else { return Ok(()) };
+    match rustix::fs::setxattr(place(file), &*name, value, XattrFlags::empty()) {
+        // Other file systems refuse them as well: those of a link, and of security modules that are not there.
+        Err(Errno::OPNOTSUPP | Errno::PERM) => {
+            let name = String::from_utf8_lossy(&name);
+            tracing::debug!(%name, "a file has no such xattr here");
+            Ok(())
+        }
+        done => done,
     }
 }
 

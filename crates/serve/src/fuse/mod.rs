@@ -4,6 +4,7 @@
 //! that dies is followed by another one, which knows as much. `session` takes requests and replies to them, and
 //! `holder` has the connection besides, and starts the next server. Every byte is compared with a digest first.
 
+mod apart;
 mod holder;
 pub mod host;
 mod open;
@@ -11,6 +12,7 @@ mod session;
 mod start;
 mod tree;
 
+pub use apart::{ApartError, set_apart};
 pub use open::{OpenTreeError, StoreData, StoreTree, open};
 pub use start::{Mounts, StartError, start};
 pub use tree::{AnswerMemory, FileData, FileTree, FuseAnswer, FuseView};

@@ -130,11 +130,13 @@ impl ReadAt for Device {
     }
 }
 
-/// What a process needs to serve a tree.
+/// All descriptors that a tree has. Objects that something has read are opened anew.
 #[must_use]
 pub(super) fn descriptors(tree: &StoreTree) -> Vec<BorrowedFd<'_>> {
     let image = tree.image().image().source().get().as_fd();
     let data = tree.data();
+    data.objects.close();
     let devices = data.devices.iter().map(|it| it.file.as_fd());
-    [image, data.objects.as_fd()].into_iter().chain(devices).collect()
+    let compared = data.devices.iter().filter_map(|it| it.checked.get()).map(CheckedFile::as_fd);
+    [image, data.objects.as_fd()].into_iter().chain(devices).chain(compared).collect()
 }

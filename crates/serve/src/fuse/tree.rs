@@ -1,6 +1,7 @@
 //! The core of a server: requests about the files of an image, and what is replied.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::OnceLock;
 
@@ -57,6 +58,8 @@ pub struct FileTree<S, D> {
     /// The ids that there are; `None` if all are.
     ids: Option<OwnIds>,
     has_xattrs: OnceLock<bool>,
+    /// Files that are not shown: another file system has them.
+    apart: BTreeSet<Nid>,
 }
 
 /// Memory that one request after the other uses.
@@ -102,7 +105,22 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     /// The files of an image, for `view`. Files of owners that are not among `ids` belong to root.
     #[must_use]
     pub const fn new(image: ShownImage<S>, data: D, view: FuseView, ids: Option<OwnIds>) -> Self {
-        Self { image, data, view, ids, has_xattrs: OnceLock::new() }
+        let has_xattrs = OnceLock::new();
+        Self { image, data, view, ids, has_xattrs, apart: BTreeSet::new() }
+    }
+
+    /// Shows these files no longer. No others have xattrs.
+    pub(super) fn set_apart(&mut self, apart: BTreeSet<Nid>) {
+        self.has_xattrs = OnceLock::from(false);
+        self.apart = apart;
+    }
+
+    /// Who a file belongs to here.
+    pub(super) fn owner(&self, inode: &Inode) -> (u32, u32) {
+        match &self.ids {
+            Some(ids) => (ids.user(inode.uid()), ids.group(inode.gid())),
+            None => (inode.uid(), inode.gid()),
+        }
     }
 
     /// The image.
@@ -195,10 +213,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 FileType::Regular | FileType::Directory | FileType::Symlink => inode.size(),
                 _ => 0,
             },
-            owner: match &self.ids {
-                Some(ids) => (ids.user(inode.uid()), ids.group(inode.gid())),
-                None => (inode.uid(), inode.gid()),
-            },
+            owner: self.owner(inode),
             links: inode.nlink(),
             changed: (changed.seconds, changed.nanoseconds),
             device: inode.device_number(),
@@ -212,10 +227,10 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     fn look_up(&self, directory: NodeNumber, name: &[u8]) -> Result<ReplyBody, Failed> {
         let directory = self.inode(directory, FileType::Directory, Errno::NOTDIR)?;
         match self.image.lookup(directory.nid(), name)? {
-            Some(file) => {
+            Some(file) if !self.apart.contains(&file.inode.nid()) => {
                 Ok(ReplyBody::entry(self.node(file.inode.nid())?, &self.attributes(&file)))
             }
-            None => Ok(ReplyBody::no_entry()),
+            _ => Ok(ReplyBody::no_entry()),
         }
     }
 
@@ -241,26 +256,44 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         let most = u64::from(size).min(u64::try_from(READ_MAX).unwrap_or(u64::MAX));
         let length = usize::try_from(whole.saturating_sub(offset).min(most)).unwrap_or(READ_MAX);
         bytes.resize(length, 0);
-        if length == 0 {
-            return Ok(FuseAnswer::Bytes(bytes));
+        self.fill(&file, offset, bytes)?;
+        Ok(FuseAnswer::Bytes(bytes))
+    }
+
+    /// Fills `bytes` with those of a regular file, which has so many from `offset` on.
+    fn fill(&self, file: &Inode, offset: u64, bytes: &mut [u8]) -> Result<(), Failed> {
+        if bytes.is_empty() {
+            return Ok(());
         }
-        match self.image.content(&file)? {
+        match self.image.content(file)? {
             ShownContent::Object(object) => {
-                self.data.object(&object, whole, offset, bytes).map_err(Failed::Data)?;
+                self.data.object(&object, file.size(), offset, bytes).map_err(Failed::Data)
             }
             ShownContent::Inside => {
-                let read = self.image.read(&file, offset, bytes, &self.data.devices())?;
+                let read = self.image.read(file, offset, bytes, &self.data.devices())?;
                 // A reply that is too short would be followed by zeros.
-                if read != length {
-                    return Err(Errno::IO.into());
-                }
+                if read == bytes.len() { Ok(()) } else { Err(Errno::IO.into()) }
             }
             ShownContent::Unnamed => {
                 let error = "the image has no digest of the file's bytes";
-                return Err(Failed::Data(io::Error::other(error)));
+                Err(Failed::Data(io::Error::other(error)))
             }
         }
-        Ok(FuseAnswer::Bytes(bytes))
+    }
+
+    /// All bytes of a regular file.
+    ///
+    /// # Errors
+    /// When they are not there, cannot be read, or have another digest.
+    pub(super) fn whole(&self, file: &Inode) -> io::Result<Vec<u8>> {
+        let length = usize::try_from(file.size()).map_err(io::Error::other)?;
+        let mut bytes = vec![0; length];
+        self.fill(file, 0, &mut bytes).map_err(|failed| match failed {
+            Failed::With(errno) => errno.into(),
+            Failed::Image(error) => io::Error::other(error),
+            Failed::Data(error) => error,
+        })?;
+        Ok(bytes)
     }
 
     fn list<'m>(
@@ -274,6 +307,9 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         let mut reply = DirectoryReply::new(bytes, size, with_attributes);
         let mut is_wrong = None;
         self.image.entries(directory.nid(), from, |entry| {
+            if self.apart.contains(&entry.file.inode.nid()) {
+                return true;
+            }
             let node = match self.node(entry.file.inode.nid()) {
                 _ if entry.name == b"." || entry.name == b".." => None,
                 Ok(node) => Some(node),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use super::{
     LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree, walk,
 };
+use crate::userns::set;
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::version::KernelVersion;
 
@@ -60,8 +61,7 @@ fn what_fuse_shows_is_what_the_kernel_shows() {
     }
     user.import(&odd_tree(&user));
     let kernel = listed_by_kernel(&user, "objects");
-    let in_container = ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", LISTING];
-    compare(&kernel, &sorted(&user.out(&in_container)));
+    compare(&kernel, &in_container(&user, can_set_apart()));
     let on_host = mounted(&user, &format!("cd point\n{LISTING}\ncd .."));
     compare(&kernel, &sorted(&on_host));
     // By root's own server, and of an image that the kernel reads without an overlay.
@@ -76,6 +76,84 @@ fn what_fuse_shows_is_what_the_kernel_shows() {
         user.place.out(&format!("umount {}", point.display()));
         compare(&kernel, &sorted(&String::from_utf8_lossy(&shown.unwrap().stdout)));
     }
+}
+
+/// What a container by FUSE shows, where files with xattrs are in memory or not.
+#[track_caller]
+fn in_container(user: &User, is_apart: bool) -> Vec<String> {
+    let words = ["--verbose", "run", "--rm", "--via", "fuse", "a", "sh", "-c", LISTING];
+    let ran = user.run(&words);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert_eq!(ran.err.contains("files with xattrs are in memory"), is_apart, "{}", ran.err);
+    sorted(&ran.out)
+}
+
+/// Where a tmpfs has xattrs of users.
+fn can_set_apart() -> bool {
+    KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 6 })
+}
+
+/// What the kernel shows is the measure here, too: the server is asked for xattrs or not.
+#[test]
+fn files_with_xattrs_are_set_apart_where_they_are_few() {
+    let Some(user) = user() else { return };
+    if !has_getfattr() {
+        return;
+    }
+    let tree = odd_tree(&user);
+    fs::hard_link(tree.join("sticky"), tree.join("etc/sticky too")).unwrap();
+    user.import(&tree);
+    for form in ["objects", "packed"] {
+        user.out(&["convert", "--quiet", "--form", form, "a", "a"]);
+        let kernel = listed_by_kernel(&user, "objects");
+        compare(&kernel, &in_container(&user, can_set_apart()));
+        // What is written to one of them has both names, and its xattrs.
+        let script = "echo more >> sticky; tail -c 5 'etc/sticky too'; getfattr -d sticky";
+        let run = ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", script];
+        let out = user.out(&run);
+        assert!(out.contains("user.mine"), "{form}: {out}");
+    }
+    // A directory is not: what is in it would have to be there, too.
+    set(&tree.join("etc"), "user.mine", b"of a directory");
+    user.import(&tree);
+    compare(&listed_by_kernel(&user, "objects"), &in_container(&user, false));
+    // Nor are many.
+    rustix::fs::removexattr(tree.join("etc"), "user.mine").unwrap();
+    for number in 0..300 {
+        let file = tree.join(format!("tmp/{number}"));
+        write(&file, b"", 0o644);
+        set(&file, "user.mine", b"");
+    }
+    user.import(&tree);
+    compare(&listed_by_kernel(&user, "objects"), &in_container(&user, false));
+}
+
+/// The object of a user's store that has so many bytes.
+fn object_of(user: &User, bytes: u64) -> PathBuf {
+    let folders = fs::read_dir(user.home().join(".local/share/quire/objects")).unwrap();
+    let objects = folders.flat_map(|it| fs::read_dir(it.unwrap().path()).unwrap());
+    let mut objects = objects.map(|it| it.unwrap());
+    objects.find(|it| it.metadata().unwrap().len() == bytes).unwrap().path()
+}
+
+/// One of a file with xattrs, too, which is read before the container starts.
+#[test]
+fn wrong_bytes_of_a_file_with_xattrs_are_an_error() {
+    let Some(user) = user() else { return };
+    let tree = tree(&user);
+    set(&tree.join("large"), "user.mine", b"x");
+    user.import(&tree);
+    let object = object_of(&user, 300_000);
+    let mut bytes = fs::read(&object).unwrap();
+    bytes[200_000] ^= 1;
+    fs::remove_file(&object).unwrap();
+    write(&object, &bytes, 0o644);
+    chown(&object, Some(USER), Some(USER)).unwrap();
+    let run = ["run", "--rm", "--quiet", "--via", "fuse", "a"];
+    let ran = user.run(&[&run[..], &["cat", "large"]].concat());
+    assert!(ran.code == Some(1) && ran.err.contains("Input/output error"), "{}", ran.err);
+    // All else is there.
+    assert_eq!(user.out(&[&run[..], &["cat", "theirs"]].concat()), "theirs");
 }
 
 /// A tracer of root's says in the kernel's place that there is no room.
@@ -318,13 +396,16 @@ fn marks_of_an_image_are_no_marks_of_the_overlay() {
     let Some(user) = user() else { return };
     let tree = tree(&user);
     write(&tree.join("evil"), &[b'e'; 6000], 0o644);
-    crate::userns::set(&tree.join("evil"), "user.overlay.redirect", b"/etc/passwd");
+    set(&tree.join("evil"), "user.overlay.redirect", b"/etc/passwd");
     fs::create_dir(tree.join("hidden")).unwrap();
-    crate::userns::set(&tree.join("hidden"), "user.overlay.opaque", b"y");
-    user.import(&tree);
     let words =
         ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", "cat evil; ls -d hidden"];
-    assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
+    // The first time the file is in memory, and with a directory with marks all of it is served.
+    for _ in 0..2 {
+        user.import(&tree);
+        assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
+        set(&tree.join("hidden"), "user.overlay.opaque", b"y");
+    }
 }
 
 /// What a machine lacks is named, and another way is taken where there is one.

@@ -38,7 +38,7 @@ pub use error::{Corrupt, Part, ReadError, Unsupported};
 pub use examine::{Examined, examine};
 pub use inode::{FileType, Inode, Nid};
 pub use native::{DeviceRange, Located, Objects, native_tree};
-pub use shown::{ShownContent, ShownEntry, ShownFile, ShownImage};
+pub use shown::{ShownContent, ShownEntry, ShownFile, ShownImage, ShownName};
 pub use source::{CacheSize, Cached, ReadAt};
 pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
 pub use to_tree::{ImageTree, Owners, View, to_tree};

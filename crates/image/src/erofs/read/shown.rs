@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use hashbrown::HashSet;
+
 use super::directory::DirPosition;
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
@@ -51,6 +53,17 @@ pub struct ShownEntry<'a> {
     pub file: ShownFile,
     /// The place behind it.
     pub next: DirPosition,
+}
+
+/// A name of a file that is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct ShownName<'a> {
+    /// The whole path with a leading slash; `/` for the root.
+    pub path: &'a [u8],
+    /// What it names.
+    pub file: ShownFile,
+    /// Whether it is the first name of its file.
+    pub is_first: bool,
 }
 
 impl<S: ReadAt> ShownImage<S> {
@@ -187,20 +200,48 @@ impl<S: ReadAt> ShownImage<S> {
     /// # Errors
     /// [`ReadError`].
     pub fn has_xattrs(&self, counts: impl Fn(&[u8]) -> bool) -> Result<bool, ReadError> {
-        let mut walk = self.image.walk();
-        let (mut xattrs, mut found) = (Xattrs::new(), false);
+        let mut found = false;
+        self.names_with_xattrs(counts, |_| {
+            found = true;
+            false
+        })?;
+        Ok(found)
+    }
+
+    /// Gives `take` the names of all files that have an xattr whose name `counts`, until it answers that it takes no more.
+    ///
+    /// # Errors
+    /// [`ReadError`]. Names may have been given before.
+    pub fn names_with_xattrs(
+        &self,
+        counts: impl Fn(&[u8]) -> bool,
+        mut take: impl FnMut(ShownName<'_>) -> bool,
+    ) -> Result<(), ReadError> {
+        let (mut walk, mut xattrs) = (self.image.walk(), Xattrs::new());
+        let mut with_xattrs = HashSet::new();
         let mut work = Budget::new(work_bound(self.image.source().len()));
         while let Some(step) = walk.next()? {
-            if !step.is_new || self.is_composefs && is_real_whiteout(&step.inode) {
+            let (nid, is_first) = (step.inode.nid(), step.is_new);
+            if self.is_composefs && is_real_whiteout(&step.inode) {
                 continue;
             }
-            self.xattrs(&step.inode, &mut xattrs, |name, _| found |= counts(name))?;
-            work.spend(xattrs.bytes())?;
-            if found {
-                return Ok(true);
+            if is_first {
+                let mut found = false;
+                self.xattrs(&step.inode, &mut xattrs, |name, _| found |= counts(name))?;
+                work.spend(xattrs.bytes())?;
+                if found {
+                    with_xattrs.insert(nid);
+                }
+            }
+            if !with_xattrs.contains(&nid) {
+                continue;
+            }
+            let Some(file) = self.file(nid)? else { continue };
+            if !take(ShownName { path: step.path, file, is_first }) {
+                return Ok(());
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Reads a file's bytes that are [inside](ShownContent::Inside), as [`Image::read`] does.

@@ -1,0 +1,190 @@
+//! The files of an image that have xattrs, in memory, where they are few. Then the server need not be asked for xattrs: by
+//! each `exec`, each write, and each file of `ls -l`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+use container::root::{name_below_overlay, set_below_overlay};
+use image::erofs::read::{FileType, Nid, ReadError, ShownFile, Xattrs};
+use kernel::mount::{Detached, MountError, TmpfsOptions};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::io::Errno;
+
+use super::open::StoreTree;
+
+/// More names than these are served.
+const NAMES_MAX: usize = 256;
+
+/// Files of more bytes in all are served.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Files that cannot be set apart.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApartError {
+    /// The image is not sound.
+    #[error("cannot read the image")]
+    Image(#[from] ReadError),
+    /// The kernel refused a mount.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// A file's bytes are not there, or wrong.
+    #[error("cannot read {path}")]
+    Bytes {
+        /// The file.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file cannot be made.
+    #[error("cannot make {path} in memory")]
+    Make {
+        /// The file.
+        path: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+}
+
+/// A name of a file with xattrs.
+struct Name {
+    /// Without a slash before it.
+    path: Vec<u8>,
+    file: ShownFile,
+}
+
+/// Moves the files of an image that have xattrs into a file system in memory, which lacks all others: a layer below the
+/// served ones. Every byte is compared with its digest. `None` if no file has xattrs, or if they are not few: then the tree
+/// has all files. Directories and devices with xattrs stay there, with all others.
+///
+/// # Errors
+/// [`ApartError`]; the tree has all files then.
+pub fn set_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
+    let Some(names) = find(tree)? else { return Ok(None) };
+    if names.is_empty() {
+        tree.set_apart(BTreeSet::new());
+        return Ok(None);
+    }
+    let options = TmpfsOptions { name, bytes: None, inodes: None, mode: 0o755 };
+    let mount = kernel::mount::tmpfs(&options)?;
+    let mut first: HashMap<Nid, &[u8]> = HashMap::new();
+    for Name { path, file } in &names {
+        let failed = |source| ApartError::Make { path: shown(path), source };
+        let (directory, last) = directory(mount.as_fd(), path).map_err(failed)?;
+        let nid = file.inode.nid();
+        match first.get(&nid) {
+            Some(other) => {
+                let root = mount.as_fd();
+                rustix::fs::linkat(root, *other, &directory, last, AtFlags::empty())
+                    .map_err(failed)?;
+            }
+            None => {
+                make(tree, directory.as_fd(), last, path, file)?;
+                first.insert(nid, path);
+            }
+        }
+    }
+    tracing::info!(files = first.len(), "files with xattrs are in memory");
+    tree.set_apart(first.into_keys().collect());
+    Ok(Some(mount))
+}
+
+/// All names of files with xattrs; `None` if some are not to be set apart.
+fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
+    let (mut names, mut bytes, mut is_apart) = (Vec::new(), 0_u64, true);
+    let counts = |name: &[u8]| name_below_overlay(name).is_some();
+    tree.image().names_with_xattrs(counts, |found| {
+        let file = found.file;
+        bytes = bytes.saturating_add(if found.is_first { file.inode.size() } else { 0 });
+        let is_file = match file.kind {
+            FileType::Regular | FileType::Symlink | FileType::Fifo | FileType::Socket => true,
+            // What is in a directory would have to be there, too, and devices are no user's.
+            FileType::Directory | FileType::CharDevice | FileType::BlockDevice => false,
+        };
+        is_apart = is_file && names.len() < NAMES_MAX && bytes <= BYTES_MAX;
+        let path = found.path.strip_prefix(b"/").unwrap_or(found.path).to_vec();
+        names.push(Name { path, file });
+        is_apart
+    })?;
+    Ok(Some(names).filter(|_| is_apart))
+}
+
+/// The directory of a path, made with those above it where it is not there, and the last name. Only the layer above says
+/// what these directories are like.
+fn directory<'p>(root: BorrowedFd<'_>, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut here = rustix::fs::openat(root, ".", flags, Mode::empty())?;
+    let mut names = path.split(|it| *it == b'/').peekable();
+    while let Some(name) = names.next() {
+        if names.peek().is_none() {
+            return Ok((here, name));
+        }
+        match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+        here = rustix::fs::openat(&here, name, flags, Mode::empty())?;
+    }
+    Err(Errno::INVAL)
+}
+
+/// Makes a file with all that it has: its owner first, then mode, xattrs and time, since each may change the one before.
+fn make(
+    tree: &StoreTree,
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    path: &[u8],
+    file: &ShownFile,
+) -> Result<(), ApartError> {
+    let ShownFile { inode, kind } = file;
+    let failed = |source| ApartError::Make { path: shown(path), source };
+    let unread = |source| ApartError::Bytes { path: shown(path), source };
+    let mode = Mode::from_raw_mode((inode.mode() & 0o7777).into());
+    let node = |kind| rustix::fs::mknodat(directory, name, kind, Mode::RUSR, 0).map_err(failed);
+    match kind {
+        FileType::Regular => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let made = rustix::fs::openat(directory, name, flags, Mode::RUSR).map_err(failed)?;
+            let bytes = tree.whole(inode).map_err(unread)?;
+            let mut left = &*bytes;
+            while !left.is_empty() {
+                let written = rustix::io::write(&made, left).map_err(failed)?;
+                left = left.get(written..).unwrap_or_default();
+            }
+        }
+        FileType::Symlink => {
+            let target = tree.image().image().read_link(inode)?;
+            rustix::fs::symlinkat(target, directory, name).map_err(failed)?;
+        }
+        FileType::Fifo => node(rustix::fs::FileType::Fifo)?,
+        FileType::Socket => node(rustix::fs::FileType::Socket)?,
+        FileType::Directory | FileType::CharDevice | FileType::BlockDevice => {
+            return Err(failed(Errno::INVAL));
+        }
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let made = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
+    let (user, group) = tree.owner(inode);
+    let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+    let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
+    rustix::fs::chownat(&made, "", Some(user), Some(group), here).map_err(failed)?;
+    if *kind != FileType::Symlink {
+        rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed)?;
+    }
+    let mut refused = Ok(());
+    tree.image().xattrs(inode, &mut Xattrs::new(), |name, value| {
+        if refused.is_ok() {
+            refused = set_below_overlay(made.as_fd(), name, value);
+        }
+    })?;
+    refused.map_err(failed)?;
+    let changed = inode.mtime();
+    let time = Timespec { tv_sec: changed.seconds, tv_nsec: changed.nanoseconds.into() };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+}
+
+fn shown(path: &[u8]) -> String {
+    path.escape_ascii().to_string()
+}
