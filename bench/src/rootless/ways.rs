@@ -11,7 +11,8 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
 use super::{
-    CFUSE, CFUSE_PROGRAM, COMPOSEFS, EROFS, EROFSFUSE, FUSE, PATIENCE, SERVICE, TREE, USER,
+    CFUSE, CFUSE_PROGRAM, COMPOSEFS, EROFS, EROFSFUSE, FUSE, FUSE_INSIDE, PATIENCE, SERVICE, TREE,
+    USER,
 };
 use crate::Context;
 use crate::walk::mount_erofs;
@@ -189,8 +190,8 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
             quiet(&mut quire).map(|_| None)
         }),
     });
-    for (name, way) in [(TREE, "tree"), (SERVICE, "service")] {
-        let at = point(way)?;
+    for (name, way) in [(TREE, "tree"), (SERVICE, "service"), (FUSE_INSIDE, "fuse")] {
+        let at = point(&format!("inside-{way}"))?;
         ways.push(Way {
             name: name.to_owned(),
             point: at.clone(),

@@ -229,10 +229,18 @@ impl Served {
 
     /// Sends a signal to a process that noted its number, which is a note no longer.
     pub(super) fn signal(&self, name: &str, signal: Signal) -> Pid {
-        let pid = self.pid(name);
-        fs::remove_file(self.path(name)).unwrap();
-        kill_process(pid, signal).unwrap();
-        pid
+        loop {
+            let pid = self.pid(name);
+            fs::remove_file(self.path(name)).unwrap();
+            match kill_process(pid, signal) {
+                // On a busy machine a keeper may start two services. One replaces the other, and notes its number last.
+                Err(Errno::SRCH) => wait_for("the next one", || self.path(name).exists()),
+                killed => {
+                    killed.unwrap();
+                    return pid;
+                }
+            }
+        }
     }
 
     pub(super) fn service(&self) -> LazyService {
