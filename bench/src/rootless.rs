@@ -25,7 +25,7 @@ const EROFS: &str = "kernel: EROFS alone";
 const COMPOSEFS: &str = "kernel: root's quire mount (EROFS and overlayfs)";
 const TREE: &str = "quire mount --via tree, in a user namespace";
 const SERVICE: &str = "quire mount --via service, in a user namespace";
-const FUSE: &str = "quire mount --via fuse";
+const FUSE: &str = "root's quire mount --via fuse";
 const FUSE_INSIDE: &str = "quire mount --via fuse, in a user namespace";
 const EROFSFUSE: &str = "erofsfuse";
 const CFUSE: &str = "composefs-rs, FUSE";
@@ -319,7 +319,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             "Images without the kernel's EROFS, as users who are not root have them. Root runs all listings and reads, so that \
              all of them see the same. *developer*: a root of 64,246 entries, whose files are full of zeros; four of \
              them have xattrs, which one of the two images leaves out. *debian-base*: 6,700 entries, 119 MB. Mounts are made \
-             before the clock starts. The tree, what the mount service lends, and FUSE below an overlay that has the files with xattrs, are in a user namespace, into which \
+             before the clock starts. The tree and what the mount service lends are in a user namespace, into which \
              `nsenter` brings the command. *A mount in a user namespace*: whole processes; the first time, the service has just been \
              started. \
              composefs-rs is a program of a few lines around the crate composefs-fuse 0.9.4, for data, too. It compares no \

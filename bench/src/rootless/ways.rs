@@ -16,6 +16,7 @@ use super::{
 };
 use crate::Context;
 use crate::walk::mount_erofs;
+use rig::Skipped;
 use rig::process::{find, need, quiet};
 
 /// A user of the bench's own mount namespace, with ids besides its own.
@@ -45,6 +46,14 @@ impl<'a> User<'a> {
         // Everybody has to get to the user's home.
         for folder in context.work.ancestors().take(2) {
             fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+        }
+        for folder in context.work.ancestors() {
+            if fs::metadata(folder)?.permissions().mode() & 0o001 == 0 {
+                bail!(Skipped(format!(
+                    "other users do not get to {}: QUIRE_CACHE names a folder to which they do",
+                    folder.display()
+                )));
+            }
         }
         let (quire, home) = (place("quire"), place("home"));
         fs::copy(context.quire, &quire)?;

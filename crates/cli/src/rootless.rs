@@ -44,20 +44,25 @@ pub(crate) fn enter(
     verb: &Verb,
     store: Option<&Path>,
     who: Who,
-    mut remark: impl FnMut(anyhow::Error),
+    mut remark: impl FnMut(String),
 ) -> anyhow::Result<Entered> {
     if who.user == 0 || who.namespace == UserNamespace::Other {
         return Ok(Entered::No);
     }
     match verb {
         Verb::Run(args) => {
-            // Before, since nobody in a namespace is known to the service manager.
-            scope::for_limits(&args.wanted, who.user).unwrap_or_else(remark);
+            // Before, since the service manager knows no users of namespaces.
+            let names = read_or_nothing(PASSWD);
+            match scope::for_limits(args, (who.user, name_of(&names, who.user))) {
+                Ok(said) => said.into_iter().for_each(remark),
+                Err(error) => remark(format!("{error:#}")),
+            }
             enter_own_namespace(who)
         }
         Verb::Exec(args) => {
             if let Some(found) = find(&args.container, store, who) {
-                scope::to_join(&found.1.folder, who.user).unwrap_or_else(&mut remark);
+                let moved = scope::to_join(&found.1.folder, who.user);
+                moved.unwrap_or_else(|error| remark(format!("{error:#}")));
             }
             join(&args.container, store, who)
         }
@@ -115,7 +120,8 @@ pub(crate) fn is_given(user: u32) -> bool {
 }
 
 /// Where ids are given to users, and the names of these.
-const SUBORDINATE: [&str; 3] = ["/etc/subuid", "/etc/subgid", "/etc/passwd"];
+const SUBORDINATE: [&str; 3] = ["/etc/subuid", "/etc/subgid", PASSWD];
+const PASSWD: &str = "/etc/passwd";
 
 fn read_or_nothing(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
@@ -186,7 +192,7 @@ fn obstacle() -> Option<&'static str> {
 /// Whether users who are not root can run containers and mount images here, and how, in a line for people.
 pub(crate) fn describe(who: Who) -> String {
     let ways = format!("{}; {}", describe_run(who), describe_mount());
-    // For root it says what others find here; their cgroups nobody knows.
+    // For root it says what others find here, but for their cgroups.
     if who.user == 0 { ways } else { format!("{ways}; {}", scope::describe(who.user)) }
 }
 

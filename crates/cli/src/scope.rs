@@ -13,31 +13,46 @@ use crate::helpers;
 /// Asks for it on D-Bus. Part of systemd.
 const PROGRAM: &str = "busctl";
 
-/// How long the service manager may take. It moves a process in some milliseconds.
-const MOST: Duration = Duration::from_secs(5);
+/// How long the service manager may take to answer, in seconds. It moves a process in some milliseconds.
+const ANSWER: &str = "--timeout=5";
+/// How long it may take to move a process after that.
+const MOVE: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_millis(1);
 
 const NO_SCOPE: &str = "cannot ask systemd for a cgroup";
 
-/// Before a container is run: moves this process to where its limits can be set, if it has some.
-pub(crate) fn for_limits(wanted: &args::Wanted, user: u32) -> anyhow::Result<()> {
-    let has_limits = wanted.memory.is_some()
-        || wanted.cpu.cpus.is_some()
-        || wanted.cpu.cpu_shares.is_some()
-        || wanted.cpu.cpuset_cpus.is_some()
-        || wanted.security.pids_limit.is_some_and(|it| it > 0);
+/// Where logind notes whose services go on without a login. Source: systemd, `src/login/logind-dbus.c`.
+const LINGER: &str = "/var/lib/systemd/linger";
+
+/// Before a container is run: moves this process to where its limits can be set, if it has some. Returns what its user has to
+/// know.
+pub(crate) fn for_limits(
+    args: &args::Run,
+    (user, name): (u32, Option<&str>),
+) -> anyhow::Result<Option<String>> {
     match Delegated::own() {
-        Err(NotDelegated::Others) if has_limits => enter(user).context(NO_SCOPE),
+        Err(NotDelegated::Others) if args.wanted.has_limits() => {
+            Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)?;
+        }
         // Whatever it is, the container tells.
-        _ => Ok(()),
+        _ => return Ok(None),
     }
+    let lingers = name.is_some_and(|it| Path::new(LINGER).join(it).exists());
+    let ends = args.detach && !lingers;
+    Ok(ends.then(|| {
+        "it ends when its user has logged out: `loginctl enable-linger` keeps containers with limits".to_owned()
+    }))
 }
 
 /// Before a program is added to a container with this folder: moves this process to where that can be done.
 pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
-    let cgroup = cgroups::of_user(container);
-    match cgroup.map(|it| cgroups::may_join(&it)) {
-        Some(Err(NotDelegated::Apart)) => enter(user).context(NO_SCOPE),
+    let Some(cgroup) = cgroups::of_user(container) else { return Ok(()) };
+    // Source: systemd, user@.service(5). Others are not below anything that a scope of this user's is below, too.
+    let is_of_manager = cgroup.split('/').any(|it| it == format!("user@{user}.service"));
+    match cgroups::may_join(&cgroup) {
+        Err(NotDelegated::Apart) if is_of_manager => {
+            Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)
+        }
         _ => Ok(()),
     }
 }
@@ -45,7 +60,10 @@ pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
 /// Whether containers of this user can be limited, and how, in a line for people.
 pub(crate) fn describe(user: u32) -> String {
     let why = match Delegated::own() {
-        Ok(_) => return "limits of containers work: this cgroup is the user's".to_owned(),
+        Ok(own) => match own.controllers() {
+            none if none.is_empty() => NotDelegated::Controllers.to_string(),
+            some => return format!("limits of containers work here ({})", some.join(", ")),
+        },
         Err(why @ NotDelegated::Others) => match Manager::find(user) {
             Ok(_) => return "limits of containers work by the user's systemd".to_owned(),
             Err(error) => format!("{why} ({error})"),
@@ -58,49 +76,60 @@ pub(crate) fn describe(user: u32) -> String {
 /// How to ask a user's service manager.
 struct Manager {
     program: PathBuf,
+    /// Where its socket is, unless the environment names another one.
     runtime: PathBuf,
 }
 
 impl Manager {
     fn find(user: u32) -> anyhow::Result<Self> {
         let Some(program) = helpers::find(PROGRAM) else { bail!("{PROGRAM} is not installed") };
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|it| !it.is_empty());
+        let of = |name: &str| std::env::var_os(name).filter(|it| !it.is_empty());
+        let runtime = of("XDG_RUNTIME_DIR");
         let runtime = runtime.map_or_else(|| format!("/run/user/{user}").into(), PathBuf::from);
         let bus = runtime.join("bus");
-        if !bus.exists() {
-            bail!("this user has no session bus at {}", bus.display());
+        if of("DBUS_SESSION_BUS_ADDRESS").is_none() && !bus.exists() {
+            bail!(
+                "this user has no session bus at {} (Debian: package dbus-user-session)",
+                bus.display()
+            );
+        }
+        // In a container with the bus of the host, systemd would take this process's number for that of another one.
+        let first = std::fs::read_to_string("/proc/1/comm").unwrap_or_default();
+        if first.trim_end() != "systemd" {
+            bail!("systemd is not the first program here");
         }
         Ok(Self { program, runtime })
     }
-}
 
-/// Moves this process into a new scope with `Delegate=yes`. Nothing of it changes but its cgroup.
-fn enter(user: u32) -> anyhow::Result<()> {
-    let Manager { program, runtime } = Manager::find(user)?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let process = std::process::id();
-    let name = format!("quire-{process}-{}.scope", now.as_nanos());
-    let mut command = Command::new(program);
-    command.env("XDG_RUNTIME_DIR", &runtime).args(["--user", "--quiet", "call"]);
-    // Source: systemd, org.freedesktop.systemd1(5), "StartTransientUnit"; systemd.scope(5).
-    command.args(["org.freedesktop.systemd1", "/org/freedesktop/systemd1"]);
-    command.args(["org.freedesktop.systemd1.Manager", "StartTransientUnit", "ssa(sv)a(sa(sv))"]);
-    command.args([&*name, "fail", "4", "Description", "s", "A container of Quire"]);
-    command.args(["PIDs", "au", "1", &process.to_string(), "Delegate", "b", "true"]);
-    command.args(["CollectMode", "s", "inactive-or-failed", "0"]);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let output = command.output().with_context(|| format!("cannot call {PROGRAM}"))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or("it does not say why");
-        bail!("the user's service manager gives no cgroup: {said}");
-    }
-    let since = Instant::now();
-    while !cgroups::is_in(&name) {
-        if since.elapsed() > MOST {
-            bail!("the user's service manager has not moved this process into {name}");
+    /// Moves this process into a new scope with `Delegate=yes`. Nothing of it changes but its cgroup.
+    fn enter(&self) -> anyhow::Result<()> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let process = std::process::id();
+        let name = cgroups::scope(&format!("{process}-{}", now.as_nanos()));
+        let mut command = Command::new(&self.program);
+        command.env("XDG_RUNTIME_DIR", &self.runtime);
+        command.args(["--user", "--quiet", ANSWER, "call"]);
+        // Source: systemd, org.freedesktop.systemd1(5), "StartTransientUnit"; systemd.scope(5).
+        command.args(["org.freedesktop.systemd1", "/org/freedesktop/systemd1"]);
+        command.args(["org.freedesktop.systemd1.Manager", "StartTransientUnit"]);
+        command.args(["ssa(sv)a(sa(sv))", &name, "fail", "4"]);
+        command.args(["Description", "s", "A container of Quire"]);
+        command.args(["PIDs", "au", "1", &process.to_string(), "Delegate", "b", "true"]);
+        command.args(["CollectMode", "s", "inactive-or-failed", "0"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let output = command.output().with_context(|| format!("cannot call {PROGRAM}"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.lines().next().unwrap_or("it does not say why");
+            bail!("the user's service manager gives no cgroup: {said}");
         }
-        std::thread::sleep(GLANCE);
+        let since = Instant::now();
+        while !cgroups::is_in(&name) {
+            if since.elapsed() > MOVE {
+                bail!("the user's service manager has not moved this process into {name}");
+            }
+            std::thread::sleep(GLANCE);
+        }
+        Ok(())
     }
-    Ok(())
 }

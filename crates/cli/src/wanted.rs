@@ -89,6 +89,7 @@ pub(crate) fn wishes(
             Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
         },
         access,
+        is_limited: wanted.has_limits(),
         memory: wanted.memory,
         pids: crate::security::pids(&wanted.security)?,
         cpu: Cpu {

@@ -95,6 +95,9 @@ pub enum Controller {
 }
 
 impl Controller {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Memory, Self::Cpu, Self::Cpuset, Self::Pids];
+
     /// As the kernel names it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -149,6 +152,8 @@ pub struct Wishes {
     /// The ids of the user namespace that this process and the runtime are in, if it is not the host's. Then the container
     /// sees cgroups only if it has one that was delegated.
     pub own: Option<OwnIds>,
+    /// Whether somebody asked that it has less of the machine than there is: [`PIDS`] is there by itself.
+    pub is_limited: bool,
     /// The most memory, in bytes.
     pub memory: Option<NonZeroU64>,
     /// The most processes and threads.
@@ -160,14 +165,6 @@ pub struct Wishes {
 }
 
 impl Wishes {
-    /// Whether somebody asked that it has less of the machine than there is: [`PIDS`] is there by itself.
-    #[must_use]
-    pub fn has_limits(&self) -> bool {
-        self.memory.is_some()
-            || self.cpu != Cpu::default()
-            || self.pids.is_some_and(|it| it != PIDS)
-    }
-
     /// The controllers that its limits need.
     pub(crate) fn controllers(&self) -> Vec<Controller> {
         let is_timed = self.cpu.quota.is_some() || self.cpu.shares.is_some();
@@ -208,6 +205,7 @@ impl Wishes {
             map: None,
             cgroup: None,
             own: None,
+            is_limited: false,
             memory: None,
             pids: None,
             cpu: Cpu::default(),
@@ -582,16 +580,13 @@ mod tests {
             },
             ..wishes()
         };
-        let all = [Controller::Memory, Controller::Cpu, Controller::Cpuset, Controller::Pids];
-        assert_eq!(limited().controllers(), all);
-        for kept in all {
+        assert_eq!(limited().controllers(), Controller::ALL);
+        for kept in Controller::ALL {
             let mut wishes = limited();
             wishes.drop_limits(&[kept]);
             assert_eq!(wishes.controllers(), [kept]);
             assert_eq!(wishes.cpu.quota.is_some(), wishes.cpu.shares.is_some());
         }
-        let usual = Wishes { pids: Some(PIDS), ..wishes() };
-        assert!(!usual.has_limits() && limited().has_limits() && !wishes().has_limits());
     }
 
     #[test]

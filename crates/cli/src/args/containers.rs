@@ -181,6 +181,17 @@ pub(crate) struct Tty {
     pub(crate) interactive: bool,
 }
 
+impl Wanted {
+    /// Whether it is to have less of the machine than there is.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.memory.is_some()
+            || self.cpu.cpus.is_some()
+            || self.cpu.cpu_shares.is_some()
+            || self.cpu.cpuset_cpus.is_some()
+            || self.security.pids_limit.is_some_and(|it| it > 0)
+    }
+}
+
 impl Tty {
     pub(crate) fn when(&self) -> When {
         if self.terminal { When::Always } else { self.tty }

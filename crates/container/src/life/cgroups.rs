@@ -48,14 +48,26 @@ fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
 #[derive(Debug, thiserror::Error)]
 pub enum NotDelegated {
     /// Only version 2 is given to users.
-    #[error("users have no cgroups of version 1, which this host uses")]
+    #[error(
+        "users have no cgroups of version 1, which this host uses; version 2 alone is there with \
+         `systemd.unified_cgroup_hierarchy=1` on the kernel's command line"
+    )]
     Version,
-    /// The one that this process is in belongs to somebody else.
+    /// This process sees no cgroups, or not its own.
+    #[error("this process does not see its own cgroup below {CGROUPS}: mount cgroup2 there")]
+    Unseeing,
+    /// The one that this process is in belongs to somebody else, or to systemd.
     #[error(
         "no cgroup was delegated to this user; with systemd this helps: `systemd-run --user \
          --scope -p Delegate=yes quire ...`"
     )]
     Others,
+    /// It has no controllers, or none that is wanted.
+    #[error(
+        "the controllers that it needs were not delegated to this user: with systemd, `Delegate=` \
+         in a drop-in of user@.service names them"
+    )]
+    Controllers,
     /// What is above both this process and a container belongs to somebody else.
     #[error(
         "no program can be moved from here into its cgroup; with systemd this helps: `systemd-run \
@@ -63,10 +75,16 @@ pub enum NotDelegated {
     )]
     Apart,
     /// Processes of another process namespace are in there. A cgroup with processes gives its own no controllers.
-    #[error("processes in cgroup {0} cannot be moved from there: they are not seen from here")]
+    #[error(
+        "processes in cgroup {0} cannot be moved from there, since they are not seen from here: \
+         call quire in a cgroup of its own"
+    )]
     Unseen(String),
     /// New processes came as fast as others were moved.
-    #[error("processes in cgroup {0} cannot be moved from there: there are always new ones")]
+    #[error(
+        "processes in cgroup {0} cannot be moved from there, since there are always new ones: \
+         call quire in a cgroup of its own"
+    )]
     Busy(String),
     /// The kernel refused something.
     #[error("cannot use cgroup {path}: {source}")]
@@ -77,6 +95,9 @@ pub enum NotDelegated {
         source: io::Error,
     },
 }
+
+/// Is there where systemd is the first program. Source: sd_booted(3).
+const SYSTEMD: &str = "/run/systemd/system";
 
 /// The last component of the cgroup that gets processes out of the way of controllers. No container's is called that.
 const ASIDE: &str = "quire";
@@ -102,30 +123,67 @@ impl Delegated {
     }
 
     fn of(path: &str) -> Result<Self, NotDelegated> {
+        let at = |path: &str| Self { path: path.trim_end_matches('/').to_owned() };
+        let above = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).map(at);
         // An earlier call has moved this process.
-        let path = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).unwrap_or(path);
-        let found = Self { path: path.trim_end_matches('/').to_owned() };
-        let place = found.place();
-        if !is_unified(&place) {
-            return Err(NotDelegated::Version);
+        if let Some(above) = above.filter(|it| it.is_delegated() && it.is_open()) {
+            return Ok(above);
         }
-        let is_own = ["", "cgroup.procs", "cgroup.subtree_control"];
-        match is_own.iter().all(|name| may_write(&place.join(name))) {
-            true => Ok(found),
-            false => Err(NotDelegated::Others),
+        let found = at(path);
+        if !is_unified(&found.place()) {
+            return Err(match is_unified(Path::new(CGROUPS)) {
+                true => NotDelegated::Unseeing,
+                false => version(),
+            });
         }
+        if found.is_delegated() { Ok(found) } else { Err(NotDelegated::Others) }
+    }
+
+    /// Whether it is the user's to change. What systemd runs for a user belongs to the user, and systemd goes on with it as
+    /// it likes, unless it says that it does not. Source: systemd, "Control Group APIs and Delegation", `user.delegate`.
+    fn is_delegated(&self) -> bool {
+        let place = self.place();
+        let needed = ["", "cgroup.procs", "cgroup.subtree_control"];
+        let is_own = needed.iter().all(|name| may_write(&place.join(name)));
+        // Before systemd 251 scopes of users have no mark. Those of ours are delegated.
+        let is_asked_for = self.path.rsplit('/').next().is_some_and(is_scope);
+        is_own && (!Path::new(SYSTEMD).exists() || is_asked_for || is_marked(&place))
+    }
+
+    /// Whether those below it have controllers.
+    fn is_open(&self) -> bool {
+        let open = std::fs::read_to_string(self.place().join("cgroup.subtree_control"));
+        open.is_ok_and(|it| !it.trim().is_empty())
+    }
+
+    /// Which of these controllers it has.
+    fn has(&self, wanted: &[Controller]) -> Vec<Controller> {
+        let all = std::fs::read_to_string(self.place().join("cgroup.controllers"));
+        let all = all.unwrap_or_default();
+        let has = |it: &&Controller| all.split_whitespace().any(|name| name == it.name());
+        wanted.iter().filter(has).copied().collect()
+    }
+
+    /// The names of its controllers that set limits.
+    #[must_use]
+    pub fn controllers(&self) -> Vec<&'static str> {
+        self.has(&Controller::ALL).into_iter().map(Controller::name).collect()
     }
 
     fn place(&self) -> PathBuf {
         Path::new(CGROUPS).join(self.path.trim_start_matches('/'))
     }
 
-    /// Makes it ready for containers with limits, and answers which of these controllers they get. All processes that are in
+    /// Makes it ready for containers with limits, and returns which of these controllers they get. All processes that are in
     /// it are in one below from then on: the kernel wants it like that.
     ///
     /// # Errors
-    /// [`NotDelegated`] if a process has to stay.
+    /// [`NotDelegated`] if it has none of them, or a process has to stay.
     fn open(&self, wanted: &[Controller]) -> Result<Vec<Controller>, NotDelegated> {
+        let wanted = self.has(wanted);
+        if wanted.is_empty() {
+            return Err(NotDelegated::Controllers);
+        }
         let place = self.place();
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -141,8 +199,7 @@ impl Delegated {
         self.empty(&place.join("cgroup.procs"), &aside.join("cgroup.procs"))?;
         let control = place.join("cgroup.subtree_control");
         let mut open = Vec::new();
-        for &controller in wanted {
-            // One that was not delegated is an error, and so is one of these that somebody above has disabled.
+        for controller in wanted {
             match std::fs::write(&control, format!("+{}", controller.name())) {
                 Ok(()) => open.push(controller),
                 Err(error) => tracing::debug!(%error, ?controller, "not to be had"),
@@ -180,10 +237,38 @@ fn own_path() -> Result<String, NotDelegated> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| NotDelegated::Kernel { path: path.to_owned(), source })?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::"));
+    let Some(own) = own else { return Err(version()) };
     // One that is not below what a namespace shows begins with `/..`.
-    own.filter(|it| !it.split('/').any(|it| it == ".."))
-        .map(str::to_owned)
-        .ok_or(NotDelegated::Version)
+    match own.split('/').any(|it| it == "..") {
+        true => Err(NotDelegated::Unseeing),
+        false => Ok(own.to_owned()),
+    }
+}
+
+/// Why there is no cgroup of version 2.
+fn version() -> NotDelegated {
+    let is_there = std::fs::read_dir(CGROUPS).is_ok_and(|mut it| it.next().is_some());
+    if is_there { NotDelegated::Version } else { NotDelegated::Unseeing }
+}
+
+/// Whether systemd says of a cgroup that it leaves all below it to others.
+fn is_marked(place: &Path) -> bool {
+    let mut value = [0; 8];
+    let length = rustix::fs::getxattr(place, "user.delegate", &mut value);
+    length.is_ok_and(|it| value.get(..it) == Some(b"1"))
+}
+
+/// The name of a scope, of those that [`Delegated::own`] knows to be delegated. `unique` has no slash.
+#[must_use]
+pub fn scope(unique: &str) -> String {
+    format!("{}{unique}{SCOPE}", &CGROUP[1..])
+}
+
+/// What the names of scopes end with. Source: systemd.scope(5).
+const SCOPE: &str = ".scope";
+
+fn is_scope(name: &str) -> bool {
+    name.starts_with(&CGROUP[1..]) && name.ends_with(SCOPE)
 }
 
 /// Whether this process is in a cgroup with this last name.
@@ -221,14 +306,14 @@ pub fn of_user(folder: &Path) -> Option<String> {
     spec.linux.cgroups_path.filter(|it| it.rfind('/').is_some_and(|at| at > 0))
 }
 
-/// Says where a container's cgroup is, and which of its limits nobody can set.
+/// Says where a container's cgroup is, and which of its limits cannot be set.
 pub(crate) fn place(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
     let cgroup = cgroup(id, unique);
     if bundle.own.is_none() {
         bundle.cgroup = Some(cgroup);
         return;
     }
-    if !bundle.has_limits() {
+    if !bundle.is_limited {
         // Its processes are the user's, whose own limits hold.
         bundle.drop_limits(&[]);
         return;
@@ -243,11 +328,11 @@ pub(crate) fn place(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
             return;
         }
     };
-    let missing = wanted.iter().filter(|it| !open.contains(it));
-    for controller in missing {
-        let (what, name) = (controller.limited(), controller.name());
+    for missing in wanted.iter().filter(|it| !open.contains(it)) {
+        let (what, name) = (missing.limited(), missing.name());
         remark(&format!(
-            "{what} not limited: the controller {name} was not delegated to this user"
+            "{what} not limited: the controller {name} was not delegated to this user (with systemd: `Delegate=` of \
+             user@.service)"
         ));
     }
     bundle.drop_limits(&open);

@@ -561,6 +561,7 @@ mod tests {
             domain: None,
             backing: Backing::File,
             presence: Presence::Complete,
+            apart: None,
             records: XattrNamespace::Trusted,
         }
     }
@@ -654,6 +655,7 @@ mod tests {
                 domain: Some("test"),
                 backing: Backing::File,
                 presence: Presence::Complete,
+                apart: None,
                 records: XattrNamespace::Trusted,
             };
             assemble_in(&layers, None, Checked::AtImport, shape, workshop).unwrap()

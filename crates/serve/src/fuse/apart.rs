@@ -55,12 +55,19 @@ struct Name {
 }
 
 /// Moves the files of an image that have xattrs into a file system in memory, which lacks all others: a layer below the
-/// served ones. Every byte is compared with its digest. `None` if no file has xattrs, or if they are not few: then the tree
-/// has all files. Directories and devices with xattrs stay there, with all others.
+/// served ones. Every byte is compared with its digest. `None` if no file has xattrs, or if they are not few, or if a
+/// directory, a link or a device has some: then the tree has all files.
 ///
 /// # Errors
 /// [`ApartError`]; the tree has all files then.
 pub fn set_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
+    let made = make_apart(tree, name);
+    // A server has no descriptors but those that it is given.
+    tree.data().close();
+    made
+}
+
+fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
     let Some(names) = find(tree)? else { return Ok(None) };
     if names.is_empty() {
         tree.set_apart(BTreeSet::new());
@@ -98,9 +105,13 @@ fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
         let file = found.file;
         bytes = bytes.saturating_add(if found.is_first { file.inode.size() } else { 0 });
         let is_file = match file.kind {
-            FileType::Regular | FileType::Symlink | FileType::Fifo | FileType::Socket => true,
-            // What is in a directory would have to be there, too, and devices are no user's.
-            FileType::Directory | FileType::CharDevice | FileType::BlockDevice => false,
+            FileType::Regular | FileType::Fifo | FileType::Socket => true,
+            // What is in a directory would have to be there, too. Links lead to places that are looked for in the served
+            // files. Devices are no user's.
+            FileType::Directory
+            | FileType::Symlink
+            | FileType::CharDevice
+            | FileType::BlockDevice => false,
         };
         is_apart = is_file && names.len() < NAMES_MAX && bytes <= BYTES_MAX;
         let path = found.path.strip_prefix(b"/").unwrap_or(found.path).to_vec();
@@ -153,13 +164,9 @@ fn make(
                 left = left.get(written..).unwrap_or_default();
             }
         }
-        FileType::Symlink => {
-            let target = tree.image().image().read_link(inode)?;
-            rustix::fs::symlinkat(target, directory, name).map_err(failed)?;
-        }
         FileType::Fifo => node(rustix::fs::FileType::Fifo)?,
         FileType::Socket => node(rustix::fs::FileType::Socket)?,
-        FileType::Directory | FileType::CharDevice | FileType::BlockDevice => {
+        FileType::Directory | FileType::Symlink | FileType::CharDevice | FileType::BlockDevice => {
             return Err(failed(Errno::INVAL));
         }
     }
@@ -169,9 +176,7 @@ fn make(
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
     let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
     rustix::fs::chownat(&made, "", Some(user), Some(group), here).map_err(failed)?;
-    if *kind != FileType::Symlink {
-        rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed)?;
-    }
+    rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed)?;
     let mut refused = Ok(());
     tree.image().xattrs(inode, &mut Xattrs::new(), |name, value| {
         if refused.is_ok() {

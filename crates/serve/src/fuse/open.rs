@@ -74,6 +74,13 @@ pub struct StoreData {
     devices: Vec<Device>,
 }
 
+impl StoreData {
+    /// Closes the objects that are open.
+    pub(super) fn close(&self) {
+        self.objects.close();
+    }
+}
+
 impl FileData for StoreData {
     fn object(
         &self,
@@ -130,12 +137,11 @@ impl ReadAt for Device {
     }
 }
 
-/// All descriptors that a tree has. Objects that something has read are opened anew.
+/// All descriptors that a tree has, but for objects that were read.
 #[must_use]
 pub(super) fn descriptors(tree: &StoreTree) -> Vec<BorrowedFd<'_>> {
     let image = tree.image().image().source().get().as_fd();
     let data = tree.data();
-    data.objects.close();
     let devices = data.devices.iter().map(|it| it.file.as_fd());
     let compared = data.devices.iter().filter_map(|it| it.checked.get()).map(CheckedFile::as_fd);
     [image, data.objects.as_fd()].into_iter().chain(devices).chain(compared).collect()

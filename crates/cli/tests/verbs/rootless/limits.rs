@@ -102,7 +102,7 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
         // The usual limit of processes is there, where there is some other one.
         let shown = scope.out(&format!("{run} --memory 64m {show}"));
         assert_eq!(shown, "67108864\nmax 100000\n\n2048\n", "{runtime}");
-        // Nobody inside can change them.
+        // They cannot be changed from inside.
         let script =
             "cd /sys/fs/cgroup; echo max > memory.max || echo 0 > cgroup.procs || echo > a";
         let ran = scope.run(&format!("$Q run --runtime {runtime} --memory 64m a sh -c '{script}'"));
@@ -117,7 +117,7 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
     }
 }
 
-/// Nobody's processes are moved for nothing.
+/// No processes are moved for nothing.
 #[test]
 fn without_limits_a_container_stays_where_its_user_is() {
     let Some(user) = user() else { return };
@@ -130,6 +130,14 @@ fn without_limits_a_container_stays_where_its_user_is() {
 #[test]
 fn what_was_not_delegated_is_named() {
     let Some(user) = user() else { return };
+    // Without controllers nothing is moved.
+    let scope = Scope::new(&user, "");
+    let ran = scope.run("$Q run --rm --memory 64m a id -u; $Q doctor");
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("not limited: the controllers that it needs"), "{}", ran.err);
+    assert!(ran.out.contains("limits of containers do not work: the controllers"), "{}", ran.out);
+    assert_eq!(scope.below(), Vec::<String>::new());
+    drop(scope);
     for runtime in runtimes() {
         let scope = Scope::new(&user, "+memory");
         let ran = scope.run(&format!(
@@ -147,11 +155,14 @@ fn what_was_not_delegated_is_named() {
 fn where_nothing_was_delegated_a_container_runs_and_says_so() {
     let Some(user) = User::new(true) else { return };
     user.import(&tree(&user));
-    let why = match is_unified() {
-        true => "systemd-run --user --scope -p Delegate=yes",
-        false => "users have no cgroups of version 1",
+    let why = if is_unified() {
+        "systemd-run --user --scope -p Delegate=yes"
+    } else {
+        "users have no cgroups of version 1"
     };
-    for option in [&["--memory", "64m"], &["--cpus", "0.5"], &["--pids-limit", "40"]] {
+    let options = [["--memory", "64m"], ["--cpus", "0.5"], ["--pids-limit", "40"]];
+    // That of processes that is there by itself, if somebody asks for it.
+    for option in options.iter().chain([&["--pids-limit", "2048"]]) {
         let ran = user.run(&[&["run", "--rm"], &option[..], &["a", "id"]].concat());
         assert_eq!(ran.code, Some(0), "{option:?}: {}", ran.err);
         let said = "its memory, processors and processes are not limited: ";
