@@ -30,9 +30,20 @@ pub(crate) fn for_limits(
     args: &args::Run,
     (user, name): (u32, Option<&str>),
 ) -> anyhow::Result<Option<String>> {
+    if !args.wanted.has_limits() {
+        return Ok(None);
+    }
     match Delegated::own() {
-        Err(NotDelegated::Others) if args.wanted.has_limits() => {
+        Err(NotDelegated::Others) => {
             Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)?;
+        }
+        Err(NotDelegated::Unmarked(own)) => {
+            let manager = Manager::find(user).context(NO_SCOPE)?;
+            if own.unit().is_some_and(|it| manager.delegates(it)) {
+                own.mark().context("cannot mark a cgroup as delegated")?;
+                return Ok(None);
+            }
+            manager.enter().context(NO_SCOPE)?;
         }
         // Whatever it is, the container tells.
         _ => return Ok(None),
@@ -64,10 +75,12 @@ pub(crate) fn describe(user: u32) -> String {
             none if none.is_empty() => NotDelegated::Controllers.to_string(),
             some => return format!("limits of containers work here ({})", some.join(", ")),
         },
-        Err(why @ NotDelegated::Others) => match Manager::find(user) {
-            Ok(_) => return "limits of containers work by the user's systemd".to_owned(),
-            Err(error) => format!("{why} ({error})"),
-        },
+        Err(why @ (NotDelegated::Others | NotDelegated::Unmarked(_))) => {
+            match Manager::find(user) {
+                Ok(_) => return "limits of containers work by the user's systemd".to_owned(),
+                Err(error) => format!("{why} ({error})"),
+            }
+        }
         Err(why) => why.to_string(),
     };
     format!("limits of containers do not work: {why}")
@@ -76,6 +89,8 @@ pub(crate) fn describe(user: u32) -> String {
 /// How to ask a user's service manager.
 struct Manager {
     program: PathBuf,
+    /// As [`PROGRAM`] is part of systemd.
+    control: Option<PathBuf>,
     /// Where its socket is, unless the environment names another one.
     runtime: PathBuf,
 }
@@ -98,7 +113,17 @@ impl Manager {
         if first.trim_end() != "systemd" {
             bail!("systemd is not the first program here");
         }
-        Ok(Self { program, runtime })
+        Ok(Self { program, control: helpers::find("systemctl"), runtime })
+    }
+
+    /// Whether it has said of a unit that all below its cgroup is its own.
+    fn delegates(&self, unit: &str) -> bool {
+        let Some(control) = &self.control else { return false };
+        let mut command = Command::new(control);
+        command.env("XDG_RUNTIME_DIR", &self.runtime);
+        command.args(["--user", "show", "--property=Delegate", "--value", "--", unit]);
+        command.stdin(Stdio::null());
+        command.output().is_ok_and(|it| it.stdout.trim_ascii() == b"yes")
     }
 
     /// Moves this process into a new scope with `Delegate=yes`. Nothing of it changes but its cgroup.

@@ -46,8 +46,8 @@ const HOME: &str = concat!("home", "/me");
 /// By name, with seconds, what is done. The scripts say what they expect.
 const STEPS: [(&str, u64, &str); 5] = [
     ("units", 180, include_str!("systemd/units.sh")),
-    ("limits", 300, include_str!("systemd/limits.sh")),
     ("mounts", 300, include_str!("systemd/mounts.sh")),
+    ("limits", 300, include_str!("systemd/limits.sh")),
     ("storage", 300, include_str!("systemd/storage.sh")),
     ("failed", 60, include_str!("systemd/failed.sh")),
 ];

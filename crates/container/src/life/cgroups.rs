@@ -62,6 +62,11 @@ pub enum NotDelegated {
          --scope -p Delegate=yes quire ...`"
     )]
     Others,
+    /// It is the user's, but the user's systemd may go on with it.
+    #[error(
+        "the cgroup is systemd's; this helps: `systemd-run --user --scope -p Delegate=yes quire ...`"
+    )]
+    Unmarked(Unmarked),
     /// It has no controllers, or none that is wanted.
     #[error(
         "the controllers that it needs were not delegated to this user: with systemd, `Delegate=` \
@@ -136,18 +141,43 @@ impl Delegated {
                 false => version(),
             });
         }
-        if found.is_delegated() { Ok(found) } else { Err(NotDelegated::Others) }
+        match (found.is_own(), found.is_marked()) {
+            (true, true) => Ok(found),
+            (true, false) => Err(NotDelegated::Unmarked(Unmarked(found.path))),
+            (false, _) => Err(NotDelegated::Others),
+        }
     }
 
-    /// Whether it is the user's to change. What systemd runs for a user belongs to the user, and systemd goes on with it as
-    /// it likes, unless it says that it does not. Source: systemd, "Control Group APIs and Delegation", `user.delegate`.
-    fn is_delegated(&self) -> bool {
+    /// Whether this user may change it.
+    fn is_own(&self) -> bool {
         let place = self.place();
         let needed = ["", "cgroup.procs", "cgroup.subtree_control"];
-        let is_own = needed.iter().all(|name| may_write(&place.join(name)));
-        // Before systemd 251 scopes of users have no mark. Those of ours are delegated.
-        let is_asked_for = self.path.rsplit('/').next().is_some_and(is_scope);
-        is_own && (!Path::new(SYSTEMD).exists() || is_asked_for || is_marked(&place))
+        needed.iter().all(|name| may_write(&place.join(name)))
+    }
+
+    /// Whether systemd leaves it alone. What it runs for a user belongs to that user, and it goes on with that as it likes,
+    /// unless it says that it does not. Source: systemd, "Control Group APIs and Delegation".
+    fn is_marked(&self) -> bool {
+        if !Path::new(SYSTEMD).exists() {
+            return true;
+        }
+        let mut path = &*self.path;
+        while let Some((above, name)) = path.rsplit_once('/') {
+            // The scopes that we have asked for are delegated.
+            if is_scope(name) || has_mark(&place(path)) {
+                return true;
+            }
+            // What is above a unit is not its own.
+            if UNITS.iter().any(|it| name.ends_with(it)) {
+                return false;
+            }
+            path = above;
+        }
+        false
+    }
+
+    fn is_delegated(&self) -> bool {
+        self.is_own() && self.is_marked()
     }
 
     /// Whether those below it have controllers.
@@ -171,7 +201,7 @@ impl Delegated {
     }
 
     fn place(&self) -> PathBuf {
-        Path::new(CGROUPS).join(self.path.trim_start_matches('/'))
+        place(&self.path)
     }
 
     /// Makes it ready for containers with limits, and returns which of these controllers they get. All processes that are in
@@ -251,11 +281,40 @@ fn version() -> NotDelegated {
     if is_there { NotDelegated::Version } else { NotDelegated::Unseeing }
 }
 
-/// Whether systemd says of a cgroup that it leaves all below it to others.
-fn is_marked(place: &Path) -> bool {
+/// By its path from the root.
+fn place(path: &str) -> PathBuf {
+    Path::new(CGROUPS).join(path.trim_start_matches('/'))
+}
+
+/// By this xattr systemd says of a cgroup that it leaves all below it to others. The manager of a user does not say it.
+/// Source: systemd 262, `src/core/cgroup.c`, and a try.
+const MARK: &str = "user.delegate";
+
+fn has_mark(place: &Path) -> bool {
     let mut value = [0; 8];
-    let length = rustix::fs::getxattr(place, "user.delegate", &mut value);
+    let length = rustix::fs::getxattr(place, MARK, &mut value);
     length.is_ok_and(|it| value.get(..it) == Some(b"1"))
+}
+
+/// A cgroup of a user's of which only systemd knows whether it is delegated.
+#[derive(Debug)]
+pub struct Unmarked(String);
+
+impl Unmarked {
+    /// The unit that it belongs to.
+    #[must_use]
+    pub fn unit(&self) -> Option<&str> {
+        self.0.rsplit('/').find(|it| UNITS.iter().any(|end| it.ends_with(end)))
+    }
+
+    /// Marks it as delegated, as systemd has said that it is.
+    ///
+    /// # Errors
+    /// The kernel's answer.
+    pub fn mark(&self) -> io::Result<()> {
+        let flags = rustix::fs::XattrFlags::empty();
+        Ok(rustix::fs::setxattr(place(&self.0), MARK, b"1", flags)?)
+    }
 }
 
 /// The name of a scope, of those that [`Delegated::own`] knows to be delegated. `unique` has no slash.
@@ -266,6 +325,9 @@ pub fn scope(unique: &str) -> String {
 
 /// What the names of scopes end with. Source: systemd.scope(5).
 const SCOPE: &str = ".scope";
+
+/// What the names of cgroups of units end with. Source: systemd.unit(5).
+const UNITS: [&str; 3] = [SCOPE, ".service", ".slice"];
 
 fn is_scope(name: &str) -> bool {
     name.starts_with(&CGROUP[1..]) && name.ends_with(SCOPE)
@@ -307,7 +369,7 @@ pub fn of_user(folder: &Path) -> Option<String> {
 }
 
 /// Says where a container's cgroup is, and which of its limits cannot be set.
-pub(crate) fn place(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
+pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
     let cgroup = cgroup(id, unique);
     if bundle.own.is_none() {
         bundle.cgroup = Some(cgroup);

@@ -207,7 +207,7 @@ pub fn prepare(
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
     bundle.own = own;
-    cgroups::place(&mut bundle, &wish.id, around.unique, around.remark);
+    cgroups::limit(&mut bundle, &wish.id, around.unique, around.remark);
     bundle.names = stage.set_names(wish.names);
     let terminal = bundle.terminal;
     let (process, mut spec) =

@@ -10,7 +10,6 @@ session '
     # Without limits no scope is asked for.
     test "$($run a sh -c "ls /sys/fs/cgroup; id -u" 2>&1)" = 0
     # A scope that was delegated is used as it is.
-    own=/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service
     systemd-run --user --scope --quiet --unit=own -p Delegate=yes sh -eux -c "
         test \"\$($run --memory 32m a cat /sys/fs/cgroup/memory.max)\" = 33554432
         grep own.scope/quire /proc/self/cgroup"
