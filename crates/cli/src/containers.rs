@@ -4,12 +4,12 @@ use std::os::fd::AsFd as _;
 
 use anyhow::{Context as _, bail};
 use container::bundle::userns::{IdMap, OwnIds};
-use container::life::cgroups;
 use container::life::detached::{self, More};
 use container::life::known::{self, KnownContainer, all, find};
 use container::life::monitor::KILLED;
 use container::life::state::{Code, Reason};
 use container::life::stop::{self, StopWish, signal_number};
+use container::life::{cgroups, delegation};
 use container::network::{Ports, Protocol};
 use kernel::process::Signals;
 use serde::Serialize;
@@ -219,7 +219,7 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
         );
     }
     if let Some(cgroup) = cgroups::of_user(&found.folder) {
-        let may_join = cgroups::may_join(&cgroup);
+        let may_join = delegation::may_join(&cgroup);
         may_join.with_context(|| format!("cannot start a program in container {}", found.id))?;
     }
     let map = IdMap::noted(&found.folder);

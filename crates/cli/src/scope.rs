@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use container::life::cgroups::{self, Delegated, NotDelegated};
+use container::life::cgroups;
+use container::life::delegation::{self, Delegated, NotDelegated};
 
 use crate::args;
 use crate::helpers;
@@ -60,7 +61,7 @@ pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
     let Some(cgroup) = cgroups::of_user(container) else { return Ok(()) };
     // Source: systemd, user@.service(5). Others are not below anything that a scope of this user's is below, too.
     let is_of_manager = cgroup.split('/').any(|it| it == format!("user@{user}.service"));
-    match cgroups::may_join(&cgroup) {
+    match delegation::may_join(&cgroup) {
         Err(NotDelegated::Apart) if is_of_manager => {
             Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)
         }
@@ -130,7 +131,7 @@ impl Manager {
     fn enter(&self) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let process = std::process::id();
-        let name = cgroups::scope(&format!("{process}-{}", now.as_nanos()));
+        let name = delegation::scope(&format!("{process}-{}", now.as_nanos()));
         let mut command = Command::new(&self.program);
         command.env("XDG_RUNTIME_DIR", &self.runtime);
         command.args(["--user", "--quiet", ANSWER, "call"]);
@@ -149,7 +150,7 @@ impl Manager {
             bail!("the user's service manager gives no cgroup: {said}");
         }
         let since = Instant::now();
-        while !cgroups::is_in(&name) {
+        while !delegation::is_in(&name) {
             if since.elapsed() > MOVE {
                 bail!("the user's service manager has not moved this process into {name}");
             }

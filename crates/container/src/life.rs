@@ -2,6 +2,7 @@
 
 pub mod cgroups;
 pub mod claim;
+pub mod delegation;
 pub mod detached;
 pub mod ended;
 pub mod filestores;
