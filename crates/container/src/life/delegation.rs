@@ -101,10 +101,8 @@ impl Delegated {
         }
         let found = at(path);
         if !is_unified(&found.place()) {
-            return Err(match is_unified(Path::new(CGROUPS)) {
-                true => NotDelegated::Unseeing,
-                false => version(),
-            });
+            let has_others = is_unified(Path::new(CGROUPS));
+            return Err(if has_others { NotDelegated::Unseeing } else { version() });
         }
         match (found.is_own(), found.is_marked()) {
             (true, true) => Ok(found),
@@ -238,10 +236,8 @@ fn own_path() -> Result<String, NotDelegated> {
     let own = text.lines().find_map(|line| line.strip_prefix("0::"));
     let Some(own) = own else { return Err(version()) };
     // One that is not below what a namespace shows begins with `/..`.
-    match own.split('/').any(|it| it == "..") {
-        true => Err(NotDelegated::Unseeing),
-        false => Ok(own.to_owned()),
-    }
+    let is_outside = own.split('/').any(|it| it == "..");
+    if is_outside { Err(NotDelegated::Unseeing) } else { Ok(own.to_owned()) }
 }
 
 /// Why there is no cgroup of version 2.
