@@ -3,6 +3,7 @@
 mod assemble;
 pub mod filestore;
 pub mod headroom;
+mod layers;
 pub mod lend;
 pub mod limit;
 mod make;
@@ -12,8 +13,8 @@ mod tree;
 pub mod trust;
 pub(crate) mod upper;
 
-pub(crate) use assemble::{Checked, Data, Layers};
 pub use assemble::{Root, RootError, Shape, Space};
+pub(crate) use layers::{Checked, Data, Layers};
 pub use make::{
     LendImage, LentMount, MakeRootError, SOURCE, ServeImage, ServedImage, Via, Warm, WithXattrs,
     make, may_have_acl, warm,
