@@ -274,6 +274,7 @@ fn mount_of_systemd_mounts_images() {
         testing::skipped("mount.storage is not here: `cargo xtask inputs sid` brings it");
         return;
     }
+    // Digests are names, too, and of `packed` another one each time: none begins with `fi`.
     // Both programs look below /run. The second calls /bin/mount: that of Debian 12 forgets nosuid and nodev.
     let script = "
         mount -t tmpfs none /run; mkdir /run/a /run/b
@@ -282,7 +283,7 @@ fn mount_of_systemd_mounts_images() {
         for _ in $(seq 100); do
             test -S /run/systemd/io.systemd.StorageProvider/quire && break; sleep 0.1
         done
-        $1/storagectl --no-pager --no-legend volumes 'f*'
+        $1/storagectl --no-pager --no-legend volumes 'fi*'
         $1/mount.storage quire:files /run/a -o rw
         $1/mount.storage quire:packed /run/b -o rw
         cat /run/a/etc/short /run/b/etc/short
