@@ -251,8 +251,8 @@ fn place(path: &str) -> PathBuf {
     Path::new(CGROUPS).join(path.trim_start_matches('/'))
 }
 
-/// By this xattr systemd says of a cgroup that it leaves all below it to others. The manager of a user does not say it.
-/// Source: systemd 262, `src/core/cgroup.c`, and a try.
+/// By this xattr systemd says of a cgroup that it leaves all below it to others. Source: systemd, "Control Group APIs and
+/// Delegation". The manager of a user does not say it: found by a try with systemd 262.
 const MARK: &str = "user.delegate";
 
 fn has_mark(place: &Path) -> bool {
@@ -315,9 +315,8 @@ fn may_write(path: &Path) -> bool {
 /// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation Containment".
 pub fn may_join(cgroup: &str) -> Result<(), NotDelegated> {
     let own = own_path()?;
-    let common = common(&own, cgroup);
-    let place = Path::new(CGROUPS).join(common.trim_start_matches('/')).join("cgroup.procs");
-    if may_write(&place) { Ok(()) } else { Err(NotDelegated::Apart) }
+    let procs = place(&common(&own, cgroup)).join("cgroup.procs");
+    if may_write(&procs) { Ok(()) } else { Err(NotDelegated::Apart) }
 }
 
 /// The nearest cgroup that is both or above them.

@@ -16,6 +16,9 @@ use super::open::StoreTree;
 /// More names than these are served.
 const NAMES_MAX: usize = 256;
 
+/// Files whose paths have more names in all are served: each may need a directory.
+const DEPTH_MAX: usize = 4096;
+
 /// Files of more bytes in all are served.
 const BYTES_MAX: u64 = 16 << 20;
 
@@ -99,7 +102,7 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
 
 /// All names of files with xattrs; `None` if some are not to be set apart.
 fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
-    let (mut names, mut bytes, mut is_apart) = (Vec::new(), 0_u64, true);
+    let (mut names, mut bytes, mut depth, mut is_apart) = (Vec::new(), 0_u64, 0_usize, true);
     let counts = |name: &[u8]| name_below_overlay(name).is_some();
     tree.image().names_with_xattrs(counts, |found| {
         let file = found.file;
@@ -113,8 +116,10 @@ fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
             | FileType::CharDevice
             | FileType::BlockDevice => false,
         };
-        is_apart = is_file && names.len() < NAMES_MAX && bytes <= BYTES_MAX;
         let path = found.path.strip_prefix(b"/").unwrap_or(found.path).to_vec();
+        depth = depth.saturating_add(path.split(|it| *it == b'/').count());
+        let is_few = names.len() < NAMES_MAX && depth <= DEPTH_MAX && bytes <= BYTES_MAX;
+        is_apart = is_file && is_few;
         names.push(Name { path, file });
         is_apart
     })?;

@@ -134,6 +134,17 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     assert!(user.out(&run).contains("localhost"));
     fs::remove_file(&link).unwrap();
     write(&link, b"", 0o644);
+    // Nor are few in deep directories: each of them would have to be made.
+    let deep: PathBuf = (0..450).map(|it| it.to_string()).collect();
+    fs::create_dir_all(tree.join(&deep)).unwrap();
+    for number in 0..10 {
+        let file = tree.join(&deep).join(format!("x{number}"));
+        write(&file, b"", 0o644);
+        set(&file, "user.mine", b"");
+    }
+    user.import(&tree);
+    in_container(&user, false);
+    fs::remove_dir_all(tree.join("0")).unwrap();
     // Nor are many.
     for number in 0..300 {
         let file = tree.join(format!("tmp/{number}"));
