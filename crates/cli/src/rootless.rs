@@ -60,18 +60,20 @@ pub(crate) fn enter(
             enter_own_namespace(who)
         }
         Verb::Exec(args) => {
-            if let Some(found) = find(&args.container, store, who) {
-                let moved = scope::to_join(&found.1.folder, who.user);
+            let found = find(&args.container, store, who);
+            if let Some((_, found)) = &found {
+                let moved = scope::to_join(&found.folder, who.user);
                 moved.unwrap_or_else(|error| remark(format!("{error:#}")));
             }
-            join(&args.container, store, who)
+            join(found, who)
         }
-        Verb::Commit(args) => join(&args.container, store, who),
-        Verb::Snapshot(args) => join(&args.container, store, who),
+        Verb::Commit(args) => join(find(&args.container, store, who), who),
+        Verb::Snapshot(args) => join(find(&args.container, store, who), who),
         // A container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
-            join(name.split(":/").next().unwrap_or_default(), store, who)
+            let name = name.split(":/").next().unwrap_or_default();
+            join(find(name, store, who), who)
         }
         _ => Ok(Entered::No),
     }
@@ -258,13 +260,13 @@ fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, Known
 }
 
 /// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
-fn join(container: &str, store: Option<&Path>, who: Who) -> anyhow::Result<Entered> {
-    let Some((store, found)) = find(container, store, who) else { return Ok(Entered::No) };
+fn join(found: Option<(Store, KnownContainer)>, who: Who) -> anyhow::Result<Entered> {
+    let Some((store, found)) = found else { return Ok(Entered::No) };
     if !found.is_running() {
         // What it has written belongs to ids of such a namespace.
         return enter_own_namespace(who);
     }
-    if known::running(&store, container, &|| false).is_err() {
+    if known::running(&store, &found.id, &|| false).is_err() {
         return Ok(Entered::No);
     }
     let Some(process) = detached::elsewhere(&found.folder) else { return Ok(Entered::No) };

@@ -57,7 +57,8 @@ pub(crate) struct Security {
     /// Limit each process, such as nofile=1024:4096; -1 means no limit
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub(crate) ulimit: Vec<Limit>,
-    /// Limit the number of processes and threads; 2048 by default, -1 means no limit. Beyond it, fork fails
+    /// Limit the number of processes and threads; beyond it, fork fails. By default 2048, without root only beside another
+    /// limit; -1 means no limit
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
 }
