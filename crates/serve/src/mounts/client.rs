@@ -8,11 +8,9 @@ use std::time::Duration;
 use container::root::LentMount;
 use kernel::mount::Detached;
 use rustix::fs::{MemfdFlags, SealFlags};
-use zlink::Call;
-use zlink::tokio::unix::{self, Connection};
 
 use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
-use crate::varlink::MethodCall;
+use crate::varlink::{CallError, Client};
 
 /// How long the service may take. It works on one request of a user's at a time.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -38,10 +36,7 @@ pub enum MountClientError {
 
 /// A connection to the mount service.
 #[derive(Debug)]
-pub struct MountClient {
-    runtime: tokio::runtime::Runtime,
-    connection: Connection,
-}
+pub struct MountClient(Client);
 
 impl MountClient {
     /// Connects to the service at a socket. `None` if there is none. No thread is started.
@@ -49,19 +44,7 @@ impl MountClient {
     /// # Errors
     /// When a socket is there, and cannot be connected to.
     pub fn connect(socket: &Path) -> io::Result<Option<Self>> {
-        if rustix::fs::stat(socket).is_err() {
-            return Ok(None);
-        }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        match runtime.block_on(unix::connect(socket)) {
-            Ok(connection) => Ok(Some(Self { runtime, connection })),
-            Err(zlink::Error::Io(error)) => match error.kind() {
-                // One that has ended without taking it away.
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
-                _ => Err(error),
-            },
-            Err(error) => Err(io::Error::other(error)),
-        }
+        Ok(Client::connect(socket)?.map(Self))
     }
 
     /// Has an image lent to a user namespace: a mount that is attached nowhere. `places` are files that it is to have.
@@ -121,16 +104,10 @@ impl MountClient {
         descriptors: Vec<OwnedFd>,
         most: Duration,
     ) -> Result<(R, Vec<OwnedFd>), MountClientError> {
-        let call = Call::new(MethodCall { method: method.to_owned(), parameters });
-        let connection = &mut self.connection;
-        let answered = self.runtime.block_on(async {
-            let asked = connection.call_method::<_, R, MountsError>(&call, descriptors);
-            tokio::time::timeout(most, asked).await
-        });
-        let (reply, descriptors) = answered.map_err(talk)?.map_err(talk)?;
-        let reply = reply.map_err(MountClientError::Refused)?;
-        let lacks = || MountClientError::Talk("its answer says nothing".to_owned());
-        Ok((reply.into_parameters().ok_or_else(lacks)?, descriptors))
+        self.0.call(method, parameters, descriptors, most).map_err(|error| match error {
+            CallError::Refused(error) => MountClientError::Refused(error),
+            CallError::Talk(why) => MountClientError::Talk(why),
+        })
     }
 }
 

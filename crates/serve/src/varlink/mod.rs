@@ -1,12 +1,15 @@
-//! What all services that speak varlink have in common: the interface `org.varlink.service`, and limits of a connection.
+//! What all services that speak varlink have in common: the interface `org.varlink.service`, and limits of a connection. Their
+//! clients have one way to ask.
 
 mod bounded;
+mod client;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zlink::varlink_service::Error;
 
 pub(crate) use bounded::Bounded;
+pub(crate) use client::{CallError, Client};
 
 /// varlink's own interface.
 pub(crate) const SERVICE: &str = "org.varlink.service";
