@@ -20,8 +20,7 @@ use crate::bundle::userns::IdMap;
 use crate::root::layers::{Checked, Data, Layers};
 use crate::root::make::Via;
 use crate::root::share::Superblock;
-use crate::root::upper::Layer;
-use crate::root::upper::{Doomed, UpperError, Writable};
+use crate::root::upper::{Doomed, Layer, Shown, UpperError, Writable};
 
 /// Free space that `df` shows of a read-only root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,12 +186,12 @@ fn assemble_in(
         }
         (false, ..) => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
     };
-    let upper =
-        crate::root::upper::prepare(writable, highest.as_fd(), shape.map).map_err(upper_failed)?;
+    let shown = Shown { root: highest.as_fd(), marks: layers.records };
+    let upper = crate::root::upper::prepare(writable, shown, shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
         let top = match shape.space {
             Space::AsIs => None,
-            Space::Free => Some(crate::root::upper::empty(highest.as_fd()).map_err(upper_failed)?),
+            Space::Free => Some(crate::root::upper::empty(shown).map_err(upper_failed)?),
         };
         let is_alone = top.is_none() && bottom.is_none() && layers.apart.is_none();
         if let (Data::Devices(_), true, []) = (layers.data, is_alone, &*between) {

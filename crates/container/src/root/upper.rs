@@ -5,7 +5,9 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use kernel::loopdev;
-use kernel::mount::{Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper};
+use kernel::mount::{
+    Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper, XattrNamespace,
+};
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -67,6 +69,15 @@ pub enum UpperError {
     /// The directory holds other things.
     #[error("\"{0}\" in it is not a directory")]
     Obstacle(&'static str),
+}
+
+/// The root directory of what an overlay shows, which the overlay's own is to be like.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shown<'a> {
+    /// A mount of the image.
+    pub(crate) root: BorrowedFd<'a>,
+    /// Which xattrs in it are an overlay's marks, and not the image's.
+    pub(crate) marks: XattrNamespace,
 }
 
 /// A writable layer that is ready for an overlay.
@@ -222,7 +233,7 @@ impl Doomed {
 const SHOWN: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
 
 /// An empty file system whose root directory is as the image's.
-pub(crate) fn empty(image: BorrowedFd<'_>) -> Result<Detached, UpperError> {
+pub(crate) fn empty(image: Shown<'_>) -> Result<Detached, UpperError> {
     let options = TmpfsOptions { name: "quire-df", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
     let mount = kernel::mount::tmpfs(&options)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -253,7 +264,8 @@ pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, U
     Ok(mount)
 }
 
-/// Makes empty files at these paths, and directories on their ways, which belong to the container's root.
+/// Makes empty files at these paths, and directories on their ways, which belong to the container's root. Directories that are
+/// there keep their times.
 pub(crate) fn add_files(
     mount: BorrowedFd<'_>,
     paths: &[String],
@@ -274,11 +286,15 @@ pub(crate) fn add_files(
         let open = flags | OFlags::DIRECTORY;
         let mut here = rustix::fs::openat(mount, ".", open, Mode::empty())?;
         for name in names {
+            let time = modified(here.as_fd())?;
             let is_new = match rustix::fs::mkdirat(&here, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => true,
                 Err(Errno::EXIST) => false,
                 Err(errno) => return Err(errno.into()),
             };
+            if is_new {
+                set_modified(here.as_fd(), time)?;
+            }
             here = rustix::fs::openat(&here, name, open, Mode::empty())?;
             if is_new {
                 rustix::fs::fchmod(&here, Mode::from_raw_mode(0o755))?;
@@ -286,7 +302,9 @@ pub(crate) fn add_files(
             }
         }
         let mode = Mode::from_raw_mode(0o644);
+        let time = modified(here.as_fd())?;
         let file = rustix::fs::openat(&here, last, flags | OFlags::CREATE, mode)?;
+        set_modified(here.as_fd(), time)?;
         rustix::fs::fchmod(&file, mode)?;
         give(file.as_fd())?;
     }
@@ -296,7 +314,7 @@ pub(crate) fn add_files(
 /// Makes the layer; none for a read-only root. `image` is the image's root, whose owners are mapped if there is a map.
 pub(crate) fn prepare(
     writable: Writable<'_>,
-    image: BorrowedFd<'_>,
+    image: Shown<'_>,
     map: Option<&IdMap>,
 ) -> Result<Option<Layer>, UpperError> {
     let (mount, durability) = match writable {
@@ -369,7 +387,7 @@ pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
 /// A directory may have been used before.
 fn prepare_directory(
     directory: BorrowedFd<'_>,
-    image: BorrowedFd<'_>,
+    image: Shown<'_>,
     durability: Durability,
     map: Option<&IdMap>,
 ) -> Result<Layer, UpperError> {
@@ -488,10 +506,7 @@ fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
 
 /// Makes the two directories that overlayfs wants, or takes those that are there. The root of an overlay is its upper
 /// directory, so that a new one gets owner, mode, time and xattrs of the image's root.
-fn directories(
-    parent: BorrowedFd<'_>,
-    image: BorrowedFd<'_>,
-) -> Result<(OwnedFd, OwnedFd), UpperError> {
+fn directories(parent: BorrowedFd<'_>, image: Shown<'_>) -> Result<(OwnedFd, OwnedFd), UpperError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let make = |name: &'static str| {
         let is_new = match rustix::fs::mkdirat(parent, name, Mode::RWXU) {
@@ -513,27 +528,39 @@ fn directories(
     Ok((upper, work))
 }
 
-fn copy_root(image: BorrowedFd<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
+fn copy_root(image: Shown<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // The mount's own descriptor is O_PATH-like to xattr calls.
-    let root = rustix::fs::openat(image, ".", flags, Mode::empty())?;
+    let root = rustix::fs::openat(image.root, ".", flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&root)?;
     rustix::fs::fchown(upper, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
-    copy_xattrs(root.as_fd(), upper)?;
+    copy_xattrs(root.as_fd(), upper, image.marks)?;
     // After the owner, whose change clears set-id bits, and after the ACLs, which change the group's bits.
     rustix::fs::fchmod(upper, Mode::from_raw_mode(stat.st_mode))?;
-    let time = rustix::fs::statx(&root, "", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::MTIME)?;
-    let time = Timespec { tv_sec: time.stx_mtime.tv_sec, tv_nsec: time.stx_mtime.tv_nsec.into() };
-    rustix::fs::futimens(upper, &Timestamps { last_access: time, last_modification: time })
+    set_modified(upper, modified(root.as_fd())?)
 }
 
-/// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in.
+fn modified(of: BorrowedFd<'_>) -> Result<Timespec, Errno> {
+    let time = rustix::fs::statx(of, "", AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::MTIME)?;
+    Ok(Timespec { tv_sec: time.stx_mtime.tv_sec, tv_nsec: time.stx_mtime.tv_nsec.into() })
+}
+
+fn set_modified(of: BorrowedFd<'_>, time: Timespec) -> Result<(), Errno> {
+    rustix::fs::futimens(of, &Timestamps { last_access: time, last_modification: time })
+}
+
+/// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in. A mark of an overlay further inside has
+/// one more prefix (`OVL_XATTR_ESCAPE_PREFIX` in Linux `fs/overlayfs/overlayfs.h`), and is the image's.
 ///
 /// Those that the file system of `to` has no place for (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
 /// Linux 6.6, and an image may have prefixes that no tmpfs knows. That loses an attribute of one directory, which the
 /// read-only root still shows, and is no reason not to run. Any other refusal may be one of security, or of space, and
 /// is an error.
-fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+fn copy_xattrs(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    marks: XattrNamespace,
+) -> Result<(), Errno> {
     let mut names = vec![0_u8; 64 << 10];
     let length = match rustix::fs::flistxattr(from, &mut names[..]) {
         // A server on FUSE says so where no file has any.
@@ -542,7 +569,8 @@ fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     };
     let mut value = vec![0_u8; 64 << 10];
     for name in names[..length].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
-        if name.starts_with(b"trusted.overlay.") {
+        let mark = name.strip_prefix(marks.prefix().as_bytes());
+        if mark.is_some_and(|it| !it.starts_with(b"overlay.")) {
             continue;
         }
         let length = rustix::fs::fgetxattr(from, name, &mut value[..])?;
@@ -563,6 +591,57 @@ mod tests {
     use super::*;
 
     #[test]
+    fn marks_stay_in_their_layer() {
+        if !rustix::process::geteuid().is_root() {
+            testing::skipped("trusted.* need root");
+            return;
+        }
+        let [image, upper] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let root = File::open(image.path()).unwrap();
+        for name in ["trusted.overlay.", "user.overlay."] {
+            for name in [format!("{name}opaque"), format!("{name}overlay.opaque")] {
+                rustix::fs::fsetxattr(&root, &*name, b"y", XattrFlags::empty()).unwrap();
+            }
+        }
+        rustix::fs::fsetxattr(&root, "user.overlayed", b"1", XattrFlags::empty()).unwrap();
+        let check = |marks, expect: &[&str]| {
+            let to = tempfile::tempdir_in(upper.path()).unwrap();
+            let to = File::open(to.path()).unwrap();
+            copy_root(Shown { root: root.as_fd(), marks }, to.as_fd()).unwrap();
+            let mut names = vec![0; 4096];
+            let length = rustix::fs::flistxattr(&to, &mut names[..]).unwrap();
+            let mut found: Vec<_> =
+                names[..length].split(|&it| it == 0).filter(|it| !it.is_empty()).collect();
+            found.sort_unstable();
+            assert_eq!(found, expect.iter().map(|it| it.as_bytes()).collect::<Vec<_>>());
+        };
+        let (trusted, user) = ("trusted.overlay.opaque", "user.overlay.opaque");
+        let (inner_trusted, inner_user) =
+            ("trusted.overlay.overlay.opaque", "user.overlay.overlay.opaque");
+        check(XattrNamespace::Trusted, &[inner_trusted, user, inner_user, "user.overlayed"]);
+        check(XattrNamespace::User, &[trusted, inner_trusted, inner_user, "user.overlayed"]);
+    }
+
+    #[test]
+    fn files_are_added_without_a_trace_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let etc = folder.path().join("etc");
+        std::fs::create_dir(&etc).unwrap();
+        let [root, etc] = [folder.path(), &etc].map(|it| File::open(it).unwrap());
+        let time = Timespec { tv_sec: 1_000_000, tv_nsec: 5 };
+        for it in [&root, &etc] {
+            set_modified(it.as_fd(), time).unwrap();
+        }
+        let paths = ["/etc/hosts", "/run/secrets/x"].map(str::to_owned);
+        add_files(root.as_fd(), &paths, None).unwrap();
+        assert!(folder.path().join("etc/hosts").is_file());
+        assert!(folder.path().join("run/secrets/x").is_file());
+        for it in [&root, &etc] {
+            assert_eq!(modified(it.as_fd()).unwrap(), time);
+        }
+    }
+
+    #[test]
     fn an_xattr_without_a_place_is_left_out() {
         if !rustix::process::geteuid().is_root() {
             testing::skipped("xattrs of a root need root");
@@ -573,7 +652,7 @@ mod tests {
         rustix::fs::fsetxattr(&from, "user.quire", b"1", XattrFlags::empty()).unwrap();
         let check = |to: &str, expect| {
             let to = File::open(to).unwrap();
-            assert_eq!(copy_xattrs(from.as_fd(), to.as_fd()), expect);
+            assert_eq!(copy_xattrs(from.as_fd(), to.as_fd(), XattrNamespace::Trusted), expect);
         };
         // procfs has no xattrs.
         check("/proc", Ok(()));

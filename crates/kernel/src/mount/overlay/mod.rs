@@ -76,6 +76,17 @@ pub enum XattrNamespace {
     User,
 }
 
+impl XattrNamespace {
+    /// What the names of its records begin with.
+    #[must_use]
+    pub const fn prefix(self) -> &'static str {
+        match self {
+            Self::Trusted => "trusted.overlay.",
+            Self::User => "user.overlay.",
+        }
+    }
+}
+
 /// Whose credentials an overlay acts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {

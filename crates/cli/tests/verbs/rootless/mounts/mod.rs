@@ -361,6 +361,44 @@ fn containers_run_by_the_service() {
     }
 }
 
+/// What a container has changed is the same, whichever way its image came.
+#[test]
+fn changes_are_found_by_every_way() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    add_programs(&tree, &["/bin/rm"]);
+    user.import(&tree);
+    let of = |way: &str| {
+        format!(
+            "$Q run --quiet --detach --name {way} --via {way} a sleep 1000
+             $Q exec {way} sh -c 'echo new > etc/new; rm large; echo other > theirs'
+             $Q diff {way}
+             $Q commit --quiet {way} of-{way}
+             $Q rm --force {way}
+             $Q run --rm --quiet --read-only --df of-{way} sh -c 'cat etc/new theirs; ls large bin/sh 2>&1'
+             $Q run --rm --quiet --read-only --df --via {way} a sh -c 'ls bin/sh'"
+        )
+    };
+    let ran = ["tree", "fuse", "service"].map(|way| {
+        let ran = beside_service(&user, "", &of(way));
+        (ran.out.replace(way, "WAY"), ran.err)
+    });
+    let [tree, others @ ..] = &ran;
+    let (out, err) = tree;
+    for line in ["+ /etc/new", "- /large", "new", "other", "bin/sh"] {
+        assert!(out.lines().any(|it| it == line), "no {line}: {out}{err}");
+    }
+    assert_eq!(out.lines().filter(|it| it.starts_with("- ")).count(), 1, "{out}");
+    // Times are those of each container, and so an image's id is another one each time.
+    let steady = |text: &str| {
+        let lines = text.lines().filter(|it| it.len() != 64 && !it.contains("mtime: "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (other, err) in others {
+        assert_eq!(steady(other), steady(out), "{err}");
+    }
+}
+
 /// Without the service, or where it refuses, there is another way; what was asked for by name is an error.
 #[test]
 fn who_is_refused_has_another_way() {
