@@ -75,7 +75,6 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             policy.map_err(|error| format!("{error:#}"))
         }),
         ids: Box::new(crate::rootless::given_ids),
-        is_given: Box::new(crate::rootless::is_given),
         writer: Box::new(|told| again(WRITER, told)),
         speaker: Box::new(|told| again(SPEAKER, told)),
         copies,

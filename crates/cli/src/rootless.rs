@@ -1,16 +1,18 @@
 //! Containers of users who are not root: all of it happens in a user namespace of theirs.
 
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName};
 use container::life::detached;
 use container::life::known::{self, KnownContainer};
-use container::root::Via;
+use container::root::{Via, WritableWish};
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
-use kernel::process::{Mapper, Namespace, UserNamespace, Who, enter_own};
+use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
+#[cfg(feature = "serve")]
+use serve::ids::{IDS_SOCKET, IdsService};
 use store::{OpenOptions, Store};
 
 #[cfg(feature = "serve")]
@@ -19,45 +21,44 @@ use crate::args::{Trust, Verb};
 use crate::helpers;
 use crate::scope;
 
-/// How a verb got the rights that it needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Entered {
-    /// It has them, or needs none.
-    No,
-    /// In a namespace with the ids that the user was given besides its own.
-    WithIds,
-    /// In a namespace with the user's own id alone.
-    Alone,
-}
-
 /// Who this process is in such a namespace.
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
 
 /// Said where a user has no ids but its own.
-pub(crate) const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this \
-                                user has no range in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: \
-                                package uidmap)";
+const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this user has no range \
+                     in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: package uidmap)";
+
+/// Whether what a container has written is there when it has ended: then its owners have to be the same ones the next time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Goes,
+    Stays,
+}
 
 /// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
-/// in this process by then. `remark` takes what did not work and need not.
+/// in this process by then. `remark` takes what did not work and need not. Returns whether it is in one.
 pub(crate) fn enter(
     verb: &Verb,
     store: Option<&Path>,
     who: Who,
-    mut remark: impl FnMut(String),
-) -> anyhow::Result<Entered> {
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
     if who.user == 0 || who.namespace == UserNamespace::Other {
-        return Ok(Entered::No);
+        return Ok(false);
     }
     match verb {
         Verb::Run(args) => {
             // Before, since the service manager knows no users of namespaces.
             let names = read_or_nothing(PASSWD);
             match scope::for_limits(args, (who.user, name_of(&names, who.user))) {
-                Ok(said) => said.into_iter().for_each(remark),
+                Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),
             }
-            enter_own_namespace(who)
+            let written = match args.wanted.writable {
+                Some(WritableWish::Directory(..)) => Written::Stays,
+                _ => Written::Goes,
+            };
+            enter_own_namespace(who, written, remark)
         }
         Verb::Exec(args) => {
             let found = find(&args.container, store, who);
@@ -65,60 +66,95 @@ pub(crate) fn enter(
                 let moved = scope::to_join(&found.folder, who.user);
                 moved.unwrap_or_else(|error| remark(format!("{error:#}")));
             }
-            join(found, who)
+            join(found, who, remark)
         }
-        Verb::Commit(args) => join(find(&args.container, store, who), who),
-        Verb::Snapshot(args) => join(find(&args.container, store, who), who),
+        Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
+        Verb::Snapshot(args) => join(find(&args.container, store, who), who, remark),
         // A container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
             let name = name.split(":/").next().unwrap_or_default();
-            join(find(name, store, who), who)
+            join(find(name, store, who), who, remark)
         }
-        _ => Ok(Entered::No),
+        _ => Ok(false),
     }
 }
 
-fn enter_own_namespace(who: Who) -> anyhow::Result<Entered> {
-    let (mapper, map) = ids(who);
-    let entered = match mapper {
-        Mapper::Own => Entered::Alone,
-        Mapper::Programs { .. } => Entered::WithIds,
+fn enter_own_namespace(
+    who: Who,
+    written: Written,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let ids = ids(who);
+    let (users, groups) = (ids.map.users(), ids.map.groups());
+    let mapper = match (&ids.programs, &ids.service, written) {
+        (Some(programs), _, _) => Mapper::Programs { programs: programs.clone(), users, groups },
+        (None, Some(service), Written::Goes) => {
+            Mapper::Service { service: service.as_ref(), own: (who.user, who.group) }
+        }
+        (None, _, _) => Mapper::Own { users, groups },
     };
-    enter_own(&mapper, map.users(), map.groups()).with_context(|| match obstacle() {
+    let mapped = enter_own(&mapper).with_context(|| match obstacle() {
         Some(why) => format!("no container without root: {why}"),
         None => "no container without root: it needs a user namespace".to_owned(),
     })?;
-    Ok(entered)
+    match (&mapper, mapped) {
+        (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
+            "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so not for --writable dir"
+        )),
+        (Mapper::Own { .. }, _) => remark(ALONE.to_owned()),
+        (_, Mapped::Own { why }) => remark(format!("{ALONE}; {why}")),
+        (_, Mapped::All) => {}
+    }
+    Ok(true)
 }
 
 /// Which ids a user can have in a namespace, and from whom.
-fn ids(who: Who) -> (Mapper, IdMap) {
+struct Ids {
+    /// What the files give, or else the user's own.
+    map: IdMap,
+    /// `newuidmap` and `newgidmap`, if the files give anything.
+    programs: Option<[PathBuf; 2]>,
+    /// A service that gives others, for as long as a namespace is there.
+    service: Option<Box<dyn IdService>>,
+}
+
+fn ids(who: Who) -> Ids {
     let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
     let name = UserName { number: who.user, name: name_of(&names, who.user) };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
     let programs = helpers::find("newuidmap").zip(helpers::find("newgidmap"));
+    let service = service_of_ids();
     match programs.zip(IdMap::of_user(files, &name, of_user)) {
-        Some(((users, groups), map)) => (Mapper::Programs { users, groups }, map),
-        None => (Mapper::Own, IdMap::single(of_user)),
+        Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
+        None => Ids { map: IdMap::single(of_user), programs: None, service },
     }
 }
 
-/// The ids that a user may have in a namespace, besides its own.
+#[cfg(feature = "serve")]
+fn service_of_ids() -> Option<Box<dyn IdService>> {
+    Path::new(IDS_SOCKET)
+        .exists()
+        .then(|| -> Box<dyn IdService> { Box::new(IdsService(IDS_SOCKET)) })
+}
+
+#[cfg(not(feature = "serve"))]
+fn service_of_ids() -> Option<Box<dyn IdService>> {
+    None
+}
+
+/// The ids that a user may have in a namespace, besides its own: those that the files give it, and those that systemd gives
+/// anybody for a time.
 #[cfg(feature = "serve")]
 pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
+    let files = Files { users: &users, groups: &groups };
     let name = UserName { number: user, name: name_of(&names, user) };
     let of_user = (user, group);
-    let given = IdMap::of_user(Files { users: &users, groups: &groups }, &name, of_user);
-    given.unwrap_or_else(|| IdMap::single(of_user))
-}
-
-/// Whether a number is one of those that were given to a user besides its own.
-#[cfg(feature = "serve")]
-pub(crate) fn is_given(user: u32) -> bool {
-    container::bundle::userns::is_given(&read_or_nothing("/etc/subuid"), user)
+    let given = IdMap::of_user(files, &name, of_user);
+    let given = given.unwrap_or_else(|| IdMap::single(of_user));
+    if service_of_ids().is_some() { given.and_transient(files) } else { given }
 }
 
 /// Where ids are given to users, and the names of these.
@@ -228,13 +264,15 @@ fn describe_run(who: Who) -> String {
         Some(Ok(())) | None => ways,
         Some(Err(why)) => format!("{ways} (not by the mount service: {why})"),
     };
-    match ids(who) {
+    let ids = ids(who);
+    match (&ids.programs, &ids.service) {
         _ if who.user == 0 => ways,
-        (Mapper::Own, _) => format!("{ways}; {ALONE}"),
-        (Mapper::Programs { .. }, map) => {
-            let count = map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
+        (Some(_), _) => {
+            let count = ids.map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
             format!("{ways}, with {count} ids inside")
         }
+        (None, Some(_)) => format!("{ways}, with ids from systemd-nsresourced inside"),
+        (None, None) => format!("{ways}; {ALONE}"),
     }
 }
 
@@ -260,20 +298,24 @@ fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, Known
 }
 
 /// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
-fn join(found: Option<(Store, KnownContainer)>, who: Who) -> anyhow::Result<Entered> {
-    let Some((store, found)) = found else { return Ok(Entered::No) };
+fn join(
+    found: Option<(Store, KnownContainer)>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let Some((store, found)) = found else { return Ok(false) };
     if !found.is_running() {
         // What it has written belongs to ids of such a namespace.
-        return enter_own_namespace(who);
+        return enter_own_namespace(who, Written::Stays, remark);
     }
     if known::running(&store, &found.id, &|| false).is_err() {
-        return Ok(Entered::No);
+        return Ok(false);
     }
-    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(Entered::No) };
+    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(false) };
     kernel::process::enter(process.as_fd(), &[Namespace::User])?;
     // The runtime may have to hide something from itself.
     kernel::process::own_mounts(Propagation::Private)?;
-    Ok(Entered::WithIds)
+    Ok(true)
 }
 
 /// The name of a user. Source: passwd(5).

@@ -97,6 +97,7 @@ pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
             "uidmap",
             "fuse3",
             "busybox-static",
+            "libbpf1",
         ];
         rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))
     })

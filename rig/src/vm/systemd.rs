@@ -40,15 +40,19 @@ WantedBy=multi-user.target
 /// The first program of the disk.
 const INIT: &str = "#!/bin/sh\nexec /usr/lib/systemd/systemd\n";
 
-/// The user's, below the root: where the units of services have `ProtectHome`.
-const HOME: &str = concat!("home", "/me");
+/// Below the root: where the units of services have `ProtectHome`.
+const HOMES: &str = "home";
+
+/// Who logs in: one who has ids besides its own from the files, and one who has not.
+const USERS: [(&str, u32); 2] = [("me", 1000), ("you", 1001)];
 
 /// By name, with seconds, what is done. The scripts say what they expect.
-const STEPS: [(&str, u64, &str); 5] = [
+const STEPS: [(&str, u64, &str); 6] = [
     ("units", 180, include_str!("systemd/units.sh")),
     ("mounts", 300, include_str!("systemd/mounts.sh")),
     ("limits", 300, include_str!("systemd/limits.sh")),
     ("storage", 300, include_str!("systemd/storage.sh")),
+    ("ids", 300, include_str!("systemd/ids.sh")),
     ("failed", 60, include_str!("systemd/failed.sh")),
 ];
 
@@ -90,6 +94,11 @@ fn step(name: &str, seconds: u64) -> Step {
     }
 }
 
+fn append(file: &Path, line: &str) -> Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(file)?;
+    Ok(file.write_all(line.as_bytes())?)
+}
+
 /// What Debian's root needs besides: Quire with its units as it is installed, a user, and the steps.
 fn add(root: &Path, steps: &[Step]) -> Result<()> {
     let draft = Draft::new(root.to_owned());
@@ -100,21 +109,21 @@ fn add(root: &Path, steps: &[Step]) -> Result<()> {
         let place = root.join("usr/lib/systemd/system").join(unit.file_name());
         fs::copy(unit.path(), place)?;
     }
-    let user = format!("me:x:1000:1000::/{HOME}:/bin/sh\n");
-    for (file, line) in [
-        ("passwd", &*user),
-        ("shadow", "me:!:20000:0:99999:7:::\n"),
-        ("group", "me:x:1000:\n"),
-        ("subuid", "me:100000:65536\n"),
-        ("subgid", "me:100000:65536\n"),
-    ] {
-        let mut file =
-            OpenOptions::new().append(true).create(true).open(root.join("etc").join(file))?;
-        file.write_all(line.as_bytes())?;
+    for (name, id) in USERS {
+        for (file, line) in [
+            ("passwd", format!("{name}:x:{id}:{id}::/{HOMES}/{name}:/bin/sh\n")),
+            ("shadow", format!("{name}:!:20000:0:99999:7:::\n")),
+            ("group", format!("{name}:x:{id}:\n")),
+        ] {
+            append(&root.join("etc").join(file), &line)?;
+        }
+        let home = root.join(HOMES).join(name);
+        fs::create_dir(&home)?;
+        std::os::unix::fs::chown(&home, Some(id), Some(id))?;
     }
-    let home = root.join(HOME);
-    fs::create_dir(&home)?;
-    std::os::unix::fs::chown(&home, Some(1000), Some(1000))?;
+    for file in ["subuid", "subgid"] {
+        append(&root.join("etc").join(file), "me:100000:65536\n")?;
+    }
     draft.text("vm/init", INIT, 0o755)?;
     draft.text("vm/guest", GUEST, 0o755)?;
     draft.text("vm/environment", "", 0o644)?;
@@ -124,6 +133,9 @@ fn add(root: &Path, steps: &[Step]) -> Result<()> {
     }
     draft.text("etc/hostname", "quire-vm\n", 0o644)?;
     draft.text("etc/systemd/system/quire-vm.service", UNIT, 0o644)?;
+    // Started when it is tested what is without it.
+    let ids = root.join("etc/systemd/system/sockets.target.wants/systemd-nsresourced.socket");
+    let _not_enabled = fs::remove_file(ids);
     // There is no udev, so it would be waited for the devices of terminals.
     let getty = root.join("etc/systemd/system/serial-getty@ttyS0.service");
     std::os::unix::fs::symlink("/dev/null", getty)?;

@@ -25,6 +25,9 @@ pub const SIZE: NonZeroU32 = NonZeroU32::new(65_536).expect("not zero");
 /// no tool's by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
 pub const UNCLAIMED: IdRange =
     IdRange { inside: 0, outside: 2_000_224_256, count: 2_147_352_576 - 2_000_224_256 };
+/// Where systemd takes ids from that a user namespace has for a time. Source: systemd `docs/UIDS-GIDS.md`, "container UIDs".
+const TRANSIENT: IdRange =
+    IdRange { inside: 0, outside: 524_288, count: 1_879_048_191 - 524_288 + 1 };
 /// Whose entries in the files are ours to use: Quire's own, or those that podman takes for this.
 pub const NAMES: [&str; 2] = ["quire", "containers"];
 
@@ -198,6 +201,14 @@ impl IdMap {
         Some(Self { users, groups })
     }
 
+    /// The map with all ids that systemd may give to anybody for a time, but for those that files give to somebody.
+    #[must_use]
+    pub fn and_transient(mut self, files: Files<'_>) -> Self {
+        self.users.extend(unclaimed_in(&TRANSIENT, files.users));
+        self.groups.extend(unclaimed_in(&TRANSIENT, files.groups));
+        self
+    }
+
     /// The ranges of users.
     #[must_use]
     pub fn users(&self) -> &[IdRange] {
@@ -318,10 +329,21 @@ impl UserName<'_> {
     }
 }
 
-/// Whether a file gives somebody this id. Source: subuid(5).
-#[must_use]
-pub fn is_given(file: &str, id: u32) -> bool {
-    stretches(file, None).iter().any(|(first, end)| (*first..*end).contains(&u64::from(id)))
+/// What is left of a range without those that a file gives to anybody.
+fn unclaimed_in(range: &IdRange, file: &str) -> Vec<IdRange> {
+    let mut claimed = stretches(file, None);
+    claimed.sort_unstable();
+    let (mut at, end) =
+        (u64::from(range.outside), u64::from(range.outside) + u64::from(range.count));
+    let mut left = Vec::new();
+    for (first, after) in claimed.into_iter().chain([(end, end)]) {
+        let until = first.min(end);
+        if let (Ok(outside), Some(count @ 1..)) = (u32::try_from(at), until.checked_sub(at)) {
+            left.extend(u32::try_from(count).map(|count| IdRange { inside: 0, outside, count }));
+        }
+        at = at.max(after);
+    }
+    left
 }
 
 /// A user's own id is 0 inside, and those of stretches follow. `None` if there are none.
@@ -499,6 +521,20 @@ mod tests {
             assert_eq!(of(users, groups, name), None);
         }
         assert_eq!(IdMap::single((1000, 100)).to_string(), "0:1000:1\n0:100:1\n");
+    }
+
+    #[test]
+    fn what_systemd_gives_is_nothing_that_files_give() {
+        let of = |file| {
+            let left = unclaimed_in(&IdRange { inside: 0, outside: 100, count: 50 }, file);
+            left.iter().map(|it| (it.outside, it.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(""), [(100, 50)]);
+        assert_eq!(of("a:0:100\nb:150:9\n"), [(100, 50)]);
+        assert_eq!(of("a:140:100\nb:90:20\nc:120:5\nd:121:1\n"), [(110, 10), (125, 15)]);
+        assert_eq!(of("a:0:200\n"), []);
+        assert_eq!(of("a:100:50\n"), []);
+        assert_eq!(of("a:101:48\n"), [(100, 1), (149, 1)]);
     }
 
     #[test]

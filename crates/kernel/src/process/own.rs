@@ -1,7 +1,9 @@
 //! A user namespace of this process's own, in which an ordinary user may mount.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
+use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -10,19 +12,71 @@ use rustix::process::{Pid, WaitOptions, getpid};
 use rustix::thread::UnshareFlags;
 
 use super::ProcessError;
-use super::namespaces::{IdRange, map_text};
+use super::namespaces::{IdRange, map_text, ranges_of};
 
-/// Who gives a namespace its ids.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Mapper {
+/// Who gives a namespace its ids, and which.
+pub enum Mapper<'a> {
     /// This process: each map may have one range with one id, which is its own.
-    Own,
+    Own {
+        /// Of users.
+        users: &'a [IdRange],
+        /// Of groups.
+        groups: &'a [IdRange],
+    },
     /// The programs `newuidmap` and `newgidmap`, which let a user have what subuid(5) and subgid(5) give it.
     Programs {
-        /// The path of `newuidmap`.
-        users: PathBuf,
-        /// The path of `newgidmap`.
-        groups: PathBuf,
+        /// The paths of `newuidmap` and `newgidmap`.
+        programs: [PathBuf; 2],
+        /// Of users.
+        users: &'a [IdRange],
+        /// Of groups.
+        groups: &'a [IdRange],
+    },
+    /// A service, which is asked for a namespace that has no ids yet. It maps this process's own user and group to themselves,
+    /// and other ids to themselves. Further inside, root is the user, and the others follow. Where the service gives none, root
+    /// is all that there is.
+    Service {
+        /// What to ask.
+        service: &'a dyn IdService,
+        /// This process's user and group.
+        own: (u32, u32),
+    },
+}
+
+/// A service that gives ids to user namespaces.
+pub trait IdService {
+    /// Gives ids to a namespace without ids, whose only process this is.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn give(&self, user_namespace: OwnedFd) -> Result<(), String>;
+
+    /// Takes notice of a namespace below that one, which has ids of it. Its processes may do more then.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn register(&self, user_namespace: OwnedFd) -> Result<(), String>;
+}
+
+impl std::fmt::Debug for Mapper<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Own { .. } => "Own",
+            Self::Programs { .. } => "Programs",
+            Self::Service { .. } => "Service",
+        })
+    }
+}
+
+/// Which ids there are in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mapped {
+    /// All that were asked for.
+    All,
+    /// The process's own one only, since a service gave none.
+    Own {
+        /// The service's reason.
+        why: String,
     },
 }
 
@@ -38,55 +92,125 @@ pub enum OwnNamespaceError {
     Program(String),
 }
 
+const STEP: &str = "make a user namespace";
+
+fn failed(errno: Errno) -> ProcessError {
+    match errno {
+        // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
+        Errno::NOSPC | Errno::USERS => ProcessError::Limit { step: STEP },
+        source => ProcessError::Call { step: STEP, source },
+    }
+}
+
+fn of_io(error: &std::io::Error) -> ProcessError {
+    failed(Errno::from_io_error(error).unwrap_or(Errno::IO))
+}
+
 /// Moves this process, which must have one thread, into a new user namespace with these ids, and into a mount namespace that
 /// belongs to it. It has all rights there. Its ids are those that the maps give to its own.
 ///
 /// # Errors
 /// [`OwnNamespaceError`]. Then this process may be in the new namespaces without ids, and should end.
-pub fn enter_own(
-    mapper: &Mapper,
-    users: &[IdRange],
-    groups: &[IdRange],
-) -> Result<(), OwnNamespaceError> {
-    let step = "make a user namespace";
-    let failed = |errno| match errno {
-        // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
-        Errno::NOSPC | Errno::USERS => ProcessError::Limit { step },
-        source => ProcessError::Call { step, source },
-    };
-    let of_io = |error: std::io::Error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    let helper = match mapper {
-        Mapper::Own => None,
-        Mapper::Programs { users: for_users, groups: for_groups } => {
-            let calls = [(for_users, users), (for_groups, groups)].map(|(program, ranges)| {
+pub fn enter_own(mapper: &Mapper<'_>) -> Result<Mapped, OwnNamespaceError> {
+    let both = UnshareFlags::NEWUSER | UnshareFlags::NEWNS;
+    match mapper {
+        Mapper::Own { users, groups } => {
+            unshare(both)?;
+            write_own_maps(users, groups)?;
+        }
+        Mapper::Programs { programs, users, groups } => {
+            let calls = [(&programs[0], users), (&programs[1], groups)].map(|(program, ranges)| {
                 let mut command = Command::new(program);
                 command.arg(getpid().as_raw_nonzero().to_string());
                 let text = map_text(ranges);
                 command.args(text.split_whitespace()).env_clear();
                 command
             });
-            Some(Helper::fork(calls).map_err(of_io)?)
+            let helper = Helper::fork(|| calls.into_iter().try_for_each(call))
+                .map_err(|error| of_io(&error))?;
+            unshare(both)?;
+            helper.finish().map_err(OwnNamespaceError::Program)?;
         }
-    };
-    let flags = UnshareFlags::NEWUSER | UnshareFlags::NEWNS;
-    // SAFETY: without FILES, nobody loses sight of a descriptor.
-    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(failed)?;
-    match helper {
-        Some(helper) => helper.finish().map_err(OwnNamespaceError::Program)?,
-        None => {
-            let write = |name: &str, text: &str| {
-                std::fs::write(format!("/proc/self/{name}"), text).map_err(of_io)
-            };
-            write("uid_map", &map_text(users))?;
-            // An ordinary user may not drop groups (user_namespaces(7)).
-            write("setgroups", "deny")?;
-            write("gid_map", &map_text(groups))?;
-        }
+        Mapper::Service { service, own } => return of_service(*service, *own),
     }
-    Ok(())
+    Ok(Mapped::All)
 }
 
-/// A child that stays outside, and calls programs as soon as its parent is in its new namespace.
+fn of_service(
+    service: &dyn IdService,
+    (user, group): (u32, u32),
+) -> Result<Mapped, OwnNamespaceError> {
+    unshare(UnshareFlags::NEWUSER)?;
+    let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
+    if let Err(why) = service.give(own_user_namespace()?) {
+        write_own_maps(&one(user), &one(group))?;
+        unshare(UnshareFlags::NEWNS)?;
+        return Ok(Mapped::Own { why });
+    }
+    let read = |name: &'static str, own: u32| {
+        let text =
+            std::fs::read_to_string(format!("/proc/self/{name}")).map_err(|error| of_io(&error))?;
+        Ok::<_, ProcessError>((name, map_text(&further_inside(&ranges_of(&text), own))))
+    };
+    let maps = [read("uid_map", user)?, read("gid_map", group)?];
+    let process = getpid().as_raw_nonzero();
+    // The kernel takes such maps from a process in the namespace outside (user_namespaces(7)).
+    let write = move |(name, text): (&str, String)| {
+        let written = std::fs::write(format!("/proc/{process}/{name}"), text);
+        written.map_err(|error| format!("cannot write the {name} of a user namespace: {error}"))
+    };
+    let helper =
+        Helper::fork(|| maps.into_iter().try_for_each(write)).map_err(|error| of_io(&error))?;
+    unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+    helper.finish().map_err(OwnNamespaceError::Program)?;
+    // Runtimes set the groups of a program, and so do many programs themselves: here the service has the last word.
+    let registered = service.register(own_user_namespace()?).and_then(|()| {
+        let set = || rustix::thread::set_thread_groups(&[]);
+        let helper = Helper::fork(|| set().map_err(|errno| format!("cannot set groups: {errno}")));
+        helper.map_err(|error| error.to_string())?.finish()
+    });
+    match registered {
+        Ok(()) => Ok(Mapped::All),
+        Err(why) => {
+            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+            write_own_maps(&one(0), &one(0))?;
+            Ok(Mapped::Own { why })
+        }
+    }
+}
+
+fn own_user_namespace() -> Result<OwnedFd, ProcessError> {
+    File::open("/proc/self/ns/user").map(OwnedFd::from).map_err(|error| of_io(&error))
+}
+
+fn unshare(flags: UnshareFlags) -> Result<(), ProcessError> {
+    // SAFETY: without FILES, nobody loses sight of a descriptor.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(failed)
+}
+
+fn write_own_maps(users: &[IdRange], groups: &[IdRange]) -> Result<(), ProcessError> {
+    let write = |name: &str, text: &str| {
+        std::fs::write(format!("/proc/self/{name}"), text).map_err(|error| of_io(&error))
+    };
+    write("uid_map", &map_text(users))?;
+    // An ordinary user may not drop groups (user_namespaces(7)).
+    write("setgroups", "deny")?;
+    write("gid_map", &map_text(groups))
+}
+
+/// The map of a namespace below one with a map: this process's own id is 0, and the others of that one follow.
+fn further_inside(outer: &[IdRange], own: u32) -> Vec<IdRange> {
+    let mut inner = vec![IdRange { inside: 0, outside: own, count: 1 }];
+    let mut next = 1_u32;
+    for range in outer.iter().filter(|it| it.inside != own) {
+        let Some(after) = next.checked_add(range.count) else { break };
+        inner.push(IdRange { inside: next, outside: range.inside, count: range.count });
+        next = after;
+    }
+    inner
+}
+
+/// A child that stays outside, and works as soon as its parent is in its new namespace.
 struct Helper {
     child: Pid,
     go_on: PipeWriter,
@@ -94,7 +218,7 @@ struct Helper {
 }
 
 impl Helper {
-    fn fork(calls: [Command; 2]) -> std::io::Result<Self> {
+    fn fork(work: impl FnOnce() -> Result<(), String>) -> std::io::Result<Self> {
         let (is_told, go_on) = std::io::pipe()?;
         let (said, says) = std::io::pipe()?;
         // SAFETY: this process has one thread, or the parent's unshare fails; a child with locks that nobody frees waits for
@@ -103,7 +227,7 @@ impl Helper {
             -1 => Err(std::io::Error::last_os_error()),
             0 => {
                 drop((go_on, said));
-                let code = i32::from(!call(is_told, says, calls));
+                let code = i32::from(!follow(is_told, says, work));
                 // SAFETY: _exit runs no destructors or handlers of the parent's.
                 unsafe { libc::_exit(code) }
             }
@@ -129,26 +253,50 @@ impl Helper {
         let is_well = status.and_then(|it| it.1.exit_status()) == Some(0);
         match (told, read, is_well) {
             (Ok(()), Ok(_), true) => Ok(()),
-            _ if text.is_empty() => Err("the programs that map ids were ended".to_owned()),
+            _ if text.is_empty() => Err("the process that maps ids was ended".to_owned()),
             _ => Err(text),
         }
     }
 }
 
 /// What the child does. The parent has gone if it hears nothing.
-fn call(mut is_told: PipeReader, mut says: PipeWriter, calls: [Command; 2]) -> bool {
+fn follow(
+    mut is_told: PipeReader,
+    mut says: PipeWriter,
+    work: impl FnOnce() -> Result<(), String>,
+) -> bool {
     if is_told.read_exact(&mut [0]).is_err() {
         return false;
     }
-    for mut command in calls {
-        let program = command.get_program().display().to_string();
-        let why = match command.output() {
-            Ok(output) if output.status.success() => continue,
-            Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-            Err(error) => error.to_string(),
-        };
-        let _nobody_hears = says.write_all(format!("{program}: {why}").as_bytes());
-        return false;
+    let done = work();
+    if let Err(why) = &done {
+        let _nobody_hears = says.write_all(why.as_bytes());
     }
-    true
+    done.is_ok()
+}
+
+fn call(mut command: Command) -> Result<(), String> {
+    let program = command.get_program().display().to_string();
+    let why = match command.output() {
+        Ok(output) if output.status.success() => return Ok(()),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(format!("{program}: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_a_namespace_outside_follow_the_own_one() {
+        let range = |inside, outside, count| IdRange { inside, outside, count };
+        let outer = [range(524_288, 524_288, 65_536), range(1000, 1000, 1), range(7, 9, 2)];
+        let inner = [range(0, 1000, 1), range(1, 524_288, 65_536), range(65_537, 7, 2)];
+        assert_eq!(further_inside(&outer, 1000), inner);
+        // A map has no more ids than there are.
+        let outer = [range(0, 0, u32::MAX)];
+        assert_eq!(further_inside(&outer, 5), [range(0, 5, 1)]);
+    }
 }

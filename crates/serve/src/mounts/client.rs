@@ -106,6 +106,7 @@ impl MountClient {
     ) -> Result<(R, Vec<OwnedFd>), MountClientError> {
         self.0.call(method, parameters, descriptors, most).map_err(|error| match error {
             CallError::Refused(error) => MountClientError::Refused(error),
+            CallError::Unknown(error) => MountClientError::Talk(error.to_string()),
             CallError::Talk(why) => MountClientError::Talk(why),
         })
     }

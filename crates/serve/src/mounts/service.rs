@@ -52,8 +52,6 @@ pub struct MountSurroundings {
     pub policy: Box<dyn Fn() -> Result<MountPolicy, String> + Send + Sync>,
     /// Which ids a user with this group may have in a user namespace, besides its own.
     pub ids: Box<dyn Fn(u32, u32) -> IdMap + Send + Sync>,
-    /// Whether a user's number is one of those that were given to another user.
-    pub is_given: Box<dyn Fn(u32) -> bool + Send + Sync>,
     /// A program that calls [`write_for_user`](super::write_for_user) with what it is told.
     pub writer: Box<dyn Fn(String) -> Command + Send + Sync>,
     /// A program that calls [`speak_with_client`](super::speak_with_client) with what it is told.
@@ -271,9 +269,9 @@ impl Service {
 
     /// Who may have a connection, and takes it.
     fn admit(&self, peer: &Peer) -> Result<MountPolicy, MountsError> {
-        if (self.surroundings.is_given)(peer.user) {
+        if let Some(owner) = peer.within.filter(|owner| *owner != peer.user) {
             return Err(MountsError::denied(format!(
-                "user {} is one of those that /etc/subuid gives to another user: ask as that one",
+                "user {} is in a user namespace of user {owner}: ask as that one",
                 peer.user
             )));
         }
@@ -488,7 +486,8 @@ async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
     let group = found.unix_primary_group_id().as_raw();
     let others = found.unix_supplementary_group_ids().iter().map(|it| it.as_raw());
     let groups = others.chain([group]).collect();
-    Ok(Peer { user: found.unix_user_id().as_raw(), group, groups })
+    let within = kernel::process::outermost_owner(stream.as_fd()).map_err(io::Error::other)?;
+    Ok(Peer { user: found.unix_user_id().as_raw(), group, groups, within })
 }
 
 fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

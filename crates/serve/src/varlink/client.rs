@@ -24,6 +24,8 @@ pub(crate) struct Client {
 pub(crate) enum CallError<E> {
     /// The service says why.
     Refused(E),
+    /// It does not know the method, or a parameter.
+    Unknown(zlink::varlink_service::OwnedError),
     /// It cannot be talked to.
     Talk(String),
 }
@@ -65,7 +67,10 @@ impl Client {
             tokio::time::timeout(most, asked).await
         });
         let answered = answered.map_err(|error| talk(&error))?;
-        let (reply, descriptors) = answered.map_err(|error| talk(&error))?;
+        let (reply, descriptors) = answered.map_err(|error| match error {
+            zlink::Error::VarlinkService(error) => CallError::Unknown(error),
+            error => talk(&error),
+        })?;
         let reply = reply.map_err(CallError::Refused)?;
         let lacks = || CallError::Talk("its answer says nothing".to_owned());
         Ok((reply.into_parameters().ok_or_else(lacks)?, descriptors))

@@ -1,0 +1,210 @@
+//! Ids for a user namespace, from systemd-nsresourced. Its interface is described by `varlinkctl introspect`, and by
+//! systemd-nsresourced.service(8).
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use kernel::process::IdService;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::varlink::{CallError, Client};
+
+/// Where it listens.
+pub const IDS_SOCKET: &str = "/run/systemd/io.systemd.NamespaceResource";
+
+/// How long it may take: when it starts, it has programs for the kernel to load.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Why there are no ids.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum IdsError {
+    /// There is no such service.
+    #[error("systemd-nsresourced is not here")]
+    Absent,
+    /// It cannot be talked to.
+    #[error("cannot talk to systemd-nsresourced: {0}")]
+    Talk(String),
+    /// It does not know what it is asked for.
+    #[error("systemd-nsresourced is too old to give ids to containers ({0})")]
+    Old(String),
+    /// The kernel lacks what it needs.
+    #[error(
+        "systemd-nsresourced cannot give ids on this system: it needs a kernel with BPF among its security modules (`bpf` in \
+         /sys/kernel/security/lsm) and libbpf"
+    )]
+    Unsupported,
+    /// All are taken.
+    #[error("systemd-nsresourced has no ids left: end a container")]
+    Exhausted,
+    /// Another reason.
+    #[error("systemd-nsresourced refuses: {0}")]
+    Refused(String),
+}
+
+/// An error of its own.
+#[derive(Debug, Deserialize)]
+struct OwnError {
+    error: String,
+}
+
+/// systemd-nsresourced, at its socket. No thread is started.
+#[derive(Debug)]
+pub struct IdsService<'a>(pub &'a str);
+
+impl IdService for IdsService<'_> {
+    /// Has a user namespace without ids given some, where the service has them: this process's own user and group, each mapped
+    /// to itself, and 65,536 others, mapped to themselves. They are taken back when the namespace ends. Until then nobody can
+    /// make files with them that would stay.
+    fn give(&self, user_namespace: OwnedFd) -> Result<(), String> {
+        let parameters = json!({
+            "mangleName": true,
+            "size": 1,
+            "type": "self",
+            "delegateContainerRanges": 1,
+            "userNamespaceFileDescriptor": 0,
+        });
+        let called = self.call("AllocateUserRange", parameters, &user_namespace);
+        called.map_err(|error| error.to_string())
+    }
+
+    /// The service's policy lets no program set its groups in a namespace where a user is itself, but in registered ones below.
+    fn register(&self, user_namespace: OwnedFd) -> Result<(), String> {
+        let parameters = json!({
+            "mangleName": true,
+            "userNamespaceFileDescriptor": 0,
+        });
+        let called = self.call("RegisterUserNamespace", parameters, &user_namespace);
+        called.map_err(|error| error.to_string())
+    }
+}
+
+impl IdsService<'_> {
+    /// Calls a method with a name for the namespace, and with another one if somebody has that.
+    fn call(
+        &self,
+        method: &str,
+        mut parameters: Value,
+        user_namespace: &OwnedFd,
+    ) -> Result<(), IdsError> {
+        let client = Client::connect(Path::new(self.0))
+            .map_err(|error| IdsError::Talk(error.to_string()))?;
+        let mut client = client.ok_or(IdsError::Absent)?;
+        let method = format!("io.systemd.NamespaceResource.{method}");
+        for _ in 0..NAMES {
+            parameters["name"] = name().into();
+            let again = user_namespace.try_clone();
+            let again = again.map_err(|error| IdsError::Talk(error.to_string()))?;
+            let called =
+                client.call::<Value, OwnError>(&method, parameters.clone(), vec![again], ANSWER);
+            match called {
+                Ok(_named) => return Ok(()),
+                Err(CallError::Refused(OwnError { error })) if error == TAKEN => {}
+                Err(CallError::Refused(error)) => return Err(error.into()),
+                Err(CallError::Unknown(error)) => return Err(IdsError::Old(error.to_string())),
+                Err(CallError::Talk(why)) => return Err(IdsError::Talk(why)),
+            }
+        }
+        Err(IdsError::Refused(TAKEN.to_owned()))
+    }
+}
+
+/// How many names are tried.
+const NAMES: u32 = 20;
+
+/// Somebody has a namespace of that name.
+const TAKEN: &str = "io.systemd.NamespaceResource.NameExists";
+
+/// A name for a namespace. The service puts the user's number before it, and shortens what is then longer than 22 bytes: other
+/// names may become the same.
+fn name() -> String {
+    // Its keys are random.
+    let random = RandomState::new().build_hasher().finish();
+    format!("quire{:06x}", random >> 40)
+}
+
+impl From<OwnError> for IdsError {
+    fn from(OwnError { error }: OwnError) -> Self {
+        match error.strip_prefix("io.systemd.NamespaceResource.") {
+            Some("UserNamespaceInterfaceNotSupported") => Self::Unsupported,
+            Some("DynamicRangeUnavailable" | "NoDynamicRange") => Self::Exhausted,
+            _ => Self::Refused(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// What it says to a service that answers so, and what it has asked for.
+    fn ask(
+        answer: &str,
+        what: impl Fn(&IdsService<'_>, OwnedFd) -> Result<(), String>,
+    ) -> (Result<(), String>, Value) {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let answer = [answer.as_bytes(), b"\0"].concat();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = Vec::new();
+            while asked.last() != Some(&0) {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                asked.push(byte[0]);
+            }
+            stream.write_all(&answer).unwrap();
+            serde_json::from_slice(&asked[..asked.len() - 1]).unwrap()
+        });
+        let namespace = File::open("/proc/self/ns/user").unwrap();
+        let said = what(&IdsService(socket.to_str().unwrap()), namespace.into());
+        (said, server.join().unwrap())
+    }
+
+    #[test]
+    fn the_service_is_asked_as_it_describes_itself() {
+        let (given, asked) = ask(r#"{"parameters": {"name": "1000-x"}}"#, |it, of| it.give(of));
+        assert_eq!(given, Ok(()));
+        assert_eq!(asked["method"], "io.systemd.NamespaceResource.AllocateUserRange");
+        let parameters = &asked["parameters"];
+        assert_eq!(parameters["type"], "self");
+        assert_eq!(parameters["size"], 1);
+        assert_eq!(parameters["delegateContainerRanges"], 1);
+        assert_eq!(parameters["userNamespaceFileDescriptor"], 0);
+        let (registered, asked) = ask(r#"{"parameters": {}}"#, |it, of| it.register(of));
+        assert_eq!(registered, Ok(()));
+        assert_eq!(asked["method"], "io.systemd.NamespaceResource.RegisterUserNamespace");
+        assert_ne!(asked["parameters"]["name"], parameters["name"]);
+        // With a number of ten digits before it, as the longest name may be.
+        assert_eq!(parameters["name"].as_str().map(str::len), Some(11));
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let error = |name: &str, more: &str| {
+            let answer = format!(r#"{{"error": "{name}"{more}}}"#);
+            ask(&answer, |it, of| it.give(of)).0.unwrap_err()
+        };
+        let own = |name: &str| error(&format!("io.systemd.NamespaceResource.{name}"), "");
+        assert!(own("UserNamespaceInterfaceNotSupported").contains("/sys/kernel/security/lsm"));
+        assert!(own("DynamicRangeUnavailable").contains("end a container"));
+        assert!(own("UserNamespaceExists").contains("UserNamespaceExists"));
+        // Another name is tried, and this server answers once.
+        assert!(own("NameExists").starts_with("cannot talk"));
+        let old = r#", "parameters": {"parameter": "type"}"#;
+        assert!(error("org.varlink.service.InvalidParameter", old).contains("too old"));
+        // A service that ends, and one that is not there.
+        let nothing = ask("", |it, of| it.give(of)).0.unwrap_err();
+        assert!(nothing.starts_with("cannot talk to systemd-nsresourced"), "{nothing}");
+        let namespace = File::open("/proc/self/ns/user").unwrap();
+        let absent = IdsService("/nowhere/socket").give(namespace.into());
+        assert_eq!(absent, Err(IdsError::Absent.to_string()));
+    }
+}
