@@ -7,6 +7,7 @@ mod given;
 mod heap;
 mod namespaces;
 mod own;
+mod peer;
 mod prompt;
 mod signals;
 mod spawn;
@@ -23,13 +24,14 @@ pub use behind::{Done, finish_behind, start_behind, start_server};
 pub use given::given_descriptors;
 pub use heap::{keep_little_heap, trim_heap};
 pub use namespaces::{
-    IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, outermost_owner,
-    own_mounts, owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
+    IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
+    owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
 };
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
 };
 pub use own::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
+pub use peer::is_peer_its_users_own;
 pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Signal};
 pub use signals::{Received, Sender, Signals, die_of};

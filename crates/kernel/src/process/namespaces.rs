@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -311,58 +311,6 @@ pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError
     match result {
         0 => Ok(owner),
         _ => Err(ProcessError::call("ask for the owner of a namespace")(crate::last_errno())),
-    }
-}
-
-/// The user who made the user namespace that the process at the other end of a socket is in, or, if that is within others, the
-/// outermost of these. `None` if it is in this process's own namespace.
-///
-/// # Errors
-/// An error of the kernel: `ESRCH` if the process has ended, `EPERM` if it is in no namespace below this process's.
-pub fn outermost_owner(socket: BorrowedFd<'_>) -> Result<Option<u32>, ProcessError> {
-    let step = "ask for the user namespace of a process";
-    // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`: since Linux 6.11.
-    const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
-    // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x2)`.
-    const NS_GET_PARENT: libc::Ioctl = 0xb702;
-    let file = |of: BorrowedFd<'_>, request| {
-        // SAFETY: it has no argument, and the descriptor is open.
-        let file = unsafe { libc::ioctl(of.as_raw_fd(), request, 0) };
-        match file {
-            // SAFETY: the kernel has just opened it, and nothing else knows of it.
-            0.. => Ok(unsafe { OwnedFd::from_raw_fd(file) }),
-            _ => Err(ProcessError::call(step)(crate::last_errno())),
-        }
-    };
-    let mut namespace = file(peer_process(socket)?.as_fd(), PIDFD_GET_USER_NAMESPACE)?;
-    let own = user_namespace_of(None);
-    let mut owner = None;
-    // The kernel nests no more than 32. Source: user_namespaces(7).
-    for _ in 0..=32 {
-        let found = rustix::fs::fstat(&namespace).map_err(ProcessError::call(step))?;
-        if own == Some((found.st_dev, found.st_ino)) {
-            return Ok(owner);
-        }
-        owner = Some(owner_of_user_namespace(namespace.as_fd())?);
-        namespace = file(namespace.as_fd(), NS_GET_PARENT)?;
-    }
-    Err(ProcessError::call(step)(Errno::LOOP))
-}
-
-/// The process that has connected a socket, also when it has passed that on.
-fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, ProcessError> {
-    let mut pidfd: libc::c_int = -1;
-    let mut length = libc::socklen_t::try_from(size_of_val(&pidfd)).expect("four");
-    // SAFETY: it writes an int to its argument, which lives as long as the call.
-    let result = unsafe {
-        let pidfd = (&raw mut pidfd).cast();
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERPIDFD);
-        libc::getsockopt(socket.as_raw_fd(), level, option, pidfd, &raw mut length)
-    };
-    match result {
-        // SAFETY: the kernel has just opened it, and nothing else knows of it.
-        0 => Ok(unsafe { OwnedFd::from_raw_fd(pidfd) }),
-        _ => Err(ProcessError::call("ask for the process behind a socket")(crate::last_errno())),
     }
 }
 

@@ -13,7 +13,8 @@ use container::bundle::userns::IdMap;
 use image::verity::{Algorithm, Hasher, ImageId};
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::process::{
-    IdMaps, IdRange, Process, ProcessError, Setup, Signal, spawn, user_namespace,
+    IdMaps, IdRange, Process, ProcessError, Setup, Signal, is_peer_its_users_own, spawn,
+    user_namespace,
 };
 use kernel::version::KernelVersion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -269,9 +270,9 @@ impl Service {
 
     /// Who may have a connection, and takes it.
     fn admit(&self, peer: &Peer) -> Result<MountPolicy, MountsError> {
-        if let Some(owner) = peer.within.filter(|owner| *owner != peer.user) {
+        if !peer.is_users_own {
             return Err(MountsError::denied(format!(
-                "user {} is in a user namespace of user {owner}: ask as that one",
+                "user {} is in a user namespace of another user: ask as that one",
                 peer.user
             )));
         }
@@ -486,8 +487,10 @@ async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
     let group = found.unix_primary_group_id().as_raw();
     let others = found.unix_supplementary_group_ids().iter().map(|it| it.as_raw());
     let groups = others.chain([group]).collect();
-    let within = kernel::process::outermost_owner(stream.as_fd()).map_err(io::Error::other)?;
-    Ok(Peer { user: found.unix_user_id().as_raw(), group, groups, within })
+    let user = found.unix_user_id().as_raw();
+    let is_users_own = is_peer_its_users_own(stream.as_fd(), (user, group));
+    let is_users_own = is_users_own.map_err(io::Error::other)?;
+    Ok(Peer { user, group, groups, is_users_own })
 }
 
 fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

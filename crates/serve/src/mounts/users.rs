@@ -57,8 +57,8 @@ pub(super) struct Peer {
     pub(super) group: u32,
     /// All groups, the first one among them.
     pub(super) groups: BTreeSet<u32>,
-    /// Whose user namespace it is in, if it is in one: all numbers in there are that user's.
-    pub(super) within: Option<u32>,
+    /// Whether it is in no user namespace of somebody else, where all numbers are that one's.
+    pub(super) is_users_own: bool,
 }
 
 impl MountPolicy {
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn who_may_is_said_by_user_or_group() {
         let set = |ids: &[u32]| Some(ids.iter().copied().collect());
-        let peer = Peer { user: 1000, group: 100, groups: [100, 27].into(), within: None };
+        let peer = Peer { user: 1000, group: 100, groups: [100, 27].into(), is_users_own: true };
         let cases = [
             (None, None, true),
             (set(&[1000]), None, true),
