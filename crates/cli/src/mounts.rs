@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail, ensure};
+use serve::SocketFile;
 use serve::mounts::{
     MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, speak_with_client,
     write_for_user,
@@ -65,9 +66,12 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     let socket = args.socket.clone().or(set.socket.clone());
     let socket = socket.unwrap_or_else(|| MOUNTS_SOCKET.into());
     let copies = copies(set.copies.as_deref().unwrap_or(Path::new(COPIES)))?;
-    let (listener, is_given) = match given_socket()? {
-        Some(listener) => (listener, true),
-        None => (listen_for_mounts(&socket, context.who())?, false),
+    let (listener, own) = match given_socket()? {
+        Some(listener) => (listener, None),
+        None => {
+            let listener = listen_for_mounts(&socket, context.who())?;
+            (listener, Some(SocketFile::at(&socket)))
+        }
     };
     let surroundings = MountSurroundings {
         policy: Box::new(move || {
@@ -81,7 +85,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         version: env!("CARGO_PKG_VERSION"),
     };
     let ready = || {
-        if !context.is_quiet() && !is_given {
+        if !context.is_quiet() && own.is_some() {
             // Whoever started it may have gone on.
             let _told = report::line(&format!("images are lent at {}", socket.display()));
         }
@@ -89,9 +93,8 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     };
     let served =
         notify::serve_until_asked(|stop| serve_mounts(surroundings, listener, stop, ready))?;
-    if !is_given {
-        // The next one takes its place anyway.
-        let _removed = std::fs::remove_file(&socket);
+    if let Some(own) = own {
+        own.remove();
     }
     served?;
     Ok(Answer::Yes)

@@ -13,6 +13,7 @@ use container::bundle::Access;
 use container::root::{Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make};
 use kernel::mount::{Attributes, DETACHED_SOURCES, Detached};
 use kernel::version::KernelVersion;
+use serve::SocketFile;
 use serve::storage::{
     STORAGE_SOCKET, Volume, VolumeError, Volumes, listen_for_storage, serve_volumes,
 };
@@ -51,6 +52,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
     let socket = args.socket.clone().unwrap_or_else(|| STORAGE_SOCKET.into());
     let listener = listen_for_storage(&socket, context.who())
         .with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let own = SocketFile::at(&socket);
     notify::serve_until_asked(|stop| {
         std::thread::spawn(move || accept(&listener));
         if !context.is_quiet() {
@@ -60,8 +62,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         notify::tell(ServiceStep::Ready);
         stop();
     })?;
-    // The next one takes its place anyway.
-    let _removed = std::fs::remove_file(&socket);
+    own.remove();
     Ok(Answer::Yes)
 }
 

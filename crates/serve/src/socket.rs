@@ -6,7 +6,7 @@ use std::os::unix::fs::{
     DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _,
 };
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use store::Who;
 
@@ -24,6 +24,33 @@ pub(crate) fn listen(socket: &Path, who: Who, mode: u32) -> io::Result<UnixListe
     rustix::fs::rename(&made, socket)?;
     private.close()?;
     Ok(listener)
+}
+
+/// The file of a socket that was made here. It can be removed unless another one has taken its place.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    found: Option<(u64, u64)>,
+}
+
+impl SocketFile {
+    /// The one that is there now.
+    #[must_use]
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.to_owned(), found: identity(path) }
+    }
+
+    /// Removes it. If that fails, the next service takes its place anyway.
+    pub fn remove(self) {
+        if self.found.is_some() && identity(&self.path) == self.found {
+            let _removed = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let found = fs::symlink_metadata(path).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Refuses a folder in which another user could put a socket of their own in the place of this one: clients would mount what
@@ -64,5 +91,27 @@ fn check_free(socket: &Path) -> io::Result<()> {
         Ok(_) => Err(io::Error::other(
             "another service listens there: each instance needs a --socket of its own",
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_of_somebody_else_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _first = UnixListener::bind(&path).unwrap();
+        let own = SocketFile::at(&path);
+        // As a service manager does that starts to listen there. Both are there, so that they have different numbers.
+        rustix::fs::rename(&path, folder.path().join("before")).unwrap();
+        let _second = UnixListener::bind(&path).unwrap();
+        own.remove();
+        assert!(path.exists());
+        SocketFile::at(&path).remove();
+        assert!(!path.exists());
+        // One that has gone is in nobody's way.
+        SocketFile::at(&path).remove();
     }
 }

@@ -56,11 +56,15 @@ pub enum UpperError {
     Prepare(#[from] Errno),
     /// It was used without syncing, and the host has crashed or restarted since.
     #[error(
-        "its files were written without syncing, and the host has restarted since then: parts may be missing. Remove \
-         its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \"work\" to \
-         use it as it is"
+        "its files were written without syncing, and the host has restarted since then: parts may be missing. {REMOVE}"
     )]
     Crashed,
+    /// It was used without syncing, and it is not known in which run of the host.
+    #[error(
+        "its files were written without syncing, and its \"{BOOT}\", which says when, is gone: parts may be missing. \
+         {REMOVE}"
+    )]
+    Unknown,
     /// The owners of its files are those of another map of ids.
     #[error(
         "its files were written {0}, and would have other owners now: use the same map again, or an empty directory"
@@ -70,6 +74,10 @@ pub enum UpperError {
     #[error("\"{0}\" in it is not a directory")]
     Obstacle(&'static str),
 }
+
+/// The way out. A user's layer has directories of others in the user's namespace, and one without any permission.
+const REMOVE: &str = "Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \
+                      \"work\" to use it as it is. Who is not root may need `unshare --user --map-auto --map-root-user rm -r`";
 
 /// The root directory of what an overlay shows, which the overlay's own is to be like.
 #[derive(Debug, Clone, Copy)]
@@ -417,7 +425,9 @@ fn prepare_directory(
 fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
     match read(directory, BOOT) {
         Ok(found) if found == boot => Ok(()),
-        _ => Err(UpperError::Crashed),
+        Ok(_) => Err(UpperError::Crashed),
+        Err(Errno::NOENT) => Err(UpperError::Unknown),
+        Err(errno) => Err(errno.into()),
     }
 }
 
