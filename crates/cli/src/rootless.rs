@@ -49,8 +49,8 @@ pub(crate) fn enter(
     match verb {
         Verb::Run(args) => {
             // Before, since the service manager knows no users of namespaces.
-            let names = read_or_nothing(PASSWD);
-            match scope::for_limits(args, (who.user, name_of(&names, who.user))) {
+            let name = name_of_user(who.user);
+            match scope::for_limits(args, (who.user, name.as_deref())) {
                 Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),
             }
@@ -100,10 +100,15 @@ fn enter_own_namespace(
     })?;
     match (&mapper, mapped) {
         (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
-            "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so not for --writable dir"
+            "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so neither for --writable dir nor \
+             for one that has ended"
         )),
         (Mapper::Own { .. }, _) => remark(ALONE.to_owned()),
         (_, Mapped::Own { why }) => remark(format!("{ALONE}; {why}")),
+        (_, Mapped::GroupsStay { why }) => remark(format!(
+            "programs cannot change their groups, as su and apt do: this user has no range in /etc/subuid and /etc/subgid, \
+             and its ids are from systemd-nsresourced, which does not allow that here: {why}"
+        )),
         (_, Mapped::All) => {}
     }
     Ok(true)
@@ -120,8 +125,9 @@ struct Ids {
 }
 
 fn ids(who: Who) -> Ids {
-    let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
-    let name = UserName { number: who.user, name: name_of(&names, who.user) };
+    let [users, groups] = SUBORDINATE.map(read_or_nothing);
+    let name = name_of_user(who.user);
+    let name = UserName { number: who.user, name: name.as_deref() };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
     let programs = helpers::find("newuidmap").zip(helpers::find("newgidmap"));
@@ -148,17 +154,19 @@ fn service_of_ids() -> Option<Box<dyn IdService>> {
 /// anybody for a time.
 #[cfg(feature = "serve")]
 pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
-    let [users, groups, names] = SUBORDINATE.map(read_or_nothing);
+    let [users, groups] = SUBORDINATE.map(read_or_nothing);
     let files = Files { users: &users, groups: &groups };
-    let name = UserName { number: user, name: name_of(&names, user) };
+    let name = name_of_user(user);
+    let name = UserName { number: user, name: name.as_deref() };
     let of_user = (user, group);
     let given = IdMap::of_user(files, &name, of_user);
     let given = given.unwrap_or_else(|| IdMap::single(of_user));
     if service_of_ids().is_some() { given.and_transient(files) } else { given }
 }
 
-/// Where ids are given to users, and the names of these.
-const SUBORDINATE: [&str; 3] = ["/etc/subuid", "/etc/subgid", PASSWD];
+/// Where ids are given to users.
+const SUBORDINATE: [&str; 2] = ["/etc/subuid", "/etc/subgid"];
+/// The names of users.
 const PASSWD: &str = "/etc/passwd";
 
 fn read_or_nothing(path: &str) -> String {
@@ -316,6 +324,16 @@ fn join(
     // The runtime may have to hide something from itself.
     kernel::process::own_mounts(Propagation::Private)?;
     Ok(true)
+}
+
+/// The name of a user: that in `/etc/passwd`, or one that the system knows otherwise.
+fn name_of_user(user: u32) -> Option<String> {
+    let names = read_or_nothing(PASSWD);
+    let known = name_of(&names, user).map(ToOwned::to_owned);
+    known.or_else(|| {
+        let line = helpers::getent("passwd", &user.to_string())?;
+        name_of(&line, user).map(ToOwned::to_owned)
+    })
 }
 
 /// The name of a user. Source: passwd(5).

@@ -379,7 +379,8 @@ fn runtime_config(
         spec.linux.masked_paths = strings(&MASKED);
         spec.linux.readonly_paths = strings(&READ_ONLY);
     }
-    wishes.security.write(user, &mut spec);
+    let in_user_namespace = wishes.map.is_some() || wishes.own.is_some();
+    wishes.security.write(user, in_user_namespace, &mut spec);
     if let Some(map) = &wishes.map {
         map.write(&mut spec.linux);
     }

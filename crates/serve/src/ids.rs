@@ -37,7 +37,7 @@ enum IdsError {
     )]
     Unsupported,
     /// All are taken.
-    #[error("systemd-nsresourced has no ids left: end a container")]
+    #[error("systemd-nsresourced has no ids left, or none for this user: end a container")]
     Exhausted,
     /// Another reason.
     #[error("systemd-nsresourced refuses: {0}")]
@@ -48,6 +48,7 @@ enum IdsError {
 #[derive(Debug, Deserialize)]
 struct OwnError {
     error: String,
+    parameters: Option<Value>,
 }
 
 /// systemd-nsresourced, at its socket. No thread is started.
@@ -101,9 +102,9 @@ impl IdsService<'_> {
                 client.call::<Value, OwnError>(&method, parameters.clone(), vec![again], ANSWER);
             match called {
                 Ok(_named) => return Ok(()),
-                Err(CallError::Refused(OwnError { error })) if error == TAKEN => {}
+                Err(CallError::Refused(OwnError { error, .. })) if error == TAKEN => {}
                 Err(CallError::Refused(error)) => return Err(error.into()),
-                Err(CallError::Unknown(error)) => return Err(IdsError::Old(error.to_string())),
+                Err(CallError::Unknown(error)) => return Err(IdsError::of_varlink(&error)),
                 Err(CallError::Talk(why)) => return Err(IdsError::Talk(why)),
             }
         }
@@ -126,14 +127,36 @@ fn name() -> String {
 }
 
 impl From<OwnError> for IdsError {
-    fn from(OwnError { error }: OwnError) -> Self {
-        match error.strip_prefix("io.systemd.NamespaceResource.") {
-            Some("UserNamespaceInterfaceNotSupported") => Self::Unsupported,
-            Some("DynamicRangeUnavailable" | "NoDynamicRange") => Self::Exhausted,
+    fn from(OwnError { error, parameters }: OwnError) -> Self {
+        let errno = parameters.as_ref().and_then(|it| it["errnoName"].as_str());
+        match (error.strip_prefix("io.systemd.NamespaceResource."), errno) {
+            (Some("UserNamespaceInterfaceNotSupported"), _) => Self::Unsupported,
+            (Some("DynamicRangeUnavailable" | "NoDynamicRange"), _) => Self::Exhausted,
+            // Its limit of namespaces of one user.
+            (_, Some("EUSERS")) => Self::Exhausted,
+            (_, Some(errno)) => Self::Refused(format!("{error} ({errno})")),
             _ => Self::Refused(error),
         }
     }
 }
+
+impl IdsError {
+    fn of_varlink(error: &zlink::varlink_service::Error<'_>) -> Self {
+        use zlink::varlink_service::Error;
+        match error {
+            Error::InterfaceNotFound { .. }
+            | Error::MethodNotFound { .. }
+            | Error::MethodNotImplemented { .. } => Self::Old(error.to_string()),
+            Error::InvalidParameter { parameter } if NEW.contains(&&**parameter) => {
+                Self::Old(error.to_string())
+            }
+            _ => Self::Refused(error.to_string()),
+        }
+    }
+}
+
+/// Parameters that its first version did not have.
+const NEW: [&str; 3] = ["mangleName", "type", "delegateContainerRanges"];
 
 #[cfg(test)]
 mod tests {
@@ -200,6 +223,14 @@ mod tests {
         assert!(own("NameExists").starts_with("cannot talk"));
         let old = r#", "parameters": {"parameter": "type"}"#;
         assert!(error("org.varlink.service.InvalidParameter", old).contains("too old"));
+        let wrong = r#", "parameters": {"parameter": "userNamespaceFileDescriptor"}"#;
+        let wrong = error("org.varlink.service.InvalidParameter", wrong);
+        assert!(wrong.contains("refuses") && wrong.contains("userNamespace"), "{wrong}");
+        assert!(error("org.varlink.service.PermissionDenied", "").contains("refuses"));
+        let many = r#", "parameters": {"origin": "linux", "errno": 87, "errnoName": "EUSERS"}"#;
+        assert!(error("io.systemd.System", many).contains("end a container"));
+        let other = r#", "parameters": {"origin": "linux", "errno": 1, "errnoName": "EPERM"}"#;
+        assert!(error("io.systemd.System", other).contains("EPERM"));
         // A service that ends, and one that is not there.
         let nothing = ask("", |it, of| it.give(of)).0.unwrap_err();
         assert!(nothing.starts_with("cannot talk to systemd-nsresourced"), "{nothing}");

@@ -43,8 +43,9 @@ const INIT: &str = "#!/bin/sh\nexec /usr/lib/systemd/systemd\n";
 /// Below the root: where the units of services have `ProtectHome`.
 const HOMES: &str = "home";
 
-/// Who logs in: one who has ids besides its own from the files, and one who has not.
-const USERS: [(&str, u32); 2] = [("me", 1000), ("you", 1001)];
+/// Who logs in, with user and group: one who has ids besides its own from the files, and two who have not.
+const USERS: [(&str, u32, u32); 3] =
+    [("me", 1000, 1000), ("you", 1001, 1001), ("other", 1_500_000_000, 1002)];
 
 /// By name, with seconds, what is done. The scripts say what they expect.
 const STEPS: [(&str, u64, &str); 6] = [
@@ -109,17 +110,17 @@ fn add(root: &Path, steps: &[Step]) -> Result<()> {
         let place = root.join("usr/lib/systemd/system").join(unit.file_name());
         fs::copy(unit.path(), place)?;
     }
-    for (name, id) in USERS {
+    for (name, user, group) in USERS {
         for (file, line) in [
-            ("passwd", format!("{name}:x:{id}:{id}::/{HOMES}/{name}:/bin/sh\n")),
+            ("passwd", format!("{name}:x:{user}:{group}::/{HOMES}/{name}:/bin/sh\n")),
             ("shadow", format!("{name}:!:20000:0:99999:7:::\n")),
-            ("group", format!("{name}:x:{id}:\n")),
+            ("group", format!("{name}:x:{group}:\n")),
         ] {
             append(&root.join("etc").join(file), &line)?;
         }
         let home = root.join(HOMES).join(name);
         fs::create_dir(&home)?;
-        std::os::unix::fs::chown(&home, Some(id), Some(id))?;
+        std::os::unix::fs::chown(&home, Some(user), Some(group))?;
     }
     for file in ["subuid", "subgid"] {
         append(&root.join("etc").join(file), "me:100000:65536\n")?;

@@ -9,6 +9,8 @@ use serve::mounts::{MountLimits, MountPolicy};
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
+use crate::helpers;
+
 /// All that the table can set.
 const KEYS: &str = "socket, copies, users, groups, images, image-bytes, inodes, images-per-user, bytes-per-user, \
                     requests-per-second and connections";
@@ -32,7 +34,7 @@ pub(crate) struct MountsSettings {
 }
 
 impl MountsSettings {
-    /// Who may ask, by number. `lookup` reads `/etc/passwd` and `/etc/group`.
+    /// Who may ask, by number. `lookup` reads `/etc/passwd` and `/etc/group`. Of others the system is asked.
     pub(crate) fn policy(
         &self,
         lookup: impl Fn(&str) -> std::io::Result<String>,
@@ -40,8 +42,11 @@ impl MountsSettings {
         let numbers = |names: &Option<Vec<String>>, file: &str| {
             let Some(names) = names else { return Ok(None) };
             let text = lookup(file).with_context(|| format!("cannot read {file}"))?;
+            let database = file.trim_start_matches("/etc/");
             let found = names.iter().map(|name| {
-                number(&text, name).with_context(|| format!("\"{name}\" is not in {file}"))
+                let known = number(&text, name);
+                let known = known.or_else(|| number(&helpers::getent(database, name)?, name));
+                known.with_context(|| format!("\"{name}\" is not in {file}"))
             });
             found.collect::<anyhow::Result<BTreeSet<_>>>().map(Some)
         };

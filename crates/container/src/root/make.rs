@@ -345,24 +345,30 @@ fn lent(
     lender: &dyn LendImage,
     shape: &Shape<'_>,
 ) -> Result<Lent, MakeRootError> {
-    let LentMount { mount, of } = match lender.lend(image, shape.places) {
-        Ok(Some(lent)) => lent,
-        Ok(None) => return Ok(Lent::NoService),
-        Err(error) => return Ok(Lent::Refused(error)),
-    };
-    if of != image.id {
-        return Err(MakeRootError::Changed { image: image.id, found: Box::new(of) });
+    let mut places: Vec<_> = shape.places.iter().map(ToString::to_string).collect();
+    // Links of the image may lead elsewhere. Nothing can be added to the mount, so another one is asked for.
+    for _ in 0..2 {
+        let wanted: Vec<_> = places.iter().map(String::as_str).collect();
+        let LentMount { mount, of } = match lender.lend(image, &wanted) {
+            Ok(Some(lent)) => lent,
+            Ok(None) => return Ok(Lent::NoService),
+            Err(error) => return Ok(Lent::Refused(error)),
+        };
+        if of != image.id {
+            return Err(MakeRootError::Changed { image: image.id, found: Box::new(of) });
+        }
+        let missing = match upper::missing(mount.as_fd(), shape.places) {
+            Err(error) => return Ok(Lent::Refused(error.into())),
+            Ok(missing) => missing,
+        };
+        if missing.is_empty() {
+            let lower = Superblock { mount, backing: Backing::File, identity: None };
+            return Ok(Lent::Lower(lower));
+        }
+        places.extend(missing);
     }
-    Ok(match upper::missing(mount.as_fd(), shape.places) {
-        Err(error) => Lent::Refused(error.into()),
-        // Where links of the image lead elsewhere, nothing can be added: the mount is read-only.
-        Ok(missing) => match missing.first() {
-            Some(missing) => Lent::Refused(
-                format!("the image has nothing at /{missing} to mount a file on").into(),
-            ),
-            None => Lent::Lower(Superblock { mount, backing: Backing::File, identity: None }),
-        },
-    })
+    let place = places.pop().unwrap_or_default();
+    Ok(Lent::Refused(format!("the image has nothing at {place} to mount a file on").into()))
 }
 
 /// The ways that suit an image.

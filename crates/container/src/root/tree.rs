@@ -15,7 +15,7 @@ use image::verity::ObjectId;
 use kernel::mount::{Detached, MountError, TmpfsOptions};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
-use store::OpenImage;
+use store::{CheckedError, CheckedFile, OpenImage};
 
 use crate::bundle::userns::OwnIds;
 
@@ -27,6 +27,12 @@ const OVERLAY: &str = "user.overlay.";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
+    /// The image's bytes are others than those of its id, or cannot be read.
+    #[error("image {0}")]
+    Damaged(#[from] CheckedError),
+    /// There is no other descriptor for the image.
+    #[error("cannot open the image")]
+    Open(#[source] std::io::Error),
     /// The image is not sound.
     #[error("cannot read the image")]
     Image(#[from] Box<image::erofs::read::ReadError>),
@@ -66,7 +72,9 @@ pub(crate) struct StubTree {
 /// # Errors
 /// [`TreeError`]; then nothing is left mounted.
 pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTree, TreeError> {
-    let erofs = Image::open(Cached::new(&image.image)).map_err(Box::new)?;
+    let file = image.image.fd().try_clone_to_owned().map_err(TreeError::Open)?;
+    let checked = CheckedFile::new(file.into(), *image.id.digest(), image.image.size())?;
+    let erofs = Image::open(Cached::new(&checked)).map_err(Box::new)?;
     let tree = to_tree(&erofs, View::Composefs(Owners::FirstMet)).map_err(Box::new)?.tree;
     let options = TmpfsOptions { name, bytes: None, inodes: None, mode: 0o700 };
     let mount = kernel::mount::tmpfs(&options)?;

@@ -547,7 +547,8 @@ fn copy_root(image: Shown<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
     copy_xattrs(root.as_fd(), upper, image.marks)?;
     // After the owner, whose change clears set-id bits, and after the ACLs, which change the group's bits.
     rustix::fs::fchmod(upper, Mode::from_raw_mode(stat.st_mode))?;
-    set_modified(upper, modified(root.as_fd())?)
+    let time = modified(root.as_fd())?;
+    rustix::fs::futimens(upper, &Timestamps { last_access: time, last_modification: time })
 }
 
 fn modified(of: BorrowedFd<'_>) -> Result<Timespec, Errno> {
@@ -556,7 +557,8 @@ fn modified(of: BorrowedFd<'_>) -> Result<Timespec, Errno> {
 }
 
 fn set_modified(of: BorrowedFd<'_>, time: Timespec) -> Result<(), Errno> {
-    rustix::fs::futimens(of, &Timestamps { last_access: time, last_modification: time })
+    let omitted = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
+    rustix::fs::futimens(of, &Timestamps { last_access: omitted, last_modification: time })
 }
 
 /// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in. A mark of an overlay further inside has

@@ -73,6 +73,11 @@ impl std::fmt::Debug for Mapper<'_> {
 pub enum Mapped {
     /// All that were asked for.
     All,
+    /// All, but no program can set its groups.
+    GroupsStay {
+        /// The service's reason.
+        why: String,
+    },
     /// The process's own one only, since a service gave none.
     Own {
         /// The service's reason.
@@ -141,28 +146,24 @@ fn of_service(
     (user, group): (u32, u32),
 ) -> Result<Mapped, OwnNamespaceError> {
     unshare(UnshareFlags::NEWUSER)?;
-    let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
-    if let Err(why) = service.give(own_user_namespace()?) {
-        write_own_maps(&one(user), &one(group))?;
-        unshare(UnshareFlags::NEWNS)?;
-        return Ok(Mapped::Own { why });
+    let given = service.give(own_user_namespace()?);
+    // It may have had no time to say so.
+    let is_given = read_own_map("uid_map").is_ok_and(|it| !it.is_empty());
+    match given {
+        Err(why) if !is_given => {
+            let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
+            write_own_maps(&one(user), &one(group))?;
+            unshare(UnshareFlags::NEWNS)?;
+            return Ok(Mapped::Own { why });
+        }
+        _ => {}
     }
-    let read = |name: &'static str, own: u32| {
-        let text =
-            std::fs::read_to_string(format!("/proc/self/{name}")).map_err(|error| of_io(&error))?;
-        Ok::<_, ProcessError>((name, map_text(&further_inside(&ranges_of(&text), own))))
-    };
-    let maps = [read("uid_map", user)?, read("gid_map", group)?];
-    let process = getpid().as_raw_nonzero();
-    // The kernel takes such maps from a process in the namespace outside (user_namespaces(7)).
-    let write = move |(name, text): (&str, String)| {
-        let written = std::fs::write(format!("/proc/{process}/{name}"), text);
-        written.map_err(|error| format!("cannot write the {name} of a user namespace: {error}"))
-    };
-    let helper =
-        Helper::fork(|| maps.into_iter().try_for_each(write)).map_err(|error| of_io(&error))?;
-    unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-    helper.finish().map_err(OwnNamespaceError::Program)?;
+    let users = further_inside(&read_own_map("uid_map")?, user);
+    let groups = further_inside(&read_own_map("gid_map")?, group);
+    go_further_inside(&users, &groups, Groups::Set)?;
+    if users.len() == 1 {
+        return Ok(Mapped::Own { why: "the service gave no other ids".to_owned() });
+    }
     // Runtimes set the groups of a program, and so do many programs themselves: here the service has the last word.
     let registered = service.register(own_user_namespace()?).and_then(|()| {
         let set = || rustix::thread::set_thread_groups(&[]);
@@ -172,11 +173,49 @@ fn of_service(
     match registered {
         Ok(()) => Ok(Mapped::All),
         Err(why) => {
-            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-            write_own_maps(&one(0), &one(0))?;
-            Ok(Mapped::Own { why })
+            // Where the kernel itself says that nobody can, runtimes do not try.
+            go_further_inside(&to_themselves(&users), &to_themselves(&groups), Groups::Stay)?;
+            Ok(Mapped::GroupsStay { why })
         }
     }
+}
+
+/// Whether programs in a namespace can set their groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Groups {
+    Set,
+    Stay,
+}
+
+/// Moves this process into namespaces below those that it is in.
+fn go_further_inside(
+    users: &[IdRange],
+    groups: &[IdRange],
+    setting: Groups,
+) -> Result<(), OwnNamespaceError> {
+    let stay = (setting == Groups::Stay).then(|| ("setgroups", "deny".to_owned()));
+    let maps = [("uid_map", map_text(users)), ("gid_map", map_text(groups))];
+    let process = getpid().as_raw_nonzero();
+    // The kernel takes such maps from a process in the namespace outside (user_namespaces(7)).
+    let write = move |(name, text): (&str, String)| {
+        let written = std::fs::write(format!("/proc/{process}/{name}"), text);
+        written.map_err(|error| format!("cannot write the {name} of a user namespace: {error}"))
+    };
+    let helper = Helper::fork(|| stay.into_iter().chain(maps).try_for_each(write));
+    let helper = helper.map_err(|error| of_io(&error))?;
+    unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
+    helper.finish().map_err(OwnNamespaceError::Program)
+}
+
+/// The map of a namespace whose ids are those of the one outside.
+fn to_themselves(ranges: &[IdRange]) -> Vec<IdRange> {
+    let same = |it: &IdRange| IdRange { outside: it.inside, ..*it };
+    ranges.iter().map(same).collect()
+}
+
+fn read_own_map(name: &str) -> Result<Vec<IdRange>, ProcessError> {
+    let text = std::fs::read_to_string(format!("/proc/self/{name}"));
+    text.map(|it| ranges_of(&it)).map_err(|error| of_io(&error))
 }
 
 fn own_user_namespace() -> Result<OwnedFd, ProcessError> {

@@ -4,21 +4,23 @@
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{Gid, Uid};
 
 use super::ProcessError;
 
-/// Whether the process that has connected a socket is one that this user may look into by itself, as any other program of the
-/// user's could. One in a user namespace of somebody else is not, also if it has the user's number there: for example because
-/// that was given to the other user. `user` and `group` are those of the process, and this one's are root's.
+/// Whether the process that has connected a socket is its user's own. One in a user namespace of somebody else is not, also if
+/// it has the user's number there: for example because that was given to the other user. `user` and `group` are those of the
+/// process, and this one's are root's.
+///
+/// Of a process in another user namespace than this one's the kernel is asked whether the user may look into it, as any other
+/// program of the user's could. It refuses that as well for a program that is kept from its own user: one that is set-group-id,
+/// that has more rights in its namespace than the user has there, or that the user cannot read.
 ///
 /// # Errors
 /// An error of the kernel: `ESRCH` if the process has ended.
-///
-/// # Panics
-/// Never: if the thread could not become root again, the process is aborted.
 pub fn is_peer_its_users_own(
     socket: BorrowedFd<'_>,
     (user, group): (u32, u32),
@@ -26,8 +28,12 @@ pub fn is_peer_its_users_own(
     // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`: since Linux 6.11.
     const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
     let step = "ask for the user namespace of a process";
+    let failed = ProcessError::call(step);
     let process = peer_process(socket)?;
-    let become_user = BecomeUser::new(user, group).map_err(ProcessError::call(step))?;
+    if is_among_us(socket, process.as_fd()).map_err(&failed)? {
+        return Ok(true);
+    }
+    let become_user = BecomeUser::new(user, group).map_err(&failed)?;
     // The kernel compares ids, and asks for the rights in the process's namespace: Linux `kernel/ptrace.c`,
     // `__ptrace_may_access`. They are those of its maker, and so of who made the namespaces around it.
     // SAFETY: it has no argument, and the descriptor is open.
@@ -41,12 +47,32 @@ pub fn is_peer_its_users_own(
     match found {
         Ok(_namespace) => Ok(true),
         Err(Errno::ACCESS | Errno::PERM) => Ok(false),
-        Err(errno) => Err(ProcessError::call(step)(errno)),
+        Err(errno) => Err(failed(errno)),
     }
 }
 
-/// As long as it lives, this thread has the rights of a user, and no more. It can be sent no signals by that user, since its
-/// real user stays.
+/// Whether a process is in this process's own user namespace, as far as its map tells, which everybody may read: no user makes
+/// one with this map.
+fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let read = |path: &str| {
+        std::fs::read_to_string(path)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    };
+    let number = rustix::net::sockopt::socket_peercred(socket)?.pid.as_raw_nonzero();
+    let map = match read(&format!("/proc/{number}/uid_map")) {
+        Err(Errno::NOENT) => return Err(Errno::SRCH),
+        map => map?,
+    };
+    // If it has ended, the number may have been another one's.
+    let mut ended = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    if rustix::event::poll(&mut ended, Some(&Timespec::default()))? > 0 {
+        return Err(Errno::SRCH);
+    }
+    Ok(map == read("/proc/self/uid_map")?)
+}
+
+/// As long as it lives, this thread has the rights of a user, and no more. That user can neither send it signals, since its real
+/// user stays, nor schedule it, since the rights stay that it may have again.
 struct BecomeUser {
     dumpable: DumpableBehavior,
     _alone: MutexGuard<'static, ()>,
@@ -70,8 +96,9 @@ impl BecomeUser {
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
         // The kernel has changed that for the whole process (Linux `kernel/cred.c`, `commit_creds`), and its children could not
-        // be looked into.
-        rustix::process::set_dumpable_behavior(self.dumpable)
+        // be looked into. No process may set what only the kernel sets (prctl(2), PR_SET_DUMPABLE); it is as strict as this then.
+        let _may_be_strict = rustix::process::set_dumpable_behavior(self.dumpable);
+        Ok(())
     }
 }
 
@@ -98,5 +125,40 @@ fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, ProcessError> {
         // SAFETY: the kernel has just opened it, and nothing else knows of it.
         0 => Ok(unsafe { OwnedFd::from_raw_fd(pidfd) }),
         _ => Err(ProcessError::call("ask for the process behind a socket")(crate::last_errno())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Real, effective and saved user, and the same of the group.
+    fn ids() -> Vec<String> {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let lines = status.lines().filter(|it| it.starts_with("Uid:") || it.starts_with("Gid:"));
+        lines.map(|it| it.split_whitespace().take(4).collect::<Vec<_>>().join(" ")).collect()
+    }
+
+    #[test]
+    fn a_thread_becomes_a_user_for_a_while() {
+        if ids() != ["Uid: 0 0 0", "Gid: 0 0 0"] {
+            testing::skipped("becoming another user needs root");
+            return;
+        }
+        let dumpable = rustix::process::dumpable_behavior().unwrap();
+        let become_user = BecomeUser::new(1234, 5678).unwrap();
+        assert_eq!(ids(), ["Uid: 0 1234 0", "Gid: 0 5678 0"]);
+        drop(become_user);
+        assert_eq!(ids(), ["Uid: 0 0 0", "Gid: 0 0 0"]);
+        assert_eq!(rustix::process::dumpable_behavior().unwrap(), dumpable);
+    }
+
+    #[test]
+    fn a_process_of_this_namespace_is_its_users_own() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        // This process, whose rights are more than those of any user.
+        assert!(is_peer_its_users_own(one.as_fd(), (1234, 5678)).unwrap());
     }
 }

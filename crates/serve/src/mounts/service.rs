@@ -243,7 +243,8 @@ impl Service {
         let admitted = match peer_of(&stream).await {
             Ok(peer) => self.admit(&peer).map(|policy| (peer, policy)),
             Err(error) => {
-                tracing::warn!(%error, "it is not known who has connected");
+                // A client that has gone, for one: it could fill the log.
+                tracing::debug!(?error, "it is not known who has connected");
                 return;
             }
         };
@@ -272,7 +273,8 @@ impl Service {
     fn admit(&self, peer: &Peer) -> Result<MountPolicy, MountsError> {
         if !peer.is_users_own {
             return Err(MountsError::denied(format!(
-                "user {} is in a user namespace of another user: ask as that one",
+                "user {} is in a user namespace of another user: ask as that one (or the program that asks is kept from its own \
+                 user: it is set-group-id, has capabilities, or cannot be read)",
                 peer.user
             )));
         }

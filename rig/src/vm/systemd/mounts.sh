@@ -7,6 +7,11 @@ session '
     quire run --rm --via service a cat /etc/large | cmp - /tmp/tree/etc/large
 '
 systemctl is-active quire-mounts.service
+# With the rights that the unit leaves it, it knows who asks: root, and users outside namespaces.
+quire doctor | grep "run works by the mount service"
+session 'quire doctor | grep "run works by the mount service"'
+HOME=$(eval echo ~me) setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=+wake_alarm \
+    --ambient-caps=+wake_alarm quire doctor | grep "run works by the mount service"
 # One that goes on has its root when the service is gone, and the next one starts it again.
 session 'quire run --quiet --detach --name c --via service a sleep 1000'
 systemctl stop quire-mounts.service

@@ -333,7 +333,7 @@ fn walk_images(user: &User) -> PathBuf {
 
 /// The image itself is compared with its id first.
 #[test]
-fn a_changed_image_is_not_mounted() {
+fn a_changed_image_is_neither_mounted_nor_run() {
     let Some(user) = user() else { return };
     user.import(&tree(&user));
     let image = walk_images(&user);
@@ -344,7 +344,13 @@ fn a_changed_image_is_not_mounted() {
     bytes[last] ^= 1;
     write(&image, &bytes, 0o644);
     chown(&image, Some(USER), Some(USER)).unwrap();
-    for words in [&["mount", "a", "point"][..], &["run", "--via", "fuse", "a", "true"]] {
+    let ways: [&[&str]; 4] = [
+        &["mount", "a", "point"],
+        &["run", "--rm", "--via", "fuse", "a", "true"],
+        &["run", "--rm", "--via", "tree", "a", "true"],
+        &["run", "--rm", "a", "true"],
+    ];
+    for words in ways {
         let ran = user.run(words);
         assert!(ran.code != Some(0) && ran.err.contains("is damaged"), "{words:?}: {}", ran.err);
     }

@@ -399,6 +399,21 @@ fn what_is_written_to_a_directory_of_the_user_stays() {
     user.out(&["rm", "c"]);
 }
 
+/// A device that has another path in the container is the one that was named, not the host's of that path.
+#[test]
+fn a_device_of_another_name_is_the_one_that_was_named() {
+    let Some(user) = User::new(true) else { return };
+    user.import(&tree(&user));
+    for runtime in runtimes() {
+        for path in ["/dev/mine", "/dev/fuse"] {
+            let device = format!("/dev/zero:{path}");
+            let run = ["run", "--rm", "--quiet", "--runtime", runtime, "--device", &device, "a"];
+            let out = user.out(&[&run[..], &["ls", "-ln", path]].concat());
+            assert!(out.starts_with('c') && out.contains("1, 5"), "{runtime}: {out}");
+        }
+    }
+}
+
 /// Every file belongs to the container's root.
 #[test]
 fn a_user_without_ids_has_one() {

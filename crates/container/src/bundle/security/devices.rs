@@ -3,7 +3,7 @@
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use crate::bundle::spec::{DeviceRule, SpecDevice};
+use crate::bundle::spec::{DeviceRule, SpecDevice, SpecMount};
 
 /// What a container has by itself, or must not have of the host's: names in `/dev`.
 const OWN: [&str; 13] = [
@@ -33,6 +33,9 @@ pub enum DeviceError {
 /// A device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
+    /// On the host.
+    host: String,
+    /// In the container.
     path: String,
     kind: &'static str,
     numbers: (u32, u32),
@@ -61,7 +64,8 @@ impl Device {
         }
         let found = std::fs::metadata(host);
         let found = found.map_err(|source| DeviceError::Look { path: host.to_owned(), source })?;
-        Self::of(&found, path, access).ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
+        Self::of(&found, (host, path), access)
+            .ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
     }
 
     /// All of the host, but those that a container has of its own.
@@ -72,7 +76,7 @@ impl Device {
         devices
     }
 
-    fn of(found: &std::fs::Metadata, path: &str, access: &str) -> Option<Self> {
+    fn of(found: &std::fs::Metadata, (host, path): (&str, &str), access: &str) -> Option<Self> {
         let kind = match found.file_type() {
             it if it.is_char_device() => "c",
             it if it.is_block_device() => "b",
@@ -80,6 +84,7 @@ impl Device {
         };
         let number = found.rdev();
         Some(Self {
+            host: host.to_owned(),
             path: path.to_owned(),
             kind,
             numbers: (rustix::fs::major(number), rustix::fs::minor(number)),
@@ -116,6 +121,14 @@ impl Device {
         }
     }
 
+    /// The host's own node in the place of the container's, where nobody may make one: in a user namespace. Runtimes do so by
+    /// themselves, but take the node that has the *container's* path on the host.
+    pub(super) fn mount(&self) -> Option<SpecMount> {
+        let options = ["bind", "nosuid", "noexec"];
+        let is_moved = self.host != self.path;
+        is_moved.then(|| SpecMount::new(&self.path, "bind", &self.host, &options))
+    }
+
     pub(super) fn rule(&self) -> DeviceRule {
         let (major, minor) = self.numbers;
         DeviceRule {
@@ -138,7 +151,7 @@ fn below(folder: &Path, devices: &mut Vec<Device>) {
         let Ok(found) = entry.metadata() else { continue };
         match (found.is_dir(), path.to_str()) {
             (true, _) => below(&path, devices),
-            (false, Some(text)) => devices.extend(Device::of(&found, text, "rwm")),
+            (false, Some(text)) => devices.extend(Device::of(&found, (text, text), "rwm")),
             (false, None) => {}
         }
     }
@@ -152,6 +165,12 @@ mod tests {
     #[test]
     fn devices_are_looked_at() {
         let null = Device::find("/dev/null:/dev/nothing:r").unwrap();
+        let mount = null.mount().unwrap();
+        assert_eq!(
+            (&*mount.destination, mount.source.as_deref()),
+            ("/dev/nothing", Some("/dev/null"))
+        );
+        assert!(Device::find("/dev/zero").unwrap().mount().is_none());
         assert_eq!(
             serde_json::to_string(&null.rule()).unwrap(),
             r#"{"allow":true,"type":"c","major":1,"minor":3,"access":"r"}"#

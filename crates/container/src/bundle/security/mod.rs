@@ -63,8 +63,8 @@ impl Security {
         }
     }
 
-    /// Writes it into a runtime's configuration.
-    pub(crate) fn write(&self, user: &User, spec: &mut RuntimeSpec) {
+    /// Writes it into a runtime's configuration. In a user namespace nobody makes device nodes.
+    pub(crate) fn write(&self, user: &User, in_user_namespace: bool, spec: &mut RuntimeSpec) {
         let process = &mut spec.process;
         process.capabilities = self.capabilities.entry(user.uid);
         process.no_new_privileges = self.no_new_privileges;
@@ -81,6 +81,10 @@ impl Security {
                 [each(false)].into_iter().chain(self.devices.iter().map(Device::rule)).collect()
             }
         };
-        linux.devices = self.devices.iter().map(Device::entry).collect();
+        let mount = |it: &Device| in_user_namespace.then(|| it.mount()).flatten();
+        let (mounted, made): (Vec<_>, Vec<_>) =
+            self.devices.iter().map(|it| (it, mount(it))).partition(|it| it.1.is_some());
+        linux.devices = made.into_iter().map(|it| it.0.entry()).collect();
+        spec.mounts.extend(mounted.into_iter().filter_map(|it| it.1));
     }
 }

@@ -399,6 +399,26 @@ fn changes_are_found_by_every_way() {
     }
 }
 
+/// Files for looking up names are put where links of the image lead, also where nothing is.
+#[test]
+fn links_of_an_image_that_lead_to_nothing_are_followed() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    let etc = tree.join("etc");
+    std::os::unix::fs::symlink("../run/systemd/resolve/stub.conf", etc.join("resolv.conf"))
+        .unwrap();
+    std::os::unix::fs::symlink("/run/names", etc.join("hosts")).unwrap();
+    user.import(&tree);
+    let script = "$Q run --rm --quiet --via service --network host --add-host one:10.0.0.1 a sh -c 'cat /run/names; ls /run/systemd/resolve'";
+    let ran = beside_service(&user, "", script);
+    assert!(
+        ran.out.contains("10.0.0.1") && ran.out.contains("stub.conf"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+}
+
 /// Without the service, or where it refuses, there is another way; what was asked for by name is an error.
 #[test]
 fn who_is_refused_has_another_way() {
