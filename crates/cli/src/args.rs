@@ -187,8 +187,10 @@ pub(crate) enum Verb {
     #[command(visible_alias = "unmount")]
     Umount(Umount),
     /// Run a command in a container whose root is an image
+    #[command(disable_help_flag = true)]
     Run(Box<Run>),
     /// Make an OCI bundle: config.json and a mounted root
+    #[command(disable_help_flag = true)]
     Bundle(Box<Bundle>),
     /// List containers
     Ps(Ps),

@@ -78,8 +78,12 @@ fn word(text: &str) -> Result<String, String> {
 #[derive(Debug, Args)]
 pub(crate) struct Names {
     /// The container's host name
-    #[arg(long, value_name = "NAME")]
+    #[arg(short = 'h', long, value_name = "NAME")]
     pub(crate) hostname: Option<String>,
+    /// Print help
+    // In podman and docker, too, the short one is the host name.
+    #[arg(long, action = clap::ArgAction::Help, display_order = 1000)]
+    pub(crate) help: Option<bool>,
     /// Add a line to /etc/hosts; IP may be host-gateway with --network host
     #[arg(long, value_name = "NAME:IP")]
     pub(crate) add_host: Vec<AddedHost>,

@@ -59,8 +59,7 @@ fn a_container_has_its_names_whatever_its_root_is() {
             for more in
                 [&[][..], &["--read-only"], &["--read-only", "--df"], &["--writable", "memory"]]
             {
-                let options =
-                    ["--runtime", runtime, "--hostname", "box", "--add-host", "db:10.0.0.7"];
+                let options = ["--runtime", runtime, "-h", "box", "--add-host", "db:10.0.0.7"];
                 let options = [&options[..], more].concat();
                 let shown = run(&place, &options, image, &format!("{SHOW} 2>&-; true"));
                 // The image's own file stays where nobody can be asked.

@@ -52,7 +52,8 @@ pub enum KeptError {
     ReadOnly,
     /// It was in memory.
     #[error(
-        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable self"
+        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable self, or \
+         dir=PATH where only root has self"
     )]
     Memory,
     /// The disk was full, or failed.

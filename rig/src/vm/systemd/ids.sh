@@ -53,7 +53,7 @@ of five
     mkdir layer
     $run tree --writable dir=layer owned sh -c "echo new >/own/new; stat -c %u /own/new" >out 2>said
     test "$(cat out)" = 0
-    grep "not for --writable dir" said
+    grep "neither for --writable dir" said
     $run tree --writable dir=layer owned cat /own/new
 '
 # One whose group has another number: the service does not register such a namespace, and groups stay as they are.
