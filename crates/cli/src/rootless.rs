@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use container::bundle::userns::{Files, IdMap, UserName};
+use container::bundle::userns::{Files, IdMap, UserName, is_transient};
 use container::life::detached;
 use container::life::known::{self, KnownContainer};
 use container::root::{Via, WritableWish};
@@ -87,9 +87,10 @@ fn enter_own_namespace(
 ) -> anyhow::Result<bool> {
     let ids = ids(who);
     let (users, groups) = (ids.map.users(), ids.map.groups());
+    let is_kept = is_transient(who.user) || is_transient(who.group);
     let mapper = match (&ids.programs, &ids.service, written) {
         (Some(programs), _, _) => Mapper::Programs { programs: programs.clone(), users, groups },
-        (None, Some(service), Written::Goes) => {
+        (None, Some(service), Written::Goes) if !is_kept => {
             Mapper::Service { service: service.as_ref(), own: (who.user, who.group) }
         }
         (None, _, _) => Mapper::Own { users, groups },
@@ -99,6 +100,10 @@ fn enter_own_namespace(
         None => "no container without root: it needs a user namespace".to_owned(),
     })?;
     match (&mapper, mapped) {
+        (Mapper::Own { .. }, _) if ids.service.is_some() && is_kept => remark(format!(
+            "{ALONE}; systemd-nsresourced has none for users and groups with numbers from 524288 to 1879048191, which systemd \
+             keeps for containers"
+        )),
         (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
             "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so neither for --writable dir nor \
              for one that has ended"
@@ -279,8 +284,10 @@ fn describe_run(who: Who) -> String {
             let count = ids.map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
             format!("{ways}, with {count} ids inside")
         }
-        (None, Some(_)) => format!("{ways}, with ids from systemd-nsresourced inside"),
-        (None, None) => format!("{ways}; {ALONE}"),
+        (None, Some(_)) if !is_transient(who.user) && !is_transient(who.group) => {
+            format!("{ways}, with ids from systemd-nsresourced inside")
+        }
+        (None, _) => format!("{ways}; {ALONE}"),
     }
 }
 

@@ -43,9 +43,14 @@ const INIT: &str = "#!/bin/sh\nexec /usr/lib/systemd/systemd\n";
 /// Below the root: where the units of services have `ProtectHome`.
 const HOMES: &str = "home";
 
-/// Who logs in, with user and group: one who has ids besides its own from the files, and two who have not.
-const USERS: [(&str, u32, u32); 3] =
-    [("me", 1000, 1000), ("you", 1001, 1001), ("other", 1_500_000_000, 1002)];
+/// Who logs in, with user and group: one who has ids besides its own from the files, and others who have not.
+const USERS: [(&str, u32, u32); 4] = [
+    ("me", 1000, 1000),
+    ("you", 1001, 1001),
+    ("other", 1500, 1002),
+    // As directory services number them, and systemd numbers containers.
+    ("high", 1_500_000_000, 1003),
+];
 
 /// By name, with seconds, what is done. The scripts say what they expect.
 const STEPS: [(&str, u64, &str); 6] = [

@@ -28,6 +28,12 @@ pub const UNCLAIMED: IdRange =
 /// Where systemd takes ids from that a user namespace has for a time. Source: systemd `docs/UIDS-GIDS.md`, "container UIDs".
 const TRANSIENT: IdRange =
     IdRange { inside: 0, outside: 524_288, count: 1_879_048_191 - 524_288 + 1 };
+/// Whether an id is one of those. A user with such a number is not told from a container's, and may write nothing that stays.
+#[must_use]
+pub fn is_transient(id: u32) -> bool {
+    id.checked_sub(TRANSIENT.outside).is_some_and(|it| it < TRANSIENT.count)
+}
+
 /// Whose entries in the files are ours to use: Quire's own, or those that podman takes for this.
 pub const NAMES: [&str; 2] = ["quire", "containers"];
 
@@ -535,6 +541,8 @@ mod tests {
         assert_eq!(of("a:0:200\n"), []);
         assert_eq!(of("a:100:50\n"), []);
         assert_eq!(of("a:101:48\n"), [(100, 1), (149, 1)]);
+        let ids = [524_287, 524_288, 1_879_048_191, 1_879_048_192];
+        assert_eq!(ids.map(is_transient), [false, true, true, false]);
     }
 
     #[test]

@@ -60,11 +60,19 @@ of five
 su --login other --shell=/bin/sh --command '
     set -eux
     quire import --quiet tar:/tmp/owned.tar owned
-    quire run --rm --via tree --user five owned sh -c "id -u; id -g; cat /own/file" >out 2>said
+    quire run --rm --via tree --user five owned sh -c "id -u; id -g; cat /own/file" >out 2>said || { cat said; exit 1; }
     test "$(cat out)" = "5
 6
 of five"
     grep "cannot change their groups" said
+'
+# One whose number is among those of containers can write nothing that stays, if it asks for ids.
+su --login high --shell=/bin/sh --command '
+    set -eux
+    quire import --quiet tar:/tmp/owned.tar owned
+    quire run --rm --via tree owned stat -c %u /own/file >out 2>said || { cat said; exit 1; }
+    test "$(cat out)" = 0
+    grep "numbers from 524288" said
 '
 # Where there is no service, all is as before.
 systemctl stop systemd-nsresourced.socket systemd-nsresourced.service
