@@ -303,6 +303,7 @@ pub(crate) enum Verb {
     /// the traces of an image with its index. Who then starts a container with `--lazy` gets these parts first, before they are
     /// read. The image has the form `tar`, and nothing else uses it meanwhile. The options are those of `run`.
     #[cfg(feature = "serve")]
+    #[command(disable_help_flag = true)]
     Trace(Box<Trace>),
     /// Show what this host supports, and what Quire would choose
     Doctor(Doctor),
