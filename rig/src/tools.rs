@@ -88,7 +88,13 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// All that tests and benches call.
 pub fn install_all() -> Result<()> {
-    install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())
+    install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())?;
+    // `fusermount3` ends no mount without it. systemd makes it on each system that boots.
+    let mtab = Path::new("/etc/mtab");
+    if is_root() && fs::symlink_metadata(mtab).is_err() {
+        std::os::unix::fs::symlink("../proc/self/mounts", mtab).context("cannot make /etc/mtab")?;
+    }
+    Ok(())
 }
 
 /// The packages whose programs are not here.

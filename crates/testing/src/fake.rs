@@ -423,6 +423,14 @@ fn socks5(client: &mut TcpStream) -> String {
             let rest = take(3);
             std::net::Ipv4Addr::new(head[4], rest[0], rest[1], rest[2]).to_string()
         }
+        4 => {
+            let rest = take(15);
+            let address = [&head[4..5], &rest].concat();
+            let address: [u8; 16] = address.try_into().expect("sixteen bytes");
+            let address = std::net::Ipv6Addr::from(address);
+            // Where /etc/hosts does not say it, localhost is this one first.
+            if address.is_loopback() { "127.0.0.1".to_owned() } else { format!("[{address}]") }
+        }
         other => panic!("an address of kind {other}"),
     };
     let port = take(2);

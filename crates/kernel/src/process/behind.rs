@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -58,7 +59,7 @@ pub fn finish_behind(work: impl FnOnce()) -> Done {
 /// # Panics
 /// If `fork` returns an invalid pid.
 pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), ProcessError> {
-    if !is_alone() {
+    if !is_alone_soon() {
         return Err(ProcessError::Call {
             step: "leave a process with threads to a child",
             source: Errno::BUSY,
@@ -120,6 +121,17 @@ fn close_others(keep: &[RawFd]) {
         // SAFETY: who owns it is the parent, of which this is a copy that never returns and uses only what is kept.
         unsafe { libc::close(number) };
     }
+}
+
+/// The kernel may still have threads whose work is over, and that were waited for: `std::thread::scope` waits for the work.
+fn is_alone_soon() -> bool {
+    (0..200).any(|_| {
+        let is_alone = is_alone();
+        if !is_alone {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        is_alone
+    })
 }
 
 fn is_alone() -> bool {

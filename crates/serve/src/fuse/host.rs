@@ -102,6 +102,13 @@ fn call(mut command: Command, setup: &Setup<'_>) -> Result<(), HostError> {
     match started.process.wait()? {
         Exit::Code(0) => Ok(()),
         _ if said.trim().is_empty() => Err(HostError::Refused(format!("{program} failed"))),
-        _ => Err(HostError::Refused(said.trim().to_owned())),
+        _ => {
+            // It looks there for its own mounts. Systems that were booted have it.
+            let hint = match said.contains("/etc/mtab") {
+                true => ": as root, `ln -s ../proc/self/mounts /etc/mtab`",
+                false => "",
+            };
+            Err(HostError::Refused(format!("{}{hint}", said.trim())))
+        }
     }
 }

@@ -248,7 +248,17 @@ fn the_writer_has_no_rights() {
     command.arg0("quire-image-writer").env("QUIRE_TOLD", ask).uid(65_534).gid(65_534);
     let out = fs::File::create(place.path("out")).unwrap();
     command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
-    let mut writer = command.spawn().unwrap();
+    // As long as a child of another test has the copy open for writing, it is busy.
+    let mut spawned = (0..200).map(|_| {
+        let spawned = command.spawn();
+        let is_busy = |it: &std::io::Error| it.kind() == std::io::ErrorKind::ExecutableFileBusy;
+        if spawned.as_ref().is_err_and(is_busy) {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            return None;
+        }
+        Some(spawned.unwrap())
+    });
+    let mut writer = spawned.find_map(|it| it).expect("the copy can be run");
     let status = || {
         let text = fs::read_to_string(format!("/proc/{}/status", writer.id())).unwrap();
         let line = |name: &str| {
