@@ -85,21 +85,28 @@ pub fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
 
 /// A third sid root, which a machine can start from: systemd with what a login needs, and what Quire calls for users.
 pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
-    cache.entry("sid-booted", refresh, |draft| {
+    const PACKAGES: [&str; 10] = [
+        "systemd-sysv",
+        "systemd-container",
+        "libpam-systemd",
+        "dbus",
+        "dbus-user-session",
+        "crun",
+        "uidmap",
+        "fuse3",
+        "busybox-static",
+        // systemd-nsresourced opens it when it starts.
+        "libbpf1",
+    ];
+    let status = cache.dir().join("sid-booted/root/var/lib/dpkg/status");
+    let status = fs::read_to_string(status).unwrap_or_default();
+    // One of an earlier list is made anew.
+    let is_there =
+        |name: &&str| status.lines().any(|it| it.strip_prefix("Package: ") == Some(name));
+    let is_whole = PACKAGES.iter().all(is_there);
+    cache.entry("sid-booted", refresh || !is_whole, |draft| {
         let mirror = apt::mirror()?;
-        let packages = [
-            "systemd-sysv",
-            "systemd-container",
-            "libpam-systemd",
-            "dbus",
-            "dbus-user-session",
-            "crun",
-            "uidmap",
-            "fuse3",
-            "busybox-static",
-            "libbpf1",
-        ];
-        rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))
+        rootfs::bootstrap("sid", &PACKAGES, &mirror.address, &draft.join("root"))
     })
 }
 
