@@ -81,9 +81,14 @@ pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
             Some(_) => {}
         }
     }
+    own.retain(|(name, _)| !WHITEOUTS.contains(&&name[..]));
     own.sort_unstable();
     (marks, own)
 }
+
+/// composefs marks a directory that has whiteouts of the image so. No image has them as xattrs of its own: its reader leaves
+/// them out, too (`MARKS` in `image::erofs::read`).
+const WHITEOUTS: [&[u8]; 2] = [b"trusted.overlay.whiteouts", b"user.overlay.whiteouts"];
 
 #[cfg(test)]
 mod tests {
@@ -141,6 +146,12 @@ mod tests {
             &none,
             &[("trusted.overlay.opaque", "y"), ("user.overlay.opaque", "y")],
         );
+        let has_whiteouts = [
+            ("trusted.overlay.overlay.opaque", "x"),
+            ("trusted.overlay.overlay.whiteouts", ""),
+            ("user.overlay.whiteouts", ""),
+        ];
+        check(&has_whiteouts, &none, &[("trusted.overlay.opaque", "x")]);
         check(
             &[("trusted.overlay.overlay.overlay.a", "")],
             &none,

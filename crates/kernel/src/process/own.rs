@@ -48,13 +48,13 @@ pub trait IdService {
     /// Gives ids to a namespace without ids, whose only process this is.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason, in a sentence for people.
     fn give(&self, user_namespace: OwnedFd) -> Result<(), String>;
 
-    /// Takes notice of a namespace below that one, which has ids of it. Its processes may do more then.
+    /// Registers a namespace inside that one, which has its ids. Programs in there may set their groups then.
     ///
     /// # Errors
-    /// Why not, for people.
+    /// The reason, in a sentence for people.
     fn register(&self, user_namespace: OwnedFd) -> Result<(), String>;
 }
 
