@@ -1,7 +1,7 @@
 //! Laying a layer over those below.
 
 use super::follow::{self, Missing, Place};
-use super::{Hidden, Layer, LayerError, Pending, Role, role};
+use super::{Hidden, Layer, LayerError, Pending, Role, Tally, role};
 use crate::tree::{Builder, Copied, InodeId, Link, TreeError, components};
 
 /// What a hard link stands for.
@@ -30,15 +30,29 @@ impl Layer {
                     })
                     .collect();
                 self.tree.relink(&links);
+                let entries = Entries::of(&self.tree);
+                self.account(entries.laid, entries.below_replaced)?;
                 Ok(self.tree)
             }
             Some(mut lower) => {
                 let links = self.targets(&mut lower)?;
                 self.hide(&mut lower);
-                merge(&mut self.tree, &mut lower, &links)?;
+                let laid = Merge::new(&mut self.tree, &mut lower, &links)?.all()?;
+                self.account(laid, Entries::of(&self.tree).below_replaced)?;
                 Ok(lower)
             }
         }
+    }
+
+    /// Compares the entries that were added with what became of them: `laid` of them are names of the tree now, and
+    /// others are below directories that this layer replaced.
+    fn account(&self, laid: u64, below_replaced: u64) -> Result<(), LayerError> {
+        let Tally { given, hide, replaced } = self.tally;
+        let replaced = replaced + below_replaced;
+        if laid + hide + replaced == given {
+            return Ok(());
+        }
+        Err(LayerError::Unaccounted { given, laid, hide, replaced })
     }
 
     /// What each placeholder stands for: the lower layers' first, then later entries of this layer.
@@ -154,75 +168,217 @@ fn replaces_symlink(upper: &Builder, lower: &Builder, directory: &[u8]) -> bool 
     false
 }
 
-/// Copies all names of `upper` to `lower`.
-fn merge(
-    upper: &mut Builder,
-    lower: &mut Builder,
-    links: &[(InodeId, Target)],
-) -> Result<(), LayerError> {
-    let mut copied = Copied::new(upper);
-    let tree_error = |source| LayerError::Entry { path: b"/".to_vec(), source };
-    // What a placeholder stands for in `upper`; what it stands for in `lower` is as good as copied.
-    let mut stands_for = Vec::new();
-    for (placeholder, target) in links {
-        match target {
-            Target::Lower(inode) => copied.is_now(*placeholder, *inode),
-            Target::Own(inode) => stands_for.push((*placeholder, *inode)),
+/// The entries of a layer that its tree holds, without directories that no entry described.
+struct Entries {
+    /// Those that the root reaches, itself included.
+    laid: u64,
+    /// Those below a directory that a later entry replaced.
+    below_replaced: u64,
+}
+
+impl Entries {
+    fn of(tree: &Builder) -> Self {
+        let named = named(tree);
+        let root = u64::from(!tree.is_implicit(InodeId::ROOT));
+        let mut entries = Self { laid: root, below_replaced: 0 };
+        for (directory, _, inode) in tree.names() {
+            let count = u64::from(!tree.is_implicit(inode));
+            if named[directory.index()] {
+                entries.laid += count;
+            } else {
+                entries.below_replaced += count;
+            }
         }
+        entries
     }
-    upper.relink(&stands_for);
-    if !upper.is_implicit(InodeId::ROOT) {
-        lower
-            .copy_metadata(upper, InodeId::ROOT, InodeId::ROOT, &mut copied)
-            .map_err(tree_error)?;
+}
+
+/// One name of the upper tree.
+#[derive(Clone, Copy)]
+struct Name<'a> {
+    directory: InodeId,
+    name: &'a [u8],
+    inode: InodeId,
+}
+
+/// What became of a name.
+enum Outcome {
+    Laid,
+    /// The path leads through a file or a dangling symlink of the lower layers, so it is laid after the others: they
+    /// may bring the symlink's target.
+    Postponed,
+}
+
+/// Copies all names of `upper` to `lower`.
+struct Merge<'a> {
+    upper: &'a Builder,
+    lower: &'a mut Builder,
+    copied: Copied,
+    paths: Paths<'a>,
+    /// Whether the layer has symlinks of lower layers among its paths. Then two of its paths may be the same file, and
+    /// one may remove a directory that the other leads through.
+    is_through_symlinks: bool,
+    /// The number of directories and symlinks removed from `lower`.
+    removed: u32,
+    /// By inode of `upper`: `removed` when its path was last resolved in `lower`.
+    resolved: Vec<u32>,
+}
+
+impl<'a> Merge<'a> {
+    fn new(
+        upper: &'a mut Builder,
+        lower: &'a mut Builder,
+        links: &[(InodeId, Target)],
+    ) -> Result<Self, LayerError> {
+        let mut copied = Copied::new(upper);
+        // What a placeholder stands for in `upper`; what it stands for in `lower` is as good as copied.
+        let mut stands_for = Vec::new();
+        for (placeholder, target) in links {
+            match target {
+                Target::Lower(inode) => copied.is_now(*placeholder, *inode),
+                Target::Own(inode) => stands_for.push((*placeholder, *inode)),
+            }
+        }
+        upper.relink(&stands_for);
+        let upper = &*upper;
+        if !upper.is_implicit(InodeId::ROOT) {
+            let described = lower.copy_metadata(upper, InodeId::ROOT, InodeId::ROOT, &mut copied);
+            described.map_err(|source| LayerError::Entry { path: b"/".to_vec(), source })?;
+        }
+        copied.is_now(InodeId::ROOT, InodeId::ROOT);
+        let resolved = vec![0; upper.inode_bound()];
+        let paths = Paths::new(upper);
+        Ok(Self { upper, lower, copied, paths, is_through_symlinks: false, removed: 0, resolved })
     }
-    let mut paths = Paths::new(upper);
-    for (directory, name, inode) in upper.names() {
-        let parent = match directory {
-            InodeId::ROOT => InodeId::ROOT,
-            // Directories that this layer itself replaced later were not copied.
-            _ => match copied.get(directory) {
-                Some(parent) => parent,
-                None => continue,
-            },
-        };
-        let failed = |source: TreeError, paths: &mut Paths<'_>| {
-            let mut path = paths.of(directory);
-            path.extend_from_slice(name);
-            LayerError::Entry { path, source }
-        };
-        let there = lower.lookup(parent, name);
-        if upper.is_directory(inode) {
-            let implicit = upper.is_implicit(inode);
-            if let Some(there) = there {
-                if lower.is_directory(there) {
-                    copied.is_now(inode, there);
-                    if !implicit {
-                        lower
-                            .copy_metadata(upper, inode, there, &mut copied)
-                            .map_err(|it| failed(it, &mut paths))?;
-                    }
-                    continue;
-                }
-                if implicit {
-                    let path = paths.of(inode);
-                    match follow::directory(lower, &path, Missing::Stop) {
-                        Ok(Place::Directory(found)) => copied.is_now(inode, found),
-                        Ok(Place::Missing) => return Err(LayerError::ParentNotDirectory(path)),
-                        Err(blocked) => return Err(blocked.of(&path)),
-                    }
-                    continue;
+
+    /// Returns the number of entries laid, without directories that no entry described.
+    fn all(mut self) -> Result<u64, LayerError> {
+        let upper = self.upper;
+        let named = named(upper);
+        let mut laid = u64::from(!upper.is_implicit(InodeId::ROOT));
+        let mut postponed = Vec::new();
+        let mut is_postponed = vec![false; upper.inode_bound()];
+        for (directory, name, inode) in upper.names() {
+            // Entries below directories that this layer itself replaced later.
+            if !named[directory.index()] {
+                continue;
+            }
+            let name = Name { directory, name, inode };
+            if is_postponed[directory.index()] {
+                is_postponed[inode.index()] = upper.is_directory(inode);
+                postponed.push(name);
+                continue;
+            }
+            match self.lay(name, IfBlocked::Postpone)? {
+                Outcome::Laid => laid += u64::from(!upper.is_implicit(inode)),
+                Outcome::Postponed => {
+                    is_postponed[inode.index()] = true;
+                    postponed.push(name);
                 }
             }
         }
-        if there.is_some() {
-            lower.remove(parent, name);
+        for name in postponed {
+            match self.lay(name, IfBlocked::Replace)? {
+                Outcome::Laid => laid += u64::from(!upper.is_implicit(name.inode)),
+                Outcome::Postponed => return Err(LayerError::Lost(self.path(name))),
+            }
         }
-        let here =
-            lower.copy_inode(upper, inode, &mut copied).map_err(|it| failed(it, &mut paths))?;
-        lower.insert(parent, name, here, Link::Equal).map_err(|it| failed(it, &mut paths))?;
+        Ok(laid)
     }
-    Ok(())
+
+    fn lay(&mut self, name: Name<'a>, blocked: IfBlocked) -> Result<Outcome, LayerError> {
+        let parent = self.parent(name)?;
+        let removed = self.removed;
+        let there = self.lower.lookup(parent, name.name);
+        if let Some(there) = there
+            && self.upper.is_directory(name.inode)
+        {
+            let is_implicit = self.upper.is_implicit(name.inode);
+            if self.lower.is_directory(there) {
+                self.is_now(name.inode, there, removed);
+                if !is_implicit {
+                    let Self { upper, lower, copied, .. } = self;
+                    let described = lower.copy_metadata(upper, name.inode, there, copied);
+                    described.map_err(|source| self.failed(name, source))?;
+                }
+                return Ok(Outcome::Laid);
+            }
+            if is_implicit {
+                let path = self.paths.of(name.inode);
+                match (follow::directory(self.lower, &path, Missing::Stop), blocked) {
+                    (Ok(Place::Directory(found)), _) => {
+                        self.is_through_symlinks = true;
+                        self.is_now(name.inode, found, removed);
+                        return Ok(Outcome::Laid);
+                    }
+                    (Err(follow::Blocked::Tree(source)), _) => {
+                        return Err(LayerError::Entry { path, source });
+                    }
+                    (_, IfBlocked::Postpone) => return Ok(Outcome::Postponed),
+                    // As overlay file systems show it: the upper layer has a directory of that name.
+                    (_, IfBlocked::Replace) => {}
+                }
+            }
+        }
+        if let Some(old) = there {
+            self.lower.remove(parent, name.name);
+            if self.lower.is_directory(old) || self.lower.symlink_target(old).is_some() {
+                self.removed = self.removed.saturating_add(1);
+            }
+        }
+        let Self { upper, lower, copied, .. } = self;
+        let here = lower.copy_inode(upper, name.inode, copied);
+        let here = here.map_err(|source| self.failed(name, source))?;
+        // What was removed may have been a part of this very path.
+        self.is_now(name.inode, here, removed);
+        let inserted = self.lower.insert(parent, name.name, here, Link::Equal);
+        inserted.map_err(|source| self.failed(name, source))?;
+        Ok(Outcome::Laid)
+    }
+
+    /// The directory of the lower tree that takes the name.
+    fn parent(&mut self, name: Name<'a>) -> Result<InodeId, LayerError> {
+        let directory = name.directory;
+        let Some(parent) = self.copied.get(directory) else {
+            return Err(LayerError::Lost(self.path(name)));
+        };
+        let is_current = self.resolved[directory.index()] == self.removed;
+        if is_current || !self.is_through_symlinks || directory == InodeId::ROOT {
+            return Ok(parent);
+        }
+        let path = self.paths.of(directory);
+        match follow::directory(self.lower, &path, Missing::Stop) {
+            Ok(Place::Directory(found)) => {
+                self.is_now(directory, found, self.removed);
+                Ok(found)
+            }
+            Ok(Place::Missing) => Err(LayerError::ParentNotDirectory(path)),
+            Err(blocked) => Err(blocked.of(&path)),
+        }
+    }
+
+    fn is_now(&mut self, inode: InodeId, here: InodeId, removed: u32) {
+        self.copied.is_now(inode, here);
+        self.resolved[inode.index()] = removed;
+    }
+
+    fn path(&mut self, name: Name<'_>) -> Vec<u8> {
+        let mut path = self.paths.of(name.directory);
+        path.extend_from_slice(name.name);
+        path
+    }
+
+    fn failed(&mut self, name: Name<'_>, source: TreeError) -> LayerError {
+        LayerError::Entry { path: self.path(name), source }
+    }
+}
+
+/// What to do where something that is not a directory blocks a path.
+#[derive(Clone, Copy)]
+enum IfBlocked {
+    Postpone,
+    /// Put a directory in its place.
+    Replace,
 }
 
 /// Paths of the directories of a builder, found when one is first asked for.

@@ -36,7 +36,7 @@ pub enum LayerError {
     /// A component of the path is `..`.
     #[error("the path \"{}\" leads out of the layer", .0.escape_ascii())]
     Escape(Vec<u8>),
-    /// A component of the path is a file, a device, or a dangling symlink.
+    /// A component of the path is a file or a device of the same layer.
     #[error("a component of the path \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
     /// Symlinks among the components lead in circles.
@@ -70,6 +70,34 @@ pub enum LayerError {
     /// A component of the path, not the last one, is a whiteout.
     #[error("\"{}\" is below a whiteout", .0.escape_ascii())]
     BelowWhiteout(Vec<u8>),
+    /// The layer names it, and the tree would not have it. A bug in this module, which must not lose files silently.
+    #[error("\"{}\" would be missing from the image", .0.escape_ascii())]
+    Lost(Vec<u8>),
+    /// Some entries were neither laid out nor hidden nor replaced. A bug in this module, as above.
+    #[error(
+        "of {given} entries, {laid} are laid out, {hide} hide others, and {replaced} are replaced"
+    )]
+    Unaccounted {
+        /// Entries of the layer.
+        given: u64,
+        /// Entries that are names of the tree now.
+        laid: u64,
+        /// Whiteouts, and names that mean nothing.
+        hide: u64,
+        /// Entries that a later one of the same layer replaced.
+        replaced: u64,
+    },
+}
+
+/// How many entries a layer has, by what became of them.
+#[derive(Debug, Default)]
+struct Tally {
+    /// All entries that were added without an error.
+    given: u64,
+    /// Whiteouts, and names that mean nothing.
+    hide: u64,
+    /// Those that a later entry replaced. Entries below a replaced directory are not counted here.
+    replaced: u64,
 }
 
 /// Names of lower layers that a layer hides.
@@ -100,6 +128,7 @@ pub struct Layer {
     tree: Builder,
     hidden: Vec<Hidden>,
     pending: Vec<Pending>,
+    tally: Tally,
     /// The directory of the last entry, since the next is often in the same: its path as the entry had it.
     last: (Vec<u8>, InodeId),
 }
@@ -159,6 +188,7 @@ impl Layer {
             tree: Builder::new(),
             hidden: Vec::new(),
             pending: Vec::new(),
+            tally: Tally::default(),
             last: (Vec::new(), InodeId::ROOT),
         }
     }
@@ -186,15 +216,31 @@ impl Layer {
         xattrs: XattrsId,
         node: Node<'_>,
     ) -> Result<Option<InodeId>, LayerError> {
+        let added = self.add_entry(path, metadata, xattrs, node)?;
+        self.tally.given += 1;
+        Ok(added)
+    }
+
+    fn add_entry(
+        &mut self,
+        path: &[u8],
+        metadata: &Metadata,
+        xattrs: XattrsId,
+        node: Node<'_>,
+    ) -> Result<Option<InodeId>, LayerError> {
         let failed = |source| LayerError::Entry { path: path.to_vec(), source };
         let (directory, name) = match role(path)? {
-            Role::Ignored => return Ok(None),
+            Role::Ignored => {
+                self.tally.hide += 1;
+                return Ok(None);
+            }
             Role::Hides(hidden) => {
+                self.tally.hide += 1;
                 self.hidden.push(hidden);
                 return Ok(None);
             }
             Role::Root if node == Node::Directory => {
-                self.tree.describe(InodeId::ROOT, metadata, xattrs).map_err(failed)?;
+                self.describe(InodeId::ROOT, metadata, xattrs).map_err(failed)?;
                 return Ok(Some(InodeId::ROOT));
             }
             Role::Root => return Err(LayerError::RootNotDirectory),
@@ -203,7 +249,7 @@ impl Layer {
         let old = self.tree.lookup(directory, name);
         if let Some(old) = old.filter(|old| node == Node::Directory && self.tree.is_directory(*old))
         {
-            self.tree.describe(old, metadata, xattrs).map_err(failed)?;
+            self.describe(old, metadata, xattrs).map_err(failed)?;
             return Ok(Some(old));
         }
         check_name(name).map_err(failed)?;
@@ -217,6 +263,12 @@ impl Layer {
     /// # Errors
     /// [`LayerError`], as for an entry. [`Layer::onto`] reports a missing target.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), LayerError> {
+        self.add_link(path, target)?;
+        self.tally.given += 1;
+        Ok(())
+    }
+
+    fn add_link(&mut self, path: &[u8], target: &[u8]) -> Result<(), LayerError> {
         let failed = |source| LayerError::Entry { path: path.to_vec(), source };
         let to = match role(target)? {
             Role::Entry(directory, name) => Some((directory, name)),
@@ -225,9 +277,13 @@ impl Layer {
             Role::Hides(_) | Role::Ignored => Some((target, b"".as_slice())),
         };
         let (directory, name) = match role(path)? {
-            Role::Ignored => return Ok(()),
+            Role::Ignored => {
+                self.tally.hide += 1;
+                return Ok(());
+            }
             // Aufs makes whiteouts as hard links to one file.
             Role::Hides(hidden) => {
+                self.tally.hide += 1;
                 self.hidden.push(hidden);
                 return Ok(());
             }
@@ -243,7 +299,10 @@ impl Layer {
         };
         let inode = match earlier {
             Some(found) if self.tree.is_directory(found) => return Err(to_directory()),
-            Some(found) if self.tree.lookup(directory, name) == Some(found) => return Ok(()),
+            Some(found) if self.tree.lookup(directory, name) == Some(found) => {
+                self.tally.replaced += 1;
+                return Ok(());
+            }
             Some(found) => found,
             None => {
                 check_name(name).map_err(failed)?;
@@ -266,11 +325,25 @@ impl Layer {
     }
 
     fn put(&mut self, directory: InodeId, name: &[u8], inode: InodeId) -> Result<(), TreeError> {
-        if self.tree.remove(directory, name).is_some() {
+        if let Some(old) = self.tree.remove(directory, name) {
+            self.tally.replaced += u64::from(!self.tree.is_implicit(old));
             // It may have been part of that path.
             self.last = (Vec::new(), InodeId::ROOT);
         }
         self.tree.insert(directory, name, inode, Link::Equal)
+    }
+
+    /// Gives a directory the metadata of an entry, and counts the entry that described it before.
+    fn describe(
+        &mut self,
+        inode: InodeId,
+        metadata: &Metadata,
+        xattrs: XattrsId,
+    ) -> Result<(), TreeError> {
+        let was_described = !self.tree.is_implicit(inode);
+        self.tree.describe(inode, metadata, xattrs)?;
+        self.tally.replaced += u64::from(was_described);
+        Ok(())
     }
 
     /// The directory at `at`, made where it is not there yet.

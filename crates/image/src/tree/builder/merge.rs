@@ -5,10 +5,11 @@ use super::{Builder, IMPLICIT, InodeId, Kind, REMOVED, TreeError, XattrsId, key}
 /// The parts that one builder has copied from another, so that shared inodes, strings and xattrs stay shared.
 #[derive(Debug)]
 pub struct Copied {
-    /// By the number in the source: the number here, 0 when it was not taken yet.
-    strings: Vec<u32>,
-    xattrs: Vec<u32>,
-    inodes: Vec<u32>,
+    /// By the number in the source: the number in the target, if it was copied. Number 0 is a valid one: the root,
+    /// the empty string, or no xattrs.
+    strings: Vec<Option<u32>>,
+    xattrs: Vec<Option<XattrsId>>,
+    inodes: Vec<Option<InodeId>>,
 }
 
 impl Copied {
@@ -16,22 +17,21 @@ impl Copied {
     #[must_use]
     pub fn new(source: &Builder) -> Self {
         Self {
-            strings: vec![0; source.strings.bound()],
-            xattrs: vec![0; source.xattrs.bound()],
-            inodes: vec![0; source.inodes.len()],
+            strings: vec![None; source.strings.bound()],
+            xattrs: vec![None; source.xattrs.bound()],
+            inodes: vec![None; source.inodes.len()],
         }
     }
 
     /// Maps an inode of the source to one that is already here.
     pub fn is_now(&mut self, source: InodeId, here: InodeId) {
-        self.inodes[source.index()] = here.0;
+        self.inodes[source.index()] = Some(here);
     }
 
-    /// The inode here that an inode of the source became. Not for the root.
+    /// The inode of the target that an inode of the source became.
     #[must_use]
     pub fn get(&self, source: InodeId) -> Option<InodeId> {
-        let here = self.inodes[source.index()];
-        (here != 0).then_some(InodeId(here))
+        self.inodes[source.index()]
     }
 }
 
@@ -155,11 +155,12 @@ impl Builder {
         id: u32,
         copied: &mut Copied,
     ) -> Result<u32, TreeError> {
-        let known = &mut copied.strings[id as usize];
-        if *known == 0 {
-            *known = self.string(source.strings.get(id))?;
+        if let Some(known) = copied.strings[id as usize] {
+            return Ok(known);
         }
-        Ok(*known)
+        let here = self.string(source.strings.get(id))?;
+        copied.strings[id as usize] = Some(here);
+        Ok(here)
     }
 
     fn copy_xattrs(
@@ -168,9 +169,8 @@ impl Builder {
         id: XattrsId,
         copied: &mut Copied,
     ) -> Result<XattrsId, TreeError> {
-        let known = copied.xattrs[id.index()];
-        if known != 0 || id == XattrsId::NONE {
-            return Ok(XattrsId(known));
+        if let Some(known) = copied.xattrs[id.index()] {
+            return Ok(known);
         }
         let mut set = Vec::new();
         for string in source.xattrs.get(id.0).chunks_exact(4) {
@@ -178,7 +178,7 @@ impl Builder {
             set.extend(self.copy_string(source, string, copied)?.to_le_bytes());
         }
         let here = self.xattrs.intern(&set).ok_or(TreeError::TooLarge("4 GiB of xattrs"))?;
-        copied.xattrs[id.index()] = here;
+        copied.xattrs[id.index()] = Some(XattrsId(here));
         Ok(XattrsId(here))
     }
 }
