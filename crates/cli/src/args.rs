@@ -11,6 +11,8 @@ use clap::{
 mod containers;
 mod cpu;
 mod derive;
+#[cfg(all(test, feature = "disk", feature = "serve"))]
+mod documents;
 mod help;
 mod memory;
 mod mount;

@@ -11,7 +11,7 @@ pub fn crane() -> Option<PathBuf> {
     let built = cache.iter().map(|folder| folder.join("crane/bin/crane"));
     let found = on_path.chain(built).find(|it| it.is_file());
     if found.is_none() {
-        crate::skipped("crane is not there, or QUIRE_CACHE is not set");
+        crate::not_made("crane", "crane");
     }
     found
 }

@@ -8,6 +8,7 @@
 mod chain;
 mod crane;
 pub mod daemon;
+pub mod documents;
 pub mod fake;
 pub mod faults;
 pub mod images;
@@ -17,7 +18,7 @@ pub mod trees;
 
 pub use self::chain::chain;
 pub use self::crane::crane;
-pub use self::programs::{built, command, find, program, programs, script, skipped};
+pub use self::programs::{built, command, find, not_made, program, programs, script, skipped};
 pub use self::rounds::{long_tests, rounds};
 
 /// Bytes that are nowhere the same.

@@ -59,6 +59,12 @@ pub fn script(path: &Path, text: &str) {
     assert!(child.wait().is_ok_and(|it| it.success()), "{} is not written", path.display());
 }
 
+/// Says that a test does not run for want of an input that takes minutes to make. `cargo xtask test` looks whether the cache
+/// has it, and takes the line for a failure then.
+pub fn not_made(what: &str, input: &str) {
+    skipped(&format!("{what} is not in QUIRE_CACHE: `make test-engines` makes the input {input}"));
+}
+
 /// A program that `cargo xtask inputs INPUT` has built: the newest of those whose folder in the cache begins with `folder`.
 /// Says so if there is none.
 #[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
@@ -69,9 +75,7 @@ pub fn built(folder: &str, program: &str, input: &str) -> Option<PathBuf> {
     let programs = named.map(|it| it.path().join("bin").join(program)).filter(|it| it.is_file());
     let found = programs.max_by_key(|it| it.metadata().and_then(|it| it.modified()).ok());
     if found.is_none() {
-        skipped(&format!(
-            "{program} is not there (`cargo xtask inputs {input}`), or QUIRE_CACHE is not set"
-        ));
+        not_made(program, input);
     }
     found
 }
