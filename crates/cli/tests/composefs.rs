@@ -400,16 +400,7 @@ fn golden_images() {
 
 /// C's tools: in `sid/bin` of the folder that `QUIRE_CACHE` names.
 fn theirs(tool: &str) -> Option<PathBuf> {
-    let Some(folder) = std::env::var_os("QUIRE_CACHE") else {
-        testing::skipped(&format!("comparing with C's {tool}: QUIRE_CACHE is not set"));
-        return None;
-    };
-    let path = Path::new(&folder).join("sid/bin").join(tool);
-    if path.exists() {
-        return Some(path);
-    }
-    testing::skipped(&format!("comparing with C's {tool}: it is not in the cache"));
-    None
+    testing::built("sid", tool, "sid")
 }
 
 /// Numbers that look random and are the same each time (xorshift).

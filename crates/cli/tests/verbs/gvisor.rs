@@ -21,11 +21,7 @@ fn runsc() -> Option<PathBuf> {
     }
     let found = program("runsc");
     if found.is_none() {
-        let why = match program("go") {
-            Some(_) => "runsc is not installed: cargo xtask inputs runsc, and set QUIRE_CACHE",
-            None => "there is no runsc, nor a Go to build it",
-        };
-        testing::skipped(why);
+        testing::not_made("runsc", "runsc");
     }
     found
 }
@@ -181,7 +177,7 @@ fn gvisor_refuses_other_images() {
 fn gvisor_boots_debian() {
     let cache = std::env::var_os("QUIRE_CACHE").map(|it| Path::new(&it).join("debian-small"));
     let Some(layout) = cache.filter(|it| it.is_dir()) else {
-        testing::skipped("cargo xtask inputs debian-small was not run, or QUIRE_CACHE is not set");
+        testing::not_made("an image of Debian", "debian-small");
         return;
     };
     if runsc().is_none() {

@@ -51,7 +51,7 @@ fn hex(digest: &Value) -> String {
 fn made() -> Vec<Made> {
     let folder = std::env::var_os("QUIRE_CACHE").map(|it| PathBuf::from(it).join("makers"));
     let Some(folder) = folder.filter(|it| it.is_dir()) else {
-        testing::skipped("cargo xtask inputs makers was not run, or QUIRE_CACHE is not set");
+        testing::not_made("an image of another maker", "makers");
         return Vec::new();
     };
     let mut found = Vec::new();

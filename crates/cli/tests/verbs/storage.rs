@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use kernel::mount::{Detached, Reach, bind};
@@ -264,16 +264,8 @@ fn volumes_are_for_root_alone() {
 #[test]
 fn mount_of_systemd_mounts_images() {
     let Some(place) = place() else { return };
-    let Some(cache) = std::env::var_os("QUIRE_CACHE") else {
-        testing::skipped("no inputs: QUIRE_CACHE is not set");
-        return;
-    };
-    let tools = Path::new(&cache).join("sid/bin");
-    if !tools.join("mount.storage").is_file() {
-        assert!(std::env::var_os("CI").is_none(), "the inputs have no mount.storage");
-        testing::skipped("mount.storage is not here: `cargo xtask inputs sid` brings it");
-        return;
-    }
+    let Some(tool) = testing::built("sid", "mount.storage", "sid") else { return };
+    let tools = tool.parent().unwrap().to_owned();
     // Digests are names, too, and of `packed` another one each time: none begins with `fi`.
     // Both programs look below /run. The second calls /bin/mount: that of Debian 12 forgets nosuid and nodev.
     let script = "

@@ -13,7 +13,7 @@ use quire_image::tree::{Content, Inode, InodeId, Location, Node};
 
 use crate::hostile::{Maker, entries, inode};
 use crate::small::{icount, xattr, xattrs};
-use crate::tools::{environment, folder, newer, run, skipped};
+use crate::tools::{environment, folder, newer, not_made, run, skipped};
 
 fn escape(text: &mut String, bytes: &[u8], is_xattr: bool) {
     for byte in bytes {
@@ -112,7 +112,7 @@ pub fn dump(read: &ImageTree) -> Vec<String> {
 #[test]
 fn as_composefs_info_shows_them() {
     let (Some(mkcomposefs), Some(info)) = (newer("mkcomposefs"), newer("composefs-info")) else {
-        return skipped("there are no composefs tools in the cache: cargo xtask inputs sid");
+        return not_made("C's mkcomposefs", "sid");
     };
     let Some(data) = environment("QUIRE_TEST_DATA") else {
         return skipped("QUIRE_TEST_DATA is not set");

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::hostile;
 use crate::source::{Fill, Listing, Seen, list, show};
-use crate::tools::{environment, find, folder, newer, run, skipped};
+use crate::tools::{environment, find, folder, newer, not_made, run, skipped};
 
 /// Set in the process that may mount, since its mount namespace is its own.
 const NAMESPACE: &str = "QUIRE_READ_TEST_NAMESPACE";
@@ -304,7 +304,7 @@ fn images_of_many_options() {
         skipped("mkfs.erofs is not installed");
     }
     if missing[1] {
-        skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+        not_made("a newer mkfs.erofs", "sid");
     }
 }
 
@@ -325,7 +325,7 @@ pub fn prepare(test: &str) -> Option<tempfile::TempDir> {
 fn an_index_of_a_tar() {
     let Some(dir) = prepare("mkfs::an_index_of_a_tar") else { return };
     let (Some(mkfs), Some(tar)) = (newer("mkfs.erofs"), find("tar")) else {
-        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+        return not_made("a newer mkfs.erofs", "sid");
     };
     let at = |name: &str| dir.path().join(name);
     let (source, mountpoint, archive, image) = (at("s"), at("m"), at("t.tar"), at("i.img"));
@@ -378,7 +378,7 @@ fn compressed_images() {
     ];
     for (is_newer, words) in cases {
         let Some(mkfs) = mkfs(is_newer) else {
-            skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+            not_made("a newer mkfs.erofs", "sid");
             continue;
         };
         let files = [image.to_str().unwrap(), source.to_str().unwrap()];
@@ -426,7 +426,7 @@ fn damaged() {
     ];
     for (seed, (is_newer, words)) in (1..).zip(cases) {
         let Some(mkfs) = mkfs(is_newer) else {
-            skipped("there is no mkfs.erofs, or no newer one in the cache: cargo xtask inputs sid");
+            not_made("mkfs.erofs, or a newer one,", "sid");
             continue;
         };
         let words = words.replace("BLOB", blob.to_str().unwrap());

@@ -19,7 +19,7 @@ use crate::hostile::Random;
 use crate::mkfs::{self, compare, compare_source, mounted, prepare};
 use crate::source::{Fill, list};
 use crate::standalone::{Objects, external, give, largest, links, random_tree, tree_of};
-use crate::tools::{newer, run, skipped};
+use crate::tools::{newer, not_made, run};
 
 /// Devices, and where in them objects are.
 #[derive(Default)]
@@ -135,7 +135,7 @@ const MIXTURES: [(&[Way], usize); 5] = [
 
 pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     let Some(fsck) = newer("fsck.erofs") else {
-        return skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid");
+        return not_made("a newer fsck.erofs", "sid");
     };
     let words = devices.iter().map(|device| format!("--device={}", device.display()));
     let words = words.chain(["-d1".to_owned(), "--extract".to_owned()]);

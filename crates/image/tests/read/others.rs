@@ -17,13 +17,13 @@ use crate::mkfs::{self, mounted, prepare};
 use crate::native::{Devices, Way, make, spread};
 use crate::source::list;
 use crate::standalone::{Objects, tree_of};
-use crate::tools::{find, folder, newer, run, skipped};
+use crate::tools::{find, folder, newer, not_made, run, skipped};
 
 /// What `mkfs.erofs --xattr-inode-digest` writes of the same files, byte for byte: the prefix, and each fingerprint.
 #[test]
 fn fingerprints_are_those_of_mkfs() {
     let Some(mkfs) = newer("mkfs.erofs") else {
-        return skipped("there is no newer mkfs.erofs in the cache: cargo xtask inputs sid");
+        return not_made("a newer mkfs.erofs", "sid");
     };
     let dir = folder();
     let (source, theirs) = (dir.path().join("s"), dir.path().join("i.img"));

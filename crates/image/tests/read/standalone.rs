@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 use crate::hostile::{self, Random};
 use crate::mkfs::{Lost, compare, compare_source, mounted, prepare, read};
 use crate::source::{Fill, Listing, Seen, acl, list};
-use crate::tools::{find, folder, newer, run, skipped};
+use crate::tools::{find, folder, newer, not_made, run, skipped};
 
 pub const METADATA: Metadata = Metadata {
     permissions: 0o644,
@@ -145,7 +145,7 @@ fn check_with_fsck(image: &Path) {
     }
     match newer("fsck.erofs") {
         Some(fsck) => drop(run(&fsck, [Path::new("-d1"), image])),
-        None => skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid"),
+        None => not_made("a newer fsck.erofs", "sid"),
     }
 }
 

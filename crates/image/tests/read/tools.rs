@@ -12,7 +12,7 @@ pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-pub use testing::{find, skipped};
+pub use testing::{find, not_made, skipped};
 
 /// A newer program than the host has, in the cache that `cargo xtask inputs sid` fills.
 pub fn newer(program: &str) -> Option<PathBuf> {

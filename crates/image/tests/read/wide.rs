@@ -14,7 +14,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::mkfs::prepare;
 use crate::standalone::METADATA;
-use crate::tools::{newer, run, skipped};
+use crate::tools::{newer, not_made, run, skipped};
 
 const BLOCK: u64 = 512;
 /// The first block number that does not fit 32 bits. (The one before it stands for a hole in narrow tables.)
@@ -210,7 +210,7 @@ fn blocks_beyond_32_bits_are_found() {
         unmount(&root, UnmountFlags::empty()).unwrap();
     }
     let Some(fsck) = newer("fsck.erofs") else {
-        return skipped("there is no newer fsck.erofs in the cache: cargo xtask inputs sid");
+        return not_made("a newer fsck.erofs", "sid");
     };
     let devices = ["narrow", "wide"].map(|it| format!("--device={}", at(it).display()));
     run(&fsck, devices.into_iter().chain([file.display().to_string()]));

@@ -27,7 +27,7 @@ fn mkfs() -> Option<PathBuf> {
         output.is_ok_and(|it| String::from_utf8_lossy(&it.stdout).contains("xattr-inode-digest"))
     });
     if found.is_none() {
-        skipped("no mkfs.erofs that writes fingerprints: cargo xtask inputs sid");
+        testing::not_made("an mkfs.erofs that writes fingerprints", "sid");
     }
     found
 }

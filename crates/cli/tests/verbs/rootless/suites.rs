@@ -27,17 +27,7 @@ entries = [[\"nobody\", \"nobody\"], [\"tests\", \"tests\"]]
 ";
 
 fn pjdfstest() -> Option<PathBuf> {
-    let Some(cache) = std::env::var_os("QUIRE_CACHE") else {
-        testing::skipped("no inputs: QUIRE_CACHE is not set");
-        return None;
-    };
-    let program = Path::new(&cache).join("pjdfstest-0.2.2/bin/pjdfstest");
-    if !program.is_file() {
-        assert!(std::env::var_os("CI").is_none(), "the inputs have no pjdfstest");
-        testing::skipped("pjdfstest is not here: `cargo xtask inputs pjdfstest` brings it");
-        return None;
-    }
-    Some(program)
+    testing::built("pjdfstest-0.2.2", "pjdfstest", "pjdfstest")
 }
 
 /// A user with an image that has the suite.
