@@ -14,9 +14,9 @@ use crate::mounts::unmount_all;
 use crate::service::processes;
 use rig::process::quiet;
 
-/// Quire with the door that it has by default here.
-pub(super) const MARKED: &str = "quire";
-/// Quire with files on FUSE.
+/// Quire with marks.
+pub(super) const MARKED: &str = "quire, --door fanotify";
+/// Quire with files on FUSE, as it is by default.
 pub(super) const OVER_FUSE: &str = "quire, --door fuse";
 
 /// A lazy mount of an image.
@@ -35,7 +35,8 @@ pub(super) struct Mounted<'a> {
 pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
     let Published { containers, nydus, stargz, .. } = published;
     let work = || stage.context.work.to_owned();
-    let quires: [(&str, &[&str]); 2] = [(MARKED, &[]), (OVER_FUSE, &["--door", "fuse"])];
+    let quires: [(&str, &[&str]); 2] =
+        [(MARKED, &["--door", "fanotify"]), (OVER_FUSE, &["--door", "fuse"])];
     let mut all = Vec::new();
     for (name, options) in quires {
         let way = Box::new(quire::LazyMount::new(stage, containers, options));

@@ -53,9 +53,9 @@ pub(crate) struct Trace {
 /// How programs wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Door {
-    /// The first that works
+    /// The one that never gives zeros: files on FUSE
     Auto,
-    /// Events
+    /// Events: programs can read zeros if the service, its keeper and monitors are killed
     Fanotify,
     /// Files on FUSE
     Fuse,
@@ -193,9 +193,10 @@ pub(crate) struct Serve {
         conflicts_with_all = ["replace", "complete", "door", "keeper", "config", "again", "idle", "detached", "lazy_timeout"]
     )]
     pub(crate) stop: bool,
-    /// How programs wait for bytes that are not here. `fanotify`: their reads are events (Linux 6.14, a store on ext4, XFS or
-    /// btrfs). `fuse`: files on FUSE stand for devices (Linux 6.4): slower, but never zeros, whoever is killed. `auto`: the
-    /// first that works [default: auto]
+    /// How programs wait for bytes that are not here. `fuse`: files on FUSE stand for devices (Linux 6.4): programs get the right
+    /// bytes or an I/O error, whichever processes are killed. `fanotify`: their reads are events (Linux 6.14, a store on ext4,
+    /// XFS or btrfs): faster, but programs read zeros as file data, without an error, if the service, its keeper and the
+    /// container's monitor are killed together. `auto`: `fuse` [default: auto]
     #[arg(long, value_name = "DOOR")]
     pub(crate) door: Option<Door>,
     /// Be the keeper of the service at the other end of standard input, in this folder

@@ -1,13 +1,15 @@
-//! Lazy images behind files on FUSE: `serve --lazy --door fuse`.
+//! Lazy images behind files on FUSE, as they are by default, and what `serve --lazy --door` changes. Needs root.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 
 use kernel::version::KernelVersion;
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use testing::fake::wait_for;
 
+use crate::add_programs;
 use crate::runs::runtimes;
 use crate::served::{Lazy, end, keeper_of, serve_folder, serve_with};
 
@@ -16,17 +18,22 @@ const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
 
 /// A store with a lazy image, and its service. `None`, after saying so, where no such image can be mounted.
 fn served() -> Option<(Lazy, Child)> {
+    served_with(|_| ())
+}
+
+/// The same, with more in the image.
+fn served_with(add: impl FnOnce(&Path)) -> Option<(Lazy, Child)> {
     if KernelVersion::running().unwrap() < NATIVE {
         testing::skipped("native images: this kernel is older than Linux 6.4");
         return None;
     }
-    let lazy = Lazy::behind_any_door()?;
+    let lazy = Lazy::with(add, |_| ())?;
     let service = serve(&lazy);
     Some((lazy, service))
 }
 
 fn serve(lazy: &Lazy) -> Child {
-    serve_with(&lazy.place, &["--door", "fuse"], |command| command)
+    serve_with(&lazy.place, &[], |command| command)
 }
 
 /// Ends a service and its keeper at the same moment: neither can replace the other.
@@ -94,6 +101,114 @@ fn a_mount_on_fuse_never_reads_zeros_though_all_others_are_killed() {
     place.out("umount again");
     end(place, &mut service);
     assert!(!Path::new(&serve_folder(place)).exists());
+}
+
+/// The processes that hold what a container's readers wait for, beside the service and its keeper: its monitor is the parent
+/// of its first process.
+fn monitor_of(lazy: &Lazy, container: &str) -> Pid {
+    let listed = lazy.place.out("ps --json");
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let all = listed.as_array().unwrap();
+    let pid = all.iter().find(|it| it["container"] == container).unwrap()["pid"].as_u64().unwrap();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let parent = status.lines().find_map(|it| it.strip_prefix("PPid:")).unwrap();
+    Pid::from_raw(parent.trim().parse().unwrap()).unwrap()
+}
+
+/// As with `pkill -9 quire`, or when a whole control group is killed for its memory.
+#[test]
+fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
+    let Some((lazy, mut service)) = served_with(|tree| add_programs(tree, &["/bin/sh"])) else {
+        return;
+    };
+    let place = &lazy.place;
+    let (out, fifo) = (place.path("out"), place.path("fifo"));
+    fs::create_dir(&out).unwrap();
+    assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
+    for runtime in runtimes() {
+        let line = format!(
+            "run --quiet --detach --name three --lazy --prefetch none --runtime {runtime} -v {}:/out -v {}:/fifo lazy",
+            out.display(),
+            fifo.display()
+        );
+        // What the programs themselves need is read before.
+        let script = "cat /etc/short > /dev/null; cat /fifo > /dev/null; cat /words > /out/words; echo $? > /out/code";
+        let mut words: Vec<&str> = line.split(' ').collect();
+        words.extend(["sh", "-c", script]);
+        assert!(place.command(&words).status().unwrap().success());
+        let mut held = fs::File::options().write(true).open(&fifo).unwrap();
+        let monitor = monitor_of(&lazy, "three");
+        kill_process(monitor, Signal::STOP).unwrap();
+        kill_both(&lazy, &mut service);
+        kill_process(monitor, Signal::KILL).unwrap();
+        wait_for("its end", || !Path::new(&format!("/proc/{}", monitor.as_raw_nonzero())).exists());
+        held.write_all(b"now\n").unwrap();
+        drop(held);
+        // Its shell may have died of a page that it could not read.
+        let is_gone = || crate::runs::processes_with("/out/words").is_empty();
+        wait_for("the container's end", || out.join("code").exists() || is_gone());
+        let read = fs::read(out.join("words")).unwrap_or_default();
+        assert!(lazy.words().starts_with(&read), "{runtime}: bytes that are not the file's");
+        assert!(read.len() < lazy.words().len(), "{runtime}: nothing was missing");
+        place.out("rm --container --force three");
+        for name in ["words", "code"] {
+            let _it_may_be_missing = fs::remove_file(out.join(name));
+        }
+        service = serve(&lazy);
+    }
+    end(place, &mut service);
+}
+
+/// It could use marks. But with them, programs can read zeros, and nobody has asked for that.
+#[test]
+fn without_fuse_nothing_is_lent_unless_marks_are_asked_for() {
+    let Some((lazy, mut service)) = served() else { return };
+    let place = &lazy.place;
+    end(place, &mut service);
+    if !testing::programs(&["unshare", "mount"]) {
+        return;
+    }
+    let serve = |options: &[&str]| {
+        serve_with(place, options, |command| {
+            let words: Vec<_> =
+                std::iter::once(command.get_program()).chain(command.get_args()).collect();
+            let mut inner = Command::new("unshare");
+            inner.args([
+                "--mount",
+                "sh",
+                "-c",
+                "mount --bind /dev/null /dev/fuse && exec \"$@\"",
+                "sh",
+            ]);
+            inner.args(words).current_dir(place.path("."));
+            for (name, value) in command.get_envs() {
+                match value {
+                    Some(value) => inner.env(name, value),
+                    None => inner.env_remove(name),
+                };
+            }
+            *command = inner;
+            command
+        })
+    };
+    fs::create_dir(place.path("root")).unwrap();
+    let mut service = serve(&[]);
+    let refused = place.run("mount --lazy lazy root");
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    for part in ["files on FUSE cannot be made", "/dev/fuse", "modprobe fuse", "--door fanotify"] {
+        assert!(refused.err.contains(part), "{part}: {}", refused.err);
+    }
+    let refused = place.run("run --rm --lazy lazy cat /words");
+    assert!(refused.code == Some(125) && refused.err.contains("/dev/fuse"), "{}", refused.err);
+    end(place, &mut service);
+    if !crate::served::can_wait() {
+        return;
+    }
+    let mut service = serve(&["--door", "fanotify"]);
+    place.out("mount --lazy lazy root");
+    assert!(place.out("ps --lazy").contains("fanotify"));
+    place.out("umount root");
+    end(place, &mut service);
 }
 
 #[test]

@@ -77,12 +77,18 @@ impl Lazy {
 
     /// The same, with an image that was changed: its index lies.
     pub(crate) fn with_image(change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
+        Self::with(|_| (), change)
+    }
+
+    /// The same, with more in the image.
+    pub(crate) fn with(add: impl FnOnce(&Path), change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         if !is_root() || !testing::programs(&["tar", "gzip"]) {
             return None;
         }
         let place = Place::new();
         let tree = place.tree("tree", "x");
         add_programs(&tree, &["/bin/cat", "/usr/bin/md5sum"]);
+        add(&tree);
         let words: Vec<u8> = testing::noise(1 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
         fs::write(tree.join("words"), text).unwrap();
@@ -623,7 +629,8 @@ fn a_container_never_reads_zeros_though_all_others_are_killed() {
     let fifo = place.path("fifo");
     assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
     for how in ["--detach --name one", "--rm"] {
-        let mut service = lazy.serve();
+        // With files on FUSE nobody has to watch: `doors::` has those.
+        let mut service = serve_with(place, &["--door", "fanotify"], |command| command);
         let line = format!(
             "run --lazy --prefetch none {how} --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",
             fifo.display()

@@ -104,7 +104,8 @@ pub enum DoorKind {
 /// Which of them a service uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DoorWish {
-    /// Marks; FUSE where the kernel or the file system of the store has no events.
+    /// The one that never gives bytes that are not right, whichever processes are killed: FUSE. Where it cannot be had, no
+    /// device is lent.
     #[default]
     Auto,
     /// This one.

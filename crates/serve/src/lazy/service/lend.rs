@@ -9,13 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use image::verity::DeviceId;
-use kernel::fuse::FuseConnection;
-use kernel::precontent::PrecontentError;
+use kernel::fuse::{FuseConnection, FuseError};
 use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 
 use super::{AnyError, Completion, Service, forget, kept};
-use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish};
+use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish, FuseDoorError};
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::keeper::{Keeper, KeptDevice};
 use crate::lazy::unmarked::{OpenedBehind, opened_behind};
@@ -52,6 +51,13 @@ pub(super) enum LendError {
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
     Door(#[from] DoorError),
+    /// Marks would do. But with them readers can see zeros, and nobody has asked for that.
+    #[error(
+        "files on FUSE cannot be made, behind which programs wait for device {device}: load the kernel's module fuse \
+         (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy --replace --door fanotify`: with it, \
+         programs can read zeros if the service and all that watch it are killed"
+    )]
+    NoFuse { device: DeviceId, source: FuseDoorError },
 }
 
 /// How often a device is opened until no mark is left.
@@ -98,12 +104,13 @@ impl<'a> Service<'_, 'a> {
         let file = match (self.surroundings.door)() {
             DoorWish::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
             DoorWish::Only(DoorKind::Fuse) => self.lend_on_fuse(id, keeper)?,
-            DoorWish::Auto => match self.lend_marked(id) {
-                Err(LendError::Door(DoorError::Kernel(
-                    PrecontentError::Unsupported | PrecontentError::FileSystem { .. },
-                ))) => self.lend_on_fuse(id, keeper)?,
-                lent => lent?,
-            },
+            DoorWish::Auto => self.lend_on_fuse(id, keeper).map_err(|error| match error {
+                LendError::Door(DoorError::Fuse(
+                    source @ (FuseDoorError::Connection(FuseError::Open(_))
+                    | FuseDoorError::Mount(_)),
+                )) => LendError::NoFuse { device: id, source },
+                error => error,
+            })?,
         };
         if is_written || (self.surroundings.complete)() == Completion::Always {
             let filler = self.filler_of(&id);
