@@ -25,14 +25,14 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
         [name] => context.open_with(name)?,
         _ => context.open(OpenOptions::read())?,
     };
-    let images = if args.names.is_empty() {
-        store.images.ids()?
+    let found = if args.names.is_empty() {
+        store.images.ids()?.into_iter().map(|it| (it, None)).collect()
     } else {
-        let named = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
-        named.collect::<anyhow::Result<Vec<_>>>()?
+        let named = args.names.iter().map(|name| crate::resolve::resolve(&store, name));
+        named.map(|it| it.map(|it| (it.image, it.manifest))).collect::<Result<Vec<_>, _>>()?
     };
-    for image in &images {
-        if store.downloads.is_unproven(image)? {
+    for (image, manifest) in &found {
+        if store.downloads.is_unproven_for(image, manifest.as_ref())? {
             // Its bytes are those of its id, or not: that is told besides.
             context.remark(&format!(
                 "image {image} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or \
@@ -40,6 +40,7 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
             ));
         }
     }
+    let images: Vec<_> = found.into_iter().map(|it| it.0).collect();
     let found = store.verify_all(&images, options())?;
     let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
     tell(context, &found, if is_lazy { COMPLETE } else { WAY_OUT })

@@ -109,7 +109,7 @@ impl Sources {
             // What is in it would be used by another name.
             let permitted = crate::policy::permit(context, store, resolved)?;
             found.push(permitted.found().clone());
-            open.push(store.open_image(&permitted.found().image)?);
+            open.push(store.open_found(permitted.found())?);
         }
         Ok(Self { found, open })
     }

@@ -256,7 +256,7 @@ pub(crate) fn show(context: &Context, args: &args::Show) -> anyhow::Result<Answe
         inodes: tree.inode_count(),
         file_bytes: Bytes(bytes),
         kernel_verity: opened.kernel_verity,
-        unproven: store.downloads.is_unproven(&found.image)?,
+        unproven: store.downloads.is_unproven_for(&found.image, found.manifest.as_ref())?,
         manifest_digest: found.manifest.map(|it| it.to_string()),
         manifest,
         config,

@@ -29,7 +29,7 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     let permitted = crate::policy::permit(context, &store, found)?;
     let found = permitted.found();
     // From here on `gc` leaves the image alone.
-    let open = store.open_image(&found.image)?;
+    let open = store.open_found(&found)?;
     let name = &args.name;
     anyhow::ensure!(
         open.form == Form::Tar,

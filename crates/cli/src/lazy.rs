@@ -143,7 +143,7 @@ impl Supply for StoreSupply<'_> {
         for (image, manifest) in named.chain(used).chain(of_engines) {
             // Or another import has brought the device, while it was filled.
             if self.store.sparse_devices(&image)?.contains(device)
-                || self.store.presence(&image)? == Presence::Unproven
+                || self.store.presence_of(&image, Some(&manifest))? == Presence::Unproven
             {
                 images.insert((image, manifest));
             }

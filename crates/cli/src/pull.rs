@@ -284,7 +284,9 @@ fn fetch(context: &Context, args: &args::Pull, told: Told) -> anyhow::Result<Fet
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
-            Err(LazyPullError::Index(error)) if lazy == LazyWish::Prefer => {
+            Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. }))
+                if lazy == LazyWish::Prefer =>
+            {
                 let error = anyhow::Error::from(error);
                 context.remark(&format!("{error:#}: pulling the layers"));
             }

@@ -70,7 +70,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
     };
     let work = || -> anyhow::Result<Pushed> {
         // `gc` keeps the image and its objects while it is open.
-        let _open = store.open_image(&found.image)?;
+        let _open = store.open_found(&found)?;
         // Its thread takes over which signals are blocked here.
         let registry =
             Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses)?)?;

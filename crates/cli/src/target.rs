@@ -8,8 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, bail};
 use image::erofs::read::{Cached, Image, Owners, View, to_tree};
 use image::tree::{Inode, Node, Tree};
-use image::verity::ImageId;
-use store::{NamedImage, OpenImage, Presence, Store};
+use store::{NamedImage, OpenImage, Presence, Resolved, Store};
 
 use crate::context::Context;
 use crate::resolve::meant_a_path;
@@ -41,15 +40,20 @@ pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
 impl Target {
     /// Reads an image all of whose data is here. What has a slash at its beginning or a dot before one is a file, as for shells.
     pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
-        Self::of(context, text, |store, image| read(store, &store.open_image(image)?))
+        Self::of(context, text, |store, found| read(store, &store.open_found(found)?))
     }
 
     /// As [`open`](Self::open), of an image whose data need not be here: files without it have no object.
     pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
         let mut presence = Presence::Complete;
-        let target = Self::of(context, text, |store, image| {
-            let opened = store.open_names(image)?;
-            presence = opened.presence;
+        let target = Self::of(context, text, |store, found| {
+            let opened = store.open_names(&found.image)?;
+            let manifest = found.manifest.as_ref();
+            presence = match opened.presence {
+                Presence::Partial => Presence::Partial,
+                _ if store.downloads.is_unproven_for(&found.image, manifest)? => Presence::Unproven,
+                _ => Presence::Complete,
+            };
             read_names(store, &opened)
         })?;
         Ok(Self { presence, ..target })
@@ -58,7 +62,7 @@ impl Target {
     fn of(
         context: &Context,
         text: &OsStr,
-        read: impl FnOnce(&Store, &ImageId) -> anyhow::Result<Tree>,
+        read: impl FnOnce(&Store, &Resolved) -> anyhow::Result<Tree>,
     ) -> anyhow::Result<Self> {
         let presence = Presence::Complete;
         let (name, path) = split(text);
@@ -73,7 +77,7 @@ impl Target {
         let store = context.open_with(name)?;
         let resolved = crate::resolve::resolve(&store, name)
             .map_err(|error| meant_a_path(&store, name, error))?;
-        let tree = read(&store, &resolved.image)?;
+        let tree = read(&store, &resolved)?;
         Ok(Self { text: shown, tree, presence, store: Some(store), path })
     }
 

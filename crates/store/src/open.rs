@@ -6,10 +6,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use image::digest::Digest;
 use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
+use crate::resolve::Resolved;
 use crate::shelf::devices::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile};
 use crate::shelf::objects::LookupError;
@@ -233,19 +235,27 @@ impl Store {
     /// # Errors
     /// [`OpenImageError`] when it is absent, not a regular file, or the kernel measures another digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
-        self.open_proven(id, None)
+        self.open_proven((id, None), None)
     }
 
-    /// Opens an image to mount it. Devices that the store has only as sparse ones are lent by who fills them.
+    /// Opens an image as that of the manifest that was found: its layers make it, whatever other manifests claim.
+    ///
+    /// # Errors
+    /// As [`open_image`](Self::open_image).
+    pub fn open_found(&self, found: &Resolved) -> Result<OpenImage, OpenImageError> {
+        self.open_proven((&found.image, found.manifest.as_ref()), None)
+    }
+
+    /// The same, to mount it. Devices that the store has only as sparse ones are lent by who fills them.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
-    pub fn open_lazy_image(
+    pub fn open_lazy_found(
         &self,
-        id: &ImageId,
+        found: &Resolved,
         lender: &dyn LendDevices,
     ) -> Result<OpenImage, OpenImageError> {
-        self.open_proven(id, Some(lender))
+        self.open_proven((&found.image, found.manifest.as_ref()), Some(lender))
     }
 
     /// Opens an image to read the names in it. Devices that the store has only as sparse ones are as good as others.
@@ -254,7 +264,7 @@ impl Store {
     /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
     pub fn open_names(&self, id: &ImageId) -> Result<NamedImage, OpenImageError> {
         // Nobody gets to read the files that it lends.
-        let opened = self.open_with(id, Some(&Unread(self)))?;
+        let opened = self.open_with((id, None), Some(&Unread(self)))?;
         Ok(NamedImage {
             id: opened.id,
             image: opened.image,
@@ -269,19 +279,19 @@ impl Store {
     /// to be.
     fn open_proven(
         &self,
-        id: &ImageId,
+        image: (&ImageId, Option<&Digest>),
         lender: Option<&dyn LendDevices>,
     ) -> Result<OpenImage, OpenImageError> {
-        let opened = self.open_with(id, lender)?;
+        let opened = self.open_with(image, lender)?;
         match opened.presence {
-            Presence::Unproven => Err(OpenImageError::Unproven(*id)),
+            Presence::Unproven => Err(OpenImageError::Unproven(*image.0)),
             Presence::Complete | Presence::Partial => Ok(opened),
         }
     }
 
     fn open_with(
         &self,
-        id: &ImageId,
+        (id, manifest): (&ImageId, Option<&Digest>),
         lender: Option<&dyn LendDevices>,
     ) -> Result<OpenImage, OpenImageError> {
         self.objects
@@ -294,7 +304,7 @@ impl Store {
         let (form, devices) = self.open_devices(id, &image, lender)?;
         let presence = match devices.iter().any(|it| it.is_lent) {
             true => Presence::Partial,
-            false => self.presence_of_complete(id)?,
+            false => self.presence_of_complete(id, manifest)?,
         };
         drop(lock);
         let kernel_verity = match measure(image.fd()) {

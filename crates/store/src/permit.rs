@@ -67,22 +67,22 @@ impl Permitted {
     /// Opens the image.
     ///
     /// # Errors
-    /// As [`Store::open_image`].
+    /// As [`Store::open_found`].
     pub fn open(self, store: &Store) -> Result<PermittedImage, OpenImageError> {
-        let image = store.open_image(&self.found.image)?;
+        let image = store.open_found(&self.found)?;
         Ok(PermittedImage { found: self.found, image })
     }
 
     /// Opens the image, whose devices do not all have to be here.
     ///
     /// # Errors
-    /// As [`Store::open_lazy_image`].
+    /// As [`Store::open_lazy_found`].
     pub fn open_lazy(
         self,
         store: &Store,
         lender: &dyn LendDevices,
     ) -> Result<PermittedImage, OpenImageError> {
-        let image = store.open_lazy_image(&self.found.image, lender)?;
+        let image = store.open_lazy_found(&self.found, lender)?;
         Ok(PermittedImage { found: self.found, image })
     }
 }

@@ -143,7 +143,7 @@ impl EngineImages {
             Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {
                 Ok(Some(image))
             }
-            Err(LazyPullError::Index(error)) => {
+            Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. })) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::info!(%reference, error, "the engine brings its layers");
                 Ok(None)
@@ -192,7 +192,10 @@ impl EngineImages {
     /// Compares an image with its layers, if they have come in another way meanwhile.
     fn prove(&self, store: &Store, image: &Permitted) -> anyhow::Result<()> {
         let found = image.found();
-        if !matches!(store.presence(&found.image), Ok(Presence::Unproven)) {
+        if !matches!(
+            store.presence_of(&found.image, found.manifest.as_ref()),
+            Ok(Presence::Unproven)
+        ) {
             return Ok(());
         }
         let blobs = StoreBlobs::new(store, self.settings(store)?);

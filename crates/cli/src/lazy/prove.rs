@@ -2,7 +2,6 @@
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
-use image::verity::ImageId;
 use store::{OpenOptions, Permitted, Presence, Resolved, Store};
 use transfer::import::{self, BUDGET, Completed};
 
@@ -20,12 +19,13 @@ pub(super) fn proven(
     registry: &RegistryOptions,
 ) -> anyhow::Result<Permitted> {
     let found = image.found();
+    let manifest = found.manifest.as_ref();
     // Most images have no mark. For them nobody waits for the store's lock here, which no signal ends.
-    if matches!(store.downloads.is_unproven(&found.image), Ok(false)) {
+    if matches!(store.downloads.is_unproven_for(&found.image, manifest), Ok(false)) {
         return Ok(image);
     }
     // What cannot be looked at is told when it is opened.
-    if !matches!(store.presence(&found.image), Ok(Presence::Unproven)) {
+    if !matches!(store.presence_of(&found.image, manifest), Ok(Presence::Unproven)) {
         return Ok(image);
     }
     let shown = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
@@ -82,7 +82,8 @@ fn compare(
     })?
 }
 
+/// The manifests whose layers it may be compared with: its own, or any if it is used without one.
 fn manifests(store: &Store, found: &Resolved) -> Vec<Digest> {
-    let marked = |image: &ImageId| store.downloads.unproven(image).ok().flatten();
-    found.manifest.into_iter().chain(marked(&found.image).unwrap_or_default()).collect()
+    let marked = || store.downloads.unproven(&found.image).ok().flatten().unwrap_or_default();
+    found.manifest.map_or_else(|| marked().into_iter().collect(), |it| vec![it])
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 
 use super::{OpenImageError, Presence};
@@ -16,15 +17,31 @@ impl Store {
     /// # Errors
     /// As [`sparse_devices`](Self::sparse_devices).
     pub fn presence(&self, image: &ImageId) -> Result<Presence, OpenImageError> {
+        self.presence_of(image, None)
+    }
+
+    /// The same, of an image that is to be used as that of a manifest.
+    ///
+    /// # Errors
+    /// As [`sparse_devices`](Self::sparse_devices).
+    pub fn presence_of(
+        &self,
+        image: &ImageId,
+        manifest: Option<&Digest>,
+    ) -> Result<Presence, OpenImageError> {
         match self.sparse_devices(image)?.is_empty() {
-            true => Ok(self.presence_of_complete(image)?),
+            true => Ok(self.presence_of_complete(image, manifest)?),
             false => Ok(Presence::Partial),
         }
     }
 
     /// That of an image that has all of its devices.
-    pub(super) fn presence_of_complete(&self, image: &ImageId) -> Result<Presence, DiskError> {
-        Ok(match self.downloads.is_unproven(image)? {
+    pub(super) fn presence_of_complete(
+        &self,
+        image: &ImageId,
+        manifest: Option<&Digest>,
+    ) -> Result<Presence, DiskError> {
+        Ok(match self.downloads.is_unproven_for(image, manifest)? {
             true => Presence::Unproven,
             false => Presence::Complete,
         })

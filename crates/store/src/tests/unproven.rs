@@ -21,7 +21,7 @@ use crate::{
 pub(super) fn import_proven(store: &Store, text: &str) {
     let import = store.begin().unwrap();
     let reference = add_as(&import, &sample("one", 12), Form::Packed).unwrap();
-    import.proven(reference.image, reference.manifest.unwrap());
+    import.proven(reference.image, reference.manifest);
     import.set_ref(name(text), reference);
     import.commit().unwrap();
 }
@@ -56,6 +56,25 @@ fn an_image_whose_last_device_another_import_brings_is_not_opened() {
     check(&store).unwrap();
 }
 
+/// An import has made the image; then an index claims that it is another manifest's, too.
+#[test]
+fn a_claim_takes_nothing_from_an_image_that_was_imported() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    import_proven(&store, "one");
+    let other = Digest::sha256(b"another manifest");
+    let add = store.begin().unwrap();
+    add.manifest(&other, b"another manifest").unwrap();
+    add.unproven(lazy.image, other);
+    add.commit().unwrap();
+    assert_eq!(marked(&store, &lazy.image), Some([other].into()));
+    let presence = |manifest: Option<&Digest>| store.presence_of(&lazy.image, manifest).unwrap();
+    assert_eq!(presence(Some(&other)), Presence::Unproven);
+    assert_eq!(presence(Some(&lazy.manifest())), Presence::Complete);
+    assert_eq!(presence(None), Presence::Complete);
+    check(&store).unwrap();
+}
+
 /// That the layers of one manifest make an image says nothing of another manifest.
 #[test]
 fn each_manifest_of_a_name_is_to_be_compared() {
@@ -70,7 +89,19 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest(), other].into()));
     import_proven(&store, "one");
     assert_eq!(marked(&store, &lazy.image), Some([other].into()));
-    assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Unproven);
+    // What the other one claims takes nothing from who was compared, nor from who uses the image by its id.
+    let presence = |manifest: Option<&Digest>| store.presence_of(&lazy.image, manifest).unwrap();
+    assert_eq!(presence(Some(&other)), Presence::Unproven);
+    assert_eq!(presence(Some(&lazy.manifest())), Presence::Complete);
+    assert_eq!(presence(None), Presence::Complete);
+    assert_eq!(store.open_image(&lazy.image).unwrap().presence, Presence::Complete);
+    let of = |manifest| crate::Resolved { image: lazy.image, name: None, manifest };
+    store.open_found(&of(Some(lazy.manifest()))).unwrap();
+    let refused = store.open_found(&of(Some(other))).unwrap_err();
+    assert!(matches!(refused, OpenImageError::Unproven(_)), "{refused}");
+    // Nor does it once it is claimed again.
+    lazy.publish_as(&store, "two", other).unwrap();
+    assert_eq!((presence(None), presence(Some(&other))), (Presence::Complete, Presence::Unproven));
     // Nobody has the image by that manifest any more.
     store.remove_ref(&name("two")).unwrap();
     import_proven(&store, "one");

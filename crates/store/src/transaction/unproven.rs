@@ -8,7 +8,7 @@ use image::verity::ImageId;
 use super::{State, Transaction};
 use crate::disk::DiskError;
 use crate::shelf::downloads::BlobFile;
-use crate::shelf::downloads::unproven::{UnprovenError, encode};
+use crate::shelf::downloads::unproven::{UnprovenError, UnprovenMark, encode};
 use crate::store::Store;
 use image::digest::Digest;
 
@@ -20,8 +20,9 @@ impl Transaction<'_> {
     }
 
     /// Says that the image is what the layers of this manifest make: this import has read them, and compared their digests.
-    pub fn proven(&self, image: ImageId, manifest: Digest) {
-        self.state().proven.entry(image).or_default().insert(manifest);
+    /// Without a manifest, it was made of what is here.
+    pub fn proven(&self, image: ImageId, manifest: Option<Digest>) {
+        self.state().proven.entry(image).or_default().extend(manifest);
     }
 
     /// Sets the marks, durably. The store's lock and that of `refs/` are held.
@@ -55,7 +56,7 @@ impl Transaction<'_> {
                 Err(UnprovenError::Disk(error)) => return Err(error),
                 Err(UnprovenError::Damaged { .. }) => named,
             };
-            left.push((image, &marked - proven));
+            left.push((image, UnprovenMark { manifests: &marked - proven, is_proven: true }));
         }
         if left.is_empty() {
             return Ok(());
@@ -63,7 +64,7 @@ impl Transaction<'_> {
         // A name that a crash brings back would find its mark gone.
         refs.directory.sync()?;
         for (image, left) in &left {
-            if left.is_empty() {
+            if left.manifests.is_empty() {
                 downloads.directory.unlink(BlobFile::Unproven(**image).file_name())?;
             } else {
                 self.write_mark(image, left)?;
@@ -72,9 +73,9 @@ impl Transaction<'_> {
         downloads.directory.sync()
     }
 
-    fn write_mark(&self, image: &ImageId, manifests: &BTreeSet<Digest>) -> Result<(), DiskError> {
+    fn write_mark(&self, image: &ImageId, mark: &UnprovenMark) -> Result<(), DiskError> {
         let (number, mut file) = self.new_file()?;
-        file.write_all(&encode(image, manifests))?;
+        file.write_all(&encode(image, mark))?;
         let (number, name) = (number.to_string(), BlobFile::Unproven(*image).file_name());
         self.work.directory.sync_file(&number)?;
         self.work.directory.rename_over(&number, &self.store.downloads.directory, &name)
@@ -82,28 +83,33 @@ impl Transaction<'_> {
 }
 
 impl Store {
-    /// The manifests in an image's mark with new ones; `None` if there is nothing new. A damaged mark is replaced.
+    /// An image's mark with new manifests; `None` if there is nothing new. A damaged mark is replaced.
     fn with_unproven(
         &self,
         image: &ImageId,
         new: &BTreeSet<Digest>,
-    ) -> Result<Option<BTreeSet<Digest>>, DiskError> {
-        let before = match self.downloads.unproven(image) {
-            Ok(None) => return Ok(Some(new.clone())),
-            Ok(Some(before)) if new.is_subset(&before) => return Ok(None),
+    ) -> Result<Option<UnprovenMark>, DiskError> {
+        let before = match self.downloads.unproven_mark(image) {
+            // An image is never here without its mark unless an import of layers has made it.
+            Ok(None) => {
+                let (manifests, is_proven) = (new.clone(), self.images.has(image)?);
+                return Ok(Some(UnprovenMark { manifests, is_proven }));
+            }
+            Ok(Some(before)) if new.is_subset(&before.manifests) => return Ok(None),
             Ok(Some(before)) => before,
             Err(UnprovenError::Disk(error)) => return Err(error),
             Err(error) => {
                 tracing::warn!(%image, %error, "replacing a damaged mark");
-                self.manifests_of(image)?
+                UnprovenMark { manifests: self.manifests_of(image)?, is_proven: false }
             }
         };
-        Ok(Some(&before | new))
+        Ok(Some(UnprovenMark { manifests: &before.manifests | new, ..before }))
     }
 
     /// Makes a damaged mark again, so that the image stays unproven. The store's lock is held exclusively.
     pub(crate) fn mend_mark(&self, image: &ImageId) -> Result<(), DiskError> {
-        let mark = encode(image, &self.manifests_of(image)?);
+        let mark = UnprovenMark { manifests: self.manifests_of(image)?, is_proven: false };
+        let mark = encode(image, &mark);
         let name = BlobFile::Unproven(*image).file_name();
         self.tmp.replace(&self.downloads.directory, name, &mark)
     }

@@ -121,8 +121,9 @@ pub fn complete(
     Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
 }
 
-/// Compares an image that came with an index with the layers of the manifests in its mark, as [`complete`] does: first with
-/// those of the manifest that it is to be used for. An image without a mark is [`Completed::Same`].
+/// Compares an image that came with an index with the layers of the manifest that it is to be used for, as [`complete`] does.
+/// What other manifests claim does not count: each is compared when it is used. Without a manifest, those of its mark are
+/// tried in turn until the layers of one make the image. An image that was compared already is [`Completed::Same`].
 ///
 /// # Errors
 /// [`CompleteError`].
@@ -133,36 +134,27 @@ pub fn prove(
     blobs: &dyn BlobSource,
     surroundings: &ImportSurroundings<'_>,
 ) -> Result<Completed, CompleteError> {
-    let mut compared = BTreeSet::new();
-    loop {
-        let (marked, source) = match store.downloads.unproven(image) {
-            Ok(None) => return Ok(Completed::Same),
-            Ok(Some(marked)) => (marked, None),
-            // An import makes it again, of what names say.
-            Err(error) => (BTreeSet::new(), Some(error)),
-        };
-        let next = manifest.into_iter().chain(&marked).find(|it| !compared.contains(*it));
-        let Some(next) = next.copied() else {
-            return Err(CompleteError::Mark { image: Box::new(*image), source });
-        };
-        compared.insert(next);
-        match complete(store, image, &next, blobs, surroundings)? {
-            Completed::Same => {}
-            Completed::Other(right) if manifest.is_some_and(|it| *it != next) => {
-                tracing::error!(
-                    %image,
-                    %right,
-                    manifest = %next,
-                    "an index was wrong, or made with other options: another image has the names of this manifest now"
-                );
-                // Once more, so that this manifest goes out of the mark: no name has it with this image.
-                if let Some(manifest) = manifest {
-                    compared.remove(manifest);
-                }
-            }
-            done @ (Completed::NotYet | Completed::Other(_)) => return Ok(done),
+    let is_unproven = store.downloads.is_unproven_for(image, manifest);
+    if !is_unproven.map_err(|error| CompleteError::Device(error.into()))? {
+        return Ok(Completed::Same);
+    }
+    if let Some(manifest) = manifest {
+        return complete(store, image, manifest, blobs, surroundings);
+    }
+    let (marked, source) = match store.downloads.unproven(image) {
+        Ok(marked) => (marked.unwrap_or_default(), None),
+        // An import makes it again, of what names say.
+        Err(error) => (BTreeSet::new(), Some(error)),
+    };
+    let mut last = Err(CompleteError::Mark { image: Box::new(*image), source });
+    for manifest in &marked {
+        match complete(store, image, manifest, blobs, surroundings) {
+            done @ Ok(Completed::Same | Completed::NotYet) => return done,
+            // Another one may tell the truth.
+            done @ (Ok(Completed::Other(_)) | Err(_)) => last = done,
         }
     }
+    last
 }
 
 /// Imports an image that the store does not have, as [`complete`] does: all bytes of the devices are here that these heads
@@ -199,7 +191,10 @@ impl LayerTar {
     /// As the device's index says. Nothing is believed of that: the tar has to have its diff id.
     fn of(store: &Store, device: &DeviceId) -> Option<Self> {
         let (head, _) = store.sparse.index(device).ok().flatten()?;
-        Some(Self::named(&head, matches!(store.sparse.stat(device), Ok(Some(_)))))
+        let info = store.sparse.stat(device);
+        // One that is filled still has holes, though another import may have brought all of the device.
+        let is_sealed = matches!(info, Ok(Some(it)) if it.state == SparseState::Sealed);
+        Some(Self::named(&head, is_sealed))
     }
 
     const fn named(head: &Head, is_sealed: bool) -> Self {

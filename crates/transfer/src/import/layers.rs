@@ -230,10 +230,6 @@ impl Job<'_> {
         let tree = tree.unwrap_or_default().finish();
         let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
         let written = self.native(&tree, &diff_ids, tars)?;
-        if let Some(written) = &written {
-            // All layers were read, and had their diff ids.
-            self.transaction.proven(written.image, digest);
-        }
         if let Some(written) = written.as_ref().filter(|_| self.wishes.index) {
             self.put_indexes(read, &mut reports, &written.devices)?;
         }

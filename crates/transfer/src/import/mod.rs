@@ -268,6 +268,8 @@ impl<'a> Job<'a> {
         for origin in origins.of(made.manifest) {
             transaction.add_origin(image, origin);
         }
+        // It was written from layers that were read and had their diff ids, or from what the store has.
+        transaction.proven(image, made.manifest);
         if let Some(name) = &name {
             let reference =
                 Reference { image, manifest: made.manifest, form, created: surroundings.now };

@@ -98,6 +98,21 @@ pub enum LazyPublishError {
     },
 }
 
+impl LazyPublishError {
+    /// Whether what is in the way are claims about a device that came with another image, and that nobody has compared.
+    #[must_use]
+    pub const fn is_contradiction(&self) -> bool {
+        use SparseError::{Condemned, Indexed, OtherIndex};
+        matches!(
+            self,
+            Self::Commit {
+                source: TransactionError::Sparse(OtherIndex(_) | Indexed { .. } | Condemned(_)),
+                ..
+            }
+        )
+    }
+}
+
 impl LayerIndex {
     /// Keeps the index with its device, in the place of any that the device has: it was made from all bytes.
     ///

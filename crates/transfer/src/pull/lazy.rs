@@ -28,6 +28,17 @@ pub enum LazyPullError {
     /// There is no index that can be used. A pull with layers may succeed.
     #[error(transparent)]
     Index(#[from] LazyFetchError),
+    /// Another image of the store claims other bytes for a device that both have, and nobody has compared it. This one is not
+    /// to suffer for that: a pull with layers makes it.
+    #[error(
+        "the index of {reference} and that of another image in the store contradict each other, and one of them is wrong"
+    )]
+    Contradiction {
+        /// What was asked for.
+        reference: Box<Reference>,
+        /// In what.
+        source: Box<LazyPublishError>,
+    },
     /// It cannot be added to the store.
     #[error("cannot pull {reference}")]
     Publish {
@@ -115,9 +126,13 @@ pub fn pull_lazy(
         origin: &origin,
         now: surroundings.now,
     };
-    let published = publish(store, &lazy).map_err(|source| LazyPullError::Publish {
-        reference: Box::new(reference.clone()),
-        source: Box::new(source),
+    let published = publish(store, &lazy).map_err(|source| {
+        let is_contradiction = source.is_contradiction();
+        let (reference, source) = (Box::new(reference.clone()), Box::new(source));
+        match is_contradiction {
+            true => LazyPullError::Contradiction { reference, source },
+            false => LazyPullError::Publish { reference, source },
+        }
     })?;
     let (image, lazy) = match published {
         LazyPublished::Lazy(lazy) => (parts.id, lazy),

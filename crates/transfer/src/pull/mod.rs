@@ -332,7 +332,7 @@ impl Admitted {
                 && wishes.import.form == Form::Tar
         };
         let Some(StoredReference { image, .. }) = named.filter(is_it) else { return };
-        if !matches!(store.presence(&image), Ok(Presence::Unproven)) {
+        if !matches!(store.presence_of(&image, Some(manifest)), Ok(Presence::Unproven)) {
             return;
         }
         match import::prove(store, &image, Some(manifest), registry, surroundings) {

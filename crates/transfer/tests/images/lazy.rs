@@ -395,9 +395,11 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
     let store = &home.store;
     let image_of = |text: &str| store.refs.get(&text.parse().unwrap()).unwrap().unwrap().image;
     let manifest = offered.documents.digest;
-    let prove = || {
-        prove(store, &offered.id, Some(&manifest), &offered.blobs, &home.surroundings()).unwrap()
+    let prove_of = |manifest: Option<&Digest>| {
+        prove(store, &offered.id, manifest, &offered.blobs, &home.surroundings()).unwrap()
     };
+    let prove = || prove_of(Some(&manifest));
+    let presence = |manifest: Option<&Digest>| store.presence_of(&offered.id, manifest).unwrap();
     offered.publish(store).unwrap();
     assert_eq!(prove(), Completed::NotYet);
     assert_eq!(store.downloads.unproven(&offered.id).unwrap(), Some([manifest].into()));
@@ -408,17 +410,28 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
 
     // The same layers, by another manifest.
     let bytes = [&offered.documents.manifest_bytes[..], b"\n"].concat();
-    also_named(store, "two", &offered.id, (Digest::sha256(&bytes), Some(&bytes)));
-    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Unproven);
-    assert_eq!(prove(), Completed::Same);
-    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+    let two = Digest::sha256(&bytes);
+    also_named(store, "two", &offered.id, (two, Some(&bytes)));
+    assert_eq!(presence(Some(&two)), Presence::Unproven);
+    // Only who uses it is compared.
+    assert_eq!((prove(), presence(Some(&two))), (Completed::Same, Presence::Unproven));
+    assert_eq!(
+        (presence(Some(&manifest)), presence(None)),
+        (Presence::Complete, Presence::Complete)
+    );
+    assert_eq!((prove_of(Some(&two)), presence(Some(&two))), (Completed::Same, Presence::Complete));
     assert_eq!(image_of("two"), offered.id);
 
     // A manifest of other layers: its index has lied.
     let (_, less) = import_layers(&home, &home.path("other"), &tars()[..1]);
     also_named(store, "less", &offered.id, (less.manifest.unwrap(), None));
     assert_eq!(prove(), Completed::Same);
-    assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
+    assert_eq!(
+        (presence(Some(&manifest)), presence(None)),
+        (Presence::Complete, Presence::Complete)
+    );
+    assert_eq!(presence(less.manifest.as_ref()), Presence::Unproven);
+    assert_eq!(prove_of(less.manifest.as_ref()), Completed::Other(less.image));
     assert_eq!([image_of("one"), image_of("less")], [offered.id, less.image]);
     assert_eq!(damage(store), []);
 }
