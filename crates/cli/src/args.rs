@@ -46,7 +46,7 @@ pub(crate) use serve::{Door, Engine, LazyOptions, Serve, Skip, Trace};
 pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;
-pub(crate) use volumes::volumes;
+pub(crate) use volumes::{ask_for_labels, volumes};
 
 /// Verbs whose output is never JSON: they refuse `--json`, and do not offer it.
 const NEVER_JSON: [&str; 8] =

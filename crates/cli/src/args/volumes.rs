@@ -16,7 +16,7 @@ const OWNER: u32 = 0o755;
 pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
     let (mut kind, mut to, mut source) = (None, None, None);
     let (mut size, mut mode) = (None, None);
-    let (mut access, mut durability) = (None, None);
+    let (mut access, mut durability, mut label) = (None, None, None);
     for word in text.split(',') {
         let (key, value) = word.split_once('=').map_or((word, None), |(a, b)| (a, Some(b)));
         let needed = || value.ok_or_else(|| format!("{key} needs a value: {key}=…"));
@@ -27,10 +27,11 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
             "size" | "tmpfs-size" => size.replace(bytes(needed()?)?).is_some(),
             "mode" | "tmpfs-mode" => mode.replace(permissions(needed()?)?).is_some(),
             "ro" | "readonly" => access.replace(is_said(key, value)?).is_some(),
+            "relabel" => label.replace(relabelling(needed()?)?).is_some(),
             "durable" => durability.replace(is_said(key, value)?).is_some(),
             _ => {
                 return Err(format!(
-                    "there is no key \"{key}\": use type, dst, src, size, mode, ro or durable"
+                    "there is no key \"{key}\": use type, dst, src, size, mode, ro, durable or relabel"
                 ));
             }
         };
@@ -47,6 +48,8 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
         true => Ok(()),
         false => Err(format!("type={kind} has no {what}")),
     };
+    let is_of_host = ["dir", "bind"].contains(&kind);
+    refuse(label.is_none() || is_of_host, "relabel: it has no files of the host")?;
     let kind = match kind {
         "memory" | "tmpfs" => {
             refuse(no_source, "src: it has no source on the host")?;
@@ -74,7 +77,7 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
         _ => return Err(format!("there is no type=\"{kind}\": use {kinds}")),
     };
     let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
-    Ok(MountWish { kind, destination: to, access })
+    Ok(MountWish { kind, destination: to, access, relabels: label.is_some() })
 }
 
 /// A key alone, or with Docker's words for yes and no.
@@ -84,6 +87,23 @@ fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
         Some("false" | "0") => Ok(false),
         Some(value) => Err(format!("{key}={value}: it is {key} alone, or true or false")),
     }
+}
+
+/// How podman relabels files for SELinux, which Quire does not. Source: podman-run(1), `--mount`.
+fn relabelling(value: &str) -> Result<(), String> {
+    match value {
+        "shared" | "private" => Ok(()),
+        _ => Err(format!("relabel={value}: it is shared or private, and has no effect")),
+    }
+}
+
+/// Whether a volume or a mount asks for SELinux labels.
+pub(crate) fn ask_for_labels(wanted: &Wanted) -> bool {
+    let has_option = |text: &String| {
+        let options = text.split(':').nth(2).unwrap_or_default();
+        options.split(',').any(|it| ["z", "Z"].contains(&it))
+    };
+    wanted.volume.iter().any(has_option) || wanted.mount.iter().any(|it| it.relabels)
 }
 
 fn permissions(text: &str) -> Result<u32, String> {
@@ -121,7 +141,9 @@ mod tests {
         match (mount(text), expect) {
             (Ok(found), Ok((kind, destination, access))) => {
                 let destination = destination.to_owned();
-                assert_eq!(found, MountWish { kind, destination, access }, "{text}");
+                let relabels = text.contains("relabel");
+                let expect = MountWish { kind, destination, access, relabels };
+                assert_eq!(found, expect, "{text}");
             }
             (Err(found), Err(expect)) => assert!(found.contains(expect), "{text}: {found}"),
             (found, expect) => panic!("{text}: {found:?}, not {expect:?}"),
@@ -152,6 +174,8 @@ mod tests {
         check("type=dir,src=/x y,dst=/a", Ok((host("/x y"), "/a", rw)));
         check("type=bind,source=/x,destination=/a,readonly=true", Ok((host("/x"), "/a", ro)));
         check("type=bind,source=/x,destination=/a,readonly=false", Ok((host("/x"), "/a", rw)));
+        check("type=bind,src=/x,dst=/a,relabel=shared", Ok((host("/x"), "/a", rw)));
+        check("type=dir,src=/x,relabel=private,dst=/a,ro", Ok((host("/x"), "/a", ro)));
     }
 
     #[test]
@@ -182,6 +206,11 @@ mod tests {
             ("type=dir,dst=/a,src=/b,size=1", "type=dir has no size"),
             ("type=bind,dst=/a,src=/b,mode=1", "type=bind has no mode"),
             ("type=dir,dst=/a,src=/b,durable", "type=dir has no durable"),
+            ("type=dir,dst=/a,src=/b,relabel", "relabel needs a value"),
+            ("type=dir,dst=/a,src=/b,relabel=z", "it is shared or private"),
+            ("type=dir,dst=/a,src=/b,relabel=shared,relabel=private", "relabel is given twice"),
+            ("type=memory,dst=/a,relabel=shared", "type=memory has no relabel"),
+            ("type=self,dst=/a,relabel=shared", "type=self has no relabel"),
         ];
         for (text, expect) in cases {
             check(text, Err(expect));

@@ -43,6 +43,8 @@ pub struct MountWish {
     pub destination: String,
     /// Whether it can be written there.
     pub access: Access,
+    /// Whether SELinux labels are asked for. Quire sets none.
+    pub relabels: bool,
 }
 
 /// Source that the caller asks to mount.
@@ -83,9 +85,12 @@ pub enum VolumeError {
          type=self,dst=PATH` is a file system that is removed with the container"
     )]
     Named(String),
+    /// Two options of which one would win.
+    #[error("the volume option \"{0}\" contradicts another one, or repeats it")]
+    Contradiction(String),
     /// An option of Docker's that has no meaning here.
     #[error(
-        "a volume has no option \"{0}\": use ro or rw (files are never relabelled, and keep their owners)"
+        "a volume has no option \"{0}\": use ro, rw, z or Z (z and Z have no effect; files keep their labels and owners)"
     )]
     Option(String),
     /// Not an absolute path without `..`.
@@ -115,16 +120,26 @@ pub enum VolumeError {
 impl FromStr for Volume {
     type Err = VolumeError;
 
-    /// `SOURCE:DESTINATION[:ro|:rw]`, as Docker has it.
+    /// `SOURCE:DESTINATION[:OPTION,…]`, as Docker and podman have it. The options `z` and `Z` ask for SELinux labels, which
+    /// Quire does not set: scripts for Fedora give them to every volume.
     fn from_str(text: &str) -> Result<Self, VolumeError> {
         let syntax = || VolumeError::Syntax(text.to_owned());
         let (source, rest) = text.split_once(':').ok_or_else(syntax)?;
-        let (to, option) = rest.split_once(':').unwrap_or((rest, "rw"));
-        let access = match option {
-            "ro" => Access::ReadOnly,
-            "rw" => Access::Writable,
-            _ => return Err(VolumeError::Option(option.to_owned())),
-        };
+        let (to, options) = rest.split_once(':').unwrap_or((rest, "rw"));
+        let (mut access, mut label) = (None, None);
+        for option in options.split(',') {
+            let is_contrary = match option {
+                "ro" => access.replace(Access::ReadOnly).is_some(),
+                "rw" => access.replace(Access::Writable).is_some(),
+                "z" | "Z" => label.replace(()).is_some(),
+                _ => return Err(VolumeError::Option(option.to_owned())),
+            };
+            // Source: podman, pkg/util/mount_opts.go and containers/common, pkg/parse.
+            if is_contrary {
+                return Err(VolumeError::Contradiction(option.to_owned()));
+            }
+        }
+        let access = access.unwrap_or(Access::Writable);
         if !to.starts_with('/') || source.is_empty() {
             return Err(syntax());
         }
@@ -221,6 +236,12 @@ mod tests {
             ("/a:/b", volume("/a", "/b", Access::Writable)),
             ("/a:/b:rw", volume("/a", "/b", Access::Writable)),
             ("/a b:/c/d:ro", volume("/a b", "/c/d", Access::ReadOnly)),
+            // Source: podman-run(1), --volume.
+            ("/a:/b:z", volume("/a", "/b", Access::Writable)),
+            ("/a:/b:Z", volume("/a", "/b", Access::Writable)),
+            ("/a:/b:ro,z", volume("/a", "/b", Access::ReadOnly)),
+            ("/a:/b:Z,ro", volume("/a", "/b", Access::ReadOnly)),
+            ("/a:/b:rw,z", volume("/a", "/b", Access::Writable)),
             ("/a:/b//./c/", volume("/a", "/b/c", Access::Writable)),
         ];
         for (text, expect) in cases {
@@ -231,8 +252,22 @@ mod tests {
         }
         assert_eq!("a:/b".parse::<Volume>(), Err(VolumeError::Named("a".to_owned())));
         assert!(VolumeError::Named("dirx".to_owned()).to_string().contains("write ./dirx, or an"));
-        for (text, option) in [("/a:/b:z", "z"), ("/a:/b:ro:rw", "ro:rw"), ("/a:/b:", "")] {
+        let refused = [
+            ("/a:/b:zz", "zz"),
+            ("/a:/b:z,", ""),
+            ("/a:/b:ro:rw", "ro:rw"),
+            ("/a:/b:ro:z", "ro:z"),
+            ("/a:/b:U", "U"),
+            ("/a:/b:", ""),
+        ];
+        for (text, option) in refused {
             assert_eq!(text.parse::<Volume>(), Err(VolumeError::Option(option.to_owned())));
+        }
+        for (text, option) in
+            [("/a:/b:z,Z", "Z"), ("/a:/b:ro,z,ro", "ro"), ("/a:/b:ro,rw", "rw"), ("/a:/b:z,z", "z")]
+        {
+            let expect = VolumeError::Contradiction(option.to_owned());
+            assert_eq!(text.parse::<Volume>(), Err(expect), "{text}");
         }
     }
 

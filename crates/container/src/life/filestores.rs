@@ -107,7 +107,7 @@ pub fn volumes(
     // Before those of the container's own are among them: their paths are there only in its mount namespace.
     volumes.iter().try_for_each(Volume::check)?;
     let mut files = files.0.iter();
-    for MountWish { kind, destination, access } in mounts {
+    for MountWish { kind, destination, access, relabels: _ } in mounts {
         let source = match kind {
             MountKind::Host(path) => Source::Host(path.clone()),
             MountKind::Memory { bytes, mode } => Source::Memory { bytes: *bytes, mode: *mode },
