@@ -49,6 +49,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access())?;
+    wishes.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
+    crate::security::remark_on_labels(context, wanted);
     if wishes.network == Network::Pasta {
         bail!(
             "--network pasta: pasta has to run as long as the container, and `bundle` starts nothing: make a network by \

@@ -89,6 +89,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         shared: shared(context, opened.as_ref()),
         root,
         without_root: crate::rootless::describe(context.outside()),
+        labels: crate::security::describe_labels(context),
         cgroups: features.cgroups.to_string(),
         features: features_told.into(),
         runtime,
@@ -159,6 +160,8 @@ pub(crate) struct DoctorReport {
     root: bool,
     /// Whether users who are not root can run containers, or why not.
     without_root: String,
+    /// What AppArmor and SELinux do for containers.
+    labels: String,
     /// Version of control groups: `v1`, `hybrid`, `v2` or `absent`.
     cgroups: String,
     /// Features of the kernel.
@@ -229,6 +232,7 @@ impl DoctorReport {
         let user = if self.root { "root" } else { "not root" };
         writeln!(out, "user           {user}")?;
         writeln!(out, "without root   {}", self.without_root)?;
+        writeln!(out, "labels         {}", self.labels)?;
         writeln!(out, "runtime        {}", self.runtime)?;
         writeln!(out, "policy         {}", self.policy)?;
         #[cfg(feature = "serve")]

@@ -5,9 +5,13 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use container::bundle::PIDS;
-use container::bundle::security::{Capabilities, Device, Filter, Interfaces, Profile, Security};
+use container::bundle::security::{
+    AppArmor, AppArmorState, Capabilities, Device, Filter, Interfaces, PROFILE, Profile,
+    ProfileChoice, ProfileWish, SeLinuxState, Security, Starter, load, parser,
+};
 
 use crate::args::{self, SecurityOpt};
+use crate::context::Context;
 
 /// More than any profile has.
 const LARGEST: u64 = 4 << 20;
@@ -38,6 +42,7 @@ pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
     for option in &wanted.security_opt {
         match option {
             SecurityOpt::NoNewPrivileges(value) => no_new_privileges = *value,
+            SecurityOpt::AppArmor(_) | SecurityOpt::Label => {}
             _ if std::mem::replace(&mut is_said, true) => {
                 bail!("--security-opt: seccomp is given twice");
             }
@@ -56,6 +61,8 @@ pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
     Ok(Security {
         capabilities: Capabilities::new(wanted.privileged, &wanted.cap_add, &wanted.cap_drop)?,
         filter,
+        // The host decides as well: `apparmor` below.
+        apparmor: AppArmor::Unconfined,
         no_new_privileges,
         interfaces,
         devices,
@@ -70,4 +77,82 @@ fn profile(path: &Path) -> anyhow::Result<Profile> {
     let file = std::fs::File::open(path).with_context(failed)?;
     file.take(LARGEST).read_to_end(&mut bytes).with_context(failed)?;
     Profile::read(&bytes).with_context(failed)
+}
+
+/// The AppArmor profile of a container, which is loaded if the host lacks it. Remarks if there should be one, and is not.
+pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Result<AppArmor> {
+    let mut wish = &ProfileWish::Default;
+    for option in &wanted.security_opt {
+        let SecurityOpt::AppArmor(found) = option else { continue };
+        if std::mem::replace(&mut wish, found) != &ProfileWish::Default {
+            bail!("--security-opt: apparmor is given twice");
+        }
+    }
+    let starter = match (context.who().is_host_root(), wanted.privileged) {
+        (true, false) => Starter::Root,
+        (true, true) => Starter::PrivilegedByRoot,
+        (false, _) => Starter::User,
+    };
+    let choice = AppArmorState::probe().choose(wish, starter).context("--security-opt")?;
+    let why = match choice {
+        ProfileChoice::Use(apparmor) => return Ok(apparmor),
+        ProfileChoice::Unlisted => UNLISTED.to_owned(),
+        ProfileChoice::Load => match load(&context.search()) {
+            Ok(()) => return Ok(AppArmor::Usual),
+            Err(error) if *wish != ProfileWish::Default => {
+                return Err(error).context("--security-opt");
+            }
+            Err(error) => crate::report::chain(&error),
+        },
+    };
+    context.remark(&format!("the container has no AppArmor profile: {why}"));
+    Ok(AppArmor::Unconfined)
+}
+
+/// Reason for which no profile can be used.
+const UNLISTED: &str = "cannot read /sys/kernel/security/apparmor/profiles (is securityfs mounted on /sys/kernel/security?)";
+
+/// Remarks that labels have no effect, if somebody asks for them where SELinux would need them.
+pub(crate) fn remark_on_labels(context: &Context, wanted: &args::Wanted) {
+    let options = &wanted.security.security_opt;
+    let is_asked = options.contains(&SecurityOpt::Label) || args::ask_for_labels(wanted);
+    if is_asked && SeLinuxState::probe() == SeLinuxState::Enforcing {
+        context.remark(
+            "SELinux is enforcing, and quire sets no labels: label=, z and Z have no effect, and SELinux does not \
+             separate this container from the host",
+        );
+    }
+}
+
+/// What security modules do for containers, in a line for people.
+pub(crate) fn describe_labels(context: &Context) -> String {
+    let is_root = context.outside().is_host_root();
+    let apparmor = match AppArmorState::probe() {
+        AppArmorState::Off => "AppArmor is off".to_owned(),
+        AppArmorState::On { own: Some(own), .. } => {
+            format!("containers inherit this process's AppArmor profile {own}")
+        }
+        AppArmorState::On { .. } if !is_root => {
+            "AppArmor is on, but only root's containers have a profile".to_owned()
+        }
+        AppArmorState::On { loaded: None, .. } => format!("no AppArmor profile: {UNLISTED}"),
+        AppArmorState::On { loaded: Some(loaded), .. } => {
+            if loaded.iter().any(|it| it == PROFILE) {
+                format!("root's containers have the AppArmor profile {PROFILE}")
+            } else if parser(&context.search()).is_some() {
+                format!(
+                    "root's containers have the AppArmor profile {PROFILE}, which the next `run` loads"
+                )
+            } else {
+                "no AppArmor profile: apparmor_parser is not installed (Debian: package apparmor)"
+                    .to_owned()
+            }
+        }
+    };
+    match SeLinuxState::probe() {
+        SeLinuxState::Idle => apparmor,
+        SeLinuxState::Enforcing => {
+            format!("{apparmor}; SELinux is enforcing, and quire sets no labels")
+        }
+    }
 }

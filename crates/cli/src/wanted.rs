@@ -112,6 +112,8 @@ pub(crate) fn container_wish(
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted);
     let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
+    bundle.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
+    crate::security::remark_on_labels(context, wanted);
     let pasta = crate::network::pasta(context, args, &mut bundle.network)?;
     Ok(ContainerWish {
         id,

@@ -638,6 +638,7 @@ mod tests {
             },
             security: Security {
                 filter: security::Filter::Unconfined,
+                apparmor: security::AppArmor::Usual,
                 no_new_privileges: true,
                 limits: vec!["nofile=1:2".parse().unwrap(), "core=0:-1".parse().unwrap()],
                 ..Security::default()

@@ -11,6 +11,7 @@ if [ $# = 0 ]; then
     mount -t devpts devpts /dev/pts
     mount -t tmpfs tmpfs /dev/shm
     mount -t cgroup2 cgroup2 /sys/fs/cgroup
+    mount -t securityfs securityfs /sys/kernel/security
     ln -sf /proc/self/fd /dev/fd
     mount -o remount,rw /
     ip link set lo up

@@ -50,13 +50,14 @@ pub struct Args {
 }
 
 /// The programs that a guest takes, as Debian names them.
-pub const PACKAGES: [(&str, &str); 6] = [
+pub const PACKAGES: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("mkfs.ext4", "e2fsprogs"),
     ("depmod", "kmod"),
     ("cpio", "cpio"),
     ("xz", "xz-utils"),
+    ("apparmor_parser", "apparmor"),
 ];
 
 pub fn run(args: &Args) -> Result<()> {

@@ -140,6 +140,14 @@ pub(crate) const TESTS: &[Test] = &[
         ],
     },
     Test {
+        name: "labels",
+        about: "AppArmor profiles of containers, which are on in Debian's kernels",
+        runs: &[
+            short(run("quire-cli", "verbs", &["labels::the_profile_denies"])),
+            run("quire-cli", "verbs", &["labels::"]),
+        ],
+    },
+    Test {
         name: "store",
         about: "sealing and damage, with fs-verity",
         runs: &[

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use container::bundle::security::Limit;
+use container::bundle::security::{Limit, ProfileWish};
 
 /// What `--security-opt` asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +15,10 @@ pub(crate) enum SecurityOpt {
     Seccomp(PathBuf),
     /// Whether set-uid files and capabilities of files have no effect.
     NoNewPrivileges(bool),
+    /// The AppArmor profile.
+    AppArmor(ProfileWish),
+    /// A part of the SELinux label, none of which Quire sets.
+    Label,
 }
 
 impl FromStr for SecurityOpt {
@@ -28,12 +32,27 @@ impl FromStr for SecurityOpt {
             ("seccomp", file) if !file.is_empty() => Ok(Self::Seccomp(file.into())),
             ("no-new-privileges", "" | "true") => Ok(Self::NoNewPrivileges(true)),
             ("no-new-privileges", "false") => Ok(Self::NoNewPrivileges(false)),
-            ("label" | "apparmor", _) => {
-                Err(format!("there is no \"{key}\" here: quire sets up no SELinux and no AppArmor"))
+            ("apparmor", "unconfined") => Ok(Self::AppArmor(ProfileWish::Unconfined)),
+            ("apparmor", name) if !name.is_empty() => {
+                Ok(Self::AppArmor(ProfileWish::Named(name.to_owned())))
             }
-            _ => Err("it is seccomp=FILE, seccomp=unconfined or no-new-privileges".to_owned()),
+            ("label", part) if is_label(part) => Ok(Self::Label),
+            ("label", part) => Err(format!(
+                "label={part}: it is label=disable, or label=user:…, role:…, type:…, level:… or filetype:…"
+            )),
+            _ => Err(
+                "it is seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, label=… or no-new-privileges"
+                    .to_owned(),
+            ),
         }
     }
+}
+
+/// Whether podman takes it for a part of a label. Source: podman-run(1), `--security-opt`.
+fn is_label(part: &str) -> bool {
+    let words = ["user", "role", "type", "level", "filetype"];
+    let is_part = |(word, value): (&str, &str)| words.contains(&word) && !value.is_empty();
+    ["disable", "nested"].contains(&part) || part.split_once(':').is_some_and(is_part)
 }
 
 // What a container may do.
@@ -45,10 +64,10 @@ pub(crate) struct Security {
     /// Drop a capability, or ALL
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',')]
     pub(crate) cap_drop: Vec<String>,
-    /// Give all capabilities and all devices of the host, no seccomp filter, and all of /proc and /sys
+    /// Give all capabilities and all devices of the host, no seccomp filter, no AppArmor profile, and all of /proc and /sys
     #[arg(long)]
     pub(crate) privileged: bool,
-    /// Security option: seccomp=FILE, seccomp=unconfined or no-new-privileges
+    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, no-new-privileges, or label=… (no effect)
     #[arg(long, value_name = "OPTION")]
     pub(crate) security_opt: Vec<SecurityOpt>,
     /// Add a device of the host; by default with rwm (read, write, mknod)
@@ -61,4 +80,36 @@ pub(crate) struct Security {
     /// limit; -1 means no limit
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Source: podman-run(1), `--security-opt`.
+    #[test]
+    fn security_options_are_those_of_podman() {
+        let apparmor = |wish| Ok(SecurityOpt::AppArmor(wish));
+        let named = |name: &str| apparmor(ProfileWish::Named(name.to_owned()));
+        let cases = [
+            ("apparmor=unconfined", apparmor(ProfileWish::Unconfined)),
+            ("apparmor:unconfined", apparmor(ProfileWish::Unconfined)),
+            ("apparmor=my-profile", named("my-profile")),
+            ("apparmor=/usr/bin/a:b", named("/usr/bin/a:b")),
+            ("label=disable", Ok(SecurityOpt::Label)),
+            ("label:disable", Ok(SecurityOpt::Label)),
+            ("label=nested", Ok(SecurityOpt::Label)),
+            ("label=type:spc_t", Ok(SecurityOpt::Label)),
+            ("label=level:s0:c1,c2", Ok(SecurityOpt::Label)),
+            ("label=filetype:container_file_t", Ok(SecurityOpt::Label)),
+            ("seccomp=unconfined", Ok(SecurityOpt::Unconfined)),
+            ("no-new-privileges", Ok(SecurityOpt::NoNewPrivileges(true))),
+        ];
+        for (text, expect) in cases {
+            assert_eq!(text.parse(), expect, "{text}");
+        }
+        for text in ["apparmor", "apparmor=", "label", "label=", "label=type", "label=a:b", "a=b"] {
+            assert!(text.parse::<SecurityOpt>().is_err(), "{text}");
+        }
+    }
 }

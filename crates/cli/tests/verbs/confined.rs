@@ -166,7 +166,9 @@ fn a_filter_can_be_another_one_or_none() {
         ("seccomp=broken.json", "not JSON"),
         ("seccomp=none.json", "cannot read the seccomp profile none.json"),
         ("seccomp", "seccomp=FILE"),
-        ("label=disable", "no SELinux"),
+        ("apparmor", "apparmor=PROFILE"),
+        ("label=enable", "it is label=disable"),
+        ("label=type:", "it is label=disable"),
     ] {
         let ran = place.run(&format!("run --quiet --security-opt {option} a -- true"));
         assert!(ran.code == Some(125) && ran.err.contains(expect), "{option}: {}", ran.err);

@@ -29,6 +29,7 @@ mod habits;
 mod help;
 mod hosts;
 mod images;
+mod labels;
 mod lazy;
 #[cfg(feature = "registry")]
 mod logins;

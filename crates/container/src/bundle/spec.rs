@@ -66,6 +66,9 @@ pub struct SpecProcess {
     /// The first size of its terminal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub console_size: Option<ConsoleSize>,
+    /// Name of its AppArmor profile, which has to be loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub apparmor_profile: Option<String>,
     /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,

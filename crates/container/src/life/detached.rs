@@ -503,7 +503,7 @@ mod tests {
         let first: SpecProcess = serde_json::from_value(json!({
             "args": ["first"], "env": ["A=1", "AB=2"], "cwd": "/w", "terminal": true,
             "user": {"uid": 7, "gid": 8}, "noNewPrivileges": true, "oomScoreAdj": 5,
-            "consoleSize": {"height": 1, "width": 2},
+            "consoleSize": {"height": 1, "width": 2}, "apparmorProfile": "p",
         }))
         .unwrap();
         let more = |env: &[&str], user| More {
@@ -518,6 +518,7 @@ mod tests {
         let terminal = false;
         assert_eq!(process, SpecProcess { args, terminal, console_size: None, ..first.clone() });
         assert_eq!(process.rest["oomScoreAdj"], 5);
+        assert_eq!(process.apparmor_profile.as_deref(), Some("p"));
         let user = User { uid: 1, gid: 2, groups: vec![3], home: "/".to_owned() };
         let process = more(&["A=3"], Some(user.clone())).process(first);
         assert_eq!(process.env, ["AB=2", "A=3"]);

@@ -2,6 +2,7 @@
 
 mod capabilities;
 mod devices;
+mod labels;
 mod limits;
 mod seccomp;
 
@@ -12,6 +13,10 @@ use crate::bundle::user::User;
 pub(crate) use capabilities::of_user;
 pub use capabilities::{Capabilities, CapabilityError};
 pub use devices::{Device, DeviceError};
+pub use labels::{
+    AppArmor, AppArmorState, LabelError, PROFILE, ProfileChoice, ProfileWish, SeLinuxState,
+    Starter, load, parser,
+};
 pub use limits::{Limit, LimitError};
 pub use seccomp::{Filter, FilterError, Profile};
 
@@ -32,6 +37,8 @@ pub struct Security {
     pub capabilities: Capabilities,
     /// Which calls of the kernel it may make.
     pub filter: Filter,
+    /// AppArmor profile of its programs.
+    pub apparmor: AppArmor,
     /// Whether no program in it gets more rights than the one that starts it.
     pub no_new_privileges: bool,
     /// Interfaces of the kernel that it sees.
@@ -43,7 +50,7 @@ pub struct Security {
 }
 
 impl Security {
-    /// Fits it to a runtime: gVisor's kernel is the filter there, takes no other, and has few devices.
+    /// Fits it to a runtime: gVisor's kernel is the filter there, takes no other, and has few devices and no profiles.
     ///
     /// # Errors
     /// [`FilterError`] when a filter or a device was asked for that cannot be had.
@@ -52,6 +59,14 @@ impl Security {
         let is_asked = kind == Kind::Runsc && self.interfaces == Interfaces::Masked;
         if let Some(device) = self.devices.iter().find(|it| is_asked && !it.is_in_gvisor()) {
             return Err(FilterError::Device(device.path().to_owned()));
+        }
+        // gVisor ignores profiles. Source: gVisor, runsc/specutils/specutils.go, `ValidateSpec`.
+        match &self.apparmor {
+            AppArmor::Named(name) if kind == Kind::Runsc => {
+                return Err(FilterError::AppArmor(name.clone()));
+            }
+            AppArmor::Usual if kind == Kind::Runsc => self.apparmor = AppArmor::Unconfined,
+            _ => {}
         }
         match (&self.filter, kind) {
             (Filter::Profile(_), Kind::Runsc) => Err(FilterError::Runtime),
@@ -68,6 +83,7 @@ impl Security {
         let process = &mut spec.process;
         process.capabilities = self.capabilities.entry(user.uid);
         process.no_new_privileges = self.no_new_privileges;
+        process.apparmor_profile = self.apparmor.entry();
         process.rlimits = self.limits.iter().map(Limit::entry).collect();
         let linux = &mut spec.linux;
         linux.seccomp = self.filter.entry(&self.capabilities);
@@ -86,5 +102,30 @@ impl Security {
             self.devices.iter().map(|it| (it, mount(it))).partition(|it| it.1.is_some());
         linux.devices = made.into_iter().map(|it| it.0.entry()).collect();
         spec.mounts.extend(mounted.into_iter().filter_map(|it| it.1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Source: gVisor, runsc/specutils/specutils.go: it ignores the profile, and says so in its log only.
+    #[test]
+    fn gvisor_has_no_profile_of_apparmor() {
+        let of =
+            |apparmor: &AppArmor| Security { apparmor: apparmor.clone(), ..Security::default() };
+        let named = AppArmor::Named("a".to_owned());
+        for apparmor in [AppArmor::Unconfined, AppArmor::Usual, named.clone()] {
+            for kind in [Kind::Crun, Kind::Runc] {
+                let mut security = of(&apparmor);
+                security.fit(kind).unwrap();
+                assert_eq!(security.apparmor, apparmor, "{kind:?}");
+            }
+        }
+        let mut security = of(&AppArmor::Usual);
+        security.fit(Kind::Runsc).unwrap();
+        assert_eq!(security.apparmor, AppArmor::Unconfined);
+        let error = of(&named).fit(Kind::Runsc).unwrap_err().to_string();
+        assert!(error.contains("runsc takes no AppArmor profile"), "{error}");
     }
 }

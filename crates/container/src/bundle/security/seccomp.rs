@@ -35,6 +35,9 @@ pub enum FilterError {
     /// gVisor takes no filter.
     #[error("runsc takes no seccomp profile: gVisor's kernel handles the calls itself")]
     Runtime,
+    /// gVisor takes no profile.
+    #[error("runsc takes no AppArmor profile, so \"{0}\" would have no effect: leave it out")]
+    AppArmor(String),
     /// gVisor has no such device.
     #[error(
         "runsc has no device \"{0}\": gVisor's kernel would show it, but no program could open it"
