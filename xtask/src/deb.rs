@@ -33,11 +33,16 @@ pub(crate) struct Args {
 /// Where `crates/cli/Cargo.toml` has it.
 const STAGE: &str = "target/deb";
 
+/// The profile of containers, where AppArmor's service looks for profiles at boot. Administrators may change it, so the
+/// package says that it is a configuration file.
+const APPARMOR: &str = "etc/apparmor.d/quire-default";
+
 /// Our files that only Debian wants, and where the package has them. cargo-deb compresses the second one.
-const DEBIAN: [(&str, &str); 3] = [
+const DEBIAN: [(&str, &str); 4] = [
     ("dist/debian/copyright", "usr/share/doc/quire/copyright"),
     ("CHANGELOG.md", "usr/share/doc/quire/changelog"),
     ("dist/debian/lintian-overrides", "usr/share/lintian/overrides/quire"),
+    ("crates/container/src/bundle/security/apparmor.profile", APPARMOR),
 ];
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -104,17 +109,29 @@ fn write_changelog(stage: &Path, maintainer: &str, date: &str) -> Result<()> {
     quiet(Command::new(need("gzip")?).args(["-9", "--no-name"]).arg(path)).map(drop)
 }
 
+/// The files that were laid out.
+fn laid(stage: &Path) -> Result<BTreeSet<String>> {
+    let mut found = files(stage, "usr")?;
+    found.append(&mut files(stage, "etc")?);
+    Ok(found)
+}
+
 /// Whether the package has the files that were laid out, and no others.
 fn compare(package: &Path, stage: &Path) -> Result<()> {
     let extracted = stage.join("extracted");
-    quiet(Command::new(need("dpkg-deb")?).arg("--extract").arg(package).arg(&extracted))?;
-    let (laid, packaged) = (files(stage, "usr")?, files(&extracted, "")?);
+    let dpkg = need("dpkg-deb")?;
+    quiet(Command::new(&dpkg).arg("--extract").arg(package).arg(&extracted))?;
+    let (laid, packaged) = (laid(stage)?, files(&extracted, "")?);
     same("the package", &unpacked(&laid), &unpacked(&packaged))?;
     // cargo-deb prefers a licence of its own making to ours, unless it is told where that is.
     for path in laid.intersection(&packaged) {
         if fs::read(stage.join(path))? != fs::read(extracted.join(path))? {
             bail!(Failed(format!("the package has another {path}")));
         }
+    }
+    let configuration = quiet(Command::new(&dpkg).arg("--info").arg(package).arg("conffiles"))?;
+    if configuration.trim() != format!("/{APPARMOR}") {
+        bail!(Failed(format!("these are configuration files of the package: {configuration:?}")));
     }
     Ok(())
 }
@@ -183,7 +200,7 @@ fn try_out(package: &Path, cache: &Cache) -> Result<()> {
     for step in ["install", "upgrade"] {
         inside(&["dpkg", "--install", "/quire.deb"])?;
         inside(&["quire", "--version"])?;
-        let laid = files(&repository().join(STAGE), "usr")?;
+        let laid = laid(&repository().join(STAGE))?;
         same(step, &unpacked(&laid), &unpacked(now()?.difference(&before)))?;
     }
     inside(&["dpkg", "--remove", "quire"])?;
@@ -260,5 +277,40 @@ esac
         assert!(deb["maintainer-scripts"].is_string());
         // An entry with a name would be for one unit.
         assert!(deb["systemd-units"]["unit-name"].is_null() && deb["systemd-units"].is_object());
+    }
+
+    /// Runs the script that is called after an installation, with a parser that notes its arguments.
+    #[test]
+    fn the_profile_is_loaded_where_apparmor_is_on() {
+        let script = fs::read_to_string(repository().join("dist/debian/postinst")).unwrap();
+        // cargo-deb puts what it makes for the units there.
+        assert_eq!(script.matches("\n#DEBHELPER#\n").count(), 1);
+        assert_eq!(metadata()["conf-files"][0], format!("/{APPARMOR}"));
+        let check = |enabled: &str, has_parser: bool, step: &str, expect: &str| {
+            let place = tempfile::tempdir().unwrap();
+            let [state, noted] = ["enabled", "noted"].map(|it| place.path().join(it));
+            fs::write(&state, enabled).unwrap();
+            fs::write(&noted, "").unwrap();
+            let parser =
+                format!("apparmor_parser() {{ echo \"$@\" >>{}; false; }}\n", noted.display());
+            let parser = if has_parser { parser.as_str() } else { "" };
+            let script =
+                script.replace("/sys/module/apparmor/parameters/enabled", state.to_str().unwrap());
+            // Without the programs of this machine, where it is not the script's own that is found.
+            let mut shell = Command::new("/bin/sh");
+            shell
+                .args(["-ec", &format!("{parser}cat() {{ read -r it <$1; echo $it; }}\n{script}")]);
+            quiet(shell.args(["postinst", step]).env("PATH", "/nowhere")).unwrap();
+            assert_eq!(
+                fs::read_to_string(&noted).unwrap(),
+                expect,
+                "{enabled} {has_parser} {step}"
+            );
+        };
+        let loads = format!("--replace --skip-cache /{APPARMOR}\n");
+        check("Y\n", true, "configure", &loads);
+        check("Y\n", false, "configure", "");
+        check("N\n", true, "configure", "");
+        check("Y\n", true, "abort-upgrade", "");
     }
 }
