@@ -2,9 +2,12 @@
 //! mean another process, waited for, and sent what we are sent.
 
 mod adopt;
+mod appearance;
 mod behind;
 mod given;
 mod heap;
+mod holders;
+mod inherited;
 mod namespaces;
 mod own;
 mod peer;
@@ -20,9 +23,12 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
+pub use appearance::{hide_environment, show_as};
 pub use behind::{Done, finish_behind, start_behind, start_server};
 pub use given::given_descriptors;
 pub use heap::{keep_little_heap, trim_heap};
+pub use holders::{Holder, holders};
+pub use inherited::{StackError, changed_limits, settle};
 pub use namespaces::{
     IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
     owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,
@@ -33,7 +39,7 @@ pub(crate) use namespaces::{
 pub use own::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
 pub use peer::is_peer_its_users_own;
 pub use prompt::{Prompt, be_prompt};
-pub use rustix::process::{Pid, Signal};
+pub use rustix::process::{Pid, Resource, Rlimit, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};
 pub use who::{UserNamespace, Who};
@@ -317,11 +323,32 @@ impl AsFd for Process {
 #[must_use]
 pub fn has_executed(pid: Pid) -> Option<bool> {
     const FORK_NO_EXEC: u64 = 0x40;
+    stat_field(pid, 9).map(|flags| flags & FORK_NO_EXEC == 0)
+}
+
+/// When a process started, in clock ticks since the boot; none if there is none of this number. With the number, this names
+/// a process for as long as the machine runs. Source: proc_pid_stat(5), field 22.
+#[must_use]
+pub fn start_of(pid: Pid) -> Option<u64> {
+    stat_field(pid, 22)
+}
+
+/// The number of a process's parent. Source: proc_pid_stat(5), field 4.
+#[must_use]
+pub fn parent_of(pid: Pid) -> Option<Pid> {
+    stat_field(pid, 4).and_then(|it| Pid::from_raw(i32::try_from(it).ok()?))
+}
+
+/// A number from proc_pid_stat(5), by the number of its field there, from 4 on.
+fn stat_field(pid: Pid, field: usize) -> Option<u64> {
+    stat_of(pid)?.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
+}
+
+/// The fields of proc_pid_stat(5), from the third on.
+fn stat_of(pid: Pid) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     // The second field is the program's name, in parentheses, and may have any of them in it.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let flags: u64 = rest.split_whitespace().nth(6)?.parse().ok()?;
-    Some(flags & FORK_NO_EXEC == 0)
+    stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())
 }
 
 /// Whether the first thread of a process is in `rt_sigtimedwait`, as by sigwait(3). Programs of another word size than this

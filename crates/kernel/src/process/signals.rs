@@ -49,17 +49,30 @@ pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
     Ok(())
 }
 
+/// Whether this process ignores a signal. What is no signal is not ignored.
+pub(super) fn is_ignored(signal: i32) -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: it only writes to what it is given, which is of the right type.
+    if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
+        return false;
+    }
+    // SAFETY: sigaction has written it.
+    unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
+}
+
 impl Signals {
     /// Blocks these signals for this thread and those it starts later, for good, so that they are
     /// only seen through [`Signals::next`]. Call it before any other thread starts: a signal to
     /// the process goes to any thread that does not block it.
+    ///
+    /// Those that the process ignores stay ignored, and are never seen: the caller wants that (nohup(1)).
     ///
     /// # Errors
     /// The kernel's answer, such as `EMFILE`.
     pub fn block(signals: &[Signal]) -> Result<Self, ProcessError> {
         let failed = ProcessError::call("receive signals");
         let mut set = SignalMask::empty();
-        for signal in signals {
+        for signal in signals.iter().filter(|it| !is_ignored(it.as_raw())) {
             // SAFETY: the set is initialised; a bad number is only an error.
             if unsafe { libc::sigaddset(&raw mut set.0, signal.as_raw()) } != 0 {
                 return Err(failed(crate::last_errno()));

@@ -1,0 +1,98 @@
+//! Who holds the lock of a file.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use super::{Process, parent_of};
+
+/// A process that holds a lock.
+#[derive(Debug)]
+pub struct Holder {
+    /// The process.
+    pub process: Process,
+    /// Its parent.
+    pub parent: Option<Pid>,
+}
+
+/// The processes that hold a lock (flock(2)) of this file, as far as this process may look at them. A descriptor of the file
+/// alone is no lock. Source: proc_pid_fdinfo(5), `lock:`.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn holders(file: BorrowedFd<'_>) -> Result<Vec<Holder>, Errno> {
+    let wanted = rustix::fs::fstat(file)?;
+    let is_it =
+        |stat: &rustix::fs::Stat| (stat.st_dev, stat.st_ino) == (wanted.st_dev, wanted.st_ino);
+    let all =
+        std::fs::read_dir("/proc").map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?;
+    let pids = all.flatten().filter_map(|it| it.file_name().to_str()?.parse().ok());
+    let own = rustix::process::getpid();
+    let mut found = Vec::new();
+    for pid in pids.filter_map(Pid::from_raw).filter(|it| *it != own) {
+        // Taken hold of before it is looked at: it cannot become another one in between.
+        let Ok(process) = Process::open(pid) else { continue };
+        let folder = format!("/proc/{}", pid.as_raw_nonzero());
+        // Gone, or another user's.
+        let Ok(descriptors) = std::fs::read_dir(format!("{folder}/fd")) else { continue };
+        let holds = descriptors.flatten().any(|it| {
+            let name = it.file_name();
+            let info = std::fs::read_to_string(format!("{folder}/fdinfo/{}", name.display()));
+            // Looked at only then: the file of another may be where nothing answers.
+            info.is_ok_and(|info| info.lines().any(|line| has_lock(line, wanted.st_ino)))
+                && rustix::fs::stat(it.path()).is_ok_and(|stat| is_it(&stat))
+        });
+        if holds {
+            found.push(Holder { process, parent: parent_of(pid) });
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a line says that the descriptor holds a lock of a file with this number. The device in it is not always the one
+/// that stat(2) answers.
+fn has_lock(line: &str, inode: u64) -> bool {
+    let Some(rest) = line.strip_prefix("lock:") else { return false };
+    let mut words = rest.split_whitespace();
+    let is_flock = words.nth(1) == Some("FLOCK");
+    let file = words.find(|it| it.split(':').count() == 3);
+    is_flock && file.and_then(|it| it.rsplit(':').next()?.parse().ok()) == Some(inode)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn only_who_holds_the_lock_is_found() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let found = || {
+            let holders = holders(file.as_file().as_fd()).unwrap();
+            holders.iter().map(|it| it.process.pid()).collect::<Vec<_>>()
+        };
+        let start = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.arg("-c").arg(format!("exec 5<\"$0\"; {script} echo ready; read end"));
+            shell.arg(file.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = shell.spawn().unwrap();
+            let mut line = String::new();
+            let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+            std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+            assert_eq!(line, "ready\n");
+            child
+        };
+        let mut reader = start("");
+        assert_eq!(found(), []);
+        let mut holder = start("flock -x 5;");
+        assert_eq!(found(), [Pid::from_child(&holder)]);
+        for child in [&mut reader, &mut holder] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        assert_eq!(found(), []);
+    }
+}
