@@ -146,9 +146,9 @@ pub(super) const VERBS: &[Verb] = &[
     makes("merge", App, "merge app:1 old:1 new:1"),
     makes("filter", App, "filter app:1 new:1 --include /etc"),
     makes("tag", App, "tag app:1 new:1"),
-    plain("rm", App, "rm app:1"),
-    Verb { before: &["rm app:1", "rm packed:1"], ..plain("gc", App, "gc") },
-    Verb { before: &["rm app:1"], ..plain("gc of a packed image", App, "gc") },
+    plain("rmi", App, "rmi app:1"),
+    Verb { before: &["rmi app:1", "rmi packed:1"], ..plain("gc", App, "gc") },
+    Verb { before: &["rmi app:1"], ..plain("gc of a packed image", App, "gc") },
     plain("fsck", App, "fsck"),
     plain("fsck --deep", App, "fsck --deep"),
     Verb {

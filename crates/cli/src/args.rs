@@ -255,7 +255,7 @@ pub(crate) enum Verb {
     Du(Du),
     /// Give an image another name
     Tag(Tag),
-    /// Remove containers, or names of images
+    /// Remove containers
     Rm(Rm),
     /// Remove names of images; `gc` then frees the space
     Rmi(Rmi),

@@ -22,9 +22,10 @@ fn options() -> FsckOptions {
 pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<Answer> {
     let store = match args.names.as_slice() {
         // It may be one of a store that is shared.
-        [name] => context.open_with(name)?,
-        _ => context.open(OpenOptions::read())?,
+        [name] => Some(context.open_with(name)?),
+        names => context.open_for(OpenOptions::read(), names.is_empty())?,
     };
+    let Some(store) = store else { return tell(context, &FsckReport::default(), "") };
     let found = if args.names.is_empty() {
         store.images.ids()?.into_iter().map(|it| (it, None)).collect()
     } else {

@@ -92,16 +92,18 @@ pub(crate) struct WaitReport {
 }
 
 pub(crate) fn ps(context: &Context, args: &args::Ps) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
     #[cfg(feature = "serve")]
     if args.lazy {
+        let store = context.open(OpenOptions::read())?;
         return crate::lazy::devices::list(context, &store, args.metrics);
     }
     #[cfg(feature = "serve")]
     if args.engine {
+        let store = context.open(OpenOptions::read())?;
         return crate::engines::roots::list(context, &store, args);
     }
-    let mut found = all(&store)?;
+    let store = context.open_for(OpenOptions::read(), true)?;
+    let mut found = store.as_ref().map_or_else(|| Ok(Vec::new()), all)?;
     found.retain(|it| args.all || it.is_running());
     found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
     if args.ids || context.quiet {

@@ -22,7 +22,7 @@ use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::report;
-use crate::resolve::{LIST, Neither, Unresolved, meant, resolve};
+use crate::resolve::{LIST, NoContainer, Unresolved, meant, resolve};
 
 /// The surroundings of a verb.
 #[derive(Debug, Clone)]
@@ -210,6 +210,19 @@ impl Context {
             }
         }
         Ok(store)
+    }
+
+    /// Opens the store for a verb that has nothing to do where there is none. Without a store, nothing is in it, and an option
+    /// such as `--force` allows that things are absent: `None` then. A verb that names something has the usual error.
+    pub(crate) fn open_for(
+        &self,
+        options: OpenOptions,
+        may_be_absent: bool,
+    ) -> anyhow::Result<Option<Store>> {
+        match self.open(options) {
+            Err(error) if may_be_absent && is_absent_store(&error) => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     /// Printed once, for a new store, and not at each `run`.
@@ -431,7 +444,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
         if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
             return hint.clone();
         }
-        if let Some(Neither { hint, .. }) = cause.downcast_ref() {
+        if let Some(NoContainer { hint, .. }) = cause.downcast_ref() {
             return Some(hint.clone());
         }
         if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {

@@ -79,7 +79,13 @@ pub(crate) struct SharedReport {
 }
 
 pub(crate) fn du(context: &Context, args: &args::Du) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::read())?;
+    let Some(store) =
+        context.open_for(OpenOptions::read(), args.names.is_empty() && !args.memory)?
+    else {
+        let report = DuReport::new(&DiskUse::default(), 0, &[]);
+        report::print(context.json, &report, |it, out| it.write(args, out))?;
+        return Ok(Answer::Yes);
+    };
     let wanted = args.names.iter().map(|name| Ok(crate::resolve::resolve(&store, name)?.image));
     let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
     if args.memory {

@@ -14,8 +14,13 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
     let later = if args.unfinished { PIN_SECONDS + 1 } else { 0 };
     let when = Seconds(now().0.saturating_add(later));
-    let store =
-        context.open(if args.dry_run { OpenOptions::read() } else { OpenOptions::write() })?;
+    let options = if args.dry_run { OpenOptions::read() } else { OpenOptions::write() };
+    let Some(store) = context.open_for(options, true)? else {
+        let swept = (!args.dry_run).then(Swept::default);
+        let report = GcReport::new(&GcPlan::default(), swept, 0);
+        report::print(context.json, &report, |it, out| it.write(args, out))?;
+        return Ok(Answer::Yes);
+    };
     let (plan, swept) = if args.dry_run {
         (store.plan_gc(when)?, None)
     } else {

@@ -14,7 +14,7 @@ use transfer::{StoredError, StoredImage};
 
 use crate::Answer;
 use crate::args;
-use crate::context::{Context, is_absent_store, now};
+use crate::context::{Context, now};
 use crate::report::{self, Bytes, Time, short};
 use crate::target::read_names;
 
@@ -23,10 +23,7 @@ pub(crate) type NamesOfAll = BTreeMap<RefName, (Reference, Rc<Store>)>;
 
 /// All names, and those that cannot be read.
 pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<BadRef>)> {
-    let own = match context.open(OpenOptions::read()) {
-        Err(error) if context.shared().is_empty() || !is_absent_store(&error) => return Err(error),
-        own => own.ok(),
-    };
+    let own = context.open_for(OpenOptions::read(), true)?;
     let (mut refs, mut bad) = (BTreeMap::new(), Vec::new());
     for store in own.into_iter().chain(context.open_shared()).map(Rc::new) {
         let (sound, damaged) = store.refs.readable()?;

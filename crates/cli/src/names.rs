@@ -1,13 +1,13 @@
-//! `tag` and `rm`: names of images.
+//! `tag` and `rmi`: names of images; `rm`: containers.
 
 use container::life::known::{self, IfRunning, KnownError};
 use oci::reference::Reference;
-use store::{Form, OpenOptions, RefError, RefName, ResolveError, Resolved, Store};
+use store::{Form, OpenOptions, RefError, RefName, Resolved, Store};
 
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, now};
-use crate::resolve::{LIST, Neither, meant, resolve};
+use crate::resolve::{NoContainer, resolve};
 
 pub(crate) fn tag(context: &Context, args: &args::Tag) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
@@ -37,58 +37,52 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
 }
 
 pub(crate) fn rm(context: &Context, args: &args::Rm) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::write())?;
-    // All are looked for before any is removed.
-    let (mut names, mut containers) = (Vec::new(), Vec::new());
-    for text in &args.names {
-        // What is an image, too, is the container, as with podman: `rmi` removes the other.
-        if args.container || store.containers.get(text)?.is_some() {
-            if args.container && !args.force {
-                known::find(&store, text)?;
-            }
-            containers.push(text);
-            continue;
+    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
+        return Ok(Answer::Yes);
+    };
+    if !args.force {
+        // All are looked for before any is removed.
+        for text in &args.names {
+            known::find(&store, text).map_err(|error| absent(&store, text, error))?;
         }
-        let found = image_name(&store, text, args.force);
-        names.extend(found.map_err(|error| neither(&store, text, error))?);
     }
-    for container in containers {
+    for container in &args.names {
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
         let is_removed = known::remove(&store, container, if_running, &|| now().0)?;
-        // It was there, or is said to be.
-        if !is_removed && !args.force {
+        if is_removed {
+            continue;
+        }
+        if !args.force {
+            // It was there just now.
             context.remark(&format!("container {container} is gone already"));
+        } else if let Some(name) = image_name(&store, container, true).ok().flatten() {
+            context.remark(&format!(
+                "{name} is an image, and stays: `quire rmi {name}` removes its name"
+            ));
         }
     }
-    remove_names(context, &store, &names)
+    Ok(Answer::Yes)
 }
 
 pub(crate) fn rmi(context: &Context, args: &args::Rmi) -> anyhow::Result<Answer> {
-    let store = context.open(OpenOptions::write())?;
+    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
+        return Ok(Answer::Yes);
+    };
     // All are looked for before any is removed.
     let names = args.names.iter().map(|text| image_names(&store, text, args.force));
     let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
     remove_names(context, &store, &names)
 }
 
-/// The error of a name that neither a container nor an image has, with those of both that may be meant.
-fn neither(store: &Store, text: &str, error: anyhow::Error) -> anyhow::Error {
-    // A name that no image can have may be a container's.
-    let Err(absent) = store.resolve(text) else { return error };
-    let ResolveError::Absent { nearest: images, ids, .. } = &absent else { return error };
-    let containers = match known::find(store, text) {
-        Ok(found) => vec![found.id],
-        Err(KnownError::Absent { nearest, .. }) => nearest,
-        Err(error) => return error.into(),
+/// The error of a name that no container has, with the images and containers that may be meant.
+fn absent(store: &Store, text: &str, error: KnownError) -> anyhow::Error {
+    let KnownError::Absent { nearest, .. } = &error else { return error.into() };
+    let hint = match image_name(store, text, false) {
+        Ok(Some(name)) => format!("{name} is an image: `quire rmi {name}` removes its name"),
+        _ if nearest.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+        _ => format!("did you mean {}?", nearest.join(" or ")),
     };
-    let containers = containers.iter().map(|it| format!("container {it}"));
-    let both: Vec<_> = containers.chain(images.iter().map(|it| format!("image {it}"))).collect();
-    let hint = match both.is_empty() {
-        true if !ids.is_empty() => meant(&absent).unwrap_or_default(),
-        true => format!("`quire ps --all` lists all containers, and {LIST}"),
-        false => format!("did you mean {}?", both.join(" or ")),
-    };
-    Neither { name: text.to_owned(), hint }.into()
+    NoContainer { name: text.to_owned(), hint }.into()
 }
 
 /// The names that `text` means, which may be an image's id, as `images -q` prints them.

@@ -73,22 +73,22 @@ impl Unresolved {
     }
 }
 
-/// A name that neither a container nor an image has.
+/// A name that no container has.
 #[derive(Debug)]
-pub(crate) struct Neither {
+pub(crate) struct NoContainer {
     /// The name.
     pub(crate) name: String,
     /// What to do instead.
     pub(crate) hint: String,
 }
 
-impl std::fmt::Display for Neither {
+impl std::fmt::Display for NoContainer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "there is no container or image \"{}\"", self.name.escape_debug())
+        write!(f, "there is no container \"{}\"", self.name.escape_debug())
     }
 }
 
-impl std::error::Error for Neither {}
+impl std::error::Error for NoContainer {}
 
 /// The names or ids that were probably meant.
 pub(crate) fn meant(error: &ResolveError) -> Option<String> {

@@ -107,10 +107,7 @@ struct Images<'a>(&'a Context);
 
 impl Volumes for Images<'_> {
     fn list(&self, wanted: &dyn Fn(&[&str]) -> bool) -> Result<Vec<Volume>, AnyError> {
-        let (names, damaged) = match all_names(self.0) {
-            Err(error) if is_absent_store(&error) => return Ok(Vec::new()),
-            names => names?,
-        };
+        let (names, damaged) = all_names(self.0)?;
         for bad in damaged {
             tracing::warn!(name = %bad.name, error = %bad.error, "a name cannot be read");
         }

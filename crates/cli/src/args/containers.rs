@@ -289,11 +289,11 @@ pub(crate) struct Ps {
 
 #[derive(Debug, Args)]
 pub(crate) struct Rm {
-    /// Containers, or names of images; a name of both means the container
+    /// Containers
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
-    /// Remove containers only
-    #[arg(long)]
+    /// Accepted for older scripts: only containers are removed in any case
+    #[arg(long, hide = true)]
     pub(crate) container: bool,
     /// Kill running containers, and ignore names that do not exist
     #[arg(short, long)]

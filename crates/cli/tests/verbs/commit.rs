@@ -257,7 +257,7 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
     assert_eq!(place.run_each(&arguments).code, Some(0));
     assert_eq!(place.out("wait step"), "3\n");
     // The image may be gone by its name, and its layers are still needed.
-    place.out("rm a");
+    place.out("rmi a");
     place.out("gc");
     let arguments = [
         "commit",

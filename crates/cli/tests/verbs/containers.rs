@@ -645,18 +645,17 @@ fn what_a_detached_container_cannot_have_is_said() {
     assert!(ran.code == Some(125) && ran.err.contains("outlives the terminal"), "{}", ran.err);
     let ran = place.run("rm nobody");
     assert!(ran.code == Some(2), "{}", ran.err);
-    assert!(ran.err.contains("no container or image \"nobody\""), "{}", ran.err);
+    assert!(ran.err.contains("no container \"nobody\""), "{}", ran.err);
     let ran = place.run("rm --container nobody");
     assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
-    // Whoever names it twice, or at the same time as somebody else, is not told about images.
     start(&place, &["--name", "twice"], "exit 0");
     place.out("wait twice");
     place.out("tag a twoce");
     let ran = place.run("rm twxce");
-    let said = "quire: there is no container or image \"twxce\"\n  did you mean container twice or image twoce:latest?\n";
+    let said = "quire: there is no container \"twxce\"\n  did you mean twice?\n";
     assert!(ran.code == Some(2) && ran.err == said, "{}", ran.err);
     let ran = place.run("rm Twice");
-    assert!(ran.code == Some(2) && ran.err.contains("did you mean container twice"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("did you mean twice"), "{}", ran.err);
     let ran = place.run("rm twice twice");
     assert!(ran.code == Some(0) && ran.err.contains("twice is gone already"), "{}", ran.err);
 }

@@ -38,7 +38,7 @@ fn a_part_is_an_image() {
     // The file had three names, the first of them elsewhere.
     let again = dump.lines().find(|line| line.starts_with("/usr/again ")).unwrap();
     assert_eq!((again.split(' ').nth(2), again.split(' ').nth(3)), (Some("100644"), Some("1")));
-    place.out("rm --quiet a");
+    place.out("rmi --quiet a");
     place.out("gc");
     assert_eq!(place.out("cat part:/usr/again"), "x".repeat(100));
     place.out("fsck");

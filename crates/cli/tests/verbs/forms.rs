@@ -219,7 +219,7 @@ fn what_came_without_layers_is_packed_too() {
     assert_eq!(place.out("cat packed:/etc/short"), "short\n");
     let ran = place.run("import --form tar dir:tree tar");
     assert!(ran.code == Some(2) && ran.err.contains("--form packed"), "{}", ran.err);
-    place.out("rm objects back");
+    place.out("rmi objects back");
     place.out("gc");
     place.out("fsck");
     assert_eq!(place.out("cat packed:/etc/long"), "a long line\n".repeat(100));
@@ -252,7 +252,7 @@ fn merging_and_filtering_leave_data_where_it_is() {
         }
         assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
         other.out("filter --include usr/lib lower part");
-        other.out("rm lower upper");
+        other.out("rmi lower upper");
         other.out("gc");
         other.out("fsck");
         assert!(mounted(&other, "both", "") == expect, "{lower} and {upper}");
@@ -281,7 +281,7 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     // The layer is used again, when it is known and when only its tar is.
     for gone in ["", "a"] {
         if !gone.is_empty() {
-            place.out(&format!("rm {gone}"));
+            place.out(&format!("rmi {gone}"));
             place.out("gc");
         }
         place.out("import --form tar tar:lower.tar b");
@@ -422,7 +422,7 @@ fn layers_that_differ_in_ends_alone_have_devices_of_their_own() {
         place.out(&format!("export --compression none {name} docker-archive:{name}.out"));
         place.out(&format!("convert --form objects {name} objects-{name}"));
     }
-    place.out("rm a b c cc d e");
+    place.out("rmi a b c cc d e");
     place.out("gc");
     place.out("fsck");
 }

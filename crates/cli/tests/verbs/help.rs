@@ -71,13 +71,17 @@ fn mistakes_are_told_with_what_was_meant() {
         ("import /tmp/nosuch.tar", 2, "there is no file /tmp/nosuch.tar"),
         ("import alpine.tar.gz", 2, "there is no file alpine.tar.gz"),
         ("import x.bad", 2, "there is no file x.bad"),
-        ("rm nothing", 2, "there is no container or image \"nothing\"\n"),
         (
             "rm nothing",
             2,
-            "  `quire ps --all` lists all containers, and `quire images` lists all images\n",
+            "there is no container \"nothing\"\n  `quire ps --all` lists all containers\n",
         ),
-        ("rm debain", 2, "\"debain\"\n  did you mean image debian:latest?\n"),
+        (
+            "rm debian",
+            2,
+            "  debian:latest is an image: `quire rmi debian:latest` removes its name\n",
+        ),
+        ("rmi debain", 2, "did you mean debian:latest?\n"),
         (
             "diff debian",
             2,
@@ -181,7 +185,7 @@ fn an_image_that_is_not_here_may_be_pulled() {
         let said = ran.err.lines().last().unwrap().trim();
         assert_eq!(said, hint, "{line}: {}", ran.err);
     }
-    let ran = place.run(&format!("rm {}", &id[..4]));
+    let ran = place.run(&format!("rmi {}", &id[..4]));
     assert!(ran.err.contains("needs at least 6 digits"), "{}", ran.err);
     assert!(place.out(&format!("show {}", &id[..6])).contains("debian:latest"));
     assert!(place.out("help show").contains("(6 or more)"));
@@ -264,9 +268,10 @@ fn who_may_not_is_told_who_may() {
 #[test]
 fn a_store_that_is_not_there_is_not_made_by_looking() {
     let place = Place::new();
-    let ran = place.run("images");
+    let ran = place.run("tag a b");
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("quire import"), "{}", ran.err);
+    place.out("images");
     assert!(!place.path("store").exists());
 }
 
@@ -342,7 +347,7 @@ fn nothing_is_said_of_what_was_not_done() {
     place.out(&format!("import --quiet dir:{} a", tree.display()));
     let ran = place.run("rm -f nosuch");
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
-    let ran = place.run("rm -f nosuch a");
+    let ran = place.run("rmi -f nosuch a");
     assert!(ran.err.contains("names removed"), "{}", ran.err);
     std::fs::create_dir(place.path("empty")).unwrap();
     write(&place.path("empty/oci-layout"), br#"{"imageLayoutVersion":"1.0.0"}"#, 0o644);

@@ -208,7 +208,7 @@ fn a_damaged_name_hides_nothing_else() {
         assert_eq!(ran.code, Some(code), "{line}: {}", ran.err);
         ran
     };
-    for way_out in ["rm b", "fsck --repair"] {
+    for way_out in ["rmi b", "fsck --repair"] {
         std::fs::remove_file(&file).unwrap();
         let mode = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &file, rustix::fs::FileType::Fifo, mode, 0).unwrap();
@@ -224,7 +224,7 @@ fn a_damaged_name_hides_nothing_else() {
         check("ls a", 0);
         let ran = check("gc", 2);
         assert!(ran.err.contains("`quire rmi b:latest`"), "{}", ran.err);
-        check(way_out, i32::from(way_out != "rm b"));
+        check(way_out, i32::from(way_out != "rmi b"));
         check("images", 0);
         check("gc", 0);
         check("tag a b", 0);
@@ -249,7 +249,7 @@ fn a_store_can_be_sealed_and_unsealed() {
     if first == 0 {
         testing::skipped("no right to set the immutable flag here, or no need");
     }
-    place.out("rm two");
+    place.out("rmi two");
     place.out("gc");
     assert_eq!((objects(&place).len(), sealed()), (1, first));
     place.out("unseal");
@@ -265,23 +265,23 @@ fn names_come_and_go_and_bytes_follow() {
     place.out(&format!("import dir:{} two", two.display()));
     place.out("tag one uno");
     // All or nothing.
-    assert_eq!(place.run("rm one nothing").code, Some(2));
-    place.out("rm -f one one nothing");
+    assert_eq!(place.run("rmi one nothing").code, Some(2));
+    place.out("rmi -f one one nothing");
     assert_eq!(place.run("show one").code, Some(2));
     assert_eq!(place.out("cat uno:/etc/long"), "x".repeat(100));
     place.out("gc");
     assert_eq!(place.out("cat uno:/etc/long"), "x".repeat(100));
     let used = json(&place, "du --json");
     assert_eq!(used["images"].as_array().unwrap().len(), 2);
-    place.out("rm uno");
+    place.out("rmi uno");
     let plan = place.out("gc --dry-run");
     assert!(plan.contains("object ") && plan.contains("would be removed"), "{plan}");
     assert_eq!(objects(&place).len(), 2);
     place.out("gc");
     assert_eq!(objects(&place).len(), 1);
     assert_eq!(place.out("cat two:/etc/long"), "y".repeat(100));
-    assert_eq!(place.run("rm uno").code, Some(2));
-    assert_eq!(place.run("rm -f uno").code, Some(0));
+    assert_eq!(place.run("rmi uno").code, Some(2));
+    assert_eq!(place.run("rmi -f uno").code, Some(0));
 }
 
 #[test]
@@ -363,4 +363,64 @@ fn a_path_that_nothing_can_name_is_refused() {
             place.out("verify a");
         }
     }
+}
+
+/// As with podman: `rm` is for containers, `rmi` for images. `rm -f NAME` at the beginning of a script is a habit.
+#[test]
+fn rm_never_removes_an_image() {
+    let place = Place::new();
+    place.out(&format!("import --quiet dir:{} base", place.tree("tree", "x").display()));
+    place.out("tag base app");
+    let id = place.out("images -q");
+    for line in
+        ["rm -f app", "rm --force app:latest", &format!("rm -f {}", id.trim()), "rm -f none"]
+    {
+        for _ in 0..2 {
+            assert_eq!(place.run(line).code, Some(0), "{line}");
+        }
+    }
+    let ran = place.run("rm -f app");
+    assert!(ran.err.contains("app:latest is an image, and stays"), "{}", ran.err);
+    for line in ["rm app", "rm --container app", &format!("rm {}", id.trim())] {
+        assert_eq!(place.run(line).code, Some(2), "{line}");
+    }
+    assert!(place.out("images").contains("app:latest"));
+    assert_eq!(place.run("rmi app nothing").code, Some(2));
+    place.out("rmi -f app nothing");
+    assert!(!place.out("images").contains("app:latest"));
+}
+
+/// As with podman: before the first image there is nothing, and that is no error.
+#[test]
+fn without_a_store_there_is_nothing() {
+    let place = Place::new();
+    for (line, expect) in [
+        ("images", "NAME  IMAGE  CREATED  SIZE\n"),
+        ("images --json", "[]\n"),
+        ("images -q", ""),
+        ("ps", "CONTAINER  IMAGE  STATUS  CREATED  COMMAND\n"),
+        ("ps --all --json", "[]\n"),
+        ("ps -aq", ""),
+        ("gc", "0 removed, 0 B freed\n"),
+        ("gc --dry-run", "0 would be removed, 0 B freed\n"),
+        ("rm -f x", ""),
+        ("rmi -f x", ""),
+    ] {
+        let ran = place.run(line);
+        assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (Some(0), expect, ""), "{line}");
+    }
+    for line in ["du", "du --json", "gc --json", "verify", "verify --json"] {
+        let ran = place.run(line);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{line}");
+    }
+    assert_eq!(json(&place, "du --json")["total"], 0);
+    for line in ["rm x", "rmi x", "verify x", "du x", "show x", "fsck"] {
+        let ran = place.run(line);
+        assert!(
+            ran.code == Some(2) && ran.err.contains("there is no store"),
+            "{line}: {}",
+            ran.err
+        );
+    }
+    assert!(!place.path("store").exists());
 }

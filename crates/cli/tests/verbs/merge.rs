@@ -118,14 +118,14 @@ fn the_kernel_lays_directories_in_the_same_way() {
 fn it_needs_nothing_of_what_it_was_made_of() {
     let place = place();
     place.out("merge --quiet a b ab");
-    place.out("rm --quiet a b");
+    place.out("rmi --quiet a b");
     place.out("gc");
     assert_eq!(place.out("cat ab:/etc/long"), "x".repeat(100));
     assert_eq!(place.out("cat ab:/etc/new"), "n".repeat(1000));
     place.out("verify ab");
     place.out("fsck");
     // Nothing but the files of what lies uppermost was kept.
-    place.out("rm --quiet ab");
+    place.out("rmi --quiet ab");
     place.out("gc");
     let objects = std::fs::read_dir(place.path("store/objects")).unwrap();
     let left = objects.flat_map(|it| std::fs::read_dir(it.unwrap().path()).unwrap()).count();
@@ -227,7 +227,7 @@ fn an_interrupted_merge_leaves_the_store_as_it_was() {
             place.out("fsck");
             return;
         }
-        place.out("rm --quiet -f new");
+        place.out("rmi --quiet -f new");
     }
     panic!("no signal came before the end");
 }

@@ -39,7 +39,7 @@ fn an_image_is_mounted_and_unmounted() {
     assert!(ran.code == Some(2) && ran.err.contains("--lazy"), "{}", ran.err);
     drop(inside);
     // Names and even files may go while it is mounted: gc keeps what a mount needs.
-    place.out("rm a");
+    place.out("rmi a");
     place.out("gc");
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
     place.out("umount point");

@@ -123,7 +123,7 @@ fn the_first_image_goes_and_the_second_reads_on() {
     place.out("import --form packed tar:1.tar one");
     place.out("import --form packed tar:2.tar two");
     let (_, before) = devices(&place);
-    place.out("rm one");
+    place.out("rmi one");
     place.out("gc");
     let (_, after) = devices(&place);
     let seals = place.run("doctor").out.contains("fs-verity: yes");
@@ -136,11 +136,11 @@ fn the_first_image_goes_and_the_second_reads_on() {
     // All of it again: it is whole then.
     place.out("import --form packed tar:1.tar one");
     check_files(&place, "one", 1);
-    place.out("rm two");
+    place.out("rmi two");
     place.out("gc");
     check_files(&place, "one", 1);
     place.out("fsck --deep");
-    place.out("rm one");
+    place.out("rmi one");
     place.out("gc");
     assert_eq!(devices(&place), (0, 0));
 }
@@ -168,7 +168,7 @@ fn every_verb_knows_files_in_pieces() {
     check_files(&place, "merged", 2);
     place.out("filter --include sparse --include database two part");
     assert_eq!(place.run("diff two merged").code, Some(0));
-    place.out("rm one two objects tar packed flat again");
+    place.out("rmi one two objects tar packed flat again");
     place.out("gc");
     check_files(&place, "merged", 2);
     let part = place.command(&["cat", "part:/database"]).output().unwrap();

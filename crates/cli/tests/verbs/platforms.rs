@@ -17,7 +17,7 @@ fn place() -> Place {
     for name in ["here", "other"] {
         place.out(&format!("export --quiet {name}:1 oci:{name}"));
         place.out(&format!("export --quiet {name}:1 docker-archive:{name}.tar"));
-        place.out(&format!("rm {name}:1"));
+        place.out(&format!("rmi {name}:1"));
     }
     place
 }
@@ -35,7 +35,7 @@ fn an_image_of_another_platform_is_never_taken_silently() {
             "{}",
             taken.err
         );
-        place.out("rm a:1");
+        place.out("rmi a:1");
         let refused = place.run(&format!("import --platform linux/s390x {other} a:1"));
         assert_eq!(refused.code, Some(2), "{}", refused.err);
         assert!(

@@ -128,7 +128,7 @@ fn a_short_name_is_completed_as_docker_does() {
     assert_eq!(image(&place, "thing"), image(&place, "docker.io/library/thing:latest"));
     assert_eq!(place.out("cat team/thing:2:/etc/short"), "short\n");
     assert_eq!(place.run("show team/thing").code, Some(2), "the tag is another");
-    place.out("rm thing");
+    place.out("rmi thing");
     assert_eq!(place.run("show docker.io/library/thing:latest").code, Some(2));
 }
 
