@@ -28,7 +28,8 @@ mod userns;
 mod volumes;
 
 pub(crate) use containers::{
-    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Ps, Rm, Rmi, Run, Snapshot, Stop, Wait, Wanted,
+    Bundle, Commit, Exec, Ids, Logs, NetworkKind, Program, Ps, Rm, Rmi, Run, Snapshot, Stop, Wait,
+    Wanted,
 };
 
 pub(crate) use derive::{Convert, Filter, Index, Merge};

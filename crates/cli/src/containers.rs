@@ -233,7 +233,7 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     });
     let more = More {
         args: args.command.clone(),
-        env: crate::wanted::environment(&args.program.env)?,
+        env: crate::wanted::environment(&args.program)?,
         working_dir: args.program.workdir.clone(),
         user: user.transpose()?,
         terminal,

@@ -65,7 +65,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["--restart"],
         "nothing starts a container again: have a service manager start `quire run`",
     ),
-    (RUN, &["--env-file"], "use `-e NAME=VALUE` for each variable"),
     (
         RUN,
         &["-l", "--label", "--label-file", "--annotation"],
@@ -116,7 +115,6 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-d", "--detach"],
         "it waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
     ),
-    (&["exec"], &["--env-file"], "use `-e NAME=VALUE` for each variable"),
     (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
     (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
     (&["images"], &["--no-trunc"], "use --json, and jq"),

@@ -79,7 +79,7 @@ pub(crate) fn wishes(
             "" => Vec::new(),
             program => vec![program.to_owned()],
         }),
-        env: environment(&wanted.program.env)?,
+        env: environment(&wanted.program)?,
         working_dir: wanted.program.workdir.clone(),
         terminal,
         network: match &wanted.network {
@@ -200,17 +200,74 @@ pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> Writabl
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
-/// Variables as they are given, or by their names alone as the caller has them.
-pub(crate) fn environment(given: &[String]) -> anyhow::Result<Vec<String>> {
+/// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
+pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
-    for variable in given {
-        if variable.contains('=') {
-            env.push(variable.clone());
-        } else if let Some(value) = std::env::var_os(variable) {
-            let value = value.into_string().ok();
-            let value = value.with_context(|| format!("variable {variable} is not UTF-8"))?;
-            env.push(format!("{variable}={value}"));
+    for path in &program.env_file {
+        let failed = || format!("--env-file {}", path.display());
+        let bytes = std::fs::read(path).with_context(failed)?;
+        let text = String::from_utf8(bytes).ok().context("it is not UTF-8, which runtimes need");
+        env.extend(variables(&text.with_context(failed)?, &of_caller).with_context(failed)?);
+    }
+    for variable in &program.env {
+        match variable.contains('=') {
+            true => env.push(variable.clone()),
+            false => env.extend(of_caller(variable)?),
         }
     }
     Ok(env)
+}
+
+/// A variable of the caller's, if there is one of this name.
+fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.into_string().ok();
+    let value = value.with_context(|| format!("variable {name} is not UTF-8"))?;
+    Ok(Some(format!("{name}={value}")))
+}
+
+/// The variables of a file: in each line NAME=VALUE, or NAME for the caller's value. Blanks before the name are left out, and
+/// nothing else: quotes are part of the value. Empty lines and lines that begin with # are passed over. Source: podman
+/// `pkg/env/env.go`, `ParseFile`.
+fn variables(
+    text: &str,
+    of_caller: &dyn Fn(&str) -> anyhow::Result<Option<String>>,
+) -> anyhow::Result<Vec<String>> {
+    let mut env = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start_matches([' ', '\t']);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        match line.split_once('=') {
+            // The line itself may be a secret.
+            Some(("", _)) => bail!("line {} has no name before the =", index + 1),
+            Some(_) => env.push(line.to_owned()),
+            None => env.extend(of_caller(line)?),
+        }
+    }
+    Ok(env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_a_file() {
+        let of_caller = |name: &str| Ok((name == "OWN").then(|| "OWN=mine".to_owned()));
+        let check = |text: &str, expect: &[&str]| {
+            assert_eq!(variables(text, &of_caller).unwrap(), expect, "{text:?}");
+        };
+        check("", &[]);
+        check("A=1\nB=2\n", &["A=1", "B=2"]);
+        check("A=1\r\n\r\nB=\r\n", &["A=1", "B="]);
+        check("# no\n  # no\n\t A= b # c \nX='q'", &["A= b # c ", "X='q'"]);
+        check("OWN\nABSENT\n", &["OWN=mine"]);
+        check("A=b=c", &["A=b=c"]);
+        for text in ["=secret", "A=1\n  =secret"] {
+            let error = variables(text, &of_caller).unwrap_err().to_string();
+            assert!(error.contains("has no name") && !error.contains("secret"), "{error}");
+        }
+    }
 }

@@ -67,9 +67,13 @@ impl FromStr for LogSize {
 // How a program is started in a container.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// Set an environment variable; NAME alone passes on the caller's value
+    /// Set an environment variable. NAME alone passes on the caller's value, and keeps it out of the list of processes
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
+    /// Set the environment variables of this file, which has NAME=VALUE or NAME in each line, and comments after #; --env
+    /// overrides it
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) env_file: Vec<PathBuf>,
     /// Run as this user and group; names or numbers
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
