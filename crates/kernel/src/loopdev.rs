@@ -145,6 +145,20 @@ pub fn attach(file: BorrowedFd<'_>, options: &LoopOptions) -> Result<LoopDevice,
     Err(LoopError::Contended { file: name_of(file), tries: TRIES })
 }
 
+/// Whether this process can have a loop device: there is a driver, a free device, and a node that it may open. In a container
+/// the nodes of devices may be missing.
+///
+/// # Errors
+/// Why it cannot.
+pub fn probe() -> Result<(), LoopError> {
+    let control = open(CONTROL, OFlags::RDWR)?;
+    // SAFETY: as in `attach`.
+    let number = unsafe { rustix::ioctl::ioctl(&control, GetFree) }
+        .map_err(|source| LoopError::Free { source })?;
+    // For reading: nobody is told of a change when it is closed.
+    open(&node(number), OFlags::RDONLY).map(drop)
+}
+
 fn node(number: u32) -> String {
     format!("/dev/loop{number}")
 }

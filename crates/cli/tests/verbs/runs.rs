@@ -398,3 +398,93 @@ fn what_is_written_is_gone() {
     let ran = place.run_each(&["run", "--writable", memory, "a", "--", "sh", "-c", fill]);
     assert_eq!(ran.code, Some(28), "{}", ran.err);
 }
+
+/// runc, Docker and podman set `HOME` from the user of each program, unless the image or the caller has set it.
+#[test]
+fn home_is_that_of_the_programs_user() {
+    let Some(place) = place() else { return };
+    let users = "root:x:0:0::/root:/bin/sh\nbob:x:7:7::/srv/bob:/bin/sh\n";
+    write(&place.path("tree/etc/passwd"), users.as_bytes(), 0o644);
+    place.out("import --quiet dir:tree homes");
+    for runtime in runtimes() {
+        let show = ["sh", "-c", "echo $HOME"];
+        let _guards = ["derived", "given"].map(|name| crate::containers::Rm(&place, name));
+        for (name, given) in [("derived", &[][..]), ("given", &["-e", "HOME=/mine"])] {
+            let run = ["run", "--quiet", "-d", "--runtime", runtime, "--name", name];
+            let ran = place.run_each(&[&run, given, &["homes", "sleep", "60"]].concat());
+            assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
+        }
+        let check = |options: &[&str], name, expect: &str| {
+            let ran = place.run_each(&[&["exec"], options, &[name], &show].concat());
+            assert_eq!(ran.out, format!("{expect}\n"), "{runtime} {options:?} {name}: {}", ran.err);
+        };
+        check(&[], "derived", "/root");
+        check(&["--user", "bob"], "derived", "/srv/bob");
+        check(&["--user", "7"], "derived", "/srv/bob");
+        check(&["--user", "99"], "derived", "/");
+        check(&["--user", "bob", "-e", "HOME=/k"], "derived", "/k");
+        check(&["--user", "bob"], "given", "/mine");
+        place.out("rm -f derived given");
+        let run = ["run", "--quiet", "--rm", "--runtime", runtime, "--user", "bob", "homes"];
+        assert_eq!(place.run_each(&[&run[..], &show].concat()).out, "/srv/bob\n", "{runtime}");
+    }
+}
+
+/// crun(1), `--log`: what is before a colon is the kind of log. Others have their own little languages.
+#[test]
+fn a_store_may_be_below_any_folder() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let Some(place) = place() else { return };
+    let tree = format!("dir:{}", place.path("tree").display());
+    let call = |store: &std::path::Path, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
+        command.arg("--store").arg(store).args(arguments).stdin(Stdio::null());
+        command.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
+        Ran::of(&command.output().unwrap())
+    };
+    for folder in ["job-10:30:00", "file:", "a,b=c", "what?offset=1", "a\\b", "sp ace", "100%d{x}"]
+    {
+        let store = place.path(folder).join("store");
+        std::fs::create_dir(place.path(folder)).unwrap();
+        let run = |arguments: &[&str]| {
+            let ran = call(&store, arguments);
+            assert_eq!(ran.code, Some(0), "{folder} {arguments:?}: {}", ran.err);
+            ran.out
+        };
+        run(&["import", "--quiet", &tree, "a"]);
+        for runtime in all_runtimes() {
+            let options = ["run", "--quiet", "--runtime", runtime];
+            assert_eq!(run(&[&options[..], &["a", "cat", "/etc/short"]].concat()), "short\n");
+            run(&[&options[..], &["-d", "--name", "c", "a", "sleep", "60"]].concat());
+            assert_eq!(run(&["exec", "c", "cat", "/etc/short"]), "short\n", "{folder} {runtime}");
+            run(&["rm", "--force", "c"]);
+        }
+    }
+    // JSON has no such strings, and runtimes read nothing else.
+    let odd = place.path(".").join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let store = odd.join("store");
+    assert_eq!(call(&store, &["import", "--quiet", &tree, "a"]).code, Some(0));
+    let ran = call(&store, &["run", "a", "true"]);
+    assert!(ran.code == Some(125) && ran.err.contains("not UTF-8"), "{}", ran.err);
+}
+
+/// As in a container of an engine, where CI runs as root.
+#[test]
+fn without_loop_devices_changes_are_in_memory() {
+    let Some(place) = place() else { return };
+    for devices in ["", "mknod /dev/loop-control c 10 237;"] {
+        let script = format!(
+            "mount -t tmpfs none /dev && mknod /dev/null c 1 3 && mknod /dev/urandom c 1 9; {devices} exec \"$@\""
+        );
+        let arguments = ["run", "a", "sh", "-c", "echo changed > /etc/new; cat /etc/new"];
+        let Some(ran) = in_own_mounts(&place, &script, &arguments) else { return };
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "changed\n"), "{devices}: {}", ran.err);
+        assert!(ran.err.contains("there is no loop device"), "{devices}: {}", ran.err);
+        // What was asked for is had, or is an error.
+        let arguments = ["run", "--writable", "self", "a", "true"];
+        let Some(ran) = in_own_mounts(&place, &script, &arguments) else { return };
+        assert_eq!(ran.code, Some(125), "{devices}: {}", ran.err);
+        assert!(ran.err.contains("--writable memory"), "{devices}: {}", ran.err);
+    }
+}

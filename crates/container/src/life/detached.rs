@@ -10,11 +10,11 @@ use std::process::Stdio;
 
 use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
 
-use crate::bundle::Terminal;
-use crate::bundle::security::of_user;
+use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
+use crate::bundle::{Home, Terminal};
 use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
@@ -22,7 +22,9 @@ use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
-use crate::runtime::call::{Asked, HeldFolder, ask, chain, command, complaint, complaints, enter};
+use crate::runtime::call::{
+    Asked, HeldFolder, add_log, ask, chain, command, complaint, complaints, enter,
+};
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
@@ -68,7 +70,7 @@ pub fn watch(
     }
     let mut run = command(start.runtime, start.folder);
     let log = start.folder.join(RUNTIME_LOG);
-    run.arg("--log").arg(&log).args(["--log-format", "json"]);
+    add_log(&mut run, start.runtime, &log, "json");
     let pid_file = start.folder.join(PID);
     run.args(["run", "--detach"]).arg("--bundle").arg(start.folder);
     if let Some(socket) = start.console {
@@ -292,7 +294,8 @@ impl More {
     }
 
     /// As the runtime's `exec --process` takes it, made of what the container's bundle says of its first program.
-    fn process(self, first: SpecProcess) -> SpecProcess {
+    /// `home` says whose choice the container's `HOME` is.
+    fn process(self, first: SpecProcess, home: Home) -> SpecProcess {
         let mut process = first;
         process.args = self.args;
         process.terminal = self.terminal == Terminal::New;
@@ -306,6 +309,10 @@ impl More {
         }
         if let Some(user) = self.user {
             process.user = SpecUser::new(&user);
+            if home == Home::Derived {
+                process.env.retain(|it| !it.starts_with("HOME="));
+                process.env.push(format!("HOME={}", user.home));
+            }
             process.capabilities = of_user(process.capabilities.bounding, user.uid);
         }
         for variable in self.env {
@@ -364,7 +371,8 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     })?;
     let runtime = runtime.unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
-    let process = more.process(std::mem::take(&mut spec.process));
+    let mut process = more.process(std::mem::take(&mut spec.process), Home::of(&spec));
+    of_caller(&mut process);
     let working_dir = process.cwd.as_str();
     // gVisor's root is its own, and so are the descriptors that programs in there can name.
     let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
@@ -396,7 +404,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let mut exec = held.command(&runtime);
     // What crun says to the new terminal has the log's format too.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
-    exec.arg("--log").arg(&notes.log).args(["--log-format", format]);
+    add_log(&mut exec, &runtime, &notes.log, format);
     exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
     let exit = if has_terminal {
         terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
@@ -513,16 +521,27 @@ mod tests {
             user,
             terminal: Terminal::None,
         };
-        let process = more(&[], None).process(first.clone());
+        let process = more(&[], None).process(first.clone(), Home::Derived);
         let args = vec!["more".to_owned()];
         let terminal = false;
         assert_eq!(process, SpecProcess { args, terminal, console_size: None, ..first.clone() });
         assert_eq!(process.rest["oomScoreAdj"], 5);
         assert_eq!(process.apparmor_profile.as_deref(), Some("p"));
         let user = User { uid: 1, gid: 2, groups: vec![3], home: "/".to_owned() };
-        let process = more(&["A=3"], Some(user.clone())).process(first);
+        let process = more(&["A=3"], Some(user.clone())).process(first.clone(), Home::Given);
         assert_eq!(process.env, ["AB=2", "A=3"]);
         assert_eq!(process.user, SpecUser::new(&user));
         assert!(process.capabilities.effective.is_empty());
+        // As podman and Docker have it: what somebody has set stays, and else it is this user's.
+        let first = SpecProcess { env: vec!["HOME=/root".to_owned(), "B=1".to_owned()], ..first };
+        let check = |env: &[&str], user: Option<&User>, home, expect: &[&str]| {
+            let process = more(env, user.cloned()).process(first.clone(), home);
+            assert_eq!(process.env, expect);
+        };
+        let bob = User { home: "/srv/bob".to_owned(), ..user };
+        check(&[], Some(&bob), Home::Derived, &["B=1", "HOME=/srv/bob"]);
+        check(&[], Some(&bob), Home::Given, &["HOME=/root", "B=1"]);
+        check(&[], None, Home::Derived, &["HOME=/root", "B=1"]);
+        check(&["HOME=/k"], Some(&bob), Home::Derived, &["B=1", "HOME=/k"]);
     }
 }

@@ -25,7 +25,7 @@ use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
 use crate::notes::Notes;
 use crate::root::headroom::Headroom;
-use crate::runtime::call::{command, complaint, complaints, hide_obstacle};
+use crate::runtime::call::{add_log, command, complaint, complaints, hide_obstacle};
 use crate::runtime::compiled::{Compiled, Lesson};
 use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::streams::Streams;
@@ -274,7 +274,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let log = if logs { start.folder.join(RUNTIME_LOG) } else { PathBuf::from("/dev/null") };
     // What crun says to the container's terminal has the log's format too.
     let format = if kind == Kind::Crun { "text" } else { "json" };
-    command.arg("--log").arg(&log).args(["--log-format", format]);
+    add_log(&mut command, start.runtime, &log, format);
     if covered {
         command.stderr(Stdio::null());
     }

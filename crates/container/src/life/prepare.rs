@@ -12,10 +12,11 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
+use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::LookupError;
 use crate::bundle::userns::{MapError, OwnIds};
-use crate::bundle::{BundleError, Process, Terminal, configure, user};
+use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
 use crate::life::claim::ClaimError;
 use crate::life::filestores::{Filestores, MountWishError, volumes};
@@ -89,6 +90,12 @@ pub struct Ready {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
+    /// A bundle cannot name its files.
+    #[error(
+        "the store's path {0:?} is not UTF-8, and runtimes read it from JSON: use `--store` with another path, such as a \
+         link to it"
+    )]
+    Name(PathBuf),
     /// Another user can change its image.
     #[error(transparent)]
     Owner(#[from] OwnerError),
@@ -176,6 +183,9 @@ pub fn prepare(
     around: &Surroundings<'_>,
 ) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
+    if store.path().to_str().is_none() {
+        return Err(PrepareError::Name(store.path().to_owned()));
+    }
     let image = TrustedImage::to_run(images, image, wish.trust.clone())?;
     let place = wish.writable.make(store, Backing::Ahead, around.search)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;
@@ -212,6 +222,8 @@ pub fn prepare(
     let terminal = bundle.terminal;
     let (process, mut spec) =
         configure(root.mount.as_fd(), &stage.root(), &config, &bundle, &user)?;
+    Home::new(&config, &bundle).note(&mut spec);
+    of_caller(&mut spec.process);
     add_init(&wish.init, around.search, &mut spec)?;
     if terminal == Terminal::New {
         terminal::note_size(&mut spec.process, around.terminal);

@@ -103,6 +103,17 @@ impl WritableWish {
             );
             return Self::Memory(None);
         }
+        if let Err(error) = kernel::loopdev::probe() {
+            let why = match std::error::Error::source(&error) {
+                Some(source) => format!("{error}: {source}"),
+                None => error.to_string(),
+            };
+            remark(&format!(
+                "there is no loop device for the container's file system ({why}), so what the container writes is in memory: \
+                 `--writable memory` to want that"
+            ));
+            return Self::Memory(None);
+        }
         Self::Filestore(None, Durability::Volatile)
     }
 

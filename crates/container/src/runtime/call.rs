@@ -1,7 +1,7 @@
 //! Calls of a container's runtime: its program with the arguments of every call, its place for the container, and its
 //! error messages.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -29,6 +29,17 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
         command.arg("--overlay2=none");
     }
     command
+}
+
+/// Has the runtime write its messages into a file. crun takes what is before the first colon for the kind of its log.
+/// Source: crun(1), `--log`.
+pub(crate) fn add_log(command: &mut Command, runtime: &Runtime, log: &Path, format: &str) {
+    let mut place = OsString::new();
+    if runtime.kind == Kind::Crun {
+        place.push("file:");
+    }
+    place.push(log);
+    command.arg("--log").arg(place).args(["--log-format", format]);
 }
 
 /// A container's folder for a call that others may be faster than: it is the same one when it is moved away meanwhile.
