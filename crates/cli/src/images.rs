@@ -313,7 +313,8 @@ fn write_config(config: &Value, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "env       {}", text(variable))?;
     }
     for (name, value) in config["config"]["Labels"].as_object().into_iter().flatten() {
-        writeln!(out, "label     {}={}", name.escape_debug(), text(value))?;
+        let name = text(&Value::String(name.clone()));
+        writeln!(out, "label     {name}={}", text(value))?;
     }
     for diff_id in config["rootfs"]["diff_ids"].as_array().into_iter().flatten() {
         writeln!(out, "layer     {}", text(diff_id))?;
@@ -325,7 +326,53 @@ fn write_config(config: &Value, out: &mut dyn Write) -> io::Result<()> {
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) => text.escape_debug().to_string(),
-        other => other.to_string(),
+        Value::String(text) => report::plain(&text.escape_debug().to_string()).into_owned(),
+        // JSON escapes control characters, and no others.
+        other => report::plain(&other.to_string()).into_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Unicode Standard Annex #9, "Directional Formatting Characters": a terminal shows what follows in another order.
+    #[test]
+    fn what_an_image_says_steers_no_terminal() {
+        let hidden = [
+            '\u{1b}',
+            '\u{9b}',
+            '\u{61c}',
+            '\u{200b}',
+            '\u{200e}',
+            '\u{200f}',
+            '\u{202a}',
+            '\u{202b}',
+            '\u{202c}',
+            '\u{202d}',
+            '\u{202e}',
+            '\u{2028}',
+            '\u{2066}',
+            '\u{2067}',
+            '\u{2068}',
+            '\u{2069}',
+            '\u{feff}',
+            '\u{e0041}',
+        ];
+        for it in hidden {
+            let word = format!("a{it}b");
+            let config = serde_json::json!({
+                "os": word, "architecture": word, "created": word, "rootfs": {"diff_ids": [word]},
+                "config": {
+                    "Entrypoint": [word], "Cmd": [word], "User": word, "WorkingDir": word, "Env": [word],
+                    "Labels": {word.clone(): word},
+                },
+            });
+            let mut shown = Vec::new();
+            write_config(&config, &mut shown).unwrap();
+            let shown = String::from_utf8(shown).unwrap();
+            assert!(shown.lines().count() >= 8, "{shown}");
+            assert!(!shown.chars().any(|it| it != '\n' && report::is_unseen(it)), "{shown:?}");
+        }
     }
 }

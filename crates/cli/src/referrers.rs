@@ -118,5 +118,5 @@ impl ReferrerReport {
 
 /// Untrusted text from the registry, made safe for a terminal.
 fn plain(text: &str) -> String {
-    text.escape_debug().to_string()
+    report::plain(&text.escape_debug().to_string()).into_owned()
 }

@@ -58,6 +58,8 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     let mut plain = String::new();
     for it in text.chars() {
         match is_unseen(it) {
+            // Of one that it takes for printable, its number.
+            true if it.escape_debug().len() == 1 => plain.extend(it.escape_unicode()),
             true => plain.extend(it.escape_debug()),
             false => plain.push(it),
         }
