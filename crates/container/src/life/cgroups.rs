@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::bundle::Wishes;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::bundle::{Controller, Wishes};
 use crate::life::delegation::Delegated;
 use crate::pace::GLANCE;
 
@@ -57,8 +58,15 @@ pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
         return;
     }
     if !bundle.is_limited {
-        // Its processes are the user's, whose own limits hold.
-        bundle.drop_limits(&[]);
+        // Nobody has asked for this one, so nobody is told where it cannot be had.
+        let usual = bundle.pids.map(|_| [Controller::Pids]);
+        let delegated = usual.and_then(|usual| {
+            let delegated = Delegated::own().ok()?;
+            delegated.open(&usual).ok().filter(|it| it.contains(&Controller::Pids))?;
+            Some(delegated)
+        });
+        bundle.drop_limits(if delegated.is_some() { &[Controller::Pids] } else { &[] });
+        bundle.cgroup = delegated.map(|it| format!("{}{cgroup}", it.path()));
         return;
     }
     let wanted = bundle.controllers();
