@@ -90,6 +90,11 @@ pub(crate) fn error_line(text: &str) {
     let _unheard = writeln!(io::stderr(), "{}", plain_lines(text));
 }
 
+/// The same on a terminal that is in raw mode, where a new line does not begin at the left by itself.
+pub(crate) fn error_line_raw(text: &str) {
+    let _unheard = write!(io::stderr(), "\r\n{}\r\n", plain_lines(text).replace('\n', "\r\n"));
+}
+
 /// Prints a line, or several.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     let mut out = standard_output();

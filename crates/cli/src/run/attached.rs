@@ -12,7 +12,7 @@ use container::life::prepare::Ready;
 use container::life::running::Seat;
 use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
 use container::life::told::{self, EndReport, MonitorReport};
-use kernel::process::{Pid, Process, ProcessError, Signal, start_behind};
+use kernel::process::{Pid, Process, ProcessError, Requests, Signal, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
 use super::not_started;
@@ -40,8 +40,14 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     };
     // The monitor has no copy of this one: it must not keep a terminal open that nobody sits at.
     let modes = modes()?;
-    let mut events =
-        Caller { context, id: &id, folder: &path, monitor: &monitor, requests: 0, is_asked: None };
+    let mut events = Caller {
+        context,
+        id: &id,
+        folder: &path,
+        monitor: &monitor,
+        requests: Requests::default(),
+        is_asked: None,
+    };
     let attached = Attached {
         input: input.as_fd(),
         output: output.as_fd(),
@@ -83,7 +89,7 @@ struct Caller<'a> {
     folder: &'a Path,
     monitor: &'a Process,
     /// How often the container was asked to end.
-    requests: u32,
+    requests: Requests,
     is_asked: Option<Signal>,
 }
 
@@ -91,7 +97,7 @@ impl Caller<'_> {
     /// What is said while the terminal passes each byte as it is.
     fn remark(&self, text: &str) {
         if !self.context.quiet {
-            report::error_line(&format!("\r\nquire: {text}\r"));
+            report::error_line_raw(&format!("quire: {text}"));
         }
     }
 
@@ -109,9 +115,8 @@ impl Events for Caller<'_> {
         if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
             self.is_asked = Some(signal);
         }
-        if matches!(signal, Signal::INT | Signal::TERM) {
-            self.requests += 1;
-            match self.requests {
+        if let Some(requests) = self.requests.add(signal) {
+            match requests {
                 0 | 1 => {}
                 2 => self.remark("the container was asked to end twice: once more kills it"),
                 _ => self.kill(),

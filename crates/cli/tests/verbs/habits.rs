@@ -78,6 +78,11 @@ fn short_flags_are_those_of_podman() {
         let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains(text), "{volume}: {}", ran.err);
     }
+    // As for `-v`, and not by the runtime.
+    let mount = ["run", "--quiet", "--mount", "type=bind,src=/nosuch,dst=/x", "a", "true"];
+    let ran = place.run_each(&mount);
+    let said = "cannot mount \"/nosuch\" on /x: this host has no such";
+    assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
     let _guard = Rm(&place, "a");
     start(&place, &["--name", "a"], "sleep 60");
     assert_eq!(place.out("ps -q"), "a\n");

@@ -109,7 +109,13 @@ pub fn volumes(
     let mut files = files.0.iter();
     for MountWish { kind, destination, access, relabels: _ } in mounts {
         let source = match kind {
-            MountKind::Host(path) => Source::Host(path.clone()),
+            MountKind::Host(path) => {
+                let source = Source::Host(path.clone());
+                let destination = destination.clone();
+                let volume = Volume { source, destination, access: *access };
+                volume.check()?;
+                volume.source
+            }
             MountKind::Memory { bytes, mode } => Source::Memory { bytes: *bytes, mode: *mode },
             MountKind::Filestore { mode, durability, .. } => {
                 let file = files.next().ok_or(MountWishError::NoFolder)?;

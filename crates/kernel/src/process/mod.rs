@@ -246,8 +246,8 @@ impl Process {
     /// A signal from the terminal reaches the whole foreground process group, so it is forwarded only to a process
     /// outside of ours: no process gets one Ctrl-C twice.
     ///
-    /// A program may ignore requests to end. `asked` is called after each `SIGINT` and `SIGTERM`, with their number so
-    /// far, from 1, so that the caller can insist. `meanwhile` is called now and then, and returns after how much time
+    /// A program may ignore requests to end. `asked` is called after each request, with their number so far as
+    /// [`Requests`] counts them, so that the caller can insist. `meanwhile` is called now and then, and returns after how much time
     /// to call it again, if at all.
     ///
     /// # Errors
@@ -272,7 +272,7 @@ impl Process {
         asked: &mut dyn FnMut(u32),
         meanwhile: &mut dyn FnMut() -> Option<Duration>,
     ) -> Result<Exit, ProcessError> {
-        let mut requests = 0_u32;
+        let mut count = Requests::default();
         loop {
             let most = meanwhile().and_then(|it| Timespec::try_from(it).ok());
             let mut fds = [
@@ -291,8 +291,7 @@ impl Process {
                         Err(error) => return Err(error),
                     }
                 }
-                if matches!(received.signal, Signal::INT | Signal::TERM) {
-                    requests = requests.saturating_add(1);
+                if let Some(requests) = count.add(received.signal) {
                     asked(requests);
                 }
             }
@@ -308,6 +307,32 @@ impl Process {
 
     fn failed(step: &'static str, pid: Pid, source: Errno) -> ProcessError {
         ProcessError::Process { step, pid: pid.as_raw_nonzero().get(), source }
+    }
+}
+
+/// Counts requests to end: `SIGINT` and `SIGTERM`.
+#[derive(Debug, Default)]
+pub struct Requests {
+    count: u32,
+    last: Option<(Signal, Instant)>,
+}
+
+/// What sends a signal to a process and to its group, as timeout(1) does, has sent both by then.
+const SAME_REQUEST: Duration = Duration::from_millis(100);
+
+impl Requests {
+    /// Counts a signal that has arrived. Returns the number of requests so far; none if it is no request, or the same one
+    /// once more.
+    pub fn add(&mut self, signal: Signal) -> Option<u32> {
+        if !matches!(signal, Signal::INT | Signal::TERM) {
+            return None;
+        }
+        let before = self.last.replace((signal, Instant::now()));
+        if before.is_some_and(|(it, at)| it == signal && at.elapsed() < SAME_REQUEST) {
+            return None;
+        }
+        self.count = self.count.saturating_add(1);
+        Some(self.count)
     }
 }
 
