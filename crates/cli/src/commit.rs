@@ -34,7 +34,7 @@ fn look(
 ) -> anyhow::Result<LookedContainer> {
     // Only a cgroup stops all programs of a container, and those of users have none.
     let goes_on = context.who() == crate::rootless::INSIDE;
-    let is_running = container::life::known::find(store, name).is_ok_and(|it| it.is_running());
+    let is_running = container::life::known::find(store, name).is_ok_and(|it| it.is_watched());
     if goes_on && !no_pause && is_running {
         context.remark(&format!(
             "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"

@@ -36,7 +36,8 @@ pub(crate) struct PsReport {
     command: Vec<String>,
     /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
     created: Option<Time>,
-    /// `running`, `exited`, `lost` (it has ended in an unknown way), or `damaged`.
+    /// `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it has ended in an unknown way), or
+    /// `damaged`.
     status: &'static str,
     /// Its first process. Null unless it runs.
     pid: Option<u32>,
@@ -141,7 +142,7 @@ impl PsReport {
             code: known.code(),
             lost: known.has_lost(),
             reason: known.reason(),
-            ports: match known.is_running() {
+            ports: match known.is_watched() {
                 true => Ports::noted(&known.folder).iter().map(PortsReport::of).collect(),
                 false => Vec::new(),
             },

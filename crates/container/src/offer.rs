@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use kernel::process::{Pid, Process};
+use kernel::process::{Pid, Process, start_of};
 
 /// Offers a descriptor, as long as this process has it, with words about it that have no spaces. The note is a line:
 /// process, its start, the number of its descriptor, and these words.
@@ -30,22 +30,13 @@ pub(crate) fn take(note: &Path) -> Option<(OwnedFd, Vec<String>)> {
     let text = text.strip_suffix('\n')?;
     let mut words = text.split_whitespace();
     let pid = words.next()?.parse().ok().and_then(Pid::from_raw)?;
-    let start = words.next()?;
+    let start = words.next()?.parse().ok()?;
     let number = words.next()?.parse().ok()?;
     let process = Process::open(pid).ok()?;
     let taken = process.descriptor(number).ok()?;
     // Asked last: it was the same process all the time, then.
-    if start_of(pid).as_deref() != Some(start) {
+    if start_of(pid) != Some(start) {
         return None;
     }
     Some((taken, words.map(str::to_owned).collect()))
-}
-
-/// When a process was started, in the kernel's own count: with its number, a name that no other process gets. Source:
-/// proc_pid_stat(5), field 22.
-fn start_of(pid: Pid) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The second field is the program's name, in parentheses, and may have any of them in it.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_whitespace().nth(19).map(str::to_owned)
 }

@@ -551,7 +551,7 @@ fn what_is_killed_or_damaged_is_told() {
     let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
     let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
-    wait_for("its lock to be free", || place.out("ps -a").contains("lost"));
+    wait_for("its lock to be free", || place.out("ps -a").contains("unwatched"));
     // The kernel has unmounted the filestore as it should be, when all processes had gone.
     place.out("commit --quiet orphan b");
     assert_eq!(place.out("cat b:/new"), "new");

@@ -243,7 +243,7 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
             Pid::from_raw(i32::try_from(state[key].as_i64().unwrap()).unwrap()).unwrap()
         };
         kill_process(pid("monitor"), Signal::KILL).unwrap();
-        wait_for("its lock to be free", || ps(&place, &name).unwrap()["status"] == "lost");
+        wait_for("its lock to be free", || ps(&place, &name).unwrap()["status"] == "unwatched");
         place.out("gc");
         wait_for("the container to end", || {
             rustix::process::test_kill_process(pid("pid")).is_err()
@@ -442,7 +442,7 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
     let pid =
         |key: &str| Pid::from_raw(i32::try_from(state[key].as_i64().unwrap()).unwrap()).unwrap();
     kill_process(pid("monitor"), Signal::KILL).unwrap();
-    wait_for("its lock to be free", || ps(&place, "c").unwrap()["status"] == "lost");
+    wait_for("its lock to be free", || ps(&place, "c").unwrap()["status"] == "unwatched");
     place.out("stop c");
     wait_for("its end", || rustix::process::test_kill_process(pid("pid")).is_err());
     place.out("rm --force none");

@@ -29,6 +29,7 @@ mod habits;
 mod help;
 mod hosts;
 mod images;
+mod inherited;
 mod labels;
 mod lazy;
 #[cfg(feature = "registry")]
@@ -77,6 +78,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kernel::process::Signal;
 use kernel::version::KernelVersion;
 
 /// A folder with a store, and trees to import.
@@ -122,6 +124,10 @@ impl Place {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
+        // Behind nohup(1), or as a script's background job, programs of this one would ignore what it was started with.
+        for signal in [Signal::HUP, Signal::INT, Signal::QUIT] {
+            kernel::process::die_of(signal).unwrap();
+        }
         let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
         command.arg("--store").arg(self.path("store")).args(arguments);
         command

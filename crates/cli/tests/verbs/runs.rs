@@ -371,7 +371,8 @@ fn is_over(pid: &Pid) -> bool {
     matches!(state, Some('Z' | 'X')) && threads <= 1
 }
 
-/// Processes whose command line has this text, ours and those of other tests left out.
+/// Processes whose command line or an open file of which has this text, ours left out. A monitor's command line has nothing
+/// but its container's name.
 pub(crate) fn processes_with(text: &str) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").unwrap();
     let pids = all.filter_map(|it| it.unwrap().file_name().to_str()?.parse::<i32>().ok());
@@ -379,7 +380,10 @@ pub(crate) fn processes_with(text: &str) -> Vec<Pid> {
     let pids = pids.filter_map(Pid::from_raw).filter(|pid| *pid != own);
     pids.filter(|pid| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten();
+        let mut files = files.filter_map(|it| std::fs::read_link(it.ok()?.path()).ok());
         String::from_utf8_lossy(&line).contains(text)
+            || files.any(|it| it.to_string_lossy().contains(text))
     })
     .collect()
 }

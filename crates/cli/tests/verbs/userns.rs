@@ -256,7 +256,7 @@ fn auto_gives_every_container_ids_of_its_own() {
     let state: Value = serde_json::from_slice(&state).unwrap();
     let pid = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-    wait_for("its lock to be free", || ps(&place, "ns-one").unwrap()["status"] == "lost");
+    wait_for("its lock to be free", || ps(&place, "ns-one").unwrap()["status"] == "unwatched");
     let was = ranges.map(|(first, _)| first);
     place.out("stop --time 0 ns-two");
     let dead = [range(&place, "ns-one").0, range(&place, "ns-two").0];

@@ -89,9 +89,13 @@ pub struct SpecUser {
     pub rest: Rest,
 }
 
+/// The file mode mask of programs in containers. As with podman and Docker, the caller's does not count.
+const UMASK: u32 = 0o022;
+
 impl SpecUser {
     pub(crate) fn new(user: &User) -> Self {
-        let rest = Rest::new();
+        // Runtimes differ in their default, and some leave it to who calls them.
+        let rest = Rest::from_iter([("umask".to_owned(), UMASK.into())]);
         Self { uid: user.uid, gid: user.gid, additional_gids: user.groups.clone(), rest }
     }
 }

@@ -4,7 +4,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::bundle::Wishes;
+use kernel::process::{Pid, Process, Signal};
+
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::{Controller, Wishes};
 use crate::life::delegation::Delegated;
@@ -93,26 +94,80 @@ pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
 /// How long the processes of a container may take to die, once they are killed.
 const DEATH: Duration = Duration::from_secs(3);
 
-/// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
-/// empty ones can be removed: it is waited a while for processes that are dying. Returns whether none is left.
-pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
-    let (name, hierarchies) = match (cgroup_of(folder), std::fs::read_dir(CGROUPS)) {
-        (Ok(None), _) => return true,
-        (Ok(Some(name)), Ok(hierarchies)) => (name, hierarchies),
+/// The roots of all hierarchies of cgroups, and the container's path below them; `None` if it has no cgroup of ours.
+fn places(folder: &Path) -> io::Result<Option<(String, Vec<PathBuf>)>> {
+    let Some(name) = cgroup_of(folder)? else { return Ok(None) };
+    let hierarchies = match std::fs::read_dir(CGROUPS) {
+        Ok(hierarchies) => hierarchies.flatten(),
         // Without cgroups there are none of the container's.
-        (_, Err(error)) if error.kind() == ErrorKind::NotFound => return true,
-        (Err(error), _) | (_, Err(error)) => {
-            tracing::debug!(id, %error, "cannot look for cgroups");
-            return false;
-        }
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
     };
-    let hierarchies = hierarchies.flatten();
     // Links stand for several controllers of one hierarchy.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
     // A folder covers the one that a runtime does not take, and the runtime may have written there.
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
-    let roots = roots.filter(|root| is_hierarchy(root));
+    Ok(Some((name, roots.filter(|root| is_hierarchy(root)).collect())))
+}
+
+/// Whether a process is in the cgroup of a container, or in one below it.
+pub(crate) fn has(folder: &Path, process: Pid) -> bool {
+    let Ok(Some(name)) = cgroup_of(folder) else { return false };
+    let own = std::fs::read_to_string(format!("/proc/{}/cgroup", process.as_raw_nonzero()));
+    own.is_ok_and(|own| own.lines().any(|line| is_below(line, &name)))
+}
+
+/// Whether a line of cgroups(7), `/proc/PID/cgroup`, names this cgroup or one below it.
+fn is_below(line: &str, name: &str) -> bool {
+    let path = line.splitn(3, ':').nth(2).unwrap_or_default();
+    let rest = path.strip_prefix('/').and_then(|it| it.strip_prefix(name));
+    rest.is_some_and(|it| it.is_empty() || it.starts_with('/'))
+}
+
+/// Kills all processes in a container's cgroups, without its runtime.
+pub(crate) fn kill(folder: &Path) {
+    let Ok(Some((name, roots))) = places(folder) else { return };
+    for cgroup in roots.iter().map(|root| root.join(&name)) {
+        // Linux 5.14 and later, version 2: also what forks meanwhile.
+        if std::fs::write(cgroup.join("cgroup.kill"), "1").is_ok() {
+            continue;
+        }
+        kill_below(folder, &cgroup);
+    }
+}
+
+/// Kills the processes of a cgroup and of those below it.
+fn kill_below(folder: &Path, cgroup: &Path) {
+    let listed = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    for pid in listed.lines().filter_map(|it| it.parse().ok()).filter_map(Pid::from_raw) {
+        let Ok(process) = Process::open(pid) else { continue };
+        // Its number may have become another one's before it was taken hold of.
+        if has(folder, pid) {
+            let _gone = process.signal(Signal::KILL);
+        }
+    }
+    let below = std::fs::read_dir(cgroup).into_iter().flatten().flatten();
+    for it in below.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir())) {
+        kill_below(folder, &it.path());
+    }
+}
+
+/// What has been killed needs less than this, as a rule.
+const DYING: Duration = Duration::from_millis(500);
+
+/// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
+/// empty ones can be removed: it is waited a while for processes that are dying. Returns whether none is left.
+pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
+    let (name, roots) = match places(folder) {
+        Ok(None) => return true,
+        Ok(Some(found)) => found,
+        Err(error) => {
+            tracing::debug!(id, %error, "cannot look for cgroups");
+            return false;
+        }
+    };
     let since = Instant::now();
+    let mut is_told = false;
     let mut is_clear = true;
     for root in roots {
         let cgroup = root.join(&name);
@@ -121,6 +176,10 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
                 Err(error)
                     if error.kind() == ErrorKind::ResourceBusy && since.elapsed() < DEATH =>
                 {
+                    if since.elapsed() > DYING && !std::mem::replace(&mut is_told, true) {
+                        // The runtime cannot, or does not know of them.
+                        kill(folder);
+                    }
                     std::thread::sleep(GLANCE);
                     continue;
                 }
@@ -160,6 +219,17 @@ fn magic(path: &Path) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::folder::CONFIG;
+
+    #[test]
+    fn a_process_is_known_by_its_cgroup() {
+        let check = |line: &str, expect| assert_eq!(is_below(line, "quire-a-1"), expect, "{line}");
+        check("0::/quire-a-1", true);
+        check("7:pids:/quire-a-1/inner:x", true);
+        check("0::/quire-a-12", false);
+        check("0::/other/quire-a-1", false);
+        check("0::/", false);
+        check("", false);
+    }
 
     #[test]
     fn only_a_cgroup_of_ours_is_taken_from_a_bundle() {

@@ -132,6 +132,7 @@ pub fn watch(
     let mut state = State {
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
+        pid_start: kernel::process::start_of(pid),
         started: now(),
         stop_signal: stop.signal.clone(),
         finished: None,

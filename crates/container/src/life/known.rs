@@ -1,16 +1,18 @@
 //! Existing containers: found by name, inspected, killed and removed.
 
 use std::fs::File;
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kernel::process::{Process, Signal};
 use store::{ContainerError, ContainerRecord, Liveness, Store};
 
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder;
 use crate::life::kept::{self, Changes, Place};
 use crate::life::state::{Reason, State};
-use crate::life::{detached, pause};
+use crate::life::{cgroups, detached, pause, spared};
 use crate::owner::{OwnerError, check_containers};
 use crate::pace::GLANCE;
 
@@ -99,6 +101,8 @@ pub struct KnownContainer {
     pub folder: PathBuf,
     /// None before it has started, and of those that are not detached.
     pub state: Option<State>,
+    /// Whether its program runs although its monitor is gone.
+    pub is_unwatched: bool,
 }
 
 impl KnownContainer {
@@ -110,18 +114,31 @@ impl KnownContainer {
     ) -> Result<Self, KnownError> {
         let folder = folder::path(store, &id);
         let state = load_state(&folder, &id)?;
-        Ok(Self { id, record, liveness, folder, state })
+        let is_over = state.as_ref().is_some_and(|it| it.finished.is_some());
+        let is_unwatched = liveness == Liveness::Dead
+            && record.is_some()
+            && !is_over
+            && !detached::is_over(&folder)
+            && first_process(&folder, state.as_ref()).is_some();
+        Ok(Self { id, record, liveness, folder, state, is_unwatched })
     }
 
     /// Whether its program runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
+        self.is_watched() || self.is_unwatched
+    }
+
+    /// Whether its program runs, and its monitor with it.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
         // Of one that has ended somebody is taking the rest down.
         let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
         self.liveness == Liveness::Alive && !is_over
     }
 
-    /// `running`, `exited`, `lost` (it has ended, and nobody knows how), or `damaged`.
+    /// `running`, `unwatched` (it runs, and its monitor is gone), `exited`, `lost` (it has ended, and nobody knows how), or
+    /// `damaged`.
     #[must_use]
     pub fn status(&self) -> &'static str {
         if self.record.is_none() {
@@ -130,6 +147,7 @@ impl KnownContainer {
         match (&self.state, self.liveness) {
             (Some(State { finished: Some(_), code: Some(_), .. }), _) => "exited",
             (_, Liveness::Alive) => "running",
+            _ if self.is_unwatched => "unwatched",
             (_, Liveness::Dead) => "lost",
         }
     }
@@ -162,7 +180,7 @@ impl KnownContainer {
     /// on disk. `None` if unknown: for a directory of the host, and for a container whose monitor was killed.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
-        if !self.is_running() {
+        if !self.is_watched() {
             return self.state.as_ref().and_then(|it| it.written);
         }
         match Place::load(&self.folder)? {
@@ -204,6 +222,7 @@ impl KnownContainer {
     /// [`KnownError`].
     pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
         let since = Instant::now();
+        let mut forced = 0_u32;
         loop {
             // One that has not started yet cannot be told at once.
             let told = detached::signal(&self.folder, &self.id, "KILL");
@@ -211,9 +230,14 @@ impl KnownContainer {
                 // Somebody may have paused it to look at it, and it ends when it goes on.
                 pause::resume(&self.folder, &self.id);
             }
-            let pause = if told.is_ok() { DEATH } else { AGAIN };
+            let pause = if told.is_ok() { STUCK } else { AGAIN };
             if detached::wait(Some(pause), &|| self.is_alive(store))? {
                 return Ok(());
+            }
+            // Whatever the runtime says, it should be over by now.
+            if since.elapsed() >= STUCK * (forced + 1) {
+                self.end_without_runtime(forced > 0);
+                forced = forced.saturating_add(1);
             }
             if since.elapsed() >= DEATH {
                 told.map_err(KnownError::Untold)?;
@@ -222,6 +246,52 @@ impl KnownContainer {
         }
     }
 }
+
+impl KnownContainer {
+    /// Kills what belongs to a container without help of its runtime, which may be stuck: the container's processes, and the
+    /// runtime itself, which holds the container's lock as its monitor does. The monitor cleans up then; if it is `deaf`, it is
+    /// killed, too.
+    fn end_without_runtime(&self, deaf: bool) {
+        let id = &self.id;
+        cgroups::kill(&self.folder);
+        let holders = File::open(self.folder.join(folder::LOCK)).map_err(|it| it.to_string());
+        let holders = holders.and_then(|lock| {
+            kernel::process::holders(lock.as_fd()).map_err(|errno| errno.to_string())
+        });
+        let holders = holders.unwrap_or_else(|error| {
+            tracing::debug!(id, %error, "cannot look for the runtime's process");
+            Vec::new()
+        });
+        let is_holder = |pid| holders.iter().any(|it| Some(it.process.pid()) == pid);
+        let first = first_process(&self.folder, self.state.as_ref()).or_else(|| {
+            // One that has no state and no cgroup is known as a child of its runtime.
+            let process = Process::open(spared::first_process(&self.folder)?).ok()?;
+            is_holder(kernel::process::parent_of(process.pid())).then_some(process)
+        });
+        let runtimes: Vec<_> = holders.iter().filter(|it| is_holder(it.parent)).collect();
+        let doomed: Vec<_> = match runtimes.is_empty() || deaf {
+            true => holders.iter().collect(),
+            false => runtimes,
+        };
+        for process in first.iter().chain(doomed.iter().map(|it| &it.process)) {
+            let pid = process.pid().as_raw_nonzero().get();
+            tracing::info!(id, pid, "killed, since the runtime does not end the container");
+            let _gone = process.signal(Signal::KILL);
+        }
+    }
+}
+
+/// The first process of a container that may have no monitor, if it is certain to be that.
+fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
+    let pid = spared::first_process(folder)?;
+    let process = Process::open(pid).ok()?;
+    let is_noted = state
+        .is_some_and(|it| it.pid_start.is_some() && it.pid_start == kernel::process::start_of(pid));
+    (is_noted || cgroups::has(folder, pid)).then_some(process)
+}
+
+/// After so long the runtime counts as stuck, and after as long again the monitor.
+const STUCK: Duration = Duration::from_secs(4);
 
 /// How long the kernel may take to end what is killed.
 const DEATH: Duration = Duration::from_secs(20);
@@ -337,7 +407,7 @@ pub fn running(
 /// [`KnownError`].
 pub fn settle(store: &Store) -> Result<(), KnownError> {
     loop {
-        let is_over = |it: &KnownContainer| it.liveness == Liveness::Alive && !it.is_running();
+        let is_over = |it: &KnownContainer| it.liveness == Liveness::Alive && !it.is_watched();
         if !all(store)?.iter().any(is_over)
             && !store.containers.is_clearing().map_err(KnownError::from)?
         {

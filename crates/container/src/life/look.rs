@@ -131,7 +131,7 @@ pub fn look(
     let ids =
         Owners::of_bundle(&spec.map_err(|source| LookError::Spec { id: id(), source })?.linux);
     let failed = |source| LookError::Changes { id: id(), source };
-    let (changes, paused, lock) = if found.is_running() {
+    let (changes, paused, lock) = if found.is_watched() {
         let changes = Changes::of_running(&found.folder).map_err(failed)?;
         let paused = match meanwhile {
             Meanwhile::GoesOn => None,
@@ -154,7 +154,7 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
         Ok(paused) => Ok(Some(paused)),
         // What it wrote is held already, and changes no more.
         Err(PauseError::Refused | PauseError::Unasked(_))
-            if !find(store, &found.id).is_ok_and(|it| it.is_running()) =>
+            if !find(store, &found.id).is_ok_and(|it| it.is_watched()) =>
         {
             Ok(None)
         }

@@ -22,6 +22,9 @@ pub struct State {
     pub monitor: u32,
     /// Its first process, as the host numbers it.
     pub pid: u32,
+    /// When that process started, in clock ticks since the boot: its number alone may be another one's by now.
+    #[serde(default)]
+    pub pid_start: Option<u64>,
     /// Since when it runs.
     pub started: i64,
     /// The signal that asks it to end, as the image names it.
@@ -220,6 +223,7 @@ mod tests {
         let mut state = State {
             monitor: 1,
             pid: 2,
+            pid_start: Some(4),
             started: 3,
             stop_signal: "SIGINT".to_owned(),
             finished: None,

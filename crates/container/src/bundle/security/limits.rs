@@ -2,10 +2,10 @@
 
 use std::str::FromStr;
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::capabilities::has_sys_resource;
-use crate::bundle::spec::SpecLimit;
+use crate::bundle::spec::{SpecLimit, SpecProcess};
 
 /// Their names to people, to runtimes and to the kernel. Source: Docker, `run --ulimit`; OCI runtime-spec.
 const NAMES: [(&str, &str, Resource); 16] = [
@@ -114,9 +114,40 @@ impl Limit {
     }
 }
 
+/// Gives a program the limits that the caller of this process has, where this process has set others for itself, and nobody
+/// has asked for more or less.
+pub(crate) fn of_caller(process: &mut SpecProcess) {
+    add(kernel::process::changed_limits(), &mut process.rlimits);
+}
+
+fn add(limits: Vec<(Resource, Rlimit)>, to: &mut Vec<SpecLimit>) {
+    for (resource, limit) in limits {
+        let Some((_, kind, _)) = NAMES.iter().find(|it| it.2 == resource) else { continue };
+        if to.iter().any(|it| it.kind == *kind) {
+            continue;
+        }
+        let [soft, hard] = [limit.current, limit.maximum].map(|it| it.unwrap_or(UNLIMITED));
+        to.push(SpecLimit { kind: (*kind).to_owned(), soft, hard });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_the_caller_are_those_that_nobody_asked_for() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        let asked = SpecLimit { kind: "RLIMIT_NOFILE".to_owned(), soft: 5, hard: 6 };
+        let mut limits = vec![asked.clone()];
+        let changed = vec![
+            (Resource::Stack, limit(Some(65_536), None)),
+            (Resource::Nofile, limit(Some(1), Some(2))),
+        ];
+        add(changed, &mut limits);
+        let stack = SpecLimit { kind: "RLIMIT_STACK".to_owned(), soft: 65_536, hard: UNLIMITED };
+        assert_eq!(limits, [asked, stack]);
+    }
 
     #[test]
     fn limits_are_one_number_or_two() {

@@ -17,6 +17,7 @@ pub use labels::{
     AppArmor, AppArmorState, LabelError, PROFILE, ProfileChoice, ProfileWish, SeLinuxState,
     Starter, load, parser,
 };
+pub(crate) use limits::of_caller;
 pub use limits::{Limit, LimitError};
 pub use seccomp::{Filter, FilterError, Profile};
 
