@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::OwnIds;
-use container::root::{SOURCE, ServeImage, ServedImage, TrustedImage, WithXattrs};
+use container::root::{Above, SOURCE, ServeImage, ServedImage, TrustedImage, WithXattrs};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
@@ -38,12 +38,9 @@ impl ServeImage for Server {
         image: &TrustedImage,
         name: &str,
         with_xattrs: WithXattrs,
+        above: Above,
     ) -> Result<ServedImage, Failed> {
-        let (ids, mounts) = match self.0.namespace {
-            UserNamespace::Initial => (None, Mounts::Same),
-            // Its mounts end with the last process in it.
-            UserNamespace::Other => (Some(OwnIds::read()?), Mounts::Own),
-        };
+        let ids = ids(self.0)?;
         let mut tree = open(image, FuseView::Namespace, ids)?;
         let apart = match with_xattrs {
             WithXattrs::Served => None,
@@ -55,6 +52,9 @@ impl ServeImage for Server {
                 None
             }),
         };
+        if apart.is_none() && above == Above::Nothing {
+            tree.set_view(FuseView::Alone);
+        }
         let connection = FuseConnection::open().map_err(|error| match error {
             FuseError::Open(errno) => format!("{NO_DEVICE} ({errno})").into(),
             error => Failed::from(error),
@@ -66,8 +66,16 @@ impl ServeImage for Server {
             name,
         };
         let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
-        start(&connection, &tree, mounts)?;
+        start(&connection, &tree, Mounts::Few)?;
         Ok(ServedImage { mount, apart })
+    }
+}
+
+/// The ids that there are, if not all.
+fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
+    match who.namespace {
+        UserNamespace::Initial => Ok(None),
+        UserNamespace::Other => OwnIds::read().map(Some),
     }
 }
 
@@ -75,7 +83,7 @@ impl ServeImage for Server {
 pub(crate) fn mount_for_root(who: Who, image: &TrustedImage) -> anyhow::Result<Detached> {
     image.check()?;
     let name = format!("{SOURCE}{}", image.name());
-    let served = Server::new(who).serve(image, &name, WithXattrs::Served);
+    let served = Server::new(who).serve(image, &name, WithXattrs::Served, Above::Nothing);
     Ok(served.map_err(|it| anyhow::anyhow!(it))?.mount)
 }
 
@@ -90,13 +98,14 @@ pub(crate) fn program() -> Option<PathBuf> {
 
 /// Mounts an image on a directory of the host, for its user alone.
 pub(crate) fn mount_for_user(
+    who: Who,
     image: &TrustedImage,
     name: &str,
     directory: &Path,
     executable: host::Executable,
 ) -> anyhow::Result<()> {
     let program = program().context(NO_PROGRAM)?;
-    let tree = open(image, FuseView::Owner, None)?;
+    let tree = open(image, FuseView::Owner, ids(who)?)?;
     let connection = host::mount(&program, directory, name, executable)?;
     let started = start(&connection, &tree, Mounts::Same);
     started.inspect_err(|_| drop(host::unmount(&program, directory, true)))?;

@@ -65,13 +65,13 @@ fn serve(
     let who = context.who();
     match (who.namespace, args.trust.via) {
         // In a namespace it is a layer like others.
-        (UserNamespace::Other, _) => return Ok(false),
+        (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
-        (UserNamespace::Initial, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
+        (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
             "--via {} is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out",
             if way == ViaWord::Tree { "tree" } else { "service" }
         ),
-        (UserNamespace::Initial, _) => {}
+        (UserNamespace::Initial | UserNamespace::Other, _) => {}
     }
     if args.writable != WritableWish::None || args.df || args.userns.is_some() {
         bail!(
@@ -80,7 +80,7 @@ fn serve(
         );
     }
     let flags = flags(&args.options, Access::ReadOnly)?;
-    if who.user == 0 {
+    if who.is_host_root() {
         let mount = crate::fuse::mount_for_root(who, image)?;
         mount.set(&Attributes { set: flags, ..Attributes::default() })?;
         mount.attach_at(directory)?;
@@ -96,7 +96,7 @@ fn serve(
         true => Executable::No,
         false => Executable::Yes,
     };
-    crate::fuse::mount_for_user(image, &source, directory, executable)?;
+    crate::fuse::mount_for_user(who, image, &source, directory, executable)?;
     Ok(true)
 }
 

@@ -43,7 +43,12 @@ pub(crate) fn enter(
     who: Who,
     remark: &mut dyn FnMut(String),
 ) -> anyhow::Result<bool> {
-    if who.user == 0 || who.namespace == UserNamespace::Other {
+    // Only root of a namespace can mount in it; the other users of a pod need another namespace below it.
+    let has_rights = match who.namespace {
+        UserNamespace::Initial => who.user == 0,
+        UserNamespace::Other => who.can_mount_in_its_namespace(),
+    };
+    if has_rights {
         return Ok(false);
     }
     match verb {
@@ -89,7 +94,11 @@ fn enter_own_namespace(
     let (users, groups) = (ids.map.users(), ids.map.groups());
     let is_kept = is_transient(who.user) || is_transient(who.group);
     let mapper = match (&ids.programs, &ids.service, written) {
-        (Some(programs), _, _) => Mapper::Programs { programs: programs.clone(), users, groups },
+        (Some(programs), _, _) => {
+            // In a pod, /etc/subuid may give ids that the pod lacks.
+            let or_own = (who.namespace == UserNamespace::Other).then_some((who.user, who.group));
+            Mapper::Programs { programs: programs.clone(), users, groups, or_own }
+        }
         (None, Some(service), Written::Goes) if !is_kept => {
             Mapper::Service { service: service.as_ref(), own: (who.user, who.group) }
         }

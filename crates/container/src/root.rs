@@ -1,5 +1,6 @@
 //! Root file systems: an image of the store, its objects or devices, and perhaps a writable layer.
 
+mod acl;
 mod assemble;
 pub mod filestore;
 pub mod headroom;
@@ -13,11 +14,12 @@ mod tree;
 pub mod trust;
 pub(crate) mod upper;
 
+pub use acl::acl_for_ids;
 pub use assemble::{Root, RootError, Shape, Space};
 pub(crate) use layers::{Checked, Data, Layers};
 pub use make::{
-    LendImage, LentMount, MakeRootError, SOURCE, ServeImage, ServedImage, Via, Warm, WithXattrs,
-    make, may_have_acl, warm,
+    Above, LendImage, LentMount, MakeRootError, SOURCE, ServeImage, ServedImage, Via, Warm,
+    WithXattrs, make, may_have_acl, warm,
 };
 pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space};
 pub use tree::{TreeError, name_below_overlay, set_below_overlay};

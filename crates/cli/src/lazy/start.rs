@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use kernel::mount::Propagation;
 use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serve::lazy::LazyService;
@@ -80,7 +81,8 @@ fn start(
     let mut command = Command::new(&program.path);
     command.args(&program.arguments).current_dir("/").env_remove("NOTIFY_SOCKET");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::from(messages));
-    let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;
+    let setup = Setup { own_session: true, own_mounts: own_mounts(), ..Setup::default() };
+    let started = spawn(command, &setup)?;
     let mut output = started.stdout.context("its output is a pipe")?;
     let begun = Instant::now();
     let (mut ended, mut is_ready) = (None, false);
@@ -119,6 +121,13 @@ fn start(
             }
         }
     }
+}
+
+/// The service outlives the command that starts it. In a mount namespace that may end, it would keep that namespace, and so the
+/// lazy mounts in it, and it ends when there are none. So it has a copy, from before the mount.
+fn own_mounts() -> Option<Propagation> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    (namespace("1")? != namespace("self")?).then_some(Propagation::Downstream)
 }
 
 /// Where a service that a mount started writes its messages. They stay when it ends.

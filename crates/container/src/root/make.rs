@@ -72,7 +72,18 @@ pub trait ServeImage: std::fmt::Debug {
         image: &TrustedImage,
         name: &str,
         with_xattrs: WithXattrs,
+        above: Above,
     ) -> Result<ServedImage, AnyError>;
+}
+
+/// What is stacked on a served image whose files are all in one layer. An overlay takes xattrs with its own prefix for its
+/// marks, and removes the escape from those that are escaped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Above {
+    /// An overlay: such xattrs of the image are escaped.
+    Overlay,
+    /// Nothing: they are shown as they are.
+    Nothing,
 }
 
 /// Where the files of a served image are that have xattrs.
@@ -409,14 +420,18 @@ fn served(
         XattrNamespace::User if has_user_xattrs && shape.map.is_none() => WithXattrs::Apart,
         _ => WithXattrs::Served,
     };
-    let served = serve.serve(image, layers.name, with_xattrs);
+    // Kernels that clone no detached mounts get an overlay of two layers in any case.
+    let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
+    let space = if is_old { Space::Free } else { shape.space };
+    let above = match (shape.writable, space, shape.places, shape.between) {
+        (Writable::None, Space::AsIs, [], []) => Above::Nothing,
+        _ => Above::Overlay,
+    };
+    let served = serve.serve(image, layers.name, with_xattrs, above);
     let served = served.map_err(|source| MakeRootError::Serve { name: name.to_owned(), source })?;
     let lower = Superblock { mount: served.mount, backing: Backing::File, identity: None };
     let apart = served.apart.as_ref();
     let layers = Layers { data: Data::Devices(&[]), apart, ..*layers };
-    // Kernels that clone no detached mounts get an overlay of two layers in any case.
-    let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
-    let space = if is_old { Space::Free } else { shape.space };
     let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
     if is_in_memory && !has_user_xattrs {
         tracing::warn!(

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use store::{CheckedError, CheckedFile, OpenImage};
 
 use crate::bundle::userns::OwnIds;
+use crate::root::acl::acl_for_ids;
 
 /// What overlayfs keeps in the place of `trusted.overlay.` where it is mounted with `userxattr`. Source: Linux
 /// `Documentation/filesystems/overlayfs.rst`, "Permission model" and "Metadata only copy up".
@@ -297,7 +298,8 @@ impl<'t> Maker<'_, 't> {
         }
         .map_err(failed(path))?;
         for (name, value) in inode.xattrs() {
-            set_below_overlay(file, name, value).map_err(failed(path))?;
+            let value = acl_for_ids(name, value, self.ids);
+            set_below_overlay(file, name, &value).map_err(failed(path))?;
         }
         set_time(file, b"", of_file.mtime).map_err(failed(path))
     }

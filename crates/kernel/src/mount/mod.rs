@@ -7,6 +7,7 @@ mod context;
 mod erofs;
 mod error;
 mod ext4;
+mod few;
 mod fuse;
 mod locked;
 mod overlay;
@@ -26,6 +27,7 @@ pub(crate) use erofs::try_sharing;
 pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, ext4};
+pub use few::FewMounts;
 pub use fuse::{FuseAccess, FuseOptions, fuse, is_on_fuse};
 pub use overlay::{
     Credentials, Durability, OVERLAY_USER_DATA, OVERLAY_VERITY, OverlayOptions, Upper, Verity,

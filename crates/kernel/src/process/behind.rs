@@ -1,6 +1,8 @@
 //! The rest of a process's work, done by a child that no process waits for.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
+use std::fs::File;
+use std::io::Read as _;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -90,25 +92,49 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
 }
 
 /// Starts a server: a child as that of [`start_behind`] that has this process's memory, these descriptors and no others, no
-/// blocked signals, and `/` as its directory. What it is to do must use nothing else that is open here.
+/// blocked signals, and `/` as its directory. Nothing that it does may use what else is open in this process. Returns when
+/// `prepare` has succeeded there.
 ///
 /// # Errors
-/// As [`start_behind`].
+/// As [`start_behind`], and the error of `prepare`. There is no server then.
 ///
 /// # Panics
 /// As [`start_behind`].
-pub fn start_server(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> Result<Process, ProcessError> {
-    let keep: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
-    let (_, process) = start_behind(|report| {
-        drop(report);
+pub fn start_server(
+    keep: &[BorrowedFd<'_>],
+    prepare: impl FnOnce() -> Result<(), Errno>,
+    work: impl FnOnce(),
+) -> Result<Process, ProcessError> {
+    let mut keep: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+    let (answer, process) = start_behind(|report| {
+        keep.push(report.as_raw_fd());
         close_others(&keep);
         // With an empty set this cannot fail.
         let _before = SignalMask::empty().apply(libc::SIG_SETMASK);
-        // Only somebody's unmount would fail.
+        // If it fails, a file system may be busy for somebody who unmounts it.
         let _moved = std::env::set_current_dir("/");
-        work();
+        let prepared = prepare();
+        let errno = prepared.err().map_or(0, Errno::raw_os_error);
+        // A parent that has ended needs no answer.
+        let _told = rustix::io::write(&report, &errno.to_le_bytes());
+        drop(report);
+        if errno == 0 {
+            work();
+        }
     })?;
-    Ok(process)
+    let step = "prepare a server";
+    let mut errno = [0; 4];
+    let read = File::from(answer).read_exact(&mut errno);
+    // It died if it reported nothing.
+    let errno = if read.is_ok() { i32::from_le_bytes(errno) } else { libc::ESRCH };
+    if errno == 0 {
+        return Ok(process);
+    }
+    match Errno::from_raw_os_error(errno) {
+        // The kernel's word for a limit of namespaces (user_namespaces(7)), which has nothing to do with disks.
+        Errno::NOSPC => Err(ProcessError::Limit { step }),
+        source => Err(ProcessError::Call { step, source }),
+    }
 }
 
 /// Closes all descriptors but these, and standard input, output and error.

@@ -42,7 +42,7 @@ pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Resource, Rlimit, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};
-pub use who::{UserNamespace, Who};
+pub use who::{UNUSED_IDS, UserNamespace, Who};
 
 /// An error of a call on processes.
 #[derive(Debug, thiserror::Error)]

@@ -31,6 +31,8 @@ pub enum Mapper<'a> {
         users: &'a [IdRange],
         /// Of groups.
         groups: &'a [IdRange],
+        /// This process's user and group, if root may be all that there is where the programs refuse.
+        or_own: Option<(u32, u32)>,
     },
     /// A service, which is asked for a namespace that has no ids yet. It maps this process's own user and group to themselves,
     /// and other ids to themselves. Further inside, root is the user, and the others follow. Where the service gives none, root
@@ -78,9 +80,9 @@ pub enum Mapped {
         /// The service's reason.
         why: String,
     },
-    /// The process's own one only, since a service gave none.
+    /// The process's own one only, since programs or a service gave none.
     Own {
-        /// The service's reason.
+        /// Their reason.
         why: String,
     },
 }
@@ -123,7 +125,7 @@ pub fn enter_own(mapper: &Mapper<'_>) -> Result<Mapped, OwnNamespaceError> {
             unshare(both)?;
             write_own_maps(users, groups)?;
         }
-        Mapper::Programs { programs, users, groups } => {
+        Mapper::Programs { programs, users, groups, or_own } => {
             let calls = [(&programs[0], users), (&programs[1], groups)].map(|(program, ranges)| {
                 let mut command = Command::new(program);
                 command.arg(getpid().as_raw_nonzero().to_string());
@@ -134,7 +136,14 @@ pub fn enter_own(mapper: &Mapper<'_>) -> Result<Mapped, OwnNamespaceError> {
             let helper = Helper::fork(|| calls.into_iter().try_for_each(call))
                 .map_err(|error| of_io(&error))?;
             unshare(both)?;
-            helper.finish().map_err(OwnNamespaceError::Program)?;
+            if let Err(why) = helper.finish() {
+                let is_given = !read_own_map("uid_map")?.is_empty();
+                let Some((user, group)) = or_own.filter(|_| !is_given) else {
+                    return Err(OwnNamespaceError::Program(why));
+                };
+                write_root_alone(user, group)?;
+                return Ok(Mapped::Own { why });
+            }
         }
         Mapper::Service { service, own } => return of_service(*service, *own),
     }
@@ -151,8 +160,7 @@ fn of_service(
     let is_given = read_own_map("uid_map").is_ok_and(|it| !it.is_empty());
     match given {
         Err(why) if !is_given => {
-            let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
-            write_own_maps(&one(user), &one(group))?;
+            write_root_alone(user, group)?;
             unshare(UnshareFlags::NEWNS)?;
             return Ok(Mapped::Own { why });
         }
@@ -225,6 +233,12 @@ fn own_user_namespace() -> Result<OwnedFd, ProcessError> {
 fn unshare(flags: UnshareFlags) -> Result<(), ProcessError> {
     // SAFETY: without FILES, nobody loses sight of a descriptor.
     unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(failed)
+}
+
+/// Maps this process's own user and group to root, and no others.
+fn write_root_alone(user: u32, group: u32) -> Result<(), ProcessError> {
+    let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
+    write_own_maps(&one(user), &one(group))
 }
 
 fn write_own_maps(users: &[IdRange], groups: &[IdRange]) -> Result<(), ProcessError> {

@@ -1,10 +1,16 @@
 //! Who a process is: its user, and whether the kernel takes that user's root for the host's.
 
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 
 /// The inode of the user namespace that the kernel starts with. Source: Linux `include/linux/proc_ns.h`,
 /// `PROC_USER_INIT_INO`.
 const INITIAL: u64 = 0xEFFF_FFFD;
+
+/// Numbers of users and groups that no host should have: systemd leaves them unused. A host's `nobody` has processes of its own,
+/// which can send signals to all others that are `nobody`. Source: systemd `docs/UIDS-GIDS.md`, "Summary":
+/// 2147418112 to 2147483647.
+pub const UNUSED_IDS: std::ops::RangeInclusive<u32> = 0x7FFF_0000..=0x7FFF_FFFF;
 
 /// The user namespace that a process is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,6 +41,14 @@ impl Who {
             group: rustix::process::getegid().as_raw(),
             namespace: namespace(),
         }
+    }
+
+    /// Whether this process can mount in its user namespace as it is: as its root, with the capability for that.
+    #[must_use]
+    pub fn can_mount_in_its_namespace(self) -> bool {
+        let capabilities = || rustix::thread::capabilities(None);
+        self.user == 0
+            && capabilities().is_ok_and(|it| it.effective.contains(CapabilitySet::SYS_ADMIN))
     }
 
     /// Whether it is root of the host, and not only of a user namespace.

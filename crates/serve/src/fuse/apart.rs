@@ -185,7 +185,7 @@ fn make(
     let mut refused = Ok(());
     tree.image().xattrs(inode, &mut Xattrs::new(), |name, value| {
         if refused.is_ok() {
-            refused = set_below_overlay(made.as_fd(), name, value);
+            refused = set_below_overlay(made.as_fd(), name, &tree.value(name, value));
         }
     })?;
     refused.map_err(failed)?;

@@ -1,22 +1,24 @@
-//! Starts holder and server of a file system that is mounted already.
+//! Starts holder and server of a file system.
 
+use std::cell::Cell;
 use std::os::fd::AsFd as _;
 
 use kernel::fuse::FuseConnection;
-use kernel::mount::Propagation;
-use kernel::process::{ProcessError, own_mounts, start_server};
+use kernel::mount::FewMounts;
+use kernel::process::{ProcessError, start_server};
 
 use super::holder::hold;
 use super::open::{StoreTree, descriptors};
 use super::session::serve;
 
-/// Whose mounts a server sees.
+/// The mount namespace of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mounts {
-    /// Those of the process that starts it.
+    /// The one of the process that starts it, for those who may not have another one.
     Same,
-    /// A copy of what is attached now: what is attached later in the namespace of the process that starts it can be freed.
-    Own,
+    /// Another one, which has neither the mount that is served nor others of the caller's. A file system is freed only when
+    /// no namespace has it mounted. If the server had it mounted, it would wait for its own end.
+    Few,
 }
 
 /// A server that is not started.
@@ -24,7 +26,8 @@ pub enum Mounts {
 #[error("cannot start a server")]
 pub struct StartError(#[from] ProcessError);
 
-/// Serves a tree in the background, until its file system is gone. This process must have one thread.
+/// Serves a tree in the background, until its file system is gone. This process must have one thread. With [`Mounts::Few`],
+/// the file system may be attached only after this.
 ///
 /// # Errors
 /// [`StartError`].
@@ -34,14 +37,21 @@ pub fn start(
     mounts: Mounts,
 ) -> Result<(), StartError> {
     let keep = [vec![connection.as_fd()], descriptors(tree)].concat();
-    start_server(&keep, || {
-        if mounts == Mounts::Own
-            && let Err(error) = own_mounts(Propagation::Downstream)
-        {
-            tracing::error!(%error, "mounts of the container may outlive it");
+    let few = Cell::new(None);
+    let prepare = || {
+        if mounts == Mounts::Few {
+            few.set(Some(FewMounts::unshare()?));
         }
-        // Whatever ends it, nobody hears of it: readers get errors when the connection is closed.
+        Ok(())
+    };
+    let serve = || {
+        // It takes longer, and nothing has to wait for it.
+        if let Some(few) = few.take() {
+            few.detach_others();
+        }
+        // Readers get errors when the connection is closed, whatever ended it.
         let _ended = hold(connection, |connection| serve(connection, tree));
-    })?;
+    };
+    start_server(&keep, prepare, serve)?;
     Ok(())
 }

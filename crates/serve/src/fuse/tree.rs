@@ -1,12 +1,13 @@
 //! The core of a server: requests about the files of an image, and what is replied.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::OnceLock;
 
 use container::bundle::userns::OwnIds;
-use container::root::name_below_overlay;
+use container::root::{acl_for_ids, name_below_overlay};
 use image::erofs::read::{
     DirPosition, FileType, Inode, Nid, ReadAt, ReadError, ShownContent, ShownFile, ShownImage,
     Xattrs,
@@ -47,6 +48,8 @@ pub enum FuseView {
     Owner,
     /// For the users of a user namespace, as far as modes allow, below an overlay with `userxattr`.
     Namespace,
+    /// The same, with no overlay above.
+    Alone,
 }
 
 /// The files of an image.
@@ -123,6 +126,19 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
+    /// The value of an xattr here: ACLs name the users and groups that there are.
+    pub(super) fn value<'v>(&self, name: &[u8], value: &'v [u8]) -> Cow<'v, [u8]> {
+        match &self.ids {
+            Some(ids) => acl_for_ids(name, value, ids),
+            None => Cow::Borrowed(value),
+        }
+    }
+
+    /// Serves the files for another view.
+    pub fn set_view(&mut self, view: FuseView) {
+        self.view = view;
+    }
+
     /// The image.
     pub const fn image(&self) -> &ShownImage<S> {
         &self.image
@@ -143,7 +159,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         let answered = match &request.operation {
             operation if !operation.has_reply() => return FuseAnswer::None,
             FuseOperation::Init(offer) => {
-                let permissions = self.view == FuseView::Namespace;
+                let permissions = self.view != FuseView::Owner;
                 Ok(FuseAnswer::Body(ReplyBody::init(offer, Served::Tree { permissions })))
             }
             FuseOperation::Lookup(name) => {
@@ -348,11 +364,11 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     ) -> Result<(), Failed> {
         let file = self.file(node)?;
         self.image.xattrs(&file.inode, xattrs, |name, value| match self.view {
-            FuseView::Owner if name.starts_with(TRUSTED) => {}
-            FuseView::Owner => take(name, value),
+            FuseView::Owner | FuseView::Alone if name.starts_with(TRUSTED) => {}
+            FuseView::Owner | FuseView::Alone => take(name, &self.value(name, value)),
             FuseView::Namespace => {
-                if let Some(name) = name_below_overlay(name) {
-                    take(&name, value);
+                if let Some(shown) = name_below_overlay(name) {
+                    take(&shown, &self.value(name, value));
                 }
             }
         })?;

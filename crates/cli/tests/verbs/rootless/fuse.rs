@@ -423,6 +423,78 @@ fn root_of_a_namespace_mounts() {
     }
 }
 
+/// A file system is freed when no mount namespace has it any more (mount_namespaces(7)). So no server may have its own mount, or
+/// another one's, in a copy of a namespace: both would wait for each other.
+#[test]
+fn nothing_outlives_its_mount() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let namespace = "unshare --user --map-auto --map-root-user --mount";
+    let mount = "$Q mount --via fuse";
+    let cases = [
+        format!("{namespace} sh -ec \"{mount} a point; cat point/theirs; $Q umount point\""),
+        format!("{namespace} sh -ec \"{mount} a point; cat point/theirs\""),
+        // A mount that spreads to copies does not come to the server's.
+        format!(
+            "{namespace} --propagation shared sh -ec \"{mount} a point; cat point/theirs; \
+             mount --make-rprivate /; $Q umount point\""
+        ),
+        // Its servers end while those of a later mount go on.
+        format!(
+            "{namespace} sh -ec \"mkdir -p other; {mount} a point; {mount} a other; \
+             cat point/theirs; $Q umount point; \
+             for _ in \\$(seq 50); do pgrep -f \\\"^$Q mount .* point\\\" > left || break; sleep 0.1; done; \
+             [ ! -s left ]; head -c 0 other/theirs\""
+        ),
+        // One that lies below another.
+        format!(
+            "{namespace} sh -ec \"mkdir -p other; {mount} a other; {mount} a other/etc; \
+             cat other/theirs; $Q umount other/etc other\""
+        ),
+        format!(
+            "{namespace} sh -ec \"{mount} --writable memory a point; cat point/theirs; \
+             $Q umount point\""
+        ),
+    ];
+    // As often as it takes to see a race.
+    for case in cases.iter().cycle().take(3 * cases.len()) {
+        let ran = user.script(&format!(
+            "{case}
+             for _ in $(seq 50); do pgrep -f \"^$Q mount\" > left || exit 0; sleep 0.1; done
+             echo left behind: $(cat left); kill -9 $(cat left)"
+        ));
+        assert_eq!((ran.code, &*ran.out), (Some(0), "theirs"), "{case}: {}", ran.err);
+    }
+}
+
+/// The same for root, in a mount namespace that others do not share: a service of systemd may have one.
+#[test]
+fn nothing_outlives_a_mount_of_roots() {
+    let Some(user) = user() else { return };
+    user.import(&tree(&user));
+    let store = user.home().join("store");
+    let imported = std::process::Command::new(user.place.path("quire"))
+        .args(["--quiet", "--store"])
+        .arg(&store)
+        .args(["import", &format!("tar:{}", user.place.path("tree.tar").display()), "a"])
+        .output();
+    assert!(imported.unwrap().status.success());
+    for (propagation, end) in
+        [("private", "$Q umount $H/point"), ("private", "true"), ("shared", "true")]
+    {
+        let script = format!(
+            "unshare --mount --propagation {propagation} sh -ec '
+                 $Q --store $H/store mount --via fuse a $H/point; cat $H/point/theirs; {end}'
+             for _ in $(seq 50); do pgrep -f \"^$Q .*mount\" > $H/left || exit 0; sleep 0.1; done
+             echo left behind: $(cat $H/left); kill -9 $(cat $H/left)"
+        );
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-uc", &script]).env("Q", user.place.path("quire")).env("H", user.home());
+        let ran = crate::Ran::of(&shell.output().unwrap());
+        assert_eq!((ran.code, &*ran.out), (Some(0), "theirs"), "{end}: {}", ran.err);
+    }
+}
+
 /// Nothing of a user's own marks leads anywhere.
 #[test]
 fn marks_of_an_image_are_no_marks_of_the_overlay() {
@@ -438,6 +510,33 @@ fn marks_of_an_image_are_no_marks_of_the_overlay() {
         user.import(&tree);
         assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
         set(&tree.join("hidden"), "user.overlay.opaque", b"y");
+    }
+}
+
+/// Only an overlay removes the escape of its marks. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Nesting overlayfs
+/// mounts".
+#[test]
+fn marks_of_an_image_are_shown_as_they_are() {
+    let Some(user) = user() else { return };
+    if !has_getfattr() {
+        return;
+    }
+    let tree = tree(&user);
+    write(&tree.join("marked"), b"x", 0o644);
+    set(&tree.join("marked"), "user.overlay.redirect", b"/etc/passwd");
+    // With one such directory, all files are served, and nothing is stacked on them.
+    fs::create_dir(tree.join("hidden")).unwrap();
+    set(&tree.join("hidden"), "user.overlay.opaque", b"y");
+    user.import(&tree);
+    for options in ["", "--writable memory"] {
+        let ran = user.script(&format!(
+            "unshare --user --map-root-user --mount sh -ec '
+                 $Q mount --quiet --via fuse {options} a point
+                 getfattr -d -m - point/marked point/hidden | grep = | sort
+                 $Q umount point'"
+        ));
+        let expect = "user.overlay.opaque=\"y\"\nuser.overlay.redirect=\"/etc/passwd\"\n";
+        assert_eq!(ran.out, expect, "{options}: {}", ran.err);
     }
 }
 

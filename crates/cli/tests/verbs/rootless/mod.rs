@@ -184,6 +184,72 @@ fn a_user_runs_containers_with_ids_of_its_own() {
     }
 }
 
+/// As in a pod whose program is not root. Source: user_namespaces(7): who has no rights in a namespace can make one below it.
+#[test]
+fn a_user_of_a_namespace_runs_containers() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    let way = "--via tree";
+    user.import(&tree);
+    let inside = |options: &str, user_of_pod: &str| {
+        format!(
+            "mkdir -p home && chown 33:33 home
+             cp -r .local home/ && chown -R 33:33 home/.local
+             exec setpriv --reuid={user_of_pod} --regid={user_of_pod} --clear-groups \
+                 --bounding-set=-sys_admin --inh-caps=-sys_admin \
+                 env HOME=$PWD/home XDG_RUNTIME_DIR=$PWD/home \
+                 $Q run --rm --quiet {options} a sh -c 'id -u; cat theirs'"
+        )
+    };
+    for (options, user_of_pod) in [(way, "33"), ("--via fuse", "33"), ("", "33")] {
+        let script = inside(options, user_of_pod);
+        let namespace = "unshare --user --map-auto --map-root-user --mount";
+        let ran = user.call(&[
+            "env",
+            &format!("Q={}", user.place.path("quire").display()),
+            "sh",
+            "-uc",
+            &format!("exec {namespace} sh -euc \"$0\""),
+            &script,
+        ]);
+        assert_eq!((ran.code, &*ran.out), (Some(0), "0\ntheirs"), "{options}: {}", ran.err);
+        user.call(&["unshare", "--user", "--map-auto", "--map-root-user", "rm", "-rf", "home"]);
+    }
+}
+
+/// An ACL may name ids that a user lacks. They become those that such owners become.
+#[test]
+fn acls_of_others_keep_no_image_from_starting() {
+    for has_ids in [true, false] {
+        let Some(user) = User::new(has_ids) else { return };
+        let tree = tree(&user);
+        let [version, entry] = [2_u32.to_le_bytes().to_vec(), Vec::new()];
+        let entries = [(1_u16, 6_u16, u32::MAX), (2, 4, 33), (2, 4, 70_000), (4, 4, u32::MAX)];
+        let entries =
+            entries.into_iter().chain([(8, 4, 70_001), (16, 4, u32::MAX), (32, 0, u32::MAX)]);
+        let acl = entries.fold([version, entry].concat(), |acl, (tag, mode, id)| {
+            [&acl[..], &tag.to_le_bytes(), &mode.to_le_bytes(), &id.to_le_bytes()].concat()
+        });
+        set(&tree.join("large"), "system.posix_acl_access", &acl);
+        set(&tree.join("etc"), "system.posix_acl_default", &acl);
+        user.import(&tree);
+        for way in ["tree", "fuse"] {
+            let words = [
+                "run",
+                "--rm",
+                "--quiet",
+                "--via",
+                way,
+                "a",
+                "sh",
+                "-c",
+                "cat large | head -c 0; ls -d etc",
+            ];
+            assert_eq!(user.out(&words), "etc\n", "{way} {has_ids}");
+        }
+    }
+}
+
 #[test]
 fn a_user_has_a_network_of_its_own_that_reaches_others() {
     reaches_others(true);

@@ -1,0 +1,109 @@
+//! POSIX ACLs of an image, in a user namespace that lacks some of its ids.
+
+use std::borrow::Cow;
+
+use crate::bundle::userns::OwnIds;
+
+/// Source: Linux `include/uapi/linux/posix_acl_xattr.h`, `POSIX_ACL_XATTR_VERSION`.
+const VERSION: [u8; 4] = 2_u32.to_le_bytes();
+/// Source: Linux `include/uapi/linux/posix_acl.h`, `ACL_USER`.
+const USER: u16 = 0x02;
+/// Source: the same, `ACL_GROUP`.
+const GROUP: u16 = 0x08;
+/// Bytes of an entry: tag, permissions and id. Source: `struct posix_acl_xattr_entry`.
+const ENTRY: usize = 8;
+
+/// The value of an xattr for a user namespace. In ACLs, users and groups that the namespace lacks become those that such
+/// owners of files become ([`OwnIds::user`]), since the kernel refuses an ACL that names others (Linux `fs/posix_acl.c`,
+/// `posix_acl_valid`). Where several become the same one, it has what all of them have. All other values stay.
+#[must_use]
+pub fn acl_for_ids<'v>(name: &[u8], value: &'v [u8], ids: &OwnIds) -> Cow<'v, [u8]> {
+    let is_acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
+    let Some(entries) = value.strip_prefix(&VERSION).filter(|_| is_acl) else {
+        return Cow::Borrowed(value);
+    };
+    // The kernel refuses what is not a whole number of entries.
+    if !entries.len().is_multiple_of(ENTRY) {
+        return Cow::Borrowed(value);
+    }
+    let mut kept: Vec<[u8; ENTRY]> = Vec::new();
+    for entry in entries.chunks_exact(ENTRY) {
+        let [t0, t1, p0, p1, i0, i1, i2, i3] = *entry else { continue };
+        let id = u32::from_le_bytes([i0, i1, i2, i3]);
+        let (id, is_named) = match u16::from_le_bytes([t0, t1]) {
+            USER => (ids.user(id), true),
+            GROUP => (ids.group(id), true),
+            _ => (id, false),
+        };
+        let [i0, i1, i2, i3] = id.to_le_bytes();
+        let same = |it: &&mut [u8; ENTRY]| it[..2] == [t0, t1] && it[4..] == [i0, i1, i2, i3];
+        match kept.iter_mut().find(same).filter(|_| is_named) {
+            Some(first) => {
+                first[2] &= p0;
+                first[3] &= p1;
+            }
+            None => kept.push([t0, t1, p0, p1, i0, i1, i2, i3]),
+        }
+    }
+    let changed = [&VERSION[..], kept.as_flattened()].concat();
+    if changed == value { Cow::Borrowed(value) } else { Cow::Owned(changed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use kernel::process::IdRange;
+
+    use super::*;
+
+    fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        entries.iter().fold(VERSION.to_vec(), |acl, (tag, permissions, id)| {
+            [&acl[..], &tag.to_le_bytes(), &permissions.to_le_bytes(), &id.to_le_bytes()].concat()
+        })
+    }
+
+    #[test]
+    fn ids_that_a_namespace_lacks_become_those_of_owners() {
+        const NONE: u32 = u32::MAX;
+        let ids = |count| {
+            let range = || vec![IdRange { inside: 0, outside: 1000, count }];
+            OwnIds::of(range(), range())
+        };
+        let given = acl(&[
+            (1, 6, NONE),
+            (USER, 6, 33),
+            (USER, 5, 70_000),
+            (USER, 4, 70_001),
+            (4, 4, NONE),
+            (GROUP, 7, 70_000),
+            (16, 7, NONE),
+            (32, 0, NONE),
+        ]);
+        let nobody = acl(&[
+            (1, 6, NONE),
+            (USER, 6, 33),
+            (USER, 4, 65_534),
+            (4, 4, NONE),
+            (GROUP, 7, 65_534),
+            (16, 7, NONE),
+            (32, 0, NONE),
+        ]);
+        let root = acl(&[
+            (1, 6, NONE),
+            (USER, 4, 0),
+            (4, 4, NONE),
+            (GROUP, 7, 0),
+            (16, 7, NONE),
+            (32, 0, NONE),
+        ]);
+        for name in [&b"system.posix_acl_access"[..], b"system.posix_acl_default"] {
+            assert_eq!(*acl_for_ids(name, &given, &ids(65_536)), *nobody);
+            assert_eq!(*acl_for_ids(name, &given, &ids(1)), *root);
+            assert!(matches!(acl_for_ids(name, &given, &ids(100_000)), Cow::Borrowed(_)));
+        }
+        assert_eq!(*acl_for_ids(b"user.x", &given, &ids(1)), *given);
+        // Nothing that the kernel refuses gets another form.
+        for odd in [&given[..given.len() - 1], &given[1..], b""] {
+            assert_eq!(*acl_for_ids(b"system.posix_acl_access", odd, &ids(1)), *odd);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A mount namespace with few mounts, for a process that outlives those around it.
+#![expect(unsafe_code, reason = "rustix calls unshare unsafe")]
+
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountPropagationFlags, UnmountFlags};
+use rustix::thread::UnshareFlags;
+
+use super::table::mounted;
+use crate::Errno;
+use crate::process::set_root_propagation;
+use crate::propagation::Propagation;
+
+/// What a server without paths still needs: its own tasks, another descriptor of FUSE, and the number of its processors.
+const NEEDED: [&str; 3] = ["/proc/self", "/dev/fuse", "/sys/fs/cgroup"];
+
+/// A copy of a mount namespace, before [`detach_others`](Self::detach_others).
+#[derive(Debug)]
+pub struct FewMounts {
+    are_apart: bool,
+}
+
+impl FewMounts {
+    /// Moves this process, which must have one thread, into a copy of its mount namespace. What is attached in the old
+    /// namespace from now on does not come to the copy. Unmounts do, where the mount was shared.
+    ///
+    /// # Errors
+    /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` at the limit of namespaces.
+    pub fn unshare() -> Result<Self, Errno> {
+        // SAFETY: without FILES, no thread loses sight of a descriptor.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
+        // It fails in a chroot whose root is no mount.
+        let are_apart = set_root_propagation(Propagation::Downstream).is_ok();
+        for mount in mounted().unwrap_or_default().iter().filter(|it| is_needed(&it.point)) {
+            // These stay. If they received mounts, the copy would keep them when the old namespace ends.
+            let _kept_apart =
+                rustix::mount::mount_change(&mount.point, MountPropagationFlags::PRIVATE);
+        }
+        Ok(Self { are_apart })
+    }
+
+    /// Detaches all mounts but the root, `/proc`, `/dev`, `/sys` and those on them that a server needs. Mounts that belong to
+    /// the owner of another user namespace are locked together and stay: the old namespace cannot detach them either.
+    pub fn detach_others(self) {
+        // One that is below another mount shows when that one has gone.
+        for _ in 0..8 {
+            let mut gone: Vec<PathBuf> = Vec::new();
+            for mount in mounted().unwrap_or_default() {
+                let point = mount.point;
+                let is_below = |it: &PathBuf| point.starts_with(it);
+                if is_needed(&point) || gone.iter().any(is_below) {
+                    continue;
+                }
+                let private =
+                    || rustix::mount::mount_change(&point, MountPropagationFlags::PRIVATE).is_ok();
+                // Else others would lose theirs.
+                if !self.are_apart && !private() {
+                    continue;
+                }
+                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+                if rustix::mount::unmount(&point, flags).is_ok() {
+                    gone.push(point);
+                }
+            }
+            if gone.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+fn is_needed(point: &Path) -> bool {
+    NEEDED.iter().any(|it| Path::new(it).starts_with(point))
+}
