@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
@@ -10,6 +11,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, bail, ensure};
+use kernel::process::UNUSED_IDS;
 use serve::SocketFile;
 use serve::mounts::{
     MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, serve_mounts, speak_with_client,
@@ -81,6 +83,7 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
         ids: Box::new(crate::rootless::given_ids),
         writer: Box::new(|told| again(WRITER, told)),
         speaker: Box::new(|told| again(SPEAKER, told)),
+        id: unused_id()?,
         copies,
         version: env!("CARGO_PKG_VERSION"),
     };
@@ -111,6 +114,36 @@ fn given_socket() -> anyhow::Result<Option<UnixListener>> {
     }
 }
 
+/// A user and group that nothing on this host has: no process of theirs can end those of the service.
+fn unused_id() -> anyhow::Result<u32> {
+    // The first one is that of root's pasta.
+    let mut ids = UNUSED_IDS.skip(1).take(256);
+    let given: Vec<_> = ["/etc/subuid", "/etc/subgid"]
+        .iter()
+        .filter_map(|it| std::fs::read_to_string(it).ok())
+        .flat_map(|text| given_ranges(&text))
+        .collect();
+    let is_unused = |id: &u32| {
+        let is_given = given.iter().any(|it| it.contains(&u64::from(*id)));
+        let has_name = |database| crate::helpers::getent(database, &id.to_string()).is_some();
+        !is_given && !has_name("passwd") && !has_name("group")
+    };
+    ids.find(is_unused).context(
+        "serve --mounts: there is no user for processes without rights: users, or ranges in /etc/subuid, have all numbers from \
+         2147418113 to 2147418368",
+    )
+}
+
+/// The ranges in a file of subordinate ids. Source: subuid(5).
+fn given_ranges(text: &str) -> Vec<Range<u64>> {
+    let range = |line: &str| {
+        let mut fields = line.split(':').skip(1).map(|it| it.trim().parse::<u64>().ok());
+        let (first, count) = (fields.next()??, fields.next()??);
+        Some(first..first.saturating_add(count))
+    };
+    text.lines().filter_map(range).collect()
+}
+
 /// The directory for copies: root's alone, and on a disk.
 fn copies(path: &Path) -> anyhow::Result<OwnedFd> {
     let shown = path.display();
@@ -131,4 +164,15 @@ fn copies(path: &Path) -> anyhow::Result<OwnedFd> {
          disk"
     );
     Ok(directory.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_users_are_no_ids_of_the_service() {
+        let text = "me:100000:65536\nodd\n1000:2147418113:10\nx:y:1\n";
+        assert_eq!(given_ranges(text), [100_000..165_536, 2_147_418_113..2_147_418_123]);
+    }
 }

@@ -16,7 +16,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kernel::mount::{MountError, Reach};
-use kernel::process::{IdRange, Process, ProcessError, Setup, Signal, Signals, Who, spawn};
+use kernel::process::{
+    IdRange, Process, ProcessError, Setup, Signal, Signals, UNUSED_IDS, Who, spawn,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
@@ -116,8 +118,8 @@ pub struct PortError {
 /// How long pasta may take: it asks the kernel for addresses and routes, and nobody else.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The user and group that have nothing. Source: Linux `DEFAULT_OVERFLOWUID`, and the `nobody` of distributions.
-const NOBODY: u32 = 65_534;
+/// The user and group on the host of root's pasta.
+const NOBODY: u32 = *UNUSED_IDS.start();
 
 /// Makes interfaces. Source: Linux `Documentation/networking/tuntap.rst`.
 pub const TUN: &str = "/dev/net/tun";
@@ -398,7 +400,7 @@ fn is_tun_for_all() -> bool {
     mode.is_ok_and(|it| it & 0o006 == 0o006)
 }
 
-/// A user namespace whose root is nobody outside.
+/// A user namespace whose root is a user outside who has nothing else.
 fn own_namespace() -> Result<OwnedFd, NetworkError> {
     let map = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
     kernel::process::user_namespace(&map, &map).map_err(NetworkError::Namespace)

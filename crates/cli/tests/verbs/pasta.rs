@@ -342,9 +342,9 @@ fn nobody_connects_roots_containers() {
         (status(&process, "Uid")[1].clone(), rights, map)
     };
     let (uid, _, map) = user(&["--network", "pasta"]);
-    assert_eq!((&*uid, map), ("65534", ["0", "65534", "1"].map(str::to_owned).to_vec()));
+    assert_eq!((&*uid, map), ("2147418112", ["0", "2147418112", "1"].map(str::to_owned).to_vec()));
     let (uid, _, _) = user(&["--publish", "8080:80"]);
-    assert_eq!(uid, "65534");
+    assert_eq!(uid, "2147418112");
     // It may not listen there.
     let (uid, rights, _) = user(&["--publish", "80:80"]);
     assert_eq!(uid, "0");

@@ -12,8 +12,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
 use crate::varlink::{CallError, Client};
 
-/// How long the service may take. It works on one request of a user's at a time.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long the service may take. It works on one request of a user's at a time, and lets connections wait for ten seconds if a
+/// user has many.
+const ANSWER: Duration = Duration::from_secs(25);
 /// How long it may take to say who it is.
 const DESCRIBED: Duration = Duration::from_secs(2);
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use store::Who;
 use tokio::io::Interest;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use zlink::connection::socket::FetchPeerCredentials as _;
 use zlink::tokio::unix::Stream;
 
@@ -38,14 +39,14 @@ use crate::descriptor::{receive_piece, send_piece};
 const REFUSED: Duration = Duration::from_secs(1);
 /// The most refused clients that are told why at once. Others are not.
 const REFUSED_MAX: usize = 64;
-/// The most connections of all users.
-const CONNECTIONS_MAX: usize = 1024;
+/// How long a connection waits until its user has fewer.
+const CROWDED: Duration = Duration::from_secs(10);
+/// The most copies at a time that take long.
+const SLOW_MAX: usize = 1;
 /// How often copies are looked for that nobody has mounted any more.
 const SWEEP: Duration = Duration::from_secs(20);
 /// How long requests that are being answered may take when the service is to end.
 const LAST: Duration = Duration::from_secs(5);
-/// Source: Debian's and systemd's `nobody`.
-const NOBODY: u32 = 65_534;
 
 /// What a service needs of its surroundings.
 pub struct MountSurroundings {
@@ -57,6 +58,9 @@ pub struct MountSurroundings {
     pub writer: Box<dyn Fn(String) -> Command + Send + Sync>,
     /// A program that calls [`speak_with_client`](super::speak_with_client) with what it is told.
     pub speaker: Box<dyn Fn(String) -> Command + Send + Sync>,
+    /// The user and group on the host of the processes without rights. No other process should be that user, since it could end
+    /// them.
+    pub id: u32,
     /// A directory on a file system from whose files the kernel mounts images, not on tmpfs. Files in it have no names.
     pub copies: OwnedFd,
     /// Which version of the service this is, for clients to show.
@@ -114,7 +118,7 @@ pub fn serve_mounts(
     if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
         return Err(MountServiceError::Kernel(running));
     }
-    let nobody = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
+    let nobody = [IdRange { inside: 0, outside: surroundings.id, count: 1 }];
     let nobody = user_namespace(&nobody, &nobody).map_err(MountServiceError::Namespace)?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -130,8 +134,9 @@ pub fn serve_mounts(
         copies: Copies::default(),
         counts: Mutex::default(),
         turns: Mutex::default(),
-        work: Semaphore::new(threads),
-        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        work: Arc::new(Semaphore::new(threads.saturating_add(1))),
+        slow: Arc::new(Semaphore::new(SLOW_MAX)),
+        left: Notify::new(),
         refused: Semaphore::new(REFUSED_MAX),
     });
     let served = runtime.block_on(async {
@@ -162,31 +167,66 @@ pub fn serve_mounts(
 
 struct Service {
     surroundings: MountSurroundings,
-    /// Whose root is nobody of the host: no other process has rights in it.
+    /// Its root is a user of the host who has nothing else: no other process has rights in it.
     nobody: OwnedFd,
     copies: Copies,
     counts: Mutex<UserCounts>,
     /// One request of a user's is worked on at a time, so that none keeps others from their turn.
     turns: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
-    /// Of all users.
-    work: Semaphore,
-    /// For connections of all users.
-    places: Arc<Semaphore>,
+    /// For requests of all users.
+    work: Arc<Semaphore>,
+    /// For those of them whose copies take long.
+    slow: Arc<Semaphore>,
+    /// Notified when a user is served one connection less.
+    left: Notify,
     /// For connections that are refused.
     refused: Semaphore,
 }
 
-/// A connection that a user's count has.
-struct CountedConnection<'a> {
-    service: &'a Service,
+/// A place that a user has for a connection.
+struct Place {
+    service: Arc<Service>,
     user: u32,
 }
 
-impl Drop for CountedConnection<'_> {
+impl Place {
+    fn take(service: &Arc<Service>, user: u32) -> Option<Self> {
+        let is_taken = lock(&service.counts).open(user, Instant::now());
+        is_taken.then(|| Self { service: Arc::clone(service), user })
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        lock(&self.service.counts).disconnect(self.user, Instant::now());
+        lock(&self.service.counts).close(self.user, Instant::now());
         let mut turns = lock(&self.service.turns);
         turns.retain(|user, turn| *user != self.user || Arc::strong_count(turn) > 1);
+    }
+}
+
+/// A connection that is served.
+struct ServedConnection<'a>(&'a Place);
+
+impl Drop for ServedConnection<'_> {
+    fn drop(&mut self) {
+        let Place { service, user } = self.0;
+        lock(&service.counts).leave(*user);
+        service.left.notify_waiters();
+    }
+}
+
+/// The right of a request to be worked on.
+struct WorkTurn {
+    _permit: OwnedSemaphorePermit,
+    slow: Arc<Semaphore>,
+}
+
+impl WorkTurn {
+    /// Lets others have their turn, if this may be one of the slow ones.
+    fn be_slow(&mut self) -> bool {
+        let Ok(permit) = Arc::clone(&self.slow).try_acquire_owned() else { return false };
+        self._permit = permit;
+        true
     }
 }
 
@@ -220,15 +260,7 @@ impl Service {
     async fn accept(self: &Arc<Self>, listener: tokio::net::UnixListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    // Whoever comes when there are too many is not even told: users have a number of their own to reach first.
-                    let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else { continue };
-                    let service = Arc::clone(self);
-                    drop(tokio::spawn(async move {
-                        service.connection(stream).await;
-                        drop(place);
-                    }));
-                }
+                Ok((stream, _)) => self.take(stream).await,
                 Err(error) => {
                     tracing::warn!(%error, "no connection can be taken");
                     // There may be no descriptors for a moment.
@@ -238,21 +270,52 @@ impl Service {
         }
     }
 
-    /// Sees to a client until it has gone, or is quiet. Nothing is read of it here.
-    async fn connection(self: Arc<Self>, stream: tokio::net::UnixStream) {
-        let admitted = match peer_of(&stream).await {
-            Ok(peer) => self.admit(&peer).map(|policy| (peer, policy)),
+    /// Finds out whose a connection is, before it takes anything that others need. A user who has all that one may have is
+    /// dropped without a word, at the price of one system call.
+    async fn take(self: &Arc<Self>, stream: tokio::net::UnixStream) {
+        let Ok(found) = rustix::net::sockopt::socket_peercred(&stream) else { return };
+        if !lock(&self.counts).has_room(found.uid.as_raw()) {
+            return;
+        }
+        let peer = match peer_of(&stream).await {
+            Ok(peer) => peer,
             Err(error) => {
                 // A client that has gone, for one: it could fill the log.
                 tracing::debug!(?error, "it is not known who has connected");
                 return;
             }
         };
-        let (peer, policy) = match admitted {
+        let service = Arc::clone(self);
+        if let Err(error) = check_own(&peer) {
+            // Whoever that is could have any number of users.
+            drop(tokio::spawn(async move { service.refuse(&stream, &error).await }));
+            return;
+        }
+        let Some(place) = Place::take(self, peer.user) else { return };
+        drop(tokio::spawn(async move { service.connection(stream, &peer, &place).await }));
+    }
+
+    /// Serves a client until it has gone, or is quiet. Nothing is read of it in this process.
+    async fn connection(
+        self: Arc<Self>,
+        stream: tokio::net::UnixStream,
+        peer: &Peer,
+        place: &Place,
+    ) {
+        let admitted = match self.admit(peer) {
+            Ok((policy, wait)) => {
+                tokio::time::sleep(wait).await;
+                self.wait_to_be_served(place, &policy).await.map(|served| (policy, served))
+            }
+            Err(error) => Err(error),
+        };
+        let (policy, served) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => return self.refuse(&stream, &error).await,
         };
-        let _counted = CountedConnection { service: &self, user: peer.user };
+        if has_gone(&stream) {
+            return;
+        }
         let service = Arc::clone(&self);
         let started = tokio::task::spawn_blocking(move || service.speaker(stream, &policy));
         let speaker = match started.await.map_err(io::Error::other).and_then(|it| it) {
@@ -262,26 +325,47 @@ impl Service {
                 return;
             }
         };
-        if let Err(error) = self.requests(&peer, &speaker).await {
+        if let Err(error) = self.requests(peer, &speaker).await {
             tracing::debug!(%error, user = peer.user, "a connection has failed");
         }
         // Until then it is in the client's count.
         speaker.end().await;
+        drop(served);
     }
 
-    /// Who may have a connection, and takes it.
-    fn admit(&self, peer: &Peer) -> Result<MountPolicy, MountsError> {
-        if !peer.is_users_own {
-            return Err(MountsError::denied(format!(
-                "user {} is in a user namespace of another user: ask as that one (or the program that asks is kept from its own \
-                 user: it is set-group-id, has capabilities, or cannot be read)",
-                peer.user
-            )));
-        }
+    /// Whether a user may have connections, and how long this one waits, so that there are not too many in a second.
+    fn admit(&self, peer: &Peer) -> Result<(MountPolicy, Duration), MountsError> {
         let policy = self.policy()?;
         policy.admits(peer)?;
-        lock(&self.counts).connect(peer.user, &policy.limits, Instant::now())?;
-        Ok(policy)
+        let mut counts = lock(&self.counts);
+        let wait = counts.connection_turn(peer.user, &policy.limits, Instant::now())?;
+        Ok((policy, wait))
+    }
+
+    /// Waits until a user may have one more connection that is served.
+    async fn wait_to_be_served<'p>(
+        &self,
+        place: &'p Place,
+        policy: &MountPolicy,
+    ) -> Result<ServedConnection<'p>, MountsError> {
+        let user = place.user;
+        let deadline = tokio::time::Instant::now() + CROWDED;
+        loop {
+            let mut left = pin!(self.left.notified());
+            // Before the look, so that none is missed.
+            left.as_mut().enable();
+            if lock(&self.counts).serve(user, &policy.limits) {
+                return Ok(ServedConnection(place));
+            }
+            if tokio::time::timeout_at(deadline, left).await.is_err() {
+                return Err(MountsError::too_much(format!(
+                    "user {user} has {} connections to the mount service, and none has ended for {} seconds: wait until one \
+                     has, or raise `connections` below [mounts] in /etc/quire/serve.toml",
+                    policy.limits.connections,
+                    CROWDED.as_secs()
+                )));
+            }
+        }
     }
 
     fn policy(&self) -> Result<MountPolicy, MountsError> {
@@ -364,7 +448,7 @@ impl Service {
     ) -> Result<(LendReply, OwnedFd), MountsError> {
         let policy = self.policy()?;
         policy.admits(peer)?;
-        let wait = lock(&self.counts).turn(peer.user, &policy.limits, Instant::now())?;
+        let wait = lock(&self.counts).request_turn(peer.user, &policy.limits, Instant::now())?;
         tokio::time::sleep(wait).await;
         let turn = {
             let mut turns = lock(&self.turns);
@@ -372,11 +456,12 @@ impl Service {
         };
         let ended = || MountsError::Failed { reason: "the service ends".to_owned() };
         let _turn = turn.acquire().await.map_err(|_closed| ended())?;
-        let _work = self.work.acquire().await.map_err(|_closed| ended())?;
+        let permit = Arc::clone(&self.work).acquire_owned().await.map_err(|_closed| ended())?;
+        let mut work = WorkTurn { _permit: permit, slow: Arc::clone(&self.slow) };
         let (service, of_task, begun) = (Arc::clone(self), peer.clone(), Instant::now());
         // A panic is an error of this one request.
         let lent = tokio::task::spawn_blocking(move || {
-            service.lend(&of_task, &policy, &places, &descriptors)
+            service.lend(&of_task, &policy, &places, &descriptors, &mut work)
         });
         let lent = lent
             .await
@@ -397,6 +482,7 @@ impl Service {
         policy: &MountPolicy,
         places: &[String],
         descriptors: &[OwnedFd],
+        work: &mut WorkTurn,
     ) -> Result<(LendReply, OwnedFd), MountsError> {
         let [image, user_namespace] = descriptors else {
             return Err(MountsError::invalid("two descriptors are needed"));
@@ -406,7 +492,7 @@ impl Service {
         let maps = namespace::check(user_namespace.as_fd(), peer, &given)?;
         let id = hash(image.as_fd())?;
         policy.allows(&id)?;
-        let copy = self.copy(peer, policy, (id, image.as_fd()), (&maps, places))?;
+        let copy = self.copy(peer, policy, (id, image.as_fd()), (&maps, places), work)?;
         copy.check(&policy.limits)?;
         let owner = (peer.user, peer.group);
         let mount = copy.mount()?.lend(user_namespace.as_fd(), owner);
@@ -428,6 +514,7 @@ impl Service {
         policy: &MountPolicy,
         (image, file): (ImageId, BorrowedFd<'_>),
         (maps, places): (&IdMaps, &[String]),
+        work: &mut WorkTurn,
     ) -> Result<Arc<Copy>, MountsError> {
         let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
         let ids = [inside(&maps.users), inside(&maps.groups)];
@@ -436,6 +523,8 @@ impl Service {
             return Ok(copy);
         }
         self.copies.check_room(peer.user, &policy.limits)?;
+        let begun = Instant::now();
+        lock(&self.counts).check_copying(peer.user, begun)?;
         let failed = |error: &(dyn std::error::Error + 'static)| {
             MountsError::failed("cannot write a copy of the image", error)
         };
@@ -444,7 +533,11 @@ impl Service {
         let file = file.try_clone_to_owned().map_err(|error| failed(&error))?;
         let (told, limits) = (writer::tell(maps, places, &policy.limits)?, &policy.limits);
         let program = (self.surroundings.writer)(told);
-        let written = writer::copy(program, &self.without_rights(), file, into.as_fd())?;
+        let mut may_be_slow = || work.be_slow();
+        let setup = self.without_rights();
+        let written = writer::copy(program, &setup, file, into.as_fd(), &mut may_be_slow);
+        lock(&self.counts).charge_copying(peer.user, begun.elapsed(), Instant::now());
+        let written = written?;
         // What the disk has no room for would be zeros once it is read again. After a crash there is no such file.
         kernel::files::write_back(into.as_fd()).map_err(|errno| failed(&errno))?;
         let file = kernel::files::reopen_read_only(into.as_fd()).map_err(|errno| failed(&errno))?;
@@ -478,6 +571,25 @@ fn hash(image: BorrowedFd<'_>) -> Result<ImageId, MountsError> {
             return Ok(ImageId::new(hasher.finish()));
         }
     }
+}
+
+/// Whether a client counts as the user that it is.
+fn check_own(peer: &Peer) -> Result<(), MountsError> {
+    if peer.is_users_own {
+        return Ok(());
+    }
+    Err(MountsError::denied(format!(
+        "user {} is in a user namespace of another user: ask as that one (or the program that asks is kept from its own \
+         user: it is set-group-id, has capabilities, or cannot be read)",
+        peer.user
+    )))
+}
+
+/// Whether a client has closed its connection.
+fn has_gone(stream: &tokio::net::UnixStream) -> bool {
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// Who is at the other end.

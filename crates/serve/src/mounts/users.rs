@@ -93,68 +93,159 @@ const BURST: Duration = Duration::from_secs(2);
 /// The longest that a request waits for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
+/// The most connections of all users that the service has open: served, waiting, and being refused.
+pub(super) const OPEN_MAX: u64 = 1024;
+/// The most of these that one user has.
+const OPEN_EACH_MAX: u64 = 128;
+
+/// A user may have images copied for this time in each [`COPYING_PERIOD`], on average.
+const COPYING: Duration = Duration::from_secs(20);
+/// The period of [`COPYING`].
+const COPYING_PERIOD: Duration = Duration::from_secs(60);
+
 /// What each user has of the service at this moment, except for images.
 #[derive(Debug, Default)]
 pub(super) struct UserCounts(BTreeMap<u32, UserCount>);
 
 #[derive(Debug)]
 struct UserCount {
-    connections: u64,
-    /// When the next request has its turn, if all come as fast as they may. It may be in the past, by [`BURST`] at most.
-    next: Instant,
+    /// Connections that are open.
+    open: u64,
+    /// Those of them that are served.
+    served: u64,
+    /// When the next connection has its turn, if all come as fast as they may. It may be in the past, by [`BURST`] at most.
+    next_connection: Instant,
+    /// The same of the next request.
+    next_request: Instant,
+    /// When the time that copies took will be made up for.
+    copies_paid: Instant,
 }
 
 impl UserCounts {
-    /// Takes a connection. Each one that is taken has to be given back.
-    pub(super) fn connect(
-        &mut self,
-        user: u32,
-        limits: &MountLimits,
-        now: Instant,
-    ) -> Result<(), MountsError> {
-        let most = limits.connections;
-        let next = now.checked_sub(BURST).unwrap_or(now);
-        let count = self.0.entry(user).or_insert(UserCount { connections: 0, next });
-        if count.connections >= most {
-            return Err(MountsError::too_much(format!(
-                "user {user} has {most} connections to the mount service already: wait until one has ended"
-            )));
+    /// Takes a place for a connection that was accepted; returns whether there is one. Each place that is taken has to be given
+    /// back. A user may have no more places than are left for others, so that a few users who take all that they get leave
+    /// some. Source of the rule: Choudhury and Hahne, "Dynamic queue length thresholds", IEEE/ACM ToN 6(2), 1998.
+    pub(super) fn open(&mut self, user: u32, now: Instant) -> bool {
+        if !self.has_room(user) {
+            return false;
         }
-        count.connections += 1;
-        Ok(())
+        let before = now.checked_sub(BURST).unwrap_or(now);
+        let new = || UserCount {
+            open: 0,
+            served: 0,
+            next_connection: before,
+            next_request: before,
+            copies_paid: now,
+        };
+        self.0.entry(user).or_insert_with(new).open += 1;
+        true
     }
 
-    /// Gives a connection back.
-    pub(super) fn disconnect(&mut self, user: u32, now: Instant) {
+    /// Whether a user may have another place.
+    pub(super) fn has_room(&self, user: u32) -> bool {
+        let open = self.0.get(&user).map_or(0, |it| it.open);
+        let all = self.0.values().map(|it| it.open).sum::<u64>();
+        open < OPEN_EACH_MAX && open < OPEN_MAX.saturating_sub(all)
+    }
+
+    /// Gives a place back.
+    pub(super) fn close(&mut self, user: u32, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
-            count.connections = count.connections.saturating_sub(1);
+            count.open = count.open.saturating_sub(1);
         }
-        // What is forgotten begins anew as one that was quiet.
-        self.0.retain(|_, it| it.connections > 0 || it.next + BURST > now);
+        // A user who is forgotten counts as one that was quiet.
+        self.0.retain(|_, it| {
+            let is_quiet = it.next_request.max(it.next_connection) + BURST <= now;
+            it.open > 0 || !is_quiet || it.copies_paid > now
+        });
     }
 
-    /// How long a request has to wait for its turn.
-    pub(super) fn turn(
+    /// Begins to serve a connection that has a place; returns whether the user may have one more that is served.
+    pub(super) fn serve(&mut self, user: u32, limits: &MountLimits) -> bool {
+        match self.0.get_mut(&user) {
+            Some(count) if count.served < limits.connections => {
+                count.served += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Stops to serve it.
+    pub(super) fn leave(&mut self, user: u32) {
+        if let Some(count) = self.0.get_mut(&user) {
+            count.served = count.served.saturating_sub(1);
+        }
+    }
+
+    /// How long a connection has to wait for its turn: each costs a process.
+    pub(super) fn connection_turn(
         &mut self,
         user: u32,
         limits: &MountLimits,
         now: Instant,
     ) -> Result<Duration, MountsError> {
-        let Some(count) = self.0.get_mut(&user) else { return Ok(Duration::ZERO) };
-        let each =
-            Duration::from_secs(1) / u32::try_from(limits.requests.max(1)).unwrap_or(u32::MAX);
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
-        let turn = count.next.max(earliest);
-        let wait = turn.saturating_duration_since(now);
-        if wait > WAIT_MAX {
-            return Err(MountsError::too_much(format!(
-                "user {user} asks the mount service for more than {} images in a second: ask again later",
-                limits.requests
-            )));
-        }
-        count.next = turn + each;
-        Ok(wait)
+        self.0
+            .get_mut(&user)
+            .map_or(Ok(Duration::ZERO), |it| turn(&mut it.next_connection, user, limits, now))
     }
+
+    /// How long a request has to wait for its turn.
+    pub(super) fn request_turn(
+        &mut self,
+        user: u32,
+        limits: &MountLimits,
+        now: Instant,
+    ) -> Result<Duration, MountsError> {
+        self.0
+            .get_mut(&user)
+            .map_or(Ok(Duration::ZERO), |it| turn(&mut it.next_request, user, limits, now))
+    }
+
+    /// Whether a user may have an image copied.
+    pub(super) fn check_copying(&self, user: u32, now: Instant) -> Result<(), MountsError> {
+        let paid = self.0.get(&user).map_or(now, |it| it.copies_paid);
+        let wait = paid.saturating_duration_since(now);
+        if wait < COPYING_PERIOD {
+            return Ok(());
+        }
+        Err(MountsError::too_much(format!(
+            "images of user {user} took more than {} of the last {} seconds to copy: ask again in {} seconds",
+            COPYING.as_secs(),
+            COPYING_PERIOD.as_secs(),
+            (wait - COPYING_PERIOD).as_secs() + 1
+        )))
+    }
+
+    /// Counts the time that a copy took, whether or not there is one now.
+    pub(super) fn charge_copying(&mut self, user: u32, took: Duration, now: Instant) {
+        if let Some(count) = self.0.get_mut(&user) {
+            let price =
+                took * u32::try_from(COPYING_PERIOD.as_secs() / COPYING.as_secs()).unwrap_or(1);
+            let begun = now.checked_sub(took).unwrap_or(now);
+            count.copies_paid = count.copies_paid.max(begun) + price;
+        }
+    }
+}
+
+fn turn(
+    next: &mut Instant,
+    user: u32,
+    limits: &MountLimits,
+    now: Instant,
+) -> Result<Duration, MountsError> {
+    let each = Duration::from_secs(1) / u32::try_from(limits.requests.max(1)).unwrap_or(u32::MAX);
+    let earliest = now.checked_sub(BURST).unwrap_or(now);
+    let turn = (*next).max(earliest);
+    let wait = turn.saturating_duration_since(now);
+    if wait > WAIT_MAX {
+        return Err(MountsError::too_much(format!(
+            "user {user} asks the mount service for more than {} images in a second: ask again later",
+            limits.requests
+        )));
+    }
+    *next = turn + each;
+    Ok(wait)
 }
 
 #[cfg(test)]
@@ -185,26 +276,59 @@ mod tests {
     fn connections_and_requests_have_an_end() {
         let limits = MountLimits { requests: 10, connections: 2, ..MountLimits::default() };
         let (mut counts, now) = (UserCounts::default(), Instant::now() + BURST);
-        assert!(counts.connect(1, &limits, now).is_ok());
-        assert!(counts.connect(1, &limits, now).is_ok());
-        assert!(counts.connect(1, &limits, now).is_err());
+        for _ in 0..3 {
+            assert!(counts.open(1, now));
+        }
+        assert!(counts.serve(1, &limits) && counts.serve(1, &limits));
+        assert!(!counts.serve(1, &limits), "the third one waits");
         // Another user does not wait for this one.
-        assert!(counts.connect(2, &limits, now).is_ok());
+        assert!(counts.open(2, now) && counts.serve(2, &limits));
+        counts.leave(1);
+        assert!(counts.serve(1, &limits));
         // Those of two seconds at once, and then one in each tenth of a second.
-        let waits: Vec<_> = (0..22).map(|_| counts.turn(1, &limits, now).unwrap()).collect();
+        let mut turn = |user, now| counts.request_turn(user, &limits, now);
+        let waits: Vec<_> = (0..22).map(|_| turn(1, now).unwrap()).collect();
         assert!(waits[..21].iter().all(|it| it.is_zero()), "{waits:?}");
         assert_eq!(waits[21], Duration::from_millis(100));
-        assert_eq!(counts.turn(2, &limits, now), Ok(Duration::ZERO));
-        let refused = (0..100).find(|_| counts.turn(1, &limits, now).is_err());
-        assert_eq!(refused, Some(49));
-        counts.disconnect(1, now);
-        assert!(counts.connect(1, &limits, now).is_ok());
-        counts.disconnect(1, now);
-        counts.disconnect(1, now);
-        // What it owes is not forgotten.
-        assert!(counts.connect(1, &limits, now).is_ok());
-        assert!(counts.turn(1, &limits, now).is_err());
-        counts.disconnect(1, now + Duration::from_secs(60));
+        assert_eq!(turn(2, now), Ok(Duration::ZERO));
+        assert_eq!((0..100).find(|_| turn(1, now).is_err()), Some(49));
+        assert_eq!(counts.connection_turn(1, &limits, now), Ok(Duration::ZERO));
+        // What a user owes is not forgotten.
+        for _ in 0..3 {
+            counts.leave(1);
+            counts.close(1, now);
+        }
+        assert!(counts.open(1, now));
+        assert!(counts.request_turn(1, &limits, now).is_err());
+        counts.close(1, now + Duration::from_secs(60));
         assert!(!counts.0.contains_key(&1));
+    }
+
+    #[test]
+    fn users_leave_places_to_others_however_many_they_want() {
+        let (mut counts, now) = (UserCounts::default(), Instant::now());
+        let mut take_all = |user| (0..).take_while(|_| counts.open(user, now)).count();
+        assert_eq!(take_all(1), 128);
+        let each: Vec<_> = (2..13).map(take_all).collect();
+        assert!(each.iter().all(|it| *it > 0), "{each:?}");
+        assert!(counts.has_room(100));
+        assert!(!counts.has_room(1));
+    }
+
+    #[test]
+    fn a_user_pays_for_the_time_of_copies() {
+        let (mut counts, start) = (UserCounts::default(), Instant::now() + COPYING_PERIOD);
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert!(counts.open(1, start) && counts.open(2, start));
+        counts.charge_copying(1, Duration::from_secs(20), after(20));
+        assert_eq!(counts.check_copying(1, after(20)), Ok(()));
+        counts.charge_copying(1, Duration::from_secs(20), after(40));
+        // Forty seconds are those of two minutes.
+        assert!(counts.check_copying(1, after(40)).is_err());
+        counts.close(1, after(41));
+        let error = counts.check_copying(1, after(41)).unwrap_err();
+        assert!(error.to_string().contains("ask again in 20 seconds"), "{error}");
+        assert_eq!(counts.check_copying(2, after(40)), Ok(()));
+        assert_eq!(counts.check_copying(1, after(61)), Ok(()));
     }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use container::bundle::userns::OwnIds;
-use image::erofs::read::{Cached, Image, Owners, ReadError, View, to_tree};
+use image::erofs::read::{Image, Owners, ReadError, View, to_tree};
 use image::erofs::{Profile, write};
 use image::tree::{Node, TreeUser, for_user};
 use image::verity::{Algorithm, ImageId, Tee};
@@ -24,6 +24,8 @@ use super::wire::MountsError;
 
 /// How long a copy may take. Source of the figure: an image of 64,000 files takes 0.1 s.
 const MOST: Duration = Duration::from_secs(20);
+/// After this time, a copy is a slow one, and needs leave to go on.
+const SLOW: Duration = Duration::from_secs(2);
 /// Memory of the process, in bytes, besides [`MEMORY_EACH`].
 const MEMORY: u64 = 512 << 20;
 /// Memory for each byte of the image: its bytes, its tree, and the tables of the writer.
@@ -82,12 +84,14 @@ pub(super) fn tell(
         .map_err(|error| MountsError::failed("cannot copy the image", &error))
 }
 
-/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`].
+/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`]. `may_be_slow` is asked once if
+/// that takes long; if it refuses, the copy is given up.
 pub(super) fn copy(
     mut program: Command,
     setup: &Setup<'_>,
     image: OwnedFd,
     into: BorrowedFd<'_>,
+    may_be_slow: &mut dyn FnMut() -> bool,
 ) -> Result<WrittenImage, MountsError> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         MountsError::failed("cannot copy the image", error)
@@ -95,10 +99,23 @@ pub(super) fn copy(
     let into = into.try_clone_to_owned().map_err(|error| failed(&error))?;
     program.current_dir("/").stdin(image).stdout(into).stderr(Stdio::piped());
     let mut started = spawn(program, setup).map_err(|error| failed(&error))?;
-    let pipe = started.stderr.take();
-    // It may take so long.
-    let said = pipe.map(|it| read_until(&it.into(), Instant::now() + MOST));
-    let answer = said.and_then(Result::ok).and_then(|it| serde_json::from_slice(&it).ok());
+    let begun = Instant::now();
+    let mut is_refused = false;
+    let mut said = Vec::new();
+    if let Some(pipe) = started.stderr.take() {
+        let pipe = pipe.into();
+        let mut read = read_until(&pipe, begun + SLOW, &mut said);
+        if read.as_ref().is_err_and(|it| it.kind() == io::ErrorKind::TimedOut) {
+            is_refused = !may_be_slow();
+            if !is_refused {
+                read = read_until(&pipe, begun + MOST, &mut said);
+            }
+        }
+        if let Err(error) = read {
+            tracing::debug!(%error, "a process that copies images has not said all");
+        }
+    }
+    let answer = serde_json::from_slice(&said).ok();
     // It has said all, or had its time.
     let _ended = started.process.signal(Signal::KILL);
     started.process.wait().map_err(|error| failed(&error))?;
@@ -108,6 +125,10 @@ pub(super) fn copy(
         Some(WriteAnswer::TooMuch(reason)) => Err(MountsError::TooMuch { reason }),
         Some(WriteAnswer::Unsupported(reason)) => Err(MountsError::Unsupported { reason }),
         Some(WriteAnswer::Failed(reason)) => Err(MountsError::Failed { reason }),
+        None if is_refused => Err(MountsError::too_much(
+            "the image takes more than two seconds to copy, and as many slow images as may be are being copied: ask again \
+             later",
+        )),
         None => Err(MountsError::invalid(
             "the process that copies images has ended before it was done: the image takes too much memory or time, or is \
              damaged (`quire verify`)",
@@ -125,9 +146,11 @@ pub(super) fn check_inodes(inodes: u64, most: u64) -> Result<(), MountsError> {
     )))
 }
 
-/// Reads a pipe to its end, or for so long.
-fn read_until(pipe: &OwnedFd, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut said = Vec::new();
+/// Reads a pipe to its end.
+///
+/// # Errors
+/// `TimedOut` after the deadline.
+fn read_until(pipe: &OwnedFd, deadline: Instant, said: &mut Vec<u8>) -> io::Result<()> {
     let mut piece = [0; 1024];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -137,7 +160,7 @@ fn read_until(pipe: &OwnedFd, deadline: Instant) -> io::Result<Vec<u8>> {
             return Err(io::ErrorKind::TimedOut.into());
         }
         match rustix::io::read(pipe, &mut piece)? {
-            0 => return Ok(said),
+            0 => return Ok(()),
             count => said.extend_from_slice(&piece[..count]),
         }
         if said.len() as u64 > SAID_MAX {
@@ -202,7 +225,8 @@ fn write_copy(
         error => WriteAnswer::Invalid(chain("cannot read the image", &error)),
     }
     };
-    let image = Image::open(Cached::new(bytes)).map_err(unread)?;
+    // Without a cache: the bytes are in memory, and to copy them in pieces takes long where neighbours of the tree are far apart.
+    let image = Image::open(bytes).map_err(unread)?;
     let superblock = image.superblock();
     let count = |inodes| match check_inodes(inodes, ask.inodes_max) {
         Err(MountsError::TooMuch { reason }) => Err(WriteAnswer::TooMuch(reason)),
@@ -349,6 +373,51 @@ mod tests {
         let out = String::from_utf8_lossy(&ran.stdout);
         let err = String::from_utf8_lossy(&ran.stderr);
         assert!(out.contains("1 passed"), "{out}{err}");
+    }
+
+    /// Chains of directories side by side: each inode of a chain is far from the one before. Copying them takes about as long for
+    /// each as in one chain.
+    #[test]
+    fn neighbours_that_are_far_apart_cost_no_more() {
+        use image::erofs::Versions;
+        use image::tree::{Builder, InodeId, Link, Metadata, XattrsId};
+        let image = |chains: u32, depth: u32| {
+            let mut builder = Builder::new();
+            for chain in 0..chains {
+                let mut here = InodeId::ROOT;
+                for level in 0..depth {
+                    let name = if level == 0 { chain.to_string() } else { "d".to_owned() };
+                    let (metadata, node) = (Metadata::IMPLICIT, Node::Directory);
+                    let made = builder.inode(&metadata, XattrsId::NONE, node).unwrap();
+                    builder.insert(here, name.as_bytes(), made, Link::Equal).unwrap();
+                    here = made;
+                }
+            }
+            let mut image = Vec::new();
+            let profile = Profile::Composefs(Versions::default());
+            write(&builder.finish(), &profile, &mut image).unwrap();
+            image
+        };
+        let ask = WriteAsk {
+            users: vec![(0, 1)],
+            groups: vec![(0, 1)],
+            places: Vec::new(),
+            inodes_max: 1_000_000,
+            bytes_max: 1 << 30,
+        };
+        let time = |bytes: &[u8]| {
+            let times = (0..3).map(|_| {
+                let begun = Instant::now();
+                write_copy(bytes, &ask, &mut io::sink()).unwrap();
+                begun.elapsed()
+            });
+            times.min().unwrap()
+        };
+        // More than any cache of the reader takes.
+        let (far, near) = (image(240, 800), image(19_200, 10));
+        assert!(far.len() > 16 << 20, "{}", far.len());
+        let (far, near) = (time(&far), time(&near));
+        assert!(far < near * 4, "{far:?} {near:?}");
     }
 
     /// In a process of its own: it is never given back.

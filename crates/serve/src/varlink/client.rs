@@ -12,6 +12,11 @@ use zlink::tokio::unix::{self, Connection};
 
 use super::MethodCall;
 
+/// How long a client tries to get into the queue of a service.
+const QUEUED: Duration = Duration::from_secs(5);
+/// The time between two attempts.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// A connection to a service.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -40,7 +45,22 @@ impl Client {
             return Ok(None);
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        match runtime.block_on(unix::connect(socket)) {
+        let connected = runtime.block_on(async {
+            let deadline = tokio::time::Instant::now() + QUEUED;
+            loop {
+                match unix::connect(socket).await {
+                    // More connections wait for the service than its queue takes: unix(7), `EAGAIN`.
+                    Err(zlink::Error::Io(error))
+                        if error.kind() == io::ErrorKind::WouldBlock
+                            && tokio::time::Instant::now() < deadline =>
+                    {
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    connected => return connected,
+                }
+            }
+        });
+        match connected {
             Ok(connection) => Ok(Some(Self { runtime, connection })),
             Err(zlink::Error::Io(error)) => match error.kind() {
                 // One that has ended without taking it away.

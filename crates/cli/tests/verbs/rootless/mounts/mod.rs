@@ -180,6 +180,77 @@ fn requests_for_more_are_refused() {
 }
 
 /// Rule S6: what a user has mounted is counted, and given back.
+/// A user's connections take nothing that other users need: whose they are is known before they have a place.
+#[test]
+fn a_flood_of_one_user_keeps_no_other_out() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    let Some(user) = user_with_image() else { return };
+    let service = Service::start(&user.place, "");
+    let image = image_of(&user);
+    let ask = || -> std::io::Result<Vec<u8>> {
+        let mut stream = UnixStream::connect(&service.socket)?;
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+        stream.write_all(b"{\"method\":\"org.varlink.service.GetInfo\"}\0")?;
+        let mut answer = vec![0; 512];
+        let count = stream.read(&mut answer)?;
+        answer.truncate(count);
+        Ok(answer)
+    };
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| attack(&user, &service, "flood", &image));
+        let mut asked = 0;
+        while !flood.is_finished() {
+            // As another user: root.
+            let answer = ask().unwrap_or_else(|error| panic!("request {asked}: {error}"));
+            assert!(String::from_utf8_lossy(&answer).contains("Quire"), "request {asked}");
+            asked += 1;
+        }
+        assert!(asked > 5, "{asked}");
+        flood.join().unwrap();
+    });
+}
+
+/// Host's users, and `nobody` among them, can send signals only to processes of theirs (kill(2)).
+#[test]
+fn no_user_of_the_host_can_end_what_speaks_with_clients() {
+    use std::os::unix::net::UnixStream;
+    if !crate::is_root() || User::new(false).is_none() {
+        return;
+    }
+    let place = Place::new();
+    let service = Service::start(&place, "");
+    let _client = UnixStream::connect(&service.socket).unwrap();
+    let child = || {
+        let children = format!("/proc/{0}/task/{0}/children", service.child.id());
+        let text = fs::read_to_string(children).unwrap_or_default();
+        text.split_whitespace().next().map(ToOwned::to_owned)
+    };
+    // A child of another thread of the service is in that thread's list.
+    let threads = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", service.child.id())).unwrap();
+        let lists =
+            tasks.filter_map(|it| fs::read_to_string(it.ok()?.path().join("children")).ok());
+        lists.flat_map(|it| it.split_whitespace().map(ToOwned::to_owned).collect::<Vec<_>>()).next()
+    };
+    let mut found = None;
+    wait_for("the process that speaks with the client", || {
+        found = child().or_else(threads);
+        found.as_ref().is_some_and(|it| {
+            fs::read(format!("/proc/{it}/cmdline"))
+                .is_ok_and(|it| it.starts_with(b"quire-mount-client"))
+        })
+    });
+    let status = fs::read_to_string(format!("/proc/{}/status", found.unwrap())).unwrap();
+    let ids = |name: &str| {
+        let line = status.lines().find_map(|it| it.strip_prefix(name)).unwrap();
+        line.split_whitespace().map(|it| it.parse().unwrap()).collect::<Vec<u32>>()
+    };
+    for id in [ids("Uid:"), ids("Gid:")].concat() {
+        assert!(id > 2_147_418_112, "{id} may be a user's");
+    }
+}
+
 #[test]
 fn images_are_counted_for_each_user() {
     let Some(user) = user_with_image() else { return };
