@@ -375,51 +375,6 @@ mod tests {
         assert!(out.contains("1 passed"), "{out}{err}");
     }
 
-    /// Chains of directories side by side: each inode of a chain is far from the one before. Copying them takes about as long for
-    /// each as in one chain.
-    #[test]
-    fn neighbours_that_are_far_apart_cost_no_more() {
-        use image::erofs::Versions;
-        use image::tree::{Builder, InodeId, Link, Metadata, XattrsId};
-        let image = |chains: u32, depth: u32| {
-            let mut builder = Builder::new();
-            for chain in 0..chains {
-                let mut here = InodeId::ROOT;
-                for level in 0..depth {
-                    let name = if level == 0 { chain.to_string() } else { "d".to_owned() };
-                    let (metadata, node) = (Metadata::IMPLICIT, Node::Directory);
-                    let made = builder.inode(&metadata, XattrsId::NONE, node).unwrap();
-                    builder.insert(here, name.as_bytes(), made, Link::Equal).unwrap();
-                    here = made;
-                }
-            }
-            let mut image = Vec::new();
-            let profile = Profile::Composefs(Versions::default());
-            write(&builder.finish(), &profile, &mut image).unwrap();
-            image
-        };
-        let ask = WriteAsk {
-            users: vec![(0, 1)],
-            groups: vec![(0, 1)],
-            places: Vec::new(),
-            inodes_max: 1_000_000,
-            bytes_max: 1 << 30,
-        };
-        let time = |bytes: &[u8]| {
-            let times = (0..3).map(|_| {
-                let begun = Instant::now();
-                write_copy(bytes, &ask, &mut io::sink()).unwrap();
-                begun.elapsed()
-            });
-            times.min().unwrap()
-        };
-        // More than any cache of the reader takes.
-        let (far, near) = (image(240, 800), image(19_200, 10));
-        assert!(far.len() > 16 << 20, "{}", far.len());
-        let (far, near) = (time(&far), time(&near));
-        assert!(far < near * 4, "{far:?} {near:?}");
-    }
-
     /// In a process of its own: it is never given back.
     #[test]
     #[ignore = "what another test has a process do"]
