@@ -21,23 +21,18 @@ pub use engines::{
     CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, crictl, docker, soci,
 };
 
-/// What tests, the demo and benches call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 42] = [
+/// What tests and the demo call, as Debian names it; the first word is a program of the package.
+const PACKAGES: [(&str, &str); 34] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
     ("fusermount3", "fuse3"),
     ("pgrep", "procps"),
     ("pasta", "passt"),
-    ("containerd", "containerd"),
     ("podman", "podman"),
     ("umoci", "umoci"),
     ("skopeo", "skopeo"),
-    ("buildah", "buildah"),
-    ("dockerd", "docker.io"),
-    ("docker", "docker.io"),
     ("git", "git"),
-    ("pigz", "pigz"),
     ("pax", "pax"),
     ("cpio", "cpio"),
     ("mkfs.erofs", "erofs-utils"),
@@ -52,7 +47,6 @@ const PACKAGES: [(&str, &str); 42] = [
     ("tar", "tar"),
     ("bsdtar", "libarchive-tools"),
     ("python3", "python3"),
-    ("pip3", "python3-pip"),
     ("openssl", "openssl"),
     ("docker-registry", "docker-registry"),
     ("strace", "strace"),
@@ -60,11 +54,21 @@ const PACKAGES: [(&str, &str); 42] = [
     ("chattr", "e2fsprogs"),
     ("sfdisk", "fdisk"),
     ("sgdisk", "gdisk"),
-    ("fio", "fio"),
-    ("wrk", "wrk"),
     ("tini-static", "tini"),
     ("ip", "iproute2"),
     ("curl", "curl"),
+];
+
+/// What makers of images, engines and benches call besides.
+const ENGINES: [(&str, &str); 8] = [
+    ("containerd", "containerd"),
+    ("buildah", "buildah"),
+    ("dockerd", "docker.io"),
+    ("docker", "docker.io"),
+    ("pigz", "pigz"),
+    ("pip3", "python3-pip"),
+    ("fio", "fio"),
+    ("wrk", "wrk"),
 ];
 
 #[derive(Debug, clap::Args)]
@@ -76,7 +80,7 @@ pub struct Args {
 
 /// Installs what is missing, or says what to install.
 pub fn run(args: &Args) -> Result<()> {
-    match install_all() {
+    match install_all().and_then(|()| install_engines()) {
         Err(error) if args.strict => Err(error),
         Err(error) => {
             println!("{error:#}");
@@ -86,7 +90,12 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// All that tests and benches call.
+/// What makers of images, engines and benches call.
+pub fn install_engines() -> Result<()> {
+    install(&ENGINES)
+}
+
+/// All that tests call.
 pub fn install_all() -> Result<()> {
     install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())?;
     // `fusermount3` ends no mount without it. systemd makes it on each system that boots.
@@ -163,6 +172,11 @@ const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
 /// A rival of `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
+
+/// Whether cargo-deb is there, so that it need not be built.
+pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
+    find("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
+}
 
 pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DENY, &["--debug"])

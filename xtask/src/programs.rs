@@ -40,27 +40,29 @@ pub(crate) fn tier(name: &str, arguments: &[&str]) -> Result<Command> {
 }
 
 /// Runs a program that ends as `rig` says, or as those of this repository do: its exit code says what came of it, and a line
-/// that begins with `SKIPPED` why. All other lines, of errors too, go to `show`.
-pub(crate) fn ended(mut command: Command, mut show: impl FnMut(&str)) -> Result<()> {
+/// that begins with `SKIPPED` why. All other lines, of errors too, go to `show`. Returns what parts were skipped, with reasons.
+pub(crate) fn ended(mut command: Command, mut show: impl FnMut(&str)) -> Result<Vec<String>> {
     let name = process::line(&command);
     let (reader, writer) = std::io::pipe()?;
     let child = command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null()).spawn();
     // With it goes our end for writing.
     drop(command);
     let mut child = child.with_context(|| format!("cannot start {name}"))?;
-    let mut reason = None;
+    let mut reasons = Vec::new();
     for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         match line.strip_prefix("SKIPPED: ") {
-            Some(skipped) => reason = Some(skipped.to_owned()),
+            Some(skipped) => reasons.push(skipped.to_owned()),
             None => show(&line),
         }
     }
     let status = child.wait()?;
-    match (status.code(), reason) {
-        (Some(0), _) => Ok(()),
-        (Some(code), Some(reason)) if code == i32::from(EXIT_SKIPPED) => bail!(Skipped(reason)),
-        (Some(1), _) => bail!(Failed(format!("{name} says no"))),
+    match status.code() {
+        Some(0) => Ok(reasons),
+        Some(code) if code == i32::from(EXIT_SKIPPED) && !reasons.is_empty() => {
+            bail!(Skipped(reasons.join("; ")))
+        }
+        Some(1) => bail!(Failed(format!("{name} says no"))),
         _ => bail!("{name}: {status}"),
     }
 }

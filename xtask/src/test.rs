@@ -28,23 +28,45 @@ pub(crate) struct Args {
     tiers: Vec<String>,
 }
 
-/// What there is to run, in this order but for the jobs, which go on side by side. `engines` is a part of `tests`.
-const TIERS: [&str; 15] = [
+/// What there is to run, in this order, but for the jobs, which run side by side. Tests come before linters, so that they
+/// are the first that a newcomer sees.
+const TIERS: [&str; 14] = [
     "setup",
-    "fmt",
-    "clippy",
-    "programs",
-    "doc",
-    "initramfs",
-    "deny",
-    "inputs",
     "tests",
-    "engines",
     "vm",
     "diff-walk",
     "faults",
     "oracle",
     "package",
+    "fmt",
+    "clippy",
+    "programs",
+    "initramfs",
+    "doc",
+    "deny",
+    "engines",
+];
+
+/// The tier that makes inputs which take minutes each, and then runs what needs them. It runs only if it is named: of the
+/// other tiers, those tests run whose inputs the cache has.
+const ENGINES: &str = "engines";
+
+/// Tests that need such inputs: a part of their names.
+const NEED_INPUTS: [&str; 14] = [
+    "composefs",
+    "engines::",
+    "fingerprints",
+    "gvisor::",
+    "makers::",
+    "mkfs::",
+    "mount_of_systemd",
+    "native::",
+    "real::",
+    "share::",
+    "standalone::",
+    "suites::",
+    "versions::",
+    "wide::",
 ];
 
 /// What the tiers came to; a tier that is one command counts as one test.
@@ -52,10 +74,10 @@ const TIERS: [&str; 15] = [
 struct Tally {
     passed: u64,
     failed: Vec<String>,
-    /// They failed among the others and passed alone.
-    unstable: Vec<String>,
     /// Reasons, each with the test that gave it.
     skipped: BTreeSet<(String, String)>,
+    /// What took how long.
+    times: Vec<(String, Duration)>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
@@ -67,6 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 /// All of it, before a release; hours.
 pub(crate) fn check_all() -> Result<()> {
     let mut tally = Tally::default();
+    tally.command("inputs", make_inputs);
     every_change(&Args { tiers: Vec::new() }, Rounds::Many, &mut tally)?;
     let nightly = |words: &str| {
         let mut command = Command::new("cargo");
@@ -79,7 +102,7 @@ pub(crate) fn check_all() -> Result<()> {
         tally.command(&format!("miri, {target}"), || {
             installed(&mut nightly("miri --version"), "Miri")?;
             let words = format!("miri test --package quire-image --lib --target {target}");
-            process::shown(&mut nightly(&words))
+            process::shown(&mut nightly(&words)).map(|()| Vec::new())
         });
     }
     tally.command("the oldest Rust", || {
@@ -87,7 +110,7 @@ pub(crate) fn check_all() -> Result<()> {
         installed(cargo.args(["+1.88", "--version"]), "Rust 1.88")?;
         let mut cargo = Command::new("cargo");
         cargo.args(["+1.88", "check", "--workspace", "--exclude", "xtask", "--all-targets"]);
-        process::shown(cargo.current_dir(repository()))
+        process::shown(cargo.current_dir(repository())).map(|()| Vec::new())
     });
     tally.command("aarch64", || {
         let mut cargo = Command::new(env!("CARGO"));
@@ -95,7 +118,7 @@ pub(crate) fn check_all() -> Result<()> {
         for package in ["image", "kernel"] {
             cargo.args(["--package", &format!("quire-{package}")]);
         }
-        process::shown(cargo.current_dir(repository()))
+        process::shown(cargo.current_dir(repository())).map(|()| Vec::new())
     });
     tally.command("the initramfs tool", || {
         let mut cargo = Command::new(env!("CARGO"));
@@ -104,13 +127,13 @@ pub(crate) fn check_all() -> Result<()> {
         process::shown(cargo.arg("--target-dir").arg(&folder).current_dir(repository()))?;
         let bytes = std::fs::metadata(folder.join("release/quire"))?.len();
         println!("   {bytes} bytes, not stripped of anything");
-        Ok(())
+        Ok(Vec::new())
     });
     tally.command("oracle, the composefs crate", || {
         let words = ["mkcomposefs", "--composefs-crate", "--count=1000"];
         programs::ended(programs::tier("oracle", &words)?, show)
     });
-    tally.command("fuzz", || fuzz::run(&fuzz::Args::for_seconds(300)));
+    tally.command("fuzz", || fuzz::run(&fuzz::Args::for_seconds(300)).map(|()| Vec::new()));
     tally.command("bench", || programs::ended(programs::tier("bench", &["all"])?, show));
     tally.close()
 }
@@ -134,55 +157,121 @@ enum Rounds {
 
 fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     let cache = Cache::open()?;
-    let cargo = |words: &str| {
-        let mut command = process::cargo();
-        command.args(words.split(' '));
-        command
+    let tier = |name: &str| {
+        let is_named = args.tiers.iter().any(|it| it == name);
+        is_named || args.tiers.is_empty() && name != ENGINES
     };
-    let tier = |name: &str| args.tiers.is_empty() || args.tiers.iter().any(|it| it == name);
-    let lints = ["--workspace --all-targets", "--workspace --all-targets --no-default-features"];
-    if tier("setup")
-        && let Err(error) = tools::install_all()
-    {
-        // Each test that needs what is missing says so by itself.
+    if tier("setup") {
+        tally.command("setup", || {
+            // Each test that needs what is missing says so by itself.
+            if let Err(error) = tools::install_all() {
+                println!("{error:#}");
+            }
+            Ok(Vec::new())
+        });
+    }
+    if tier("tests") {
+        tally.tests("tests", &mut tests(&cache, rounds, &[])?)?;
+    }
+    if tier(ENGINES) {
+        tally.command("inputs", make_inputs);
+        tally.tests(ENGINES, &mut tests(&cache, rounds, &NEED_INPUTS)?)?;
+    }
+    let jobs = jobs(rounds).into_iter().filter(|it| {
+        let needs = it.input.is_some() && tier(ENGINES);
+        tier(it.tier) || needs
+    });
+    let jobs: Vec<_> = jobs.collect();
+    if !jobs.is_empty() {
+        // The `quire` of the tests: built by itself it would have dependencies of other features, all built anew.
+        process::quiet(&mut cargo("test --quiet --workspace --no-run"))?;
+        tally.jobs(&cache, jobs);
+    }
+    lints(&cache, &tier, tally);
+    Ok(())
+}
+
+/// Makes what takes minutes.
+fn make_inputs() -> Result<Vec<String>> {
+    if let Err(error) = tools::install_engines() {
         println!("{error:#}");
     }
+    inputs::run(&inputs::Args::default()).map(|()| Vec::new())
+}
+
+fn cargo(words: &str) -> Command {
+    let mut command = process::cargo();
+    command.args(words.split(' '));
+    command
+}
+
+/// `cargo test` of the workspace, or of the tests with one of these in their names.
+fn tests(cache: &Cache, rounds: Rounds, names: &[&str]) -> Result<Command> {
+    let mut cargo = cargo("test --workspace --no-fail-fast");
+    // Each test program runs below one that looks for what it leaves.
+    let program = env::current_exe()?;
+    let runner = [program.to_str().context("this program's path is not UTF-8")?, "leftovers"];
+    cargo.args(["--config", &format!("target.'cfg(all())'.runner = {runner:?}")]);
+    // Where tests find inputs.
+    cargo.env("QUIRE_CACHE", cache.dir());
+    if env::var_os("RUST_TEST_THREADS").is_none() {
+        // Most tests wait for processes half of their time.
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
+    }
+    match rounds {
+        Rounds::Many => cargo.env("QUIRE_TEST_ROUNDS", "10"),
+        Rounds::Few if env::var_os("QUIRE_TEST_ROUNDS").is_some() => &mut cargo,
+        Rounds::Few => cargo.env("QUIRE_TEST_ROUNDS", "1"),
+    };
+    cargo.args(["--", "--show-output"]).args(names);
+    Ok(cargo)
+}
+
+/// What reads the sources alone.
+fn lints(cache: &Cache, tier: &dyn Fn(&str) -> bool, tally: &mut Tally) {
     if tier("fmt") {
         tally.command("fmt", || {
             process::shown(&mut cargo("fmt --all --check"))?;
             PROGRAMS.iter().try_for_each(|it| {
                 let manifest = format!("{it}/Cargo.toml");
                 process::shown(cargo("fmt --check --manifest-path").arg(manifest))
-            })
+            })?;
+            Ok(Vec::new())
         });
     }
-    for lint in lints.iter().filter(|_| tier("clippy")) {
+    let all = ["--workspace --all-targets", "--workspace --all-targets --no-default-features"];
+    for lint in all.iter().filter(|_| tier("clippy")) {
         tally.command(&format!("clippy {lint}"), || {
-            process::shown(&mut cargo(&format!("clippy --quiet {lint} -- -D warnings")))
+            process::shown(&mut cargo(&format!("clippy --quiet {lint} -- -D warnings")))?;
+            Ok(Vec::new())
         });
     }
     for program in PROGRAMS.iter().filter(|_| tier("programs")) {
         tally.command(&format!("clippy and tests of {program}"), || {
             let mut clippy = programs::cargo(program, &["clippy", "--quiet", "--all-targets"])?;
             process::shown(clippy.args(["--", "-D", "warnings"]))?;
-            process::quiet(&mut programs::cargo(program, &["test", "--quiet"])?).map(drop)
+            process::quiet(&mut programs::cargo(program, &["test", "--quiet"])?)?;
+            Ok(Vec::new())
         });
     }
     if tier("initramfs") {
         tally.command("policies without signatures", || {
             let words = "test --quiet --package quire-oci --no-default-features --lib policy";
-            process::quiet(&mut cargo(words)).map(drop)
+            process::quiet(&mut cargo(words))?;
+            Ok(Vec::new())
         });
     }
     if tier("doc") {
         tally.command("doc", || {
             let mut doc = cargo("doc --quiet --workspace --no-deps");
-            process::shown(doc.env("RUSTDOCFLAGS", "-D warnings"))
+            process::shown(doc.env("RUSTDOCFLAGS", "-D warnings"))?;
+            Ok(Vec::new())
         });
     }
     if tier("deny") {
         tally.command("deny", || {
-            let program = tools::cargo_deny(&cache)?;
+            let program = tools::cargo_deny(cache)?;
             // The `composefs` crate of the oracle needs OpenSSL, which nothing else may.
             for folder in [".", "bench", "faults", "fuzz", "oracle"] {
                 let mut deny = Command::new(&program);
@@ -191,46 +280,9 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
                 deny.arg("--manifest-path").arg(repository().join(folder).join("Cargo.toml"));
                 process::shown(deny.args(["check", "bans", "licenses", "sources"]))?;
             }
-            Ok(())
+            Ok(Vec::new())
         });
     }
-    if tier("inputs") {
-        tally.command("inputs", || inputs::run(&inputs::Args::default()));
-    }
-    // Images of other makers, and gVisor.
-    let engines = ["makers::", "gvisor::"];
-    for (name, words, filters) in [
-        ("tests", "test --workspace", &[][..]),
-        ("engines", "test --workspace --test verbs", &engines),
-    ] {
-        if !tier(name) || name == "engines" && args.tiers.is_empty() {
-            continue;
-        }
-        let mut tests = cargo(&format!("{words} --no-fail-fast -- --show-output"));
-        let mut again = cargo(&format!("{words} --no-fail-fast --tests -- --show-output"));
-        for cargo in [&mut tests, &mut again] {
-            // Where tests find the images and sid's tools that the tier above made.
-            cargo.env("QUIRE_CACHE", cache.dir());
-            if env::var_os("RUST_TEST_THREADS").is_none() {
-                // Most tests wait for processes half of their time.
-                let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-                cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
-            }
-            match rounds {
-                Rounds::Many => cargo.env("QUIRE_TEST_ROUNDS", "10"),
-                Rounds::Few if env::var_os("QUIRE_TEST_ROUNDS").is_some() => cargo,
-                Rounds::Few => cargo.env("QUIRE_TEST_ROUNDS", "1"),
-            };
-        }
-        tally.tests(tests.args(filters), &mut again)?;
-    }
-    let jobs: Vec<_> = jobs(rounds).into_iter().filter(|it| tier(it.tier)).collect();
-    if !jobs.is_empty() {
-        // The `quire` of the tests: built by itself it would have dependencies of other features, all built anew.
-        process::quiet(&mut cargo("test --quiet --workspace --no-run"))?;
-        tally.jobs(jobs);
-    }
-    Ok(())
 }
 
 fn show(line: &str) {
@@ -241,6 +293,8 @@ fn show(line: &str) {
 struct Job {
     tier: &'static str,
     name: String,
+    /// Without this input in the cache it is skipped: making it would take minutes.
+    input: Option<&'static str>,
     command: Box<dyn FnOnce() -> Result<Command> + Send>,
 }
 
@@ -250,7 +304,11 @@ impl Job {
         name: &str,
         command: impl FnOnce() -> Result<Command> + Send + 'static,
     ) -> Self {
-        Self { tier, name: name.to_owned(), command: Box::new(command) }
+        Self { tier, name: name.to_owned(), input: None, command: Box::new(command) }
+    }
+
+    fn needs(self, input: &'static str) -> Self {
+        Self { input: Some(input), ..self }
     }
 
     /// A task of this program.
@@ -270,6 +328,7 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
         Rounds::Few => vec![
             Job::task("vm", "vm, newest", &["vm", "newest", "short"]),
             Job::task("vm", "vm, lts", &["vm", "lts", "short"]),
+            Job::task("vm", "vm, systemd", &["vm", "newest", "systemd"]).needs("sid-booted"),
         ],
         Rounds::Many => vec![
             Job::task("vm", "vm, newest", &["vm", "newest", "all"]),
@@ -279,11 +338,13 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     };
     jobs.push(Job::task("diff-walk", "diff-walk", &["diff-walk", "--short"]));
     jobs.push(Job::new("faults", "faults", move || programs::tier("faults", sample)));
-    jobs.push(Job::task("package", "package", &["deb", "--trial"]));
+    jobs.push(Job::task("package", "package", &["deb", "--trial"]).needs("cargo-deb"));
     let words = &["mkcomposefs", "--count=200"];
-    jobs.push(Job::new("oracle", "oracle", move || programs::tier("oracle", words)));
-    let messages = &["messages"];
-    jobs.push(Job::new("oracle", "oracle, messages", move || programs::tier("oracle", messages)));
+    let oracle = Job::new("oracle", "oracle", move || programs::tier("oracle", words));
+    jobs.push(oracle.needs("sid"));
+    let words = &["messages"];
+    let messages = Job::new("oracle", "oracle, messages", move || programs::tier("oracle", words));
+    jobs.push(messages.needs("sid"));
     jobs
 }
 
@@ -292,14 +353,14 @@ const JOBS_AT_ONCE: usize = 2;
 
 impl Tally {
     /// A tier that is one command: it passes, fails, or says that it cannot be run here.
-    fn command(&mut self, name: &str, tier: impl FnOnce() -> Result<()>) {
+    fn command(&mut self, name: &str, tier: impl FnOnce() -> Result<Vec<String>>) {
         let start = Instant::now();
         println!("== {name}");
         self.end(name, tier(), start.elapsed());
     }
 
     /// Runs jobs side by side; what each prints is shown at its end.
-    fn jobs(&mut self, jobs: Vec<Job>) {
+    fn jobs(&mut self, cache: &Cache, jobs: Vec<Job>) {
         let names: Vec<_> = jobs.iter().map(|it| it.name.as_str()).collect();
         println!("== side by side: {}", names.join("; "));
         let queue = Mutex::new(VecDeque::from(jobs));
@@ -311,9 +372,13 @@ impl Tally {
                     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
                     while let Some(job) = next() {
                         let (start, mut text) = (Instant::now(), String::new());
-                        let ended = (job.command)().and_then(|command| {
-                            programs::ended(command, |line| text += &format!("{line}\n"))
-                        });
+                        let missing = job.input.filter(|it| !inputs::is_made(cache, it));
+                        let ended = match missing {
+                            Some(input) => Err(Skipped(not_made(&job.name, input)).into()),
+                            None => (job.command)().and_then(|command| {
+                                programs::ended(command, |line| text += &format!("{line}\n"))
+                            }),
+                        };
                         if sender.send((job.name, ended, start.elapsed(), text)).is_err() {
                             break;
                         }
@@ -329,9 +394,13 @@ impl Tally {
     }
 
     /// Counts what came of a tier.
-    fn end(&mut self, name: &str, ended: Result<()>, took: Duration) {
+    fn end(&mut self, name: &str, ended: Result<Vec<String>>, took: Duration) {
+        self.times.push((name.to_owned(), took));
         match ended {
-            Ok(()) => self.passed += 1,
+            Ok(skipped) => {
+                self.passed += 1;
+                self.skipped.extend(skipped.into_iter().map(|it| (name.to_owned(), it)));
+            }
             Err(error) => match error.downcast_ref::<Skipped>() {
                 Some(Skipped(reason)) => {
                     println!("SKIPPED: {reason}");
@@ -347,69 +416,65 @@ impl Tally {
     }
 
     /// Runs `cargo test`, shows what went wrong and what was skipped, and adds its own summaries up.
-    fn tests(&mut self, cargo: &mut Command, again: &mut Command) -> Result<()> {
+    fn tests(&mut self, name: &str, cargo: &mut Command) -> Result<()> {
         let start = Instant::now();
-        println!("== tests");
+        println!("== {name}");
         let log = target_dir()?.join("test.log");
         let ran = listen(cargo, &mut File::create(&log)?)?;
         // A skipped test tells cargo that it passed.
         let skipped = u64::try_from(ran.summary.skipped_tests.len() + ran.uncaptured.len())?;
         self.passed += ran.summary.passed.saturating_sub(skipped);
         self.skipped.extend(ran.summary.skipped.into_iter().chain(ran.uncaptured));
-        let mut failed = ran.summary.failed;
-        if !ran.success && failed.is_empty() {
+        if !ran.success && ran.summary.failed.is_empty() {
             self.failed.push(format!("cargo test ({})", ran.status));
         }
-        // A test that waits for other processes may be starved by its neighbours: it may show that alone, once, and is
-        // named then. Many that fail do not fail by chance.
-        if (1..=STARVED_MAX).contains(&failed.len()) {
-            println!("== again, alone");
-            again.args(["--test-threads=1", "--exact"]).args(&failed);
-            let again = listen(again, &mut File::options().append(true).open(&log)?)?;
-            let count = u64::try_from(failed.len())?;
-            if again.success && again.summary.passed >= count {
-                self.passed += count;
-                self.unstable.append(&mut failed);
-            }
-        }
-        self.failed.append(&mut failed);
-        println!(
-            "== tests: {:.1} s, all output in {}",
-            start.elapsed().as_secs_f64(),
-            log.display()
-        );
+        self.failed.extend(ran.summary.failed);
+        let took = start.elapsed();
+        self.times.push((name.to_owned(), took));
+        println!("== {name}: {:.1} s, all output in {}", took.as_secs_f64(), log.display());
         Ok(())
     }
 
     fn close(mut self) -> Result<()> {
+        let cache = Cache::open()?;
         for (test, reason) in &self.skipped {
             let test = if test.is_empty() { String::new() } else { format!(" ({test})") };
             println!("SKIPPED: {reason}{test}");
-            // Continuous integration can install a tool; only what the machine lacks may be missing there.
-            if tools::in_ci() && reason.contains("not installed") {
+            if tools::in_ci() && could_have_run(reason, |input| inputs::is_made(&cache, input)) {
                 self.failed.push(format!("{test} (skipped in CI: {reason})"));
             }
         }
-        for name in &self.unstable {
-            println!("UNSTABLE: {name}: failed among the others, passed alone");
+        println!("== how long it took:");
+        for (name, took) in &self.times {
+            println!("{:9.1} s  {name}", took.as_secs_f64());
         }
         for name in &self.failed {
             println!("FAILED: {name}");
         }
         let (passed, failed, skipped) = (self.passed, self.failed.len(), self.skipped.len());
-        let unstable = match self.unstable.len() {
-            0 => String::new(),
-            count => format!(" ({count} of them unstable)"),
-        };
-        println!("{passed} passed{unstable}, {failed} failed, {skipped} skipped");
+        println!("{passed} passed, {failed} failed, {skipped} skipped");
         if failed > 0 { bail!(Failed(String::from("some tests failed"))) } else { Ok(()) }
+    }
+}
+
+/// What precedes the name of an input in a reason to skip a test; `testing::not_made` writes the same.
+const MAKES: &str = "`make test-engines` makes the input ";
+
+fn not_made(what: &str, input: &str) -> String {
+    format!("{what} is not run: {MAKES}{input}")
+}
+
+/// Whether a test was skipped for want of something that it could have had. Continuous integration can install a tool, and
+/// makes no inputs that take minutes. Only what the machine lacks, or what the cache does not have, may be missing there.
+fn could_have_run(reason: &str, is_made: impl Fn(&str) -> bool) -> bool {
+    match reason.split_once(MAKES) {
+        Some((_, input)) => is_made(input.trim()),
+        None => reason.contains("not installed"),
     }
 }
 
 /// How long nothing may be said after the end, while somebody holds the output: twice that.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// More failed tests than this are not run again.
-const STARVED_MAX: usize = 3;
 
 /// What `cargo test` said.
 struct Ran {
@@ -488,6 +553,41 @@ fn listen_with(cargo: &mut Command, log: &mut File, patience: Duration) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_the_machine_lacks_is_skipped_in_ci() {
+        let check = |reason: &str, expected| {
+            assert_eq!(could_have_run(reason, |it| it == "sid"), expected, "{reason}");
+        };
+        check("crun is not installed", true);
+        check("this kernel is older than Linux 6.15", false);
+        check(&not_made("the oracle", "sid"), true);
+        check(&not_made("gvisor", "runsc"), false);
+        // As tests say it.
+        let said = "runsc is not in QUIRE_CACHE: `make test-engines` makes the input ";
+        check(&format!("{said}runsc"), false);
+        check(&format!("{said}sid"), true);
+    }
+
+    /// Tests name inputs by the names that the command line has.
+    #[test]
+    fn inputs_that_tests_name_are_there() {
+        let sources = crate::tidy::tracked();
+        let sources = sources.iter().filter(|it| it.starts_with("crates/") && it.ends_with(".rs"));
+        let mut count = 0;
+        for path in sources {
+            let text = std::fs::read_to_string(repository().join(path)).unwrap_or_default();
+            for call in
+                ["not_made(", "testing::built("].iter().flat_map(|it| text.split(it).skip(1))
+            {
+                let Some((arguments, _)) = call.split_once(')') else { continue };
+                let Some(input) = arguments.rsplit('"').nth(1) else { continue };
+                count += 1;
+                assert!(inputs::is_input(input), "{path}: {arguments}");
+            }
+        }
+        assert!(count > 20, "{count}");
+    }
 
     #[test]
     fn a_process_that_is_left_holds_nobody_up() {

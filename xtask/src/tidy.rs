@@ -115,7 +115,7 @@ fn the_initramfs_tool_is_small() {
     assert!(crates.contains("quire-transfer"), "{tree}");
 }
 
-fn tracked() -> Vec<String> {
+pub(crate) fn tracked() -> Vec<String> {
     let mut git = Command::new("git");
     let output = git.args(["ls-files"]).current_dir(repository()).output().unwrap();
     assert!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr));

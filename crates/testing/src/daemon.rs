@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const PROGRAM: &str = "docker-registry";
 
 /// How long it may take to answer, on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A registry that runs.
 #[derive(Debug)]

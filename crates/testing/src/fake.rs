@@ -442,7 +442,7 @@ fn socks5(client: &mut TcpStream) -> String {
 pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(start.elapsed() < Duration::from_secs(120), "{what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

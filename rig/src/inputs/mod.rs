@@ -75,6 +75,8 @@ enum Input {
     Crictl,
     /// pjdfstest, a suite of tests of file systems, for tests of users' containers
     Pjdfstest,
+    /// cargo-deb, which makes the package for Debian
+    CargoDeb,
     /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: a few minutes
@@ -89,7 +91,6 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     let all = [
         Input::DebianSmall,
-        Input::DebianPostgres,
         Input::Sid,
         Input::SidBooted,
         Input::Crane,
@@ -101,6 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Containerd21,
         Input::Crictl,
         Input::Pjdfstest,
+        Input::CargoDeb,
     ];
     // One that this machine cannot make keeps no other from being made.
     let mut reasons = Vec::new();
@@ -115,6 +117,29 @@ pub fn run(args: &Args) -> Result<()> {
     }
     reasons.dedup();
     if reasons.is_empty() { Ok(()) } else { bail!(Skipped(reasons.join("; "))) }
+}
+
+/// Whether there is an input of this name.
+pub fn is_input(name: &str) -> bool {
+    Input::from_str(name, false).is_ok()
+}
+
+/// Whether the cache has the input of this name, in the version that this program makes.
+pub fn is_made(cache: &Cache, name: &str) -> bool {
+    let Ok(input) = Input::from_str(name, false) else { return false };
+    let start = match input {
+        Input::CargoDeb => return tools::has_cargo_deb(cache),
+        Input::Suite => "snapshotter-suite-".to_owned(),
+        Input::Containerd => tools::CONTAINERD.entry(),
+        Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
+        Input::Containerd21 => tools::CONTAINERD_2_1.entry(),
+        Input::Docker | Input::Crictl | Input::Pjdfstest => format!("{name}-"),
+        // An entry of that name: there are others that begin so.
+        _ => return cache.dir().join(name).exists(),
+    };
+    let entries = cache.dir().read_dir().into_iter().flatten().flatten();
+    let mut names = entries.map(|it| it.file_name());
+    names.any(|it| it.as_encoded_bytes().starts_with(start.as_bytes()))
 }
 
 /// Makes an input unless the cache has it. Where it is, in words for the terminal.
@@ -148,6 +173,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Docker => tools::docker(cache)?,
         Input::Crictl => tools::crictl(cache)?,
         Input::Pjdfstest => tools::pjdfstest(cache)?,
+        Input::CargoDeb => tools::cargo_deb(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,

@@ -20,6 +20,13 @@ pub struct Containerd {
     module: &'static str,
 }
 
+impl Containerd {
+    /// Its name in the cache.
+    pub(crate) fn entry(self) -> String {
+        format!("containerd-{}", self.version)
+    }
+}
+
 /// The newest one.
 pub const CONTAINERD: Containerd =
     Containerd { version: "2.4.2", module: "github.com/containerd/containerd/v2" };
@@ -32,7 +39,7 @@ pub const CONTAINERD_2_1: Containerd =
 
 /// `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
 pub fn containerd(cache: &Cache, wanted: Containerd) -> Result<PathBuf> {
-    let name = format!("containerd-{}", wanted.version);
+    let name = wanted.entry();
     let module = format!("{}@v{}", wanted.module, wanted.version);
     let programs = ["./cmd/containerd", "./cmd/ctr", "./cmd/containerd-shim-runc-v2"];
     go_program(cache, &name, &name, |go, bin, build| {

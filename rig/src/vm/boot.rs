@@ -23,6 +23,13 @@ const GRACE: Duration = Duration::from_secs(60);
 /// garbage, and the kernel falls over (it allocates memory with them).
 const CPU: [&str; 2] = ["-cpu", "max,-cx16,-la57"];
 
+/// A panic reboots at once, which ends QEMU.
+///
+/// The kernel tries whether the timer's interrupts come, and panics if there are few in that time ("IO-APIC + timer doesn't
+/// work!"), as on a busy host that gives the guest no processor. `no_timer_check` leaves the trial out. Source: Linux
+/// `Documentation/admin-guide/kernel-parameters.txt`, `arch/x86/kernel/apic/io_apic.c`, `timer_irq_works`.
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on no_timer_check";
+
 /// What QEMU boots.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
@@ -119,8 +126,7 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
     command.args(["-m", &machine.memory.to_string()]);
     command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
     command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
-    // A panic reboots at once, which ends QEMU.
-    command.args(["-append", "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on"]);
+    command.args(["-append", COMMAND_LINE]);
     if let Some(socket) = machine.share {
         // The server reads and writes the guest's memory.
         let memory = format!("memory-backend-memfd,id=memory,size={}M,share=on", machine.memory);

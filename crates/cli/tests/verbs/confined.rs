@@ -257,7 +257,7 @@ fn devices_and_limits_are_what_is_asked() {
         }
         for (options, expect) in [
             (&[][..], "2048"),
-            (&["--pids-limit", "7"], "7"),
+            (&["--pids-limit", "70"], "70"),
             (&["--pids-limit", "-1"], "max"),
             (&["--pids-limit", "0"], "max"),
         ] {

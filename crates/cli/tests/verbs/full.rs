@@ -19,9 +19,10 @@ const MIB: u64 = 1 << 20;
 
 /// A store on a disk of its own that has an image with a shell.
 struct Small {
+    // Before the place, which looks for what is left.
+    _guard: Unmount,
     place: Place,
     disk: PathBuf,
-    _guard: Unmount,
 }
 
 impl Small {

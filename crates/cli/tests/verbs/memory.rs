@@ -84,8 +84,9 @@ const PAGE: u64 = 4096;
 /// Two images of a form, of files that no other has: `same` of 40 pages in both, `a` of 10 pages in one, and `b` of 20
 /// pages and 5 bytes in the other. Mounted on `on-a` and `on-b`, and nothing of them in memory but what mounts need.
 struct Pair {
-    place: Place,
+    // Before the place, which looks for what is left.
     _guards: Vec<Unmount>,
+    place: Place,
 }
 
 impl Pair {

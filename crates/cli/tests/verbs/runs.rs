@@ -72,7 +72,7 @@ fn containers(place: &Place) -> usize {
 pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(30), "{what} did not come");
+        assert!(start.elapsed() < Duration::from_secs(120), "{what} did not come");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -87,7 +87,7 @@ impl Seat {
                 return;
             }
             let shown = String::from_utf8_lossy(&self.shown);
-            assert!(start.elapsed() < Duration::from_secs(30), "no {text:?} in {shown:?}");
+            assert!(start.elapsed() < Duration::from_secs(120), "no {text:?} in {shown:?}");
             self.look();
         }
     }
@@ -116,7 +116,7 @@ impl Seat {
                 break status;
             }
             let shown = String::from_utf8_lossy(&self.shown);
-            assert!(start.elapsed() < Duration::from_secs(30), "it does not end: {shown:?}");
+            assert!(start.elapsed() < Duration::from_secs(120), "it does not end: {shown:?}");
             self.look();
         };
         // If it was killed, somebody else does it.

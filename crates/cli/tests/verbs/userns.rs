@@ -317,8 +317,9 @@ fn everything_else_works_in_a_user_namespace() {
         );
         let numbers: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(numbers, ["0", "500000", "3", "0", "600000", "2"]);
-        let options = ["--userns", "auto", "--pids-limit", "5"];
-        let forks = "for i in 1 2 3 4 5 6; do sleep 0.3 & done; wait";
+        // As in `containers`: the runtime's own threads count as well.
+        let options = ["--userns", "auto", "--pids-limit", "40"];
+        let forks = crate::containers::FORKS;
         let ran = place.run_each(
             &[
                 &["run", "--quiet", "--runtime", runtime],

@@ -13,13 +13,21 @@ fn interrupted(place: &Place, line: &str) -> Ran {
     let mut command = place.command(&arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
+    // Before it handles the signal, it would be killed by it (proc_pid_status(5): SigCgt, whose bit 1 is INT).
+    let status = format!("/proc/{}/status", child.id());
+    crate::runs::wait_for("the handler of signals", || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let caught = status.lines().find_map(|it| it.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+        caught.is_some_and(|it| it & 2 != 0)
+    });
     // Whether it has come to where it waits cannot be seen; most often it has.
     std::thread::sleep(Duration::from_millis(700));
     assert!(child.try_wait().unwrap().is_none(), "{line}: it does not wait");
     let since = Instant::now();
     rustix::process::kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     while child.try_wait().unwrap().is_none() {
-        if since.elapsed() > Duration::from_secs(10) {
+        if since.elapsed() > Duration::from_secs(120) {
             child.kill().unwrap();
             panic!("{line}: it waits on");
         }

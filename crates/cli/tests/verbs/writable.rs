@@ -71,7 +71,7 @@ pub(crate) fn loop_devices(text: &str) -> Vec<String> {
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
     while !is_so() {
-        assert!(since.elapsed() < Duration::from_secs(20), "{what}");
+        assert!(since.elapsed() < Duration::from_secs(120), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

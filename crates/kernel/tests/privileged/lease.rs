@@ -18,7 +18,7 @@ fn ask(path: &Path) -> bool {
 pub(crate) fn wait_until_free(path: &Path) {
     let start = Instant::now();
     while ask(path) {
-        assert!(start.elapsed() < Duration::from_secs(10), "{} is still in use", path.display());
+        assert!(start.elapsed() < Duration::from_secs(120), "{} is still in use", path.display());
         std::thread::sleep(Duration::from_millis(2));
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn backed_by(file: &Path) -> Vec<PathBuf> {
 pub(crate) fn wait_until_free(file: &Path) {
     let start = Instant::now();
     while !backed_by(file).is_empty() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{} is still attached", file.display());
+        assert!(start.elapsed() < Duration::from_secs(120), "{} is still attached", file.display());
         std::thread::sleep(Duration::from_millis(2));
     }
 }

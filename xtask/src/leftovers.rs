@@ -1,0 +1,199 @@
+//! Runs a test program, and names what it leaves: processes, mounts, loop devices and files.
+//!
+//! `cargo test` calls it for each test program, as cargo's `runner`. Processes are found without a doubt: this one is the
+//! reaper of all that it starts ([`set_child_subreaper`]), so that whatever outlives its parent becomes its child. Mounts,
+//! devices and files are those that name the folder of temporary files, which each program gets for itself.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use rig::cache::remove;
+use rig::tools;
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper};
+
+/// Folders that programs of containers keep their state in. Only in continuous integration the machine is ours alone.
+const STATE: [&str; 5] = ["/run", "/run/crun", "/run/lock", "/run/quire", "/run/runc"];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How long a process may take to end after the program that started it, in seconds
+    // Containers end in turn, on a machine that may be busy.
+    #[arg(long, default_value_t = 20)]
+    patience: u64,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let name = Path::new(&args.command[0]).file_name().unwrap_or_default().to_string_lossy();
+    set_child_subreaper(Some(getpid())).context("cannot take over processes that are left")?;
+    let folder = folder()?;
+    let state = state();
+    let mut command = Command::new(&args.command[0]);
+    command.args(&args.command[1..]).env("TMPDIR", &folder);
+    let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    // The number is enough: every child is reaped by `wait`, which the handle would get in the way of.
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
+    let code = until_ended(pid)?;
+    let mut left = processes_left(Duration::from_secs(args.patience));
+    left.extend(places_left(&folder)?);
+    if tools::in_ci() {
+        left.extend(self::state().difference(&state).map(|it| format!("the file {it}")));
+    }
+    for what in &left {
+        println!("LEFT BEHIND by {name}: {what}");
+    }
+    Ok(if code == 0 && !left.is_empty() { ExitCode::from(1) } else { ExitCode::from(code) })
+}
+
+/// A folder for the temporary files of one program, where every user can make files, as in `/tmp`. On a disk, where there
+/// is one: the kernel mounts no image from a tmpfs.
+fn folder() -> Result<PathBuf> {
+    // Source: include/uapi/linux/magic.h, TMPFS_MAGIC.
+    let is_memory = |path: &Path| rustix::fs::statfs(path).is_ok_and(|it| it.f_type == 0x0102_1994);
+    let usual = env::temp_dir();
+    let disk = PathBuf::from("/var/tmp");
+    let parent = if is_memory(&usual) && !is_memory(&disk) { disk } else { usual };
+    // A short name: the path of a socket below it has at most 107 bytes.
+    let made = tempfile::Builder::new().prefix("q").rand_bytes(4).tempdir_in(parent)?;
+    fs::set_permissions(made.path(), fs::Permissions::from_mode(0o1777))?;
+    Ok(made.keep())
+}
+
+/// Waits for the program, and reaps all that others leave to us.
+fn until_ended(program: Pid) -> Result<u8> {
+    loop {
+        let ended = rustix::process::wait(WaitOptions::empty()).context("cannot wait")?;
+        let Some((_, status)) = ended.filter(|(pid, _)| *pid == program) else { continue };
+        let by_signal = status.terminating_signal().map(|it| 128 + it);
+        let code = status.exit_status().or(by_signal).unwrap_or(2);
+        return Ok(u8::try_from(code).unwrap_or(2));
+    }
+}
+
+/// Gives what still runs time to end; kills the others, and names them.
+fn processes_left(patience: Duration) -> Vec<String> {
+    let deadline = Instant::now() + patience;
+    let mut left = Vec::new();
+    let mut killed = 0;
+    loop {
+        match rustix::process::wait(WaitOptions::NOHANG) {
+            // None is left.
+            Err(_) => return left,
+            Ok(Some(_)) => {}
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
+            Ok(None) => {
+                for pid in children() {
+                    left.push(format!("the process {}", shown(pid)));
+                    // One that has just ended is reaped above.
+                    let _killed = kill_process(pid, Signal::KILL);
+                }
+                killed += 1;
+                // Those that these leave come to us, too. One that no signal ends is not waited for.
+                if killed > 50 {
+                    return left;
+                }
+                thread::sleep(Duration::from_millis(200));
+            }
+        }
+    }
+}
+
+fn children() -> Vec<Pid> {
+    let me = format!("PPid:\t{}", getpid().as_raw_nonzero());
+    let numbers = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = numbers.filter_map(|it| it.file_name().to_str()?.parse().ok());
+    let mine = |number: &i32| {
+        let status = fs::read_to_string(format!("/proc/{number}/status")).unwrap_or_default();
+        status.lines().any(|it| it == me) && !status.contains("\nState:\tZ")
+    };
+    numbers.filter(mine).filter_map(Pid::from_raw).collect()
+}
+
+fn shown(pid: Pid) -> String {
+    let number = pid.as_raw_nonzero();
+    let words = fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+    let words = String::from_utf8_lossy(&words).replace('\0', " ");
+    let name = fs::read_to_string(format!("/proc/{number}/comm")).unwrap_or_default();
+    format!("{number} ({}): {}", name.trim(), words.trim())
+}
+
+/// Mounts, loop devices and files below the folder. It is removed with them.
+fn places_left(folder: &Path) -> Result<Vec<String>> {
+    let name = folder.to_str().context("the folder of temporary files has no name in UTF-8")?;
+    let mut left = Vec::new();
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let below = format!("{name}/");
+    for line in mounts.lines().rev().filter(|it| it.contains(&below)) {
+        let point = line.split(' ').nth(4).unwrap_or_default();
+        left.push(format!("the mount on {point}: {line}"));
+        if point.starts_with(&below) {
+            // What cannot be unmounted is removed neither, which is an error below.
+            let _unmounted = unmount(point, UnmountFlags::DETACH);
+        }
+    }
+    for device in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        if file.starts_with(&below) {
+            left.push(format!("/dev/{} of {}", device.file_name().to_string_lossy(), file.trim()));
+        }
+    }
+    for entry in fs::read_dir(folder)? {
+        left.push(format!("the file {}", entry?.path().display()));
+    }
+    remove(folder)?;
+    Ok(left)
+}
+
+fn state() -> BTreeSet<String> {
+    let entries = STATE.iter().filter_map(|it| fs::read_dir(it).ok()).flatten().flatten();
+    entries.map(|it| it.path().display().to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As cargo calls it, in processes, since a process has one reaper.
+    #[test]
+    fn what_is_left_is_named() {
+        let program = env::current_exe().unwrap();
+        // The test program stands in `deps`, beside the program that it tests.
+        let xtask = program.parent().and_then(Path::parent).unwrap().join("xtask");
+        if !xtask.is_file() {
+            println!("SKIPPED: cargo has built no xtask: `cargo build --package xtask`");
+            return;
+        }
+        let check = |script: &str, code: i32, expected: &str| {
+            let mut command = Command::new(&xtask);
+            command.args(["leftovers", "--patience=1", "sh", "-c", script]).env_remove("CI");
+            let output = command.output().unwrap();
+            let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+            assert_eq!(output.status.code(), Some(code), "{script}: {text}");
+            assert!(text.contains(expected), "{script}: {text}");
+            assert_eq!(text.is_empty(), expected.is_empty(), "{script}: {text}");
+        };
+        check("exit 0", 0, "");
+        check("exit 3", 3, "");
+        check("kill -9 $$", 137, "");
+        check("(sleep 0.1 &)", 0, "");
+        check(": > $TMPDIR/a; rm $TMPDIR/a", 0, "");
+        check(": > $TMPDIR/a", 1, "LEFT BEHIND by sh: the file ");
+        check("mkdir $TMPDIR/a; : > $TMPDIR/a/b; exit 5", 5, "/a");
+        if rig::process::is_root() {
+            check("mkdir $TMPDIR/a; mount -t tmpfs a $TMPDIR/a", 1, "the mount on ");
+        }
+        // It has left its session, and its parent.
+        check("setsid sleep 60 > /dev/null 2>&1 &", 1, "): sleep 60");
+    }
+}
