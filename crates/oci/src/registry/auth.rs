@@ -2,6 +2,7 @@
 //! `docs/content/spec/auth/{token,oauth}.md`.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use reqwest::{Method, Url};
 
-use super::credentials::{Credential, Keyring, Secret};
+use super::credentials::{Credential, CredentialError, Keyring, Secret};
 use super::error::{Cause, escaped};
 use super::hosts::{Endpoint, authority};
 use super::manifests::check_json;
@@ -41,12 +42,20 @@ struct Token {
 /// A host, realm, service and scopes.
 type Key = (String, String, Option<String>, Vec<String>);
 
+/// What was found of a host's credentials.
+#[derive(Clone)]
+enum Asked {
+    Found(Option<Credential>),
+    /// This helper did not answer in time. Others that wait are not to wait as long again.
+    Hung(PathBuf, Duration),
+}
+
 /// Who we are to the hosts of one registry.
 pub(super) struct Authenticator {
     keyring: Keyring,
     repository: String,
     challenges: Mutex<BTreeMap<String, Challenge>>,
-    credentials: tokio::sync::Mutex<BTreeMap<String, Option<Credential>>>,
+    credentials: tokio::sync::Mutex<BTreeMap<String, Asked>>,
     // Held while a token is fetched, so that many requests at once fetch one.
     tokens: tokio::sync::Mutex<BTreeMap<Key, Token>>,
 }
@@ -113,7 +122,7 @@ impl Authenticator {
 
     async fn unauthorized(&self, host: String, words: String) -> Cause {
         match self.credentials.lock().await.get(&host) {
-            Some(Some(_)) => Cause::Refused { host, words },
+            Some(Asked::Found(Some(_))) => Cause::Refused { host, words },
             _ => Cause::NoCredentials { host, words },
         }
     }
@@ -158,17 +167,23 @@ impl Authenticator {
 
     async fn credential(&self, host: &str) -> Result<Option<Credential>, Cause> {
         let mut known = self.credentials.lock().await;
-        if let Some(credential) = known.get(host) {
-            return Ok(credential.clone());
+        match known.get(host).cloned() {
+            Some(Asked::Found(credential)) => return Ok(credential),
+            Some(Asked::Hung(path, timeout)) => {
+                return Err(Cause::Credentials(CredentialError::HelperTimeout { path, timeout }));
+            }
+            None => {}
         }
         let (keyring, repository) = (self.keyring.clone(), self.repository.clone());
         let name = host.to_owned();
         // A helper may take its time.
         let found = tokio::task::spawn_blocking(move || keyring.find(&name, &repository)).await;
-        let found = found
-            .map_err(|error| Cause::Protocol(error.to_string()))?
-            .map_err(Cause::Credentials)?;
-        known.insert(host.to_owned(), found.clone());
+        let found = found.map_err(|error| Cause::Protocol(error.to_string()))?;
+        if let Err(CredentialError::HelperTimeout { path, timeout }) = &found {
+            known.insert(host.to_owned(), Asked::Hung(path.clone(), *timeout));
+        }
+        let found = found.map_err(Cause::Credentials)?;
+        known.insert(host.to_owned(), Asked::Found(found.clone()));
         Ok(found)
     }
 

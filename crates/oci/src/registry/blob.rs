@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
+use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use tokio::sync::mpsc;
 
 use super::engine::{Engine, first};
@@ -129,6 +129,7 @@ impl BlobReader {
             at: self.from,
             until: self.until,
             is_document: self.is_document,
+            is_from_start: false,
             sender: sender.clone(),
         };
         self.engine.spawn(async move {
@@ -189,6 +190,8 @@ struct Transfer {
     /// Where it ends for the reader, who may not want all of it.
     until: Option<u64>,
     is_document: bool,
+    /// A server has refused to begin in the middle: it is asked for everything, and what is here is left out.
+    is_from_start: bool,
     sender: mpsc::Sender<Piece>,
 }
 
@@ -228,10 +231,9 @@ impl Transfer {
 
     async fn attempt(&mut self, index: usize) -> Result<(), Cause> {
         let core = Arc::clone(&self.core);
-        let (at, until) = (self.at, self.until);
+        let (at, until, is_from_start) = (self.at, self.until, self.is_from_start);
         let prepare = |ask: Ask| {
-            let ask = ask.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            if at == 0 && until.is_none() {
+            if is_from_start || (at == 0 && until.is_none()) {
                 return Ok(ask);
             }
             let last = until.map(|end| end.saturating_sub(1));
@@ -248,6 +250,12 @@ impl Transfer {
             }
             // Nothing is left, which only the server knew.
             416 if self.size.is_none() && total_of_416(headers) == Some(self.at) => return Ok(()),
+            416 if !is_from_start && (at > 0 || until.is_some()) => {
+                self.is_from_start = true;
+                return Err(Cause::Connection(
+                    "the server does not go on in the middle".to_owned(),
+                ));
+            }
             _ => return Err(core.failure(index, answer).await),
         };
         if let (200, Some(expected), Some(actual)) =

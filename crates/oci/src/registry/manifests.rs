@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use reqwest::Method;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 
 use super::error::escaped;
 use super::hosts::Capability;
@@ -135,7 +135,7 @@ impl Core {
         let mut ask = Ask::new(Method::PUT, self.url(index, &format!("manifests/{name}"))?)
             .header(CONTENT_TYPE, value);
         ask.body = Some(bytes.clone());
-        ask.is_commit = true;
+        ask.commits = Some(bytes.len() as u64);
         // What has another digest must not even be sent by that name.
         check_digest(bytes, asked.as_ref(), &HeaderMap::new())?;
         let answer = self.call(index, &ask).await?;
@@ -154,6 +154,15 @@ pub(super) fn check_json(
     bytes: &[u8],
     headers: &HeaderMap,
 ) -> Result<(), Cause> {
+    let is_json = matches!(bytes.trim_ascii_start().first(), Some(b'{' | b'['));
+    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|it| !is_json && *it != "identity")
+    {
+        let encoding = String::from_utf8_lossy(encoding.as_bytes());
+        return Err(Cause::Protocol(format!(
+            "{expected} came with Content-Encoding {}, which was not asked for: does a proxy compress it?",
+            escaped(&encoding)
+        )));
+    }
     let received = headers.get(CONTENT_TYPE).map(|value| value.as_bytes()).unwrap_or_default();
     let received = String::from_utf8_lossy(received);
     let received = received.split(';').next().unwrap_or_default().trim();

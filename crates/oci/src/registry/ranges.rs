@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use reqwest::header::{ACCEPT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, RANGE};
 use tokio::task::JoinSet;
 
 use super::blob::{ContentRange, ranges_header, wrong_range};
@@ -111,6 +111,7 @@ impl Core {
         }
     }
 
+    /// Asks for parts of a blob, or for all of it if there are none.
     async fn ask_ranges(
         &self,
         index: usize,
@@ -119,9 +120,9 @@ impl Core {
     ) -> Result<Answer, Cause> {
         let bounds: Vec<_> =
             ranges.iter().map(|range| (range.start, Some(range.end - 1))).collect();
-        let prepare = |ask: Ask| {
-            let ask = ask.header(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-            Ok(ask.header(RANGE, ranges_header(&bounds)?))
+        let prepare = |ask: Ask| match bounds.is_empty() {
+            true => Ok(ask),
+            false => Ok(ask.header(RANGE, ranges_header(&bounds)?)),
         };
         let answer = self.ask_blob(index, digest, prepare).await?;
         match answer.response.status().as_u16() {
@@ -140,7 +141,13 @@ impl Core {
         range: &Range<u64>,
         whole: Whole,
     ) -> Result<Vec<u8>, Cause> {
-        let answer = self.ask_ranges(index, digest, std::slice::from_ref(range)).await?;
+        let answer = match self.ask_ranges(index, digest, std::slice::from_ref(range)).await {
+            // A server that takes no ranges.
+            Err(Cause::Status { status: 416, .. }) if whole == Whole::Read => {
+                self.ask_ranges(index, digest, &[]).await?
+            }
+            answer => answer?,
+        };
         if whole == Whole::Refuse && answer.response.status().as_u16() != 206 {
             return Err(wrong_range(answer.response.headers(), range.start));
         }

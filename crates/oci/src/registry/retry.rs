@@ -148,6 +148,21 @@ impl Turns {
         }
     }
 
+    /// As [`failed`](Self::failed), of a failure after which the same host may be asked again at once.
+    pub(super) fn failed_for_now(&mut self, cause: Cause) {
+        let Some(&index) = self.order.get(self.next) else { return };
+        self.next += 1;
+        self.last = Some((index, cause));
+    }
+
+    /// Ends the attempts: the caller has another way.
+    pub(super) fn end(&mut self, cause: Cause) -> RegistryError {
+        if let Some(&index) = self.order.get(self.next) {
+            self.last = Some((index, cause));
+        }
+        self.give_up()
+    }
+
     fn give_up(&mut self) -> RegistryError {
         let (host, cause) = match self.last.take() {
             Some((index, cause)) => (self.core.endpoints[index].host.as_str(), cause),

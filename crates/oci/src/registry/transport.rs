@@ -8,7 +8,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::header::{
+    ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION,
+};
 use reqwest::{Client, Method, NoProxy, Proxy, Response, Url};
 use rustls::RootCertStore;
 
@@ -21,8 +23,10 @@ use super::{Proxies, Settings, patience, tls};
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// The most redirects of one request. Registries have one, to where blobs are stored.
 const REDIRECTS_MAX: usize = 5;
-/// How much longer than for its next byte a server may think about a whole upload, whose digest it computes.
-const COMMIT_PATIENCE: u32 = 10;
+/// How many times as long as for its next byte a server may be silent after the last byte of an upload.
+const COMMIT_PATIENCE: u32 = 2;
+/// Bytes of an upload for each second more: a server computes their digest, and may copy them.
+const COMMIT_RATE: u64 = 8 << 20;
 /// What is asked of the connection at once; between two of these it is seen that an upload moves.
 const UPLOAD_PIECE: usize = 64 << 10;
 
@@ -33,13 +37,13 @@ pub(super) struct Ask {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Bytes>,
-    /// The server has to do something with all that was uploaded before it answers.
-    pub(super) is_commit: bool,
+    /// Bytes of an upload that ends with this request: the server works on all of them before it answers.
+    pub(super) commits: Option<u64>,
 }
 
 impl Ask {
     pub(super) fn new(method: Method, url: Url) -> Self {
-        Self { method, url, headers: HeaderMap::new(), body: None, is_commit: false }
+        Self { method, url, headers: HeaderMap::new(), body: None, commits: None }
     }
 
     pub(super) fn header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
@@ -100,6 +104,8 @@ impl Transport {
             let elsewhere = endpoint.route.elsewhere();
             let route = if is_own { &endpoint.route } else { &elsewhere };
             let mut headers = ask.headers.clone();
+            // Without it, anybody on the way may compress what is compared with a digest. Source: RFC 9110, 12.5.3.
+            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             if is_own {
                 add_headers(&mut headers, endpoint)?;
                 if let Some(value) = authorization {
@@ -138,7 +144,10 @@ impl Transport {
         }
         let answer = request.send();
         tokio::pin!(answer);
-        let patience = if ask.is_commit { self.stall * COMMIT_PATIENCE } else { self.stall };
+        let patience = match ask.commits {
+            Some(bytes) => self.stall * COMMIT_PATIENCE + Duration::from_secs(bytes / COMMIT_RATE),
+            None => self.stall,
+        };
         let mut before = 0;
         loop {
             if let Ok(result) = tokio::time::timeout(patience, &mut answer).await {

@@ -78,7 +78,8 @@ impl Registry {
     /// chunk of 16 MiB is in memory, unless the registry wants larger ones.
     ///
     /// # Errors
-    /// [`RegistryError`], with [`Cause::Read`] if the reader fails.
+    /// [`RegistryError`], with [`Cause::Read`] if the reader fails, and with [`Cause::UploadLost`] if the registry has
+    /// lost what was sent: the caller can begin again with a new reader.
     pub fn upload_blob(
         &self,
         digest: &Digest,
@@ -251,30 +252,45 @@ impl Core {
         bytes: Bytes,
     ) -> Result<(), RegistryError> {
         let mut turns = self.turns(&what, Capability::Push, None);
+        let size = bytes.len() as u64;
+        let mut is_sure = true;
         loop {
             let index = turns.next().await?;
             let sent = async {
+                // It may have succeeded, and only its answer was lost.
+                if !is_sure && self.has_blob(index, &digest, Some(size)).await? {
+                    return Ok(());
+                }
                 let session = self.start(index).await?;
-                self.put(&session, &digest, bytes.clone()).await
+                is_sure = false;
+                self.put(&session, (&digest, size), bytes.clone()).await
             };
             match sent.await {
                 Ok(()) => return Ok(()),
+                // Another copy of the registry behind the same name may not know the upload.
+                Err(cause @ Cause::UploadLost(_)) => turns.failed_for_now(cause),
                 Err(cause) => turns.failed(cause),
             }
         }
     }
 
     /// The last request of an upload: the registry compares the digest, and has the blob.
-    async fn put(&self, session: &Session, digest: &Digest, bytes: Bytes) -> Result<(), Cause> {
+    async fn put(
+        &self,
+        session: &Session,
+        (digest, size): (&Digest, u64),
+        bytes: Bytes,
+    ) -> Result<(), Cause> {
         let mut ask = Ask::new(Method::PUT, session.url.clone())
             .header(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
         ask.url.query_pairs_mut().append_pair("digest", &digest.to_string());
         ask.body = Some(bytes);
-        ask.is_commit = true;
+        ask.commits = Some(size);
         let answer = self.call(session.index, &ask).await?;
         // Some say 204, as an old version of the protocol had it.
         if !answer.response.status().is_success() {
-            return Err(self.failure(session.index, answer).await);
+            let cause = self.failure(session.index, answer).await;
+            return Err(lost(cause, size));
         }
         Ok(())
     }
@@ -313,6 +329,7 @@ impl Core {
             };
             match step.await {
                 Ok((next, has)) => (session, at) = (next, has),
+                Err(cause @ Cause::UploadLost(_)) => return Err(turns.end(cause)),
                 Err(cause) => {
                     // What has arrived of it only the registry knows.
                     is_sure = false;
@@ -341,7 +358,10 @@ impl Core {
             201..=204 => {}
             // Not where the registry is: it says where that is when asked.
             416 => return Err(Cause::Connection("the registry expects another chunk".to_owned())),
-            _ => return Err(self.failure(session.index, answer).await),
+            _ => {
+                let cause = self.failure(session.index, answer).await;
+                return Err(lost(cause, at));
+            }
         }
         if let Some(has) = received(answer.response.headers()).filter(|has| *has != end) {
             return Err(Cause::Connection(format!(
@@ -395,13 +415,11 @@ impl Core {
                 if !is_sure && self.has_blob(session.index, &digest, None).await? {
                     return Ok(());
                 }
-                match self.put(&session, &digest, Bytes::new()).await {
-                    Err(Cause::NotFound { .. }) => Err(Cause::UploadLost(size)),
-                    result => result,
-                }
+                self.put(&session, (&digest, size), Bytes::new()).await
             };
             match step.await {
                 Ok(()) => return Ok(()),
+                Err(cause @ Cause::UploadLost(_)) => return Err(turns.end(cause)),
                 Err(cause) => {
                     is_sure = false;
                     turns.failed(cause);
@@ -421,6 +439,18 @@ impl Core {
         if let Err(cause) = self.call(session.index, &ask).await {
             tracing::debug!(cause = %cause, "cannot abandon an upload");
         }
+    }
+}
+
+/// What it means that an upload is not there any more: BLOB_UPLOAD_UNKNOWN, for one. It can only begin again. Source: OCI
+/// distribution-spec 1.1, "Error Codes".
+fn lost(cause: Cause, at: u64) -> Cause {
+    match cause {
+        Cause::NotFound { .. } => Cause::UploadLost(at),
+        Cause::Elsewhere { source, .. } if matches!(*source, Cause::NotFound { .. }) => {
+            Cause::UploadLost(at)
+        }
+        other => other,
     }
 }
 

@@ -229,3 +229,32 @@ fn addresses_with_signatures_are_not_shown() {
     let error = registry(&round.host(), &settings()).manifest("a").unwrap_err();
     assert!(chain(&error).ends_with("more than 5 redirects"), "{error:?}");
 }
+
+/// Requests at once would each wait for it, one after the other.
+#[test]
+fn a_helper_that_hangs_is_waited_for_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = folder.path().join("asked");
+    let script = format!("#!/bin/sh\necho >> {}\nexec sleep 86400\n", asked.display());
+    testing::script(&folder.path().join("docker-credential-hung"), &script);
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, r#"{"credsStore":"hung"}"#).unwrap();
+    let settings = settings();
+    let keyring = Keyring {
+        files: vec![config],
+        helpers: vec![folder.path().to_owned()],
+        helper_timeout: Duration::from_millis(300),
+        ..settings.keyring.clone()
+    };
+    let server = Server::start(|request, _| challenge(request));
+    let registry = registry(&server.host(), &Settings { keyring, ..settings });
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let error = chain(&registry.has_blob(&digest(b"x"), None).unwrap_err());
+                assert!(error.contains("docker-credential-hung did not answer within"), "{error}");
+            });
+        }
+    });
+    assert_eq!(std::fs::read_to_string(asked).unwrap().lines().count(), 1);
+}

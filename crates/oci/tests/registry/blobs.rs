@@ -361,3 +361,43 @@ fn parts_of_a_blob() {
         "{error}"
     );
 }
+
+/// A server that cannot begin in the middle any more: a blob that it fetches itself, for one.
+#[test]
+fn a_refused_range_is_read_from_the_start() {
+    let refuse = |request: &Request, blob: &[u8]| match request.header("range") {
+        Some(_) => reply(416).header("content-range", &format!("bytes */{}", blob.len())),
+        None => reply(200).body(blob),
+    };
+    let (result, server) = check(move |request, number, blob| match number {
+        0 => reply(200).body(blob).cut(100_000),
+        _ => refuse(request, blob),
+    });
+    assert_eq!(result, Ok(()));
+    assert_eq!(ranges(&server), ["-", "bytes=100000-", "-"]);
+    let bytes = noise(5000);
+    let blob = bytes.clone();
+    let server = Server::start(move |request, _| refuse(request, &blob));
+    let registry = registry(&server.host(), &settings());
+    assert_same(&registry.range(&digest(&bytes), 10..20).unwrap(), &bytes[10..20]);
+    let middle = registry.blob(&digest(&bytes), Some(5000), 100).until(200);
+    assert_same(&read(middle).unwrap(), &bytes[100..200]);
+    registry.exact_ranges(&digest(&bytes), std::slice::from_ref(&(10..20))).unwrap_err();
+}
+
+/// Source: RFC 9110, 12.5.3: without `Accept-Encoding`, any content coding is acceptable.
+#[test]
+fn nobody_is_asked_for_compressed_answers() {
+    let server = Server::start(|request, _| match request.path.contains("manifests") {
+        true => reply(200).header("content-encoding", "gzip").body([0x1f, 0x8b, 8, 0]),
+        false => content(request, b"abc"),
+    });
+    let registry = registry(&server.host(), &settings());
+    let error = chain(&registry.manifest("a").unwrap_err());
+    assert!(error.contains("Content-Encoding gzip"), "{error}");
+    read(registry.blob(&digest(b"abc"), Some(3), 0)).unwrap();
+    registry.has_blob(&digest(b"abc"), None).unwrap();
+    registry.put_manifest("a", "x/y", b"{}").unwrap();
+    assert_eq!(server.seen().len(), 4);
+    assert!(server.seen().iter().all(|it| it.header("accept-encoding") == Some("identity")));
+}

@@ -1,5 +1,7 @@
 use std::sync::Mutex;
 
+use quire_oci::registry::Cause;
+
 use super::*;
 use testing::fake::{Reply, Request, Server, reply};
 
@@ -181,4 +183,56 @@ fn pushes_go_to_the_registry_itself() {
     let hosts = Hosts::new(&own.host(), &text);
     registry(&own.host(), &hosts.settings()).put_manifest("a", "x/y", b"{}").unwrap();
     assert_eq!((mirror.seen().len(), own.seen().len()), (1, 1));
+}
+
+const UNKNOWN: &str =
+    r#"{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN","message":"blob upload unknown"}]}"#;
+
+/// A registry whose first answer to a PUT is this one.
+fn put_once(first: impl Fn() -> Reply + Send + Sync + 'static) -> Server {
+    let puts = Mutex::new(0);
+    Server::start(move |request: &Request, _| match request.method.as_str() {
+        "HEAD" => reply(404),
+        "POST" => reply(202).header("location", "/up/1"),
+        "PUT" => {
+            let mut puts = puts.lock().unwrap();
+            *puts += 1;
+            if *puts == 1 { first() } else { reply(201) }
+        }
+        _ => reply(405),
+    })
+}
+
+/// Source: OCI distribution-spec 1.1, "Error Codes": BLOB_UPLOAD_UNKNOWN, "the client must start over".
+#[test]
+fn an_upload_that_the_registry_does_not_know_begins_anew() {
+    let server = put_once(|| reply(404).body(UNKNOWN));
+    let small = noise(1000);
+    registry(&server.host(), &settings())
+        .upload_blob(&digest(&small), 1000, &mut &small[..])
+        .unwrap();
+    let methods: Vec<_> = server.seen().into_iter().map(|request| request.method).collect();
+    assert_eq!(methods, ["POST", "PUT", "HEAD", "POST", "PUT"]);
+    // One in chunks has to be read again, which only the caller can.
+    let large = noise(CHUNK + 1);
+    let (server, _) = taking(|patch| (patch == 2).then(|| (0, reply(404).body(UNKNOWN))));
+    let registry = registry(&server.host(), &settings());
+    let send = || registry.upload_blob(&digest(&large), large.len() as u64, &mut &large[..]);
+    let error = send().unwrap_err();
+    assert!(matches!(error.cause(), Cause::UploadLost(_)), "{error:?}");
+    send().unwrap();
+}
+
+#[test]
+fn a_registry_that_is_silent_after_an_upload_is_asked_again() {
+    let server = put_once(|| reply(201).delay(Duration::from_secs(20)));
+    let bytes = noise(1000);
+    let settings = Settings { stall: Duration::from_millis(200), ..settings() };
+    let begun = std::time::Instant::now();
+    registry(&server.host(), &settings)
+        .upload_blob(&digest(&bytes), 1000, &mut &bytes[..])
+        .unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let methods: Vec<_> = server.seen().into_iter().map(|request| request.method).collect();
+    assert_eq!(methods, ["POST", "PUT", "HEAD", "POST", "PUT"]);
 }

@@ -7,7 +7,7 @@ use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{Fetched, Registry, RegistryError};
+use oci::registry::{Cause, Fetched, Registry, RegistryError};
 use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
 
 use super::LayerIndex;
@@ -124,7 +124,12 @@ pub fn push(
     for blob in &made.blobs {
         let size = blob.bytes.len() as u64;
         if !registry.has_blob(&blob.digest, Some(size)).map_err(failed)? {
-            registry.upload_blob(&blob.digest, size, &mut &blob.bytes[..]).map_err(failed)?;
+            let send = || registry.upload_blob(&blob.digest, size, &mut &blob.bytes[..]);
+            let done = match send() {
+                Err(error) if matches!(error.cause(), Cause::UploadLost(_)) => send(),
+                done => done,
+            };
+            done.map_err(failed)?;
             sent += size;
         }
     }

@@ -129,6 +129,9 @@ pub fn push(
     }
 }
 
+/// How often one layer is sent from its first byte again because the registry has lost what it had.
+const RESTARTS: u32 = 3;
+
 /// Whether a registry is believed that it has a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
@@ -264,18 +267,16 @@ impl Job<'_> {
             return Ok(sent);
         }
         progress(Event::Started { layer: at });
-        let mut is_last = false;
+        let mut left = RESTARTS;
         loop {
             let bytes = layer.open(self.store)?;
             let mut reader =
                 Counted { bytes, tell: &|bytes| progress(Event::Read { layer: at, bytes }) };
             match self.registry.upload_blob(&descriptor.digest, descriptor.size, &mut reader) {
                 Ok(()) => break,
-                // What it had of the blob is gone: from the first byte, once.
-                Err(error)
-                    if matches!(error.cause(), Cause::UploadLost(_))
-                        && !std::mem::replace(&mut is_last, true) =>
-                {
+                // What it had of the blob is gone: from the first byte.
+                Err(error) if matches!(error.cause(), Cause::UploadLost(_)) && left > 0 => {
+                    left -= 1;
                     progress(Event::Again { layer: at });
                 }
                 Err(error) => return Err(self.failed(error)),
