@@ -1,15 +1,14 @@
 //! What was written to a root: bytes on disk, and files.
 
 use std::collections::HashSet;
-use std::ffi::{CStr, OsStr};
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, fsync, openat, openat2,
-    statat,
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, fsync, openat,
+    openat2, statat,
 };
 use rustix::io::Errno;
 
@@ -39,29 +38,37 @@ impl Usage {
     }
 }
 
-/// The use of a directory and all in it. What vanishes meanwhile, or is too deep for a path, counts nothing.
+/// How often a directory is walked in which directories are moved meanwhile.
+const TRIES: u32 = 4;
+
+/// The use of a directory and all in it, however deep. What vanishes meanwhile counts nothing.
 ///
 /// # Errors
-/// When a directory cannot be read.
+/// When a directory cannot be read, or if directories are moved all the time: what was moved could be missed.
 pub(super) fn usage_of(directory: &Path) -> io::Result<Usage> {
-    Ok(measured(directory)?.0)
+    for _ in 0..TRIES {
+        if let Some(usage) = measured(directory)? {
+            return Ok(usage);
+        }
+    }
+    Err(io::Error::other("its directories are moved while it is measured"))
 }
 
-/// Also says whether nothing was too deep.
-fn measured(directory: &Path) -> io::Result<(Usage, bool)> {
+/// `None` if a directory was moved.
+fn measured(directory: &Path) -> io::Result<Option<Usage>> {
     let mut usage = Usage::default();
     let mut seen = HashSet::new();
-    let is_all = walk(directory, &mut |_, _, stat| {
+    let walked = walk(directory, &mut |_, _, stat| {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if is_directory || stat.st_nlink <= 1 || seen.insert((stat.st_dev, stat.st_ino)) {
             usage.add(stat);
         }
         Ok(())
     })?;
-    Ok((usage, is_all))
+    Ok((walked == Walked::All).then_some(usage))
 }
 
-/// The most files that are synced one by one. For more of them, or too deep ones, all of the file system is.
+/// The most files that are synced one by one. For more of them, all of the file system is.
 const SYNCED_ALONE: u64 = 256;
 
 /// Makes a directory, on which nothing is written any more, outlive a crash of the host.
@@ -70,12 +77,11 @@ const SYNCED_ALONE: u64 = 256;
 /// When some of it cannot be read or written.
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
-    let (usage, is_all) = measured(directory)?;
-    if !is_all || usage.inodes > SYNCED_ALONE {
+    if measured(directory)?.is_none_or(|it| it.inodes > SYNCED_ALONE) {
         return Ok(rustix::fs::syncfs(&top)?);
     }
     let open = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    walk(directory, &mut |parent, name, stat| {
+    let walked = walk(directory, &mut |parent, name, stat| {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile | FileType::Directory => {
                 Ok(fsync(openat(parent, name, open, Mode::empty())?)?)
@@ -84,51 +90,105 @@ pub(super) fn sync(directory: &Path) -> io::Result<()> {
             _ => Ok(()),
         }
     })?;
-    Ok(fsync(top)?)
+    match walked {
+        Walked::All => Ok(fsync(top)?),
+        Walked::Moved => Ok(rustix::fs::syncfs(&top)?),
+    }
 }
 
-/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there. Answers whether nothing was
-/// too deep for a path.
+/// How a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Walked {
+    All,
+    /// A directory on the way was moved, so the way back is lost.
+    Moved,
+}
+
+/// A directory on the way to the one that is being read.
+struct Level {
+    /// Its device and inode number, by which it is known on the way back.
+    is: (u64, u64),
+    /// Directories in it that are still to be read.
+    left: Vec<CString>,
+}
+
+/// Bytes of a listing that are read at once.
+const LISTING: usize = 32 << 10;
+
+/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there. Only one directory is open
+/// at a time, and none is named by a path: what is written there may be deeper than any path is long.
 fn walk(
     directory: &Path,
     show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
-) -> io::Result<bool> {
-    let mut is_all = true;
-    let top = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(true),
+) -> io::Result<Walked> {
+    let mut here = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(Walked::All),
         top => top?,
     };
-    show(top.as_fd(), c".", &fstat(&top)?)?;
-    let mut left = vec![PathBuf::from(".")];
-    while let Some(path) = left.pop() {
-        let opened = match openat2(&top, &path, DIRECTORY, Mode::empty(), INSIDE) {
-            // It is gone, or something else is there by now.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
-            // Programs can make paths that are longer than the kernel takes.
-            Err(Errno::NAMETOOLONG) => {
-                is_all = false;
-                continue;
-            }
-            opened => opened?,
-        };
-        let mut entries = Dir::new(opened)?;
-        while let Some(entry) = entries.read() {
-            let entry = entry?;
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let stat = match statat(entries.fd()?, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => continue,
-                stat => stat?,
+    let stat = fstat(&here)?;
+    show(here.as_fd(), c".", &stat)?;
+    let mut buffer = Vec::with_capacity(LISTING);
+    let left = list(here.as_fd(), &mut buffer, show)?;
+    let mut levels = vec![Level { is: identity(&stat), left }];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.left.pop() {
+            let opened = match openat2(&here, name, DIRECTORY, Mode::empty(), INSIDE) {
+                // It is gone, or something else is there by now.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
+                opened => opened?,
             };
-            show(entries.fd()?, name, &stat)?;
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                left.push(path.join(OsStr::from_bytes(name.to_bytes())));
+            let is = identity(&fstat(&opened)?);
+            let left = list(opened.as_fd(), &mut buffer, show)?;
+            if !left.is_empty() {
+                here = opened;
+                levels.push(Level { is, left });
             }
+            continue;
+        }
+        levels.pop();
+        let Some(above) = levels.last() else { break };
+        let back = openat(&here, c"..", DIRECTORY, Mode::empty())?;
+        // It may lead out of the directory by now.
+        if identity(&fstat(&back)?) != above.is {
+            return Ok(Walked::Moved);
+        }
+        here = back;
+    }
+    Ok(Walked::All)
+}
+
+/// Shows all in one directory, and answers the directories in it.
+fn list(
+    directory: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
+) -> io::Result<Vec<CString>> {
+    let mut directories = Vec::new();
+    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+    while let Some(entry) = entries.next() {
+        let entry = match entry {
+            // It was removed.
+            Err(Errno::NOENT) => break,
+            entry => entry?,
+        };
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => continue,
+            stat => stat?,
+        };
+        show(directory, name, &stat)?;
+        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+            directories.push(name.to_owned());
         }
     }
-    Ok(is_all)
+    Ok(directories)
+}
+
+const fn identity(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 #[cfg(test)]
@@ -169,19 +229,47 @@ mod tests {
         assert_eq!(most.unwrap(), Some(3));
     }
 
-    /// What cannot be synced alone is known to be there.
+    /// Programs can make directories at a depth that no path reaches: path_resolution(7), PATH_MAX.
     #[test]
-    fn what_is_too_deep_is_not_taken_for_nothing() {
+    fn what_is_deeper_than_any_path_counts() {
+        const DEPTH: u64 = 60;
         let folder = tempfile::tempdir().unwrap();
-        assert!(measured(folder.path()).unwrap().1);
         let name = "d".repeat(255);
         let mut here = openat(CWD, folder.path(), DIRECTORY, Mode::empty()).unwrap();
-        for _ in 0..20 {
+        for _ in 0..DEPTH {
             rustix::fs::mkdirat(&here, &name, Mode::RWXU).unwrap();
+            // Directories beside, to which a walk has to come back.
+            rustix::fs::mkdirat(&here, "beside", Mode::RWXU).unwrap();
             here = openat(&here, &name, DIRECTORY, Mode::empty()).unwrap();
         }
-        let (usage, is_all) = measured(folder.path()).unwrap();
-        assert!(!is_all && usage.inodes < 21, "{usage:?}");
+        let write = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(&here, "file", write, Mode::RUSR).unwrap();
+        rustix::io::write(&file, &[1; 1 << 20][..]).unwrap();
+        fsync(&file).unwrap();
+        let usage = usage_of(folder.path()).unwrap();
+        assert_eq!(usage.inodes, 1 + 2 * DEPTH + 1);
+        assert!(usage.bytes >= 1 << 20, "{usage:?}");
         sync(folder.path()).unwrap();
+    }
+
+    /// What was moved away while it was read could be missed, or lead out of the directory.
+    #[test]
+    fn a_directory_that_moves_is_no_way_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        fs::create_dir_all(at("upper/a/b/c")).unwrap();
+        fs::create_dir_all(at("host")).unwrap();
+        fs::write(at("host/secret"), "").unwrap();
+        let mut is_moved = false;
+        let walked = walk(&at("upper"), &mut |_, name, _| {
+            if name == c"c" {
+                fs::rename(at("upper/a/b"), at("host/b")).unwrap();
+                is_moved = true;
+            }
+            assert_ne!(name, c"secret");
+            Ok(())
+        });
+        assert!(is_moved);
+        assert_eq!(walked.unwrap(), Walked::Moved);
     }
 }
