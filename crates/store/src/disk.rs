@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use kernel::depth::Walked;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
@@ -463,21 +464,24 @@ impl Directory {
         Ok(stat.st_nlink > 0)
     }
 
-    /// Bytes on disk of everything in a directory, mounts not entered. What vanishes meanwhile, or
+    /// Bytes on disk of everything in a directory, however deep, mounts not entered. What vanishes or moves meanwhile, or
     /// may not be looked at, counts nothing.
     pub(crate) fn tree_bytes(&self, name: impl AsRef<[u8]>) -> u64 {
         let name = name.as_ref();
         let own = self.stat(name).ok().flatten();
         let Some(own) = own else { return 0 };
-        let mut bytes = on_disk(&own);
         if FileType::from_raw_mode(own.st_mode) != FileType::Directory {
-            return bytes;
+            return on_disk(&own);
         }
         let opened = rustix::fs::openat2(&self.fd, name, DIRECTORY, Mode::empty(), INSIDE);
-        let Ok(fd) = opened else { return bytes };
-        let inner = self.inner(fd, name);
-        for listed in inner.list().unwrap_or_default() {
-            bytes = bytes.saturating_add(inner.tree_bytes(&listed.name));
+        let Ok(top) = opened else { return on_disk(&own) };
+        let mut bytes = 0_u64;
+        let walked = kernel::depth::walk(top, &mut |_, _, stat| {
+            bytes = bytes.saturating_add(on_disk(stat));
+            Ok(())
+        });
+        if !matches!(walked, Ok(Walked::All)) {
+            tracing::debug!(?walked, "what moved while it was measured is not counted");
         }
         bytes
     }

@@ -1,15 +1,11 @@
 //! What was written to a root: bytes on disk, and files.
 
 use std::collections::HashSet;
-use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
 
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat, fstat, fsync, openat,
-    openat2, statat,
-};
+use kernel::depth::{Walked, walk};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fsync, openat};
 use rustix::io::Errno;
 
 /// Size of what a snapshot has brought.
@@ -26,10 +22,6 @@ const BLOCK: u64 = 512;
 
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// What runs in the root changes the directory meanwhile: no path leads out of it.
-const INSIDE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 impl Usage {
     fn add(&mut self, stat: &Stat) {
@@ -58,7 +50,11 @@ pub(super) fn usage_of(directory: &Path) -> io::Result<Usage> {
 fn measured(directory: &Path) -> io::Result<Option<Usage>> {
     let mut usage = Usage::default();
     let mut seen = HashSet::new();
-    let walked = walk(directory, &mut |_, _, stat| {
+    let top = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(Some(usage)),
+        top => top?,
+    };
+    let walked = walk(&top, &mut |_, _, stat| {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if is_directory || stat.st_nlink <= 1 || seen.insert((stat.st_dev, stat.st_ino)) {
             usage.add(stat);
@@ -81,7 +77,7 @@ pub(super) fn sync(directory: &Path) -> io::Result<()> {
         return Ok(rustix::fs::syncfs(&top)?);
     }
     let open = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let walked = walk(directory, &mut |parent, name, stat| {
+    let walked = walk(&top, &mut |parent, name, stat| {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile | FileType::Directory => {
                 Ok(fsync(openat(parent, name, open, Mode::empty())?)?)
@@ -94,101 +90,6 @@ pub(super) fn sync(directory: &Path) -> io::Result<()> {
         Walked::All => Ok(fsync(top)?),
         Walked::Moved => Ok(rustix::fs::syncfs(&top)?),
     }
-}
-
-/// How a walk ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Walked {
-    All,
-    /// A directory on the way was moved, so the way back is lost.
-    Moved,
-}
-
-/// A directory on the way to the one that is being read.
-struct Level {
-    /// Its device and inode number, by which it is known on the way back.
-    is: (u64, u64),
-    /// Directories in it that are still to be read.
-    left: Vec<CString>,
-}
-
-/// Bytes of a listing that are read at once.
-const LISTING: usize = 32 << 10;
-
-/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there. Only one directory is open
-/// at a time, and none is named by a path: what is written there may be deeper than any path is long.
-fn walk(
-    directory: &Path,
-    show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
-) -> io::Result<Walked> {
-    let mut here = match openat(CWD, directory, DIRECTORY, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(Walked::All),
-        top => top?,
-    };
-    let stat = fstat(&here)?;
-    show(here.as_fd(), c".", &stat)?;
-    let mut buffer = Vec::with_capacity(LISTING);
-    let left = list(here.as_fd(), &mut buffer, show)?;
-    let mut levels = vec![Level { is: identity(&stat), left }];
-    while let Some(level) = levels.last_mut() {
-        if let Some(name) = level.left.pop() {
-            let opened = match openat2(&here, name, DIRECTORY, Mode::empty(), INSIDE) {
-                // It is gone, or something else is there by now.
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => continue,
-                opened => opened?,
-            };
-            let is = identity(&fstat(&opened)?);
-            let left = list(opened.as_fd(), &mut buffer, show)?;
-            if !left.is_empty() {
-                here = opened;
-                levels.push(Level { is, left });
-            }
-            continue;
-        }
-        levels.pop();
-        let Some(above) = levels.last() else { break };
-        let back = openat(&here, c"..", DIRECTORY, Mode::empty())?;
-        // It may lead out of the directory by now.
-        if identity(&fstat(&back)?) != above.is {
-            return Ok(Walked::Moved);
-        }
-        here = back;
-    }
-    Ok(Walked::All)
-}
-
-/// Shows all in one directory, and answers the directories in it.
-fn list(
-    directory: BorrowedFd<'_>,
-    buffer: &mut Vec<u8>,
-    show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
-) -> io::Result<Vec<CString>> {
-    let mut directories = Vec::new();
-    let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
-    while let Some(entry) = entries.next() {
-        let entry = match entry {
-            // It was removed.
-            Err(Errno::NOENT) => break,
-            entry => entry?,
-        };
-        let name = entry.file_name();
-        if matches!(name.to_bytes(), b"." | b"..") {
-            continue;
-        }
-        let stat = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::NOENT) => continue,
-            stat => stat?,
-        };
-        show(directory, name, &stat)?;
-        if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            directories.push(name.to_owned());
-        }
-    }
-    Ok(directories)
-}
-
-const fn identity(stat: &Stat) -> (u64, u64) {
-    (stat.st_dev, stat.st_ino)
 }
 
 #[cfg(test)]
@@ -250,26 +151,5 @@ mod tests {
         assert_eq!(usage.inodes, 1 + 2 * DEPTH + 1);
         assert!(usage.bytes >= 1 << 20, "{usage:?}");
         sync(folder.path()).unwrap();
-    }
-
-    /// What was moved away while it was read could be missed, or lead out of the directory.
-    #[test]
-    fn a_directory_that_moves_is_no_way_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |path: &str| folder.path().join(path);
-        fs::create_dir_all(at("upper/a/b/c")).unwrap();
-        fs::create_dir_all(at("host")).unwrap();
-        fs::write(at("host/secret"), "").unwrap();
-        let mut is_moved = false;
-        let walked = walk(&at("upper"), &mut |_, name, _| {
-            if name == c"c" {
-                fs::rename(at("upper/a/b"), at("host/b")).unwrap();
-                is_moved = true;
-            }
-            assert_ne!(name, c"secret");
-            Ok(())
-        });
-        assert!(is_moved);
-        assert_eq!(walked.unwrap(), Walked::Moved);
     }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use image::verity::{Algorithm, ObjectId, digest};
+use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
 use super::{NOW, Random, check, check_clean, fast_directory, import, name, open, sample};
@@ -460,4 +461,24 @@ fn a_layer_that_gives_another_tar() {
     let recipe = [&whole[..], b"\0\x05\0\0\0\0\0\0\0"].concat();
     let tar = &files["shared-1"][..5];
     check_deep(tar, &recipe, 5, &[], &format!("its list of objects lacks {object}"));
+}
+
+/// A container can make directories at a depth that no path reaches, and that would take a descriptor for each level.
+#[test]
+fn du_counts_at_any_depth() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let containers = directory.path().join("containers");
+    let mut here = rustix::fs::open(&containers, flags, Mode::empty()).unwrap();
+    let before = store.du().unwrap().containers;
+    for name in std::iter::once("c".to_owned()).chain((0..60).map(|_| "d".repeat(255))) {
+        rustix::fs::mkdirat(&here, &name, Mode::RWXU).unwrap();
+        here = rustix::fs::openat(&here, &name, flags, Mode::empty()).unwrap();
+    }
+    let write = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(&here, "file", write, Mode::RUSR).unwrap();
+    rustix::io::write(&file, &[1; 1 << 20]).unwrap();
+    rustix::fs::fsync(&file).unwrap();
+    assert!(store.du().unwrap().containers >= before + (1 << 20));
 }
