@@ -550,15 +550,23 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
-    /// Remove damaged files, so that a new import of the same image brings them back. The exit code stays 1, because damage
-    /// was found. Containers are never removed. A snapshot of an engine whose record is damaged is removed, with all that was
-    /// written in it; end its service first. If a file cannot be read for another reason than damage (no memory, no
-    /// descriptors, no permission), the check ends with 2 and the file stays
+    /// Remove damaged files, and fetch them again from the registries that their images came from; policies and credentials
+    /// are those of `pull`. Images that came from elsewhere have to be imported again: until then, none of their containers
+    /// starts. The exit code stays 1, because damage was found. Containers are never removed. A snapshot of an engine whose
+    /// record is damaged is removed, with all that was written in it; end its service first. If a file cannot be read for
+    /// another reason than damage (no memory, no descriptors, no permission), the check ends with 2 and the file stays
     #[arg(long)]
     pub(crate) repair: bool,
     /// Also rebuild the tar of every layer and check its digest; this takes about as long as an import
     #[arg(long)]
     pub(crate) deep: bool,
+    /// With --repair, fetch nothing
+    #[cfg(feature = "registry")]
+    #[arg(long, requires = "repair")]
+    pub(crate) no_fetch: bool,
+    #[cfg(feature = "registry")]
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
 }
 
 #[derive(Debug, Args)]

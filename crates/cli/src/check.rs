@@ -9,6 +9,7 @@ use store::{BlobFile, Damage, FsckOptions, FsckReport, Harm, OpenOptions, StoreI
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::heal::{self, EngineUses};
 use crate::report::{Bytes, FileName};
 use crate::{describe, report};
 
@@ -44,7 +45,8 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
     let images: Vec<_> = found.into_iter().map(|it| it.0).collect();
     let found = store.verify_all(&images, options())?;
     let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
-    tell(context, &found, if is_lazy { COMPLETE } else { WAY_OUT })
+    let way_out = if is_lazy { COMPLETE } else { WAY_OUT };
+    tell(context, &found, &EngineUses::of(&store)?, way_out)
 }
 
 pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answer> {
@@ -59,13 +61,11 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
         (false, true) => WAY_OUT_OF_SNAPSHOTS,
         (false, false) => WAY_OUT,
     };
-    let answer = tell(context, &report, way_out)?;
+    let answer = tell(context, &report, &EngineUses::of(&store)?, way_out)?;
     if args.repair && !report.is_sound() {
         let removed = store.remove_damaged(&report)?;
         let files = if removed == 1 { "file" } else { "files" };
-        context.remark(&format!(
-            "{removed} damaged {files} removed: import or pull the affected images again, if any"
-        ));
+        context.remark(&format!("{removed} damaged {files} removed"));
         if has_snapshots {
             context.remark(
                 "a snapshot whose record was damaged is gone, with all that its container wrote: let the engine remove the \
@@ -80,6 +80,7 @@ pub(crate) fn fsck(context: &Context, args: &args::Fsck) -> anyhow::Result<Answe
                 ));
             }
         }
+        heal::bring_back(context, &store, args)?;
     }
     Ok(answer)
 }
@@ -96,15 +97,18 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
 }
 
 const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` brings the rest";
-const WAY_OUT: &str =
-    "`quire fsck --repair` removes the damage; then import the affected images again";
+const WAY_OUT: &str = "`quire fsck --repair` removes the damage, and fetches it again for images of registries; import the others again";
 const WAY_OUT_OF_SNAPSHOTS: &str = "`quire fsck --repair` removes the damage, and with a \
-     snapshot whose record is damaged all that its container wrote. End the service of its engine before; then import the \
-     affected images again";
+     snapshot whose record is damaged all that its container wrote. End the service of its engine before";
 
-fn tell(context: &Context, found: &FsckReport, way_out: &str) -> anyhow::Result<Answer> {
+fn tell(
+    context: &Context,
+    found: &FsckReport,
+    engines: &EngineUses,
+    way_out: &str,
+) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };
-    let report = CheckReport::of(found);
+    let report = CheckReport::of(found, engines);
     let printed = report::print(context.json, &report, |it, out| it.write(way_out, out));
     report::answer(answer, printed)
 }
@@ -138,15 +142,16 @@ pub(crate) struct CheckReport {
 }
 
 impl CheckReport {
-    fn of(found: &FsckReport) -> Self {
+    fn of(found: &FsckReport, engines: &EngineUses) -> Self {
         let damage = found.damage.iter().map(|(damage, harms)| DamageReport {
             finding: finding(damage),
             text: words(damage),
-            harms: harms.iter().map(HarmReport::of).collect(),
+            harms: harms.iter().map(|it| HarmReport::of(it, engines)).collect(),
         });
         let layers = found.hurt_layers.iter().map(|(layer, objects)| HurtLayerReport {
             layer: layer.to_string(),
             objects: report::texts(objects),
+            engines: engines.of_layer(layer),
         });
         Self {
             sound: found.is_sound(),
@@ -166,6 +171,7 @@ impl CheckReport {
             for harm in harms {
                 let names = harm.names.join(" ");
                 let name = if names.is_empty() { &harm.image } else { &names };
+                let name = format!("{name}{}", by_engines(&harm.engines));
                 match &harm.paths[..] {
                     [] if hurts == "hurts" => writeln!(out, "  hurts all of {name}")?,
                     [] => writeln!(out, "  {hurts} {name}")?,
@@ -176,12 +182,16 @@ impl CheckReport {
                 }
             }
         }
-        for HurtLayerReport { layer, objects } in &self.hurt_layers {
+        for HurtLayerReport { layer, objects, engines } in &self.hurt_layers {
             let which = match objects.len() {
                 1 => "one of its objects is".to_owned(),
                 many => format!("{many} of its objects are"),
             };
-            writeln!(out, "layer {layer} cannot be given back: {which} damaged or missing")?;
+            let engines = by_engines(engines);
+            writeln!(
+                out,
+                "layer {layer}{engines} cannot be given back: {which} damaged or missing"
+            )?;
         }
         for exposure in self.exposed.iter().take(EXPOSED_MAX) {
             writeln!(out, "exposed: {exposure}")?;
@@ -220,15 +230,18 @@ pub(crate) struct HarmReport {
     image: String,
     /// Its names.
     names: Vec<String>,
+    /// Container engines that have it: an instance and an image, or a snapshot.
+    engines: Vec<String>,
     /// Affected paths; empty if the whole image is affected. Bytes other than printable ASCII are `\xHH`.
     paths: Vec<FileName>,
 }
 
 impl HarmReport {
-    fn of(harm: &Harm) -> Self {
+    fn of(harm: &Harm, engines: &EngineUses) -> Self {
         Self {
             image: harm.image.to_string(),
             names: report::texts(&harm.refs),
+            engines: engines.of_image(&harm.image),
             paths: harm.paths.iter().cloned().map(FileName).collect(),
         }
     }
@@ -242,6 +255,16 @@ pub(crate) struct HurtLayerReport {
     layer: String,
     /// Its objects that are damaged or missing.
     objects: Vec<String>,
+    /// Container engines that have it: an instance and an image, or a snapshot.
+    engines: Vec<String>,
+}
+
+/// Engines that something hurts, behind its name.
+fn by_engines(engines: &[String]) -> String {
+    match engines {
+        [] => String::new(),
+        engines => format!(" (engine {})", report::plain(&engines.join(", "))),
+    }
 }
 
 /// Damage for programs.

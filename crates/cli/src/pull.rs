@@ -227,6 +227,30 @@ pub(crate) fn pull_first(
     fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
 }
 
+/// Pulls an image that is here by this name, and lacks something. Standard output stays empty.
+pub(crate) fn pull_again(
+    context: &Context,
+    name: &RefName,
+    reference: &str,
+    registry: &RegistryOptions,
+) -> anyhow::Result<()> {
+    let wanted = args::Pull {
+        reference: reference.to_owned(),
+        name: Some(name.to_string()),
+        platform: None,
+        keep_layers: false,
+        lazy: None,
+        trust_index: None,
+        // It was asked about them when it came.
+        skip_unsupported: true,
+        form: args::FormOptions::default(),
+        index: false,
+        memory: args::PULL_MEMORY,
+        registry: registry.clone(),
+    };
+    fetch(context, &wanted, Told::Progress).map(drop)
+}
+
 /// What is printed of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {

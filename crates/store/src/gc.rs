@@ -365,7 +365,7 @@ impl Store {
                 Self::needed_of_native(&file, &mut needed.data, &mut wanted).map_err(failed)?;
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
-                needed.blobs.insert(BlobFile::Unproven(image));
+                needed.blobs.extend([BlobFile::Unproven(image), BlobFile::Lacking(image)]);
             }
         }
         files.extend(needed.data.place(&wanted, &found.objects, &files, indexes));
@@ -517,9 +517,9 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
     items
 }
 
-/// Whether this says of an image that it was not compared with its layers.
+/// Whether this says of an image that it was not compared with its layers, or that it lacks data.
 const fn is_mark(item: &StoreItem) -> bool {
-    matches!(item, StoreItem::Blob(BlobFile::Unproven(_)))
+    matches!(item, StoreItem::Blob(BlobFile::Unproven(_) | BlobFile::Lacking(_)))
 }
 
 /// Things of one kind that nobody needs.

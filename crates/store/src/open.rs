@@ -11,6 +11,7 @@ use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
+use crate::lacks::LackingData;
 use crate::resolve::Resolved;
 use crate::shelf::devices::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile};
@@ -79,6 +80,22 @@ pub enum OpenImageError {
          `quire mount`, `quire run` or another `quire pull` of its name does that"
     )]
     Unproven(ImageId),
+    /// A repair has removed data of it, or found that it is lost.
+    #[error(
+        "image {image} lacks the data of {files} {}, of \"{}\" for one ({data}): `quire fsck --repair` fetches it from where the \
+         image came from, or `quire pull` of the image's name does; without a registry, import the image again",
+        if *files == 1 { "file" } else { "files" }, path.escape_ascii()
+    )]
+    Lacking {
+        /// The image.
+        image: ImageId,
+        /// Number of files that lack something.
+        files: usize,
+        /// Path of the first one.
+        path: Vec<u8>,
+        /// What it lacks.
+        data: Box<LackingData>,
+    },
     /// A device is filled on demand, and who fills it does not lend it.
     #[error("cannot use device {device}, which is not here as a whole")]
     Lend {

@@ -67,22 +67,24 @@ impl Permitted {
     /// Opens the image.
     ///
     /// # Errors
-    /// As [`Store::open_found`].
+    /// As [`Store::open_found`], and [`OpenImageError::Lacking`].
     pub fn open(self, store: &Store) -> Result<PermittedImage, OpenImageError> {
         let image = store.open_found(&self.found)?;
+        store.check_lacking(&image.id)?;
         Ok(PermittedImage { found: self.found, image })
     }
 
     /// Opens the image, whose devices do not all have to be here.
     ///
     /// # Errors
-    /// As [`Store::open_lazy_found`].
+    /// As [`Store::open_lazy_found`], and [`OpenImageError::Lacking`].
     pub fn open_lazy(
         self,
         store: &Store,
         lender: &dyn LendDevices,
     ) -> Result<PermittedImage, OpenImageError> {
         let image = store.open_lazy_found(&self.found, lender)?;
+        store.check_lacking(&image.id)?;
         Ok(PermittedImage { found: self.found, image })
     }
 }

@@ -17,8 +17,8 @@ use crate::store::Store;
 impl Store {
     /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still is,
     /// and returns their number. An import of the same content then restores it: an import would reuse a damaged object
-    /// that is still there. Until then, images that need it fail to open, instead of reading wrong bytes. A ref that
-    /// cannot be read is removed, because `gc` cannot work with it. A readable ref whose image is missing stays, because
+    /// that is still there. Until then, images that need it fail to open, instead of showing wrong bytes or no file. A ref
+    /// that cannot be read is removed, because `gc` cannot work with it. A readable ref whose image is missing stays, because
     /// an import restores the image. The mark of an unproven image is made again.
     ///
     /// If one cannot be removed, the others still are.
@@ -36,6 +36,7 @@ impl Store {
         }
         let mut removed = 0;
         let mut failed = None;
+        self.mark_lacking(report)?;
         match self.drop_damaged(report) {
             Ok(dropped) => removed += dropped,
             Err(error) => failed = Some(error),
@@ -82,6 +83,8 @@ impl Store {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
+        // Damage may have been mended meanwhile.
+        self.clear_lacking_locked()?;
         match failed {
             Some(error) => Err(error),
             None => Ok(removed),

@@ -16,4 +16,4 @@ pub mod pull;
 pub mod push;
 mod stored;
 
-pub use stored::{StoredError, StoredImage, image_of_layers};
+pub use stored::{StoredError, StoredImage, image_of_layers, is_whole};

@@ -6,7 +6,7 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::{Config, Document, Manifest, ManifestError};
 use serde_json::Value;
-use store::{Form, Presence, Store};
+use store::{Form, OpenImageError, Presence, Store};
 
 /// An image's manifest and config, as bytes and parsed. They have the same number of layers.
 #[derive(Debug, Clone)]
@@ -119,6 +119,23 @@ pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
         let is_whole = || matches!(store.presence(&it.image), Ok(Presence::Complete));
         (is_of(&manifest) && is_whole()).then_some(it.image)
     })
+}
+
+/// Whether all that a name promises is in the store: the image, the data of all of its files, its documents, and its
+/// layers. Nothing is hashed. What cannot be looked up counts as lost.
+#[must_use]
+pub fn is_whole(store: &Store, image: &ImageId, manifest: Option<&Digest>) -> bool {
+    let is_here = match store.open_image(image) {
+        Ok(_) | Err(OpenImageError::Partial(_) | OpenImageError::Unproven(_)) => true,
+        Err(_) => false,
+    };
+    let has_layers = |manifest: &Digest| {
+        let loaded = StoredImage::load(store, manifest);
+        loaded.is_ok_and(|it| store.has_whole_layers(image, it.config.diff_ids()).unwrap_or(false))
+    };
+    is_here
+        && manifest.is_none_or(has_layers)
+        && store.lacking(image).is_ok_and(|lacking| lacking.is_empty())
 }
 
 /// The manifest of one image.

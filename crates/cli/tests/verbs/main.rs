@@ -26,6 +26,7 @@ mod forms;
 mod full;
 mod gvisor;
 mod habits;
+mod heals;
 mod help;
 mod hosts;
 mod images;

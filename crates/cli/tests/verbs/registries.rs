@@ -1,5 +1,6 @@
 //! Pulling and pushing, against Debian's docker-registry on loopback.
 
+mod heals;
 mod kills;
 mod lazy;
 mod no_room;

@@ -46,9 +46,9 @@ pub(super) struct KnownBlobs {
 
 impl KnownBlobs {
     fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
-        if let Some(layer) = self.layers.get(blob)
-            && matches!(store.layers.open(layer), Ok(Some(_)))
-        {
+        // One that has lost something is read again.
+        let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
+        if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {
             return Some(*layer);
         }
         // A layer may have been read from one more blob meanwhile: then it is read once more, which only takes time.
@@ -60,8 +60,7 @@ impl KnownBlobs {
                 self.layers.extend(hashed.map(|it| (it.digest, layer)));
             }
         }
-        let layer = self.layers.get(blob)?;
-        matches!(store.layers.open(layer), Ok(Some(_))).then_some(*layer)
+        self.layers.get(blob).copied().filter(is_whole)
     }
 
     fn note(&mut self, blob: Digest, layer: Digest) {

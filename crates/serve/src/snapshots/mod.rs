@@ -13,6 +13,7 @@ mod counts;
 mod differ;
 mod error;
 mod filter;
+mod heal;
 mod images;
 mod ingest;
 mod layers;

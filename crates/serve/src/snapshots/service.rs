@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{Moment, SnapshotKind};
+use store::{Moment, OpenImageError, SnapshotKind};
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -27,6 +27,7 @@ use super::counts::{Asked, Counted};
 use super::differ::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
+use super::heal::LostLayer;
 use super::images::ImageService;
 use super::lazy::LazyWanted;
 use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
@@ -206,6 +207,41 @@ impl Service {
 }
 
 impl Service {
+    /// Reads layers again that have lost something. If that fails, who wants a root is told what is lost.
+    async fn heal(&self, key: &str, parent: &str, headers: &EngineHeaders) {
+        let (name, below) = (key.to_owned(), parent.to_owned());
+        let snapshotter = Arc::clone(&self.snapshotter);
+        let look = move || snapshotter.lost_layers(&name, &below);
+        let lost = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+        for LostLayer { diff_id, blobs } in lost {
+            for claim in blobs {
+                let (_caller, wanted) = Caller::new();
+                let blob = match self.content.read(&claim.digest, headers, &wanted).await {
+                    Ok(blob) => blob,
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(layer = %diff_id, error, "a layer has lost something");
+                        continue;
+                    }
+                };
+                let snapshotter = Arc::clone(&self.snapshotter);
+                let digest = claim.digest;
+                let read = move || snapshotter.read_again(&claim, (blob, &wanted));
+                match tokio::task::spawn_blocking(read).await {
+                    Ok(Ok(())) => {
+                        tracing::info!(layer = %diff_id, blob = %digest, "a layer is whole again");
+                        break;
+                    }
+                    Ok(Err(error)) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(layer = %diff_id, error, "a layer has lost something");
+                    }
+                    Err(error) => tracing::error!(%error, "reading a layer again failed"),
+                }
+            }
+        }
+    }
+
     /// The image that an engine brings a layer of, if it may start before its layers are here.
     async fn lazy_wanted(
         &self,
@@ -243,6 +279,9 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         | SnapshotterError::NeverUnpacked(_)
         | SnapshotterError::Written(_)
         | SnapshotterError::HasChild(..) => Code::FailedPrecondition,
+        SnapshotterError::Image(error) if matches!(**error, OpenImageError::Lacking { .. }) => {
+            Code::FailedPrecondition
+        }
         SnapshotterError::NotCommitted(_)
         | SnapshotterError::OtherParent(..)
         | SnapshotterError::Name
@@ -338,6 +377,7 @@ impl Snapshots for Service {
         let it = request.into_inner();
         let is_last = is_last_layer(&it.labels);
         let lazy = self.lazy_wanted(&it.labels, &headers).await;
+        self.heal(&it.key, &it.parent, &headers).await;
         self.call("prepare", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Write;
             let labels = labels(it.labels);
@@ -363,7 +403,9 @@ impl Snapshots for Service {
         &self,
         request: Request<api::ViewSnapshotRequest>,
     ) -> Result<Response<api::ViewSnapshotResponse>, Status> {
+        let headers = EngineHeaders::of(request.metadata());
         let it = request.into_inner();
+        self.heal(&it.key, &it.parent, &headers).await;
         self.call("view", it.key, move |snapshotter, key| {
             let access = SnapshotAccess::Read;
             let made = snapshotter.prepare(key, &it.parent, &labels(it.labels), access)?;

@@ -16,7 +16,7 @@ use crate::store::{FakeStore, Lie};
 use crate::{Engine, Stage, code, is_root, unpacked};
 
 /// A request to unpack a blob on a root.
-fn apply(root: &Path, digest: &Digest, size: usize) -> ApplyRequest {
+pub(crate) fn apply(root: &Path, digest: &Digest, size: usize) -> ApplyRequest {
     let mount = Mount {
         r#type: "bind".to_owned(),
         source: root.to_str().unwrap().to_owned(),
@@ -32,14 +32,14 @@ fn apply(root: &Path, digest: &Digest, size: usize) -> ApplyRequest {
 }
 
 impl Engine {
-    fn apply(&mut self, request: ApplyRequest) -> Result<ApplyResponse, Status> {
+    pub(crate) fn apply(&mut self, request: ApplyRequest) -> Result<ApplyResponse, Status> {
         let answer = self.runtime.block_on(self.differ.apply(request));
         answer.map(tonic::Response::into_inner)
     }
 }
 
 /// A tar with a file.
-fn tar(stage: &Stage) -> Vec<u8> {
+pub(crate) fn tar(stage: &Stage) -> Vec<u8> {
     let tree = stage.0.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("file"), "file".repeat(5000)).unwrap();

@@ -4,6 +4,7 @@
 mod bring;
 mod compare;
 mod faults;
+mod heal;
 mod lies;
 mod limits;
 mod roots;

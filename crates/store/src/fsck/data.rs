@@ -373,7 +373,7 @@ fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -
 }
 
 /// Where a range begins to be in no object. It may have several, one behind the other.
-fn first_unknown(range: &DevicePart, index: &Index) -> Option<u64> {
+pub(crate) fn first_unknown(range: &DevicePart, index: &Index) -> Option<u64> {
     let until = range.offset.saturating_add(range.len);
     let mut at = range.offset;
     while at < until {

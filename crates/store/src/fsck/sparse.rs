@@ -14,7 +14,7 @@ use crate::store::Store;
 
 impl Store {
     /// Whether an image may have come without its layers: a device of it has an index.
-    pub(super) fn is_indexed(&self, image: &ImageId) -> Result<bool, FsckError> {
+    pub(crate) fn is_indexed(&self, image: &ImageId) -> Result<bool, FsckError> {
         let Ok(Some(file)) = fault::found(self.images.open(image))? else { return Ok(false) };
         let Ok(devices) = fault::found(images::devices(&file))? else { return Ok(false) };
         for device in devices.uses.iter().filter_map(|it| it.device) {

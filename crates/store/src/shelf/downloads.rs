@@ -3,8 +3,8 @@
 //! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
 //! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
 //! `DIFFID.chunks` is written by `chunks.rs`.
-//! `IMAGE.origins` is written by `origins.rs`, `IMAGE.traces` by `traces.rs`, and `IMAGE.unproven` by
-//! `transaction/unproven.rs`.
+//! `IMAGE.origins` is written by `origins.rs`, `IMAGE.traces` by `traces.rs`, `IMAGE.unproven` by
+//! `transaction/unproven.rs`, and `IMAGE.lacking` by `lacks.rs`.
 //! `DIGEST.signatures` records where this manifest came from and who signed it. See
 //! `docs/format/object-store.md`, "Blobs" and "Signatures".
 
@@ -41,6 +41,7 @@ const SIGNATURES: &str = ".signatures";
 const ORIGINS: &str = ".origins";
 const TRACES: &str = ".traces";
 const UNPROVEN: &str = ".unproven";
+const LACKING: &str = ".lacking";
 /// Limit in bytes of the signatures and their data that are kept with one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
@@ -66,6 +67,8 @@ pub enum BlobFile {
     Traces(ImageId),
     /// This image came with an index, and was not compared with its layers.
     Unproven(ImageId),
+    /// A repair has removed data of this image.
+    Lacking(ImageId),
 }
 
 impl BlobFile {
@@ -91,6 +94,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(UNPROVEN) {
             return id_of(name.as_bytes()).map(Self::Unproven);
         }
+        if let Some(name) = name.strip_suffix(LACKING) {
+            return id_of(name.as_bytes()).map(Self::Lacking);
+        }
         Digest::from_file_name(name).map(Self::Whole)
     }
 
@@ -105,6 +111,7 @@ impl BlobFile {
             Self::Origins(_) => "record of origins",
             Self::Traces(_) => "record of traces",
             Self::Unproven(_) => "mark of an unproven image",
+            Self::Lacking(_) => "mark of an image that lacks data",
         }
     }
 
@@ -116,7 +123,10 @@ impl BlobFile {
             | Self::Pin(digest)
             | Self::Chunks(digest)
             | Self::Signatures(digest) => digest.to_string(),
-            Self::Origins(image) | Self::Traces(image) | Self::Unproven(image) => image.to_string(),
+            Self::Origins(image)
+            | Self::Traces(image)
+            | Self::Unproven(image)
+            | Self::Lacking(image) => image.to_string(),
         }
     }
 
@@ -130,6 +140,7 @@ impl BlobFile {
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
             Self::Unproven(image) => image.to_string() + UNPROVEN,
+            Self::Lacking(image) => image.to_string() + LACKING,
         }
     }
 }
@@ -266,6 +277,14 @@ impl DownloadShelf {
         })
     }
 
+    /// Whether a repair has removed data of an image, and nobody has seen since that it is back.
+    ///
+    /// # Errors
+    /// [`DiskError`] when it cannot be looked up.
+    pub fn is_lacking(&self, image: &ImageId) -> Result<bool, DiskError> {
+        Ok(self.directory.stat(BlobFile::Lacking(*image).file_name())?.is_some())
+    }
+
     /// What is wrong with a whole blob, if anything.
     fn blob_damage(&self, digest: &Digest) -> Result<Option<String>, FsckError> {
         let read = || -> io::Result<Option<Digest>> {
@@ -316,7 +335,10 @@ impl DownloadShelf {
             BlobFile::Origins(image) => self.origins_damage(image),
             BlobFile::Traces(image) => self.traces_damage(image),
             BlobFile::Unproven(image) => self.unproven_damage(image),
-            BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_) => Ok(None),
+            BlobFile::Partial(_)
+            | BlobFile::Pin(_)
+            | BlobFile::Signatures(_)
+            | BlobFile::Lacking(_) => Ok(None),
         }
     }
 
@@ -324,8 +346,13 @@ impl DownloadShelf {
     pub(crate) fn check(&self, files: &[BlobFile]) -> Result<Checked, FsckError> {
         let mut checked = Checked::default();
         for file in files {
-            let is_promised =
-                !matches!(file, BlobFile::Partial(_) | BlobFile::Pin(_) | BlobFile::Signatures(_));
+            let is_promised = !matches!(
+                file,
+                BlobFile::Partial(_)
+                    | BlobFile::Pin(_)
+                    | BlobFile::Signatures(_)
+                    | BlobFile::Lacking(_)
+            );
             if is_promised {
                 checked.add(StoreItem::Blob(*file), self.damage(file)?);
             }

@@ -74,6 +74,11 @@ impl Transaction<'_> {
             drop(alone);
             self.store.refs.directory.sync()?;
         }
+        let images = state.users.keys().filter_map(|it| match it {
+            StoreItem::Image(image) => Some(image),
+            _ => None,
+        });
+        self.store.settle_lacking(images);
         drop(lock);
         let counts = state.counts;
         if let Err(error) = self.work.remove() {

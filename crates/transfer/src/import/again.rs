@@ -106,7 +106,11 @@ impl Job<'_> {
         let transaction = &self.transaction;
         let info = layer.info();
         let has = match (self.wishes.form, self.wishes.dedup) {
-            (Form::Objects, _) => transaction.has_files(&info.objects),
+            (Form::Objects, _) => {
+                let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
+                // One that is too short is replaced by an import that reads the layer again.
+                return Ok(has_files && transaction.store().has_whole_layer(&info.diff_id)?);
+            }
             (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
             // Its blob shall be that of this layer alone.
             (Form::Packed, Dedup::Layer) => Ok(false),

@@ -25,6 +25,7 @@ use crate::import::{
     PlatformMismatch, Report, Title, platform,
 };
 use crate::lazy::artifact::LazySubject;
+use crate::stored::is_whole;
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
@@ -435,7 +436,10 @@ fn here(
         };
         !wishes.import.index || !image.devices.iter().any(lacks)
     };
-    let same = is_so && has_layers && store.open_image(&image).is_ok_and(is_indexed);
+    let same = is_so
+        && has_layers
+        && store.open_image(&image).is_ok_and(is_indexed)
+        && is_whole(store, &image, Some(manifest));
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 

@@ -1,0 +1,62 @@
+//! Layers that have lost something are read again, from the engine's content store, before something runs on them.
+
+use std::io::Read;
+
+use image::digest::Digest;
+use store::Seconds;
+
+use super::caller::Wanted;
+use super::error::SnapshotterError;
+use super::ingest::LayerClaim;
+use super::snapshotter::{Snapshotter, is_unpacked};
+
+/// A layer that has lost something.
+#[derive(Debug, Clone)]
+pub(super) struct LostLayer {
+    pub(super) diff_id: Digest,
+    /// The blobs that give it.
+    pub(super) blobs: Vec<LayerClaim>,
+}
+
+impl Snapshotter {
+    /// The layers below a snapshot that have lost something. Nothing is looked at unless a repair has marked their image, or
+    /// it has to be made; and nothing for a snapshot that a layer is unpacked on, of which no root is needed.
+    pub(super) fn lost_layers(&self, key: &str, parent: &str) -> Vec<LostLayer> {
+        if parent.is_empty() || is_unpacked(key) {
+            return Vec::new();
+        }
+        let number = self.state().committed(parent);
+        let Ok(Some(base)) = number.and_then(|it| self.base_of(Some(it))) else {
+            return Vec::new();
+        };
+        let content = self.state().entries.get(&base).and_then(|it| it.record.content().cloned());
+        let Some(content) = content.filter(|it| it.lazy.is_none()) else { return Vec::new() };
+        if content.image.is_some_and(|it| !self.store.downloads.is_lacking(&it).unwrap_or(false)) {
+            return Vec::new();
+        }
+        let layers = self.layers_below(Some(base)).unwrap_or_default().into_iter();
+        let lost = layers.filter(|it| !self.store.has_whole_layer(it).unwrap_or(true));
+        lost.map(|diff_id| {
+            let opened = self.store.layers.open(&diff_id).ok().flatten();
+            let blobs = opened.map(|it| it.info().blobs.clone()).unwrap_or_default();
+            let hashed = blobs.into_iter().filter(|it| it.is_hashed);
+            let claims = hashed.map(|it| LayerClaim {
+                digest: it.digest,
+                size: Some(it.size),
+                media_type: it.media_type,
+            });
+            LostLayer { diff_id, blobs: claims.collect() }
+        })
+        .collect()
+    }
+
+    /// Reads the blob of a layer again. What the store has of the layer stays as it is.
+    pub(super) fn read_again(
+        &self,
+        claim: &LayerClaim,
+        blob: (impl Read + Send, &Wanted),
+    ) -> Result<(), SnapshotterError> {
+        let now = Seconds((self.surroundings.now)().seconds);
+        self.resources.layer(&self.store, claim, blob, now).map(drop)
+    }
+}

@@ -1,0 +1,268 @@
+//! What images and layers lack: data that was lost or removed as damaged. A root of such an image would show its files as
+//! if they did not exist, so none is made. See `docs/format/object-store.md`, "Images that lack data".
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use image::tar::recipe::{Operation, Reader};
+use image::verity::{DeviceId, ImageId, ObjectId};
+use serde::Serialize;
+
+use crate::disk::{DiskError, length};
+use crate::fsck::{Damage, FsckReport, first_unknown};
+use crate::open::OpenImageError;
+use crate::record;
+use crate::shelf::downloads::BlobFile;
+use crate::shelf::images::{self, Use};
+use crate::shelf::is_file_of;
+use crate::shelf::item::StoreItem;
+use crate::shelf::layers::LayerError;
+use crate::store::Store;
+use image::digest::Digest;
+
+/// A file of an image whose bytes are not all in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LackingFile {
+    /// Its path in the image.
+    pub path: Vec<u8>,
+    /// What is not there.
+    pub data: LackingData,
+}
+
+/// Data that is not in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LackingData {
+    /// An object, or it has another size.
+    Object(ObjectId),
+    /// A part of this device, as its index says.
+    Device(DeviceId),
+}
+
+impl fmt::Display for LackingData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(object) => write!(f, "object {object}"),
+            Self::Device(device) => write!(f, "a part of device {device}"),
+        }
+    }
+}
+
+/// As written.
+#[derive(Debug, Serialize)]
+struct Raw {
+    image: String,
+}
+
+impl Store {
+    /// The files of an image whose bytes are not here: each object's size is looked at, and the indexes of its devices.
+    /// Nothing is read of the data. Devices that are filled on demand lack nothing.
+    ///
+    /// # Errors
+    /// [`OpenImageError`] when the image is absent, or cannot be read.
+    pub fn lacking(&self, image: &ImageId) -> Result<Vec<LackingFile>, OpenImageError> {
+        let _lock = self.lock_shared()?;
+        self.lacking_locked(image)
+    }
+
+    /// As [`lacking`](Self::lacking). The store's lock is held.
+    fn lacking_locked(&self, image: &ImageId) -> Result<Vec<LackingFile>, OpenImageError> {
+        let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
+        let unread = |source| OpenImageError::Devices { image: *image, source };
+        let mut indexes = BTreeMap::new();
+        for device in images::devices(&file).map_err(unread)?.uses.iter().filter_map(|it| it.device)
+        {
+            if self.devices.file(&device).is_some() || self.sparse.file(&device).is_none() {
+                indexes.insert(device, self.devices.index_of(&device)?);
+            }
+        }
+        let (mut known, mut lacking, mut failed) = (BTreeMap::new(), Vec::new(), None);
+        let mut lacks = |used: &Use| match used {
+            Use::Object { object, size } => {
+                let is_here = *known.entry((*object, *size)).or_insert_with(|| {
+                    let is_here = self.has_file(object, |actual| actual == *size);
+                    is_here.unwrap_or_else(|error| {
+                        failed = Some(error);
+                        true
+                    })
+                });
+                (!is_here).then_some(LackingData::Object(*object))
+            }
+            Use::Range(part) => {
+                let index = indexes.get(&part.device)?.as_ref();
+                let is_here = index.is_some_and(|index| first_unknown(part, index).is_none());
+                (!is_here).then_some(LackingData::Device(part.device))
+            }
+        };
+        images::uses(&file, &mut |path, used| {
+            let Some(data) = lacks(&used) else { return };
+            // A file in several pieces is named once.
+            if lacking.last().is_none_or(|it: &LackingFile| it.path != path) {
+                lacking.push(LackingFile { path: path.to_vec(), data });
+            }
+        })
+        .map_err(unread)?;
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(lacking),
+        }
+    }
+
+    /// Whether a layer's recipe is here with all of its objects, none of them shorter than the recipe says. Nothing is
+    /// read of the objects.
+    ///
+    /// # Errors
+    /// [`LayerError`] when the disk cannot be read; a damaged recipe is none.
+    pub fn has_whole_layer(&self, diff_id: &Digest) -> Result<bool, LayerError> {
+        let layer = match self.layers.open(diff_id) {
+            Ok(Some(layer)) => layer,
+            Ok(None) | Err(LayerError::Damaged { .. }) => return Ok(false),
+            Err(LayerError::Disk(error)) if error.is_not_a_file() => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let mut ends: BTreeMap<ObjectId, u64> =
+            layer.info().objects.iter().map(|it| (*it, 0)).collect();
+        let Ok(mut recipe) = Reader::new(layer.recipe()?) else { return Ok(false) };
+        loop {
+            match recipe.next_operation() {
+                Ok(Some(Operation::Range { object, segment })) => {
+                    let end = ends.entry(*object).or_default();
+                    *end = (*end).max(segment.end());
+                }
+                Ok(Some(Operation::Verbatim(_))) => {}
+                Ok(None) => break,
+                Err(_) => return Ok(false),
+            }
+        }
+        for (object, end) in ends {
+            if !self.has_file(&object, |actual| actual >= end)?
+                && self.devices.find(&object)?.is_none_or(|it| it.size < end)
+            {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// As [`has_whole_layer`](Self::has_whole_layer), of all layers of an image, unless the image came without them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn has_whole_layers(
+        &self,
+        image: &ImageId,
+        diff_ids: &[Digest],
+    ) -> Result<bool, LayerError> {
+        // What cannot be looked up is told by who opens the image.
+        if self.is_indexed(image).unwrap_or(false) {
+            return Ok(true);
+        }
+        for diff_id in diff_ids {
+            if !self.has_whole_layer(diff_id)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_file(
+        &self,
+        object: &ObjectId,
+        is_size: impl Fn(u64) -> bool,
+    ) -> Result<bool, DiskError> {
+        let (_, rest) = crate::shelf::objects::split(object);
+        let stat = match self.objects.shard(object)? {
+            Some(shard) => shard.stat(rest)?,
+            None => None,
+        };
+        Ok(stat.is_some_and(|stat| is_file_of(&stat, length(&stat)) && is_size(length(&stat))))
+    }
+
+    /// Refuses an image that a repair has marked, as long as it lacks something.
+    pub(crate) fn check_lacking(&self, image: &ImageId) -> Result<(), OpenImageError> {
+        if !self.downloads.is_lacking(image)? {
+            return Ok(());
+        }
+        // No repair removes anything meanwhile.
+        let _lock = self.lock_shared()?;
+        let lacking = self.lacking_locked(image)?;
+        let Some(LackingFile { path, data }) = lacking.first() else {
+            if self.is_writable() {
+                self.unmark_lacking(image);
+            }
+            return Ok(());
+        };
+        Err(OpenImageError::Lacking {
+            image: *image,
+            files: lacking.len(),
+            path: path.clone(),
+            data: Box::new(*data),
+        })
+    }
+
+    /// Takes away the marks of images that lack nothing any more. The store's lock is held.
+    pub(crate) fn settle_lacking<'i>(&self, images: impl Iterator<Item = &'i ImageId>) {
+        for image in images {
+            let is_marked = self.downloads.is_lacking(image).unwrap_or(false);
+            if is_marked && self.lacking_locked(image).is_ok_and(|lacking| lacking.is_empty()) {
+                self.unmark_lacking(image);
+            }
+        }
+    }
+
+    /// The mark is only in the way of who looks: it costs each use a look at the image.
+    fn unmark_lacking(&self, image: &ImageId) {
+        let name = BlobFile::Lacking(*image).file_name();
+        if let Err(error) = self.downloads.directory.unlink(name) {
+            tracing::debug!(%error, "the mark of an image that lacks nothing stays");
+        }
+    }
+
+    /// Marks the images that damage to data hurts, before what is damaged is removed. The store's lock is held exclusively.
+    pub(crate) fn mark_lacking(&self, report: &FsckReport) -> Result<(), DiskError> {
+        let is_of_data = |damage: &Damage| {
+            matches!(
+                damage,
+                Damage::Object { .. }
+                    | Damage::Missing(_)
+                    | Damage::Size { .. }
+                    | Damage::Stored { .. }
+                    | Damage::Bad(StoreItem::Object(_), _)
+            )
+        };
+        let hurt = report.damage.iter().filter(|it| is_of_data(&it.0));
+        for harm in hurt.flat_map(|it| &it.1) {
+            if !self.downloads.is_lacking(&harm.image)? {
+                let mark = record::encode(&Raw { image: harm.image.to_string() });
+                let name = BlobFile::Lacking(harm.image).file_name();
+                self.tmp.replace(&self.downloads.directory, name, &mark)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the marks of images that lack nothing any more. Returns the other images.
+    ///
+    /// # Errors
+    /// [`DiskError`] when marks cannot be listed or removed.
+    pub fn clear_lacking(&self) -> Result<Vec<ImageId>, DiskError> {
+        let _lock = self.lock_shared()?;
+        self.clear_lacking_locked()
+    }
+
+    /// As [`clear_lacking`](Self::clear_lacking). The store's lock is held.
+    pub(crate) fn clear_lacking_locked(&self) -> Result<Vec<ImageId>, DiskError> {
+        let mut still = Vec::new();
+        for file in self.downloads.list()?.names {
+            let BlobFile::Lacking(image) = file else { continue };
+            match self.lacking_locked(&image) {
+                Ok(lacking) if lacking.is_empty() => {
+                    self.downloads.directory.unlink(file.file_name())?;
+                }
+                // Its mark goes with the next `gc`.
+                Err(OpenImageError::Absent(_)) => {}
+                Ok(_) | Err(_) => still.push(image),
+            }
+        }
+        Ok(still)
+    }
+}
