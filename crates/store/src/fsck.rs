@@ -15,7 +15,6 @@ use std::path::PathBuf;
 use image::verity::{DeviceId, ImageId, ObjectId};
 use rustix::fs::FileType;
 
-pub(crate) use data::first_unknown;
 use data::{InDevices, Scope};
 use hash::{Hashed, hash_all};
 use users::{Contents, Users};

@@ -2,20 +2,17 @@
 //! if they did not exist, so none is made. See `docs/format/object-store.md`, "Images that lack data".
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use image::tar::recipe::{Operation, Reader};
-use image::verity::{DeviceId, ImageId, ObjectId};
+use image::verity::{ImageId, ObjectId};
 use serde::Serialize;
 
 use crate::disk::{DiskError, length};
-use crate::fsck::{Damage, FsckReport, first_unknown};
 use crate::open::OpenImageError;
 use crate::record;
 use crate::shelf::downloads::BlobFile;
-use crate::shelf::images::{self, Use};
+use crate::shelf::images::{self, LackingData, Use};
 use crate::shelf::is_file_of;
-use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::store::Store;
 use image::digest::Digest;
@@ -27,24 +24,6 @@ pub struct LackingFile {
     pub path: Vec<u8>,
     /// What is not there.
     pub data: LackingData,
-}
-
-/// Data that is not in the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LackingData {
-    /// An object, or it has another size.
-    Object(ObjectId),
-    /// A part of this device, as its index says.
-    Device(DeviceId),
-}
-
-impl fmt::Display for LackingData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Object(object) => write!(f, "object {object}"),
-            Self::Device(device) => write!(f, "a part of device {device}"),
-        }
-    }
 }
 
 /// As written.
@@ -89,7 +68,8 @@ impl Store {
             }
             Use::Range(part) => {
                 let index = indexes.get(&part.device)?.as_ref();
-                let is_here = index.is_some_and(|index| first_unknown(part, index).is_none());
+                let is_here =
+                    index.is_some_and(|it| it.first_unknown(part.offset, part.len).is_none());
                 (!is_here).then_some(LackingData::Device(part.device))
             }
         };
@@ -217,27 +197,14 @@ impl Store {
         }
     }
 
-    /// Marks the images that damage to data hurts, before what is damaged is removed. The store's lock is held exclusively.
-    pub(crate) fn mark_lacking(&self, report: &FsckReport) -> Result<(), DiskError> {
-        let is_of_data = |damage: &Damage| {
-            matches!(
-                damage,
-                Damage::Object { .. }
-                    | Damage::Missing(_)
-                    | Damage::Size { .. }
-                    | Damage::Stored { .. }
-                    | Damage::Bad(StoreItem::Object(_), _)
-            )
-        };
-        let hurt = report.damage.iter().filter(|it| is_of_data(&it.0));
-        for harm in hurt.flat_map(|it| &it.1) {
-            if !self.downloads.is_lacking(&harm.image)? {
-                let mark = record::encode(&Raw { image: harm.image.to_string() });
-                let name = BlobFile::Lacking(harm.image).file_name();
-                self.tmp.replace(&self.downloads.directory, name, &mark)?;
-            }
+    /// Marks an image, before something of it is removed. The store's lock is held exclusively.
+    pub(crate) fn mark_lacking(&self, image: &ImageId) -> Result<(), DiskError> {
+        if self.downloads.is_lacking(image)? {
+            return Ok(());
         }
-        Ok(())
+        let mark = record::encode(&Raw { image: image.to_string() });
+        let name = BlobFile::Lacking(*image).file_name();
+        self.tmp.replace(&self.downloads.directory, name, &mark)
     }
 
     /// Removes the marks of images that lack nothing any more. Returns the other images.

@@ -11,10 +11,9 @@ use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
-use crate::lacks::LackingData;
 use crate::resolve::Resolved;
 use crate::shelf::devices::DataError;
-use crate::shelf::images::{self, ContentsError, ImageFile};
+use crate::shelf::images::{self, ContentsError, ImageFile, LackingData};
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::Form;
 use crate::store::Store;

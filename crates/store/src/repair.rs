@@ -36,7 +36,10 @@ impl Store {
         }
         let mut removed = 0;
         let mut failed = None;
-        self.mark_lacking(report)?;
+        let hurt = report.damage.iter().filter(|it| is_of_data(&it.0));
+        for harm in hurt.flat_map(|it| &it.1) {
+            self.mark_lacking(&harm.image)?;
+        }
         match self.drop_damaged(report) {
             Ok(dropped) => removed += dropped,
             Err(error) => failed = Some(error),
@@ -159,6 +162,18 @@ fn remove(place: &Directory, name: &str) -> Result<bool, DiskError> {
     let removed = place.remove_any(name)?;
     place.sync()?;
     Ok(removed)
+}
+
+/// Whether images are without a file once it is repaired.
+const fn is_of_data(damage: &Damage) -> bool {
+    matches!(
+        damage,
+        Damage::Object { .. }
+            | Damage::Missing(_)
+            | Damage::Size { .. }
+            | Damage::Stored { .. }
+            | Damage::Bad(StoreItem::Object(_), _)
+    )
 }
 
 /// What to remove, where the damage is in a file that is named by its content.

@@ -12,7 +12,6 @@ use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, c
 use crate::disk::DiskError;
 use crate::parallel;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
-use crate::shelf::images::DevicePart;
 use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
@@ -366,21 +365,8 @@ fn differs(
 /// Something that an image needs and an index does not know: then nothing vouches for it.
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
-        let at = first_unknown(range, indexes.get(&range.device)?)?;
+        let at = indexes.get(&range.device)?.first_unknown(range.offset, range.len)?;
         let why = format!("it has no object at byte {at}, which an image needs");
         Some(Damage::Bad(StoreItem::DeviceIndex(range.device), why))
     })
-}
-
-/// Where a range begins to be in no object. It may have several, one behind the other.
-pub(crate) fn first_unknown(range: &DevicePart, index: &Index) -> Option<u64> {
-    let until = range.offset.saturating_add(range.len);
-    let mut at = range.offset;
-    while at < until {
-        match index.before(at).filter(|it| it.size > 0 && at < it.until()) {
-            Some(entry) => at = entry.until(),
-            None => return Some(range.offset),
-        }
-    }
-    None
 }

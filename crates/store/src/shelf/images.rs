@@ -189,6 +189,24 @@ pub(crate) struct DevicePart {
     pub(crate) size: u64,
 }
 
+/// Data that is not in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LackingData {
+    /// An object, or it has another size.
+    Object(ObjectId),
+    /// A part of this device, as its index says.
+    Device(DeviceId),
+}
+
+impl std::fmt::Display for LackingData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Object(object) => write!(f, "object {object}"),
+            Self::Device(device) => write!(f, "a part of device {device}"),
+        }
+    }
+}
+
 /// Why the objects and devices that an image needs cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]

@@ -287,6 +287,19 @@ impl Index {
         after.checked_sub(1).and_then(|at| self.order.get(at)).and_then(entry)
     }
 
+    /// Where so many bytes from this place on begin to be in no object. They may be in several, one behind the other.
+    pub(crate) fn first_unknown(&self, offset: u64, len: u64) -> Option<u64> {
+        let until = offset.saturating_add(len);
+        let mut at = offset;
+        while at < until {
+            match self.before(at).filter(|it| it.size > 0 && at < it.until()) {
+                Some(entry) => at = entry.until(),
+                None => return Some(offset),
+            }
+        }
+        None
+    }
+
     /// An object in pieces.
     pub(crate) fn record(&self, id: &[u8; 32]) -> Option<&Record> {
         let at = self.records.binary_search_by_key(id, |it| it.id).ok()?;
