@@ -52,6 +52,8 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         },
         Err(error) => error.to_string(),
     };
+    let old_runtimes = Runtime::all(&search).filter_map(|it| it.missing_fixes());
+    let old_runtimes = old_runtimes.map(|it| it.to_string()).collect();
     let verification = match features.fs_verity.can {
         Can::Yes if KernelVersion::running() >= Some(OVERLAY_VERITY) => {
             "by the kernel at every read (fs-verity)"
@@ -93,6 +95,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         cgroups: features.cgroups.to_string(),
         features: features_told.into(),
         runtime,
+        old_runtimes,
         policy,
         #[cfg(feature = "serve")]
         serve: settings.lazy(),
@@ -168,6 +171,8 @@ pub(crate) struct DoctorReport {
     features: Vec<FeatureReport>,
     /// Path of the runtime, or why there is none.
     runtime: String,
+    /// Runtimes that are older than known security fixes, with the fixes.
+    old_runtimes: Vec<String>,
     /// The policy in force.
     policy: String,
     /// The settings of `serve --lazy`.
@@ -234,6 +239,9 @@ impl DoctorReport {
         writeln!(out, "without root   {}", self.without_root)?;
         writeln!(out, "labels         {}", self.labels)?;
         writeln!(out, "runtime        {}", self.runtime)?;
+        for old in &self.old_runtimes {
+            writeln!(out, "old runtime    {old}")?;
+        }
         writeln!(out, "policy         {}", self.policy)?;
         #[cfg(feature = "serve")]
         writeln!(out, "lazy service   {}", self.serve)?;

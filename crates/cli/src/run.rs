@@ -73,6 +73,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = Runtime::find(&search, args.runtime.as_deref(), notes.as_ref())?;
+    if let Some(notes) = notes.as_ref().filter(|_| !context.is_quiet())
+        && let Some(old) = runtime.missing_fixes_once(notes)
+    {
+        context.remark(&old.to_string());
+    }
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
     // Whose image it is, if it may be somebody else's.

@@ -3,9 +3,11 @@
 pub(crate) mod call;
 pub(crate) mod compiled;
 mod find;
+mod fixes;
 pub mod init;
 pub(crate) mod program;
 pub(crate) mod streams;
 
 pub use crate::bundle::Kind;
 pub use find::{Runtime, RuntimeError};
+pub use fixes::OldRuntime;

@@ -92,11 +92,7 @@ impl Runtime {
 
     /// As [`works`](Self::works), by a note of an earlier answer for this very file.
     fn has_worked(&self, notes: Option<&Notes>) -> bool {
-        let note = notes.zip(std::fs::metadata(&self.path).ok()).map(|(notes, program)| {
-            let (seconds, part) = (program.mtime(), program.mtime_nsec());
-            let (device, inode) = (program.dev(), program.ino());
-            (notes, format!("runtime-{device}-{inode}-{seconds}-{part}"))
-        });
+        let note = notes.zip(self.note("runtime"));
         if note.as_ref().is_some_and(|(notes, name)| notes.read(name, 0).is_ok()) {
             return true;
         }
@@ -107,6 +103,21 @@ impl Runtime {
             tracing::debug!(name, %error, "will be asked again");
         }
         works
+    }
+
+    /// Returns the name of a note of this kind about this very file.
+    pub(crate) fn note(&self, kind: &str) -> Option<String> {
+        let program = std::fs::metadata(&self.path).ok()?;
+        let (seconds, part) = (program.mtime(), program.mtime_nsec());
+        let (device, inode) = (program.dev(), program.ino());
+        Some(format!("{kind}-{device}-{inode}-{seconds}-{part}"))
+    }
+
+    /// Returns the known runtimes in `search_path`, which is written as `PATH` is.
+    pub fn all(search_path: &OsStr) -> impl Iterator<Item = Self> {
+        KNOWN.iter().filter_map(|(name, kind)| {
+            Some(Self { path: look_up(search_path, OsStr::new(name))?, kind: *kind })
+        })
     }
 
     /// Returns the mount to hide from this runtime, in its own mount namespace, so that it works on a host with these
