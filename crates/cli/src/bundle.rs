@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
+use container::bundle::mounts::mount_points;
 use container::bundle::names::{NameFile, NameMount};
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Network, Terminal, configure};
@@ -58,7 +59,14 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         );
     }
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
-    let places: Vec<_> = names.iter().map(|it| it.place).collect();
+    let volumes = volumes(wanted)?;
+    let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
+    let points = match wishes.access {
+        Access::ReadOnly => mount_points(&volumes, &wanted.mount, working_dir),
+        Access::Writable => Vec::new(),
+    };
+    let places = names.iter().map(|it| it.place).chain(points.iter().map(String::as_str));
+    let places: Vec<_> = places.collect();
     let ways = Ways::new(context.who(), &wanted.trust);
     let via = ways.via(&wanted.trust);
     let shape = Shape {
@@ -84,7 +92,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let mut stage = Stage::new(&args.directory, context.who().user, None);
     wishes.volumes = filestores::volumes(
-        volumes(wanted)?,
+        volumes,
         &wanted.mount,
         &Filestores::default(),
         map.as_ref(),

@@ -354,7 +354,7 @@ pub fn configure(
     let view = View::of_bundle(root, &config);
     process.working_dir = view.working_dir(&process.working_dir)?;
     let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
-    let places = view.file_places(&paths).map_err(BundleError::Places)?;
+    let places = view.places(&paths).map_err(BundleError::Places)?;
     let names = wishes.names.iter().zip(places);
     let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
     config.process.cwd.clone_from(&process.working_dir);

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use crate::bundle::choices::Access;
 use crate::bundle::spec::SpecMount;
+use crate::bundle::view::KERNELS;
 
 /// Something that is mounted in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -186,6 +187,39 @@ pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
     Ok(())
 }
 
+/// What a read-only root has to have for a container's mounts and its working directory, since no runtime can make it there.
+/// Paths of directories end with a slash. Paths below other mounts are left out.
+#[must_use]
+pub fn mount_points(volumes: &[Volume], mounts: &[MountWish], working_dir: &str) -> Vec<String> {
+    let is_directory = |host: &str| std::fs::metadata(host).is_ok_and(|it| it.is_dir());
+    let volumes = volumes.iter().map(|it| match &it.source {
+        Source::Host(path) => (it.destination.as_str(), is_directory(path)),
+        Source::Memory { .. } => (it.destination.as_str(), true),
+    });
+    let mounts = mounts.iter().map(|it| match &it.kind {
+        MountKind::Host(path) => (it.destination.as_str(), is_directory(path)),
+        MountKind::Memory { .. } | MountKind::Filestore { .. } => (it.destination.as_str(), true),
+    });
+    let wanted: Vec<_> = volumes.chain(mounts).collect();
+    let is_below = |path: &str, mount: &str| {
+        path.strip_prefix(mount).is_some_and(|it| it.starts_with('/') && it.len() > 1)
+    };
+    let is_covered = |path: &str| {
+        let mut mounts = KERNELS.into_iter().chain(wanted.iter().map(|it| it.0));
+        mounts.any(|it| is_below(path, it))
+    };
+    let working_dir = Some((working_dir, true)).filter(|it| it.0.starts_with('/'));
+    let kernels = KERNELS.map(|it| (it, true));
+    let points = kernels.into_iter().chain(wanted.iter().copied()).chain(working_dir);
+    points
+        .filter(|it| !is_covered(it.0))
+        .map(|(path, is_directory)| {
+            let end = if is_directory && !path.ends_with('/') { "/" } else { "" };
+            format!("{path}{end}")
+        })
+        .collect()
+}
+
 impl Volume {
     /// Looks for what is to be mounted, if it is the host's: runtimes tell less of what is missing.
     ///
@@ -298,6 +332,32 @@ mod tests {
         }
         for text in ["", "a", "./a", "/a/../proc", ".."] {
             assert_eq!(destination(text), Err(VolumeError::Destination(text.to_owned())));
+        }
+    }
+
+    #[test]
+    fn mount_points_are_of_the_type_of_what_is_mounted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file").display().to_string();
+        std::fs::write(&file, "").unwrap();
+        let volumes = [
+            format!("{file}:/a/file"),
+            format!("{}:/data", folder.path().display()),
+            format!("{file}:/data/file"),
+            "/tmp:/dev/shm".to_owned(),
+        ];
+        let volumes: Vec<Volume> = volumes.iter().map(|it| it.parse().unwrap()).collect();
+        let memory = MountWish {
+            kind: MountKind::Memory { bytes: None, mode: 0o755 },
+            destination: "/cache".to_owned(),
+            access: Access::Writable,
+        };
+        let points =
+            |working_dir| mount_points(&volumes, std::slice::from_ref(&memory), working_dir);
+        let expect = ["/proc/", "/sys/", "/dev/", "/a/file", "/data/", "/cache/"];
+        assert_eq!(points("/job"), [&expect[..], &["/job/"]].concat());
+        for other in ["", "job", "/data/job", "/proc/self"] {
+            assert_eq!(points(other), expect, "{other}");
         }
     }
 

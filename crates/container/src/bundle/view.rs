@@ -12,13 +12,13 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use crate::bundle::choices::Access;
-use crate::bundle::spec::RuntimeSpec;
+use crate::bundle::spec::{RuntimeSpec, SpecMount};
 
 /// How many links may lead to one another. Source: path_resolution(7).
 const LINKS: u32 = 40;
 
 /// Places of the kernel's own file systems, and of devices, in every container.
-const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
+pub(crate) const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Bytes of the longest name of a file. Source: `linux/limits.h`, `NAME_MAX`.
 const NAME_MAX: usize = 255;
@@ -99,6 +99,30 @@ pub(crate) enum FilePlace {
     Taken,
 }
 
+/// What a destination of a mount or device leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LinkTarget {
+    /// The path without links.
+    pub(crate) path: String,
+    /// Whether a file is there.
+    pub(crate) state: TargetState,
+    /// Whether it is in a directory or file of the host.
+    pub(crate) is_on_host: bool,
+}
+
+/// Whether the file at a destination exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TargetState {
+    /// It exists.
+    Exists,
+    /// It does not exist, and a runtime can make it.
+    Absent,
+    /// It does not exist, in a read-only file system.
+    CannotBeMade,
+    /// It is below `/proc`, `/sys` or `/dev`.
+    InKernel,
+}
+
 /// A root, and what is to be mounted in it.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
@@ -172,42 +196,74 @@ impl<'a> View<'a> {
 
     /// What a bundle's configuration says of mounts, over its root.
     pub(crate) fn of_bundle(root: BorrowedFd<'a>, spec: &RuntimeSpec) -> Self {
-        let access = |is_read_only| if is_read_only { Access::ReadOnly } else { Access::Writable };
-        let mut view = Self::of_root(root, access(spec.root.readonly));
+        let access = if spec.root.readonly { Access::ReadOnly } else { Access::Writable };
+        let mut view = Self::of_root(root, access);
         for mount in &spec.mounts {
-            let destination = mount.destination.as_str();
-            let access = access(mount.options.iter().any(|it| it == "ro"));
-            // Runtimes make what is not there, and follow links as here.
-            let steps = match view.walk(destination.as_bytes()) {
-                Ok(steps) => steps,
-                Err(errno) if is_about_path(errno) => continue,
-                Err(errno) => {
-                    view.unknown = Some(errno);
-                    continue;
-                }
-            };
-            let content = match (mount.kind.as_deref(), mount.source.as_deref()) {
-                _ if KERNELS.contains(&destination) => Content::Kernel,
-                (Some("bind"), Some(source)) => {
-                    let flags = OFlags::PATH | OFlags::CLOEXEC;
-                    match rustix::fs::open(source, flags, Mode::empty()) {
-                        Ok(opened) => Content::Host(opened),
-                        // Some are attached later, and are empty then.
-                        Err(Errno::NOENT) => Content::Empty,
-                        Err(errno) => {
-                            view.unknown =
-                                view.unknown.or(Some(errno).filter(|it| !is_about_path(*it)));
-                            Content::Kernel
-                        }
-                    }
-                }
-                (Some("tmpfs"), _) => Content::Empty,
-                _ => Content::Kernel,
-            };
-            let at = steps.into_iter().map(|it| it.name).collect();
-            view.mounts.push(Mount { at, content, access });
+            view.add(mount);
         }
         view
+    }
+
+    /// Adds a mount over the root and the mounts before it.
+    pub(crate) fn add(&mut self, mount: &SpecMount) {
+        let destination = mount.destination.as_str();
+        let is_read_only = mount.options.iter().any(|it| it == "ro");
+        let access = if is_read_only { Access::ReadOnly } else { Access::Writable };
+        // Runtimes make what is not there, and follow links as here.
+        let steps = match self.walk(destination.as_bytes()) {
+            Ok(steps) => steps,
+            Err(errno) if is_about_path(errno) => return,
+            Err(errno) => {
+                self.unknown = Some(errno);
+                return;
+            }
+        };
+        let content = match (mount.kind.as_deref(), mount.source.as_deref()) {
+            _ if KERNELS.contains(&destination) => Content::Kernel,
+            (Some("bind"), Some(source)) => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                match rustix::fs::open(source, flags, Mode::empty()) {
+                    Ok(opened) => Content::Host(opened),
+                    // Some are attached later, and are empty then.
+                    Err(Errno::NOENT) => Content::Empty,
+                    Err(errno) => {
+                        let unknown = Some(errno).filter(|it| !is_about_path(*it));
+                        self.unknown = self.unknown.or(unknown);
+                        Content::Kernel
+                    }
+                }
+            }
+            (Some("tmpfs"), _) => Content::Empty,
+            _ => Content::Kernel,
+        };
+        let at = steps.into_iter().map(|it| it.name).collect();
+        self.mounts.push(Mount { at, content, access });
+    }
+
+    /// What a destination of a mount or device leads to.
+    ///
+    /// # Errors
+    /// The kernel's answer, or `EILSEQ` for a path that is not UTF-8, which runtimes need.
+    pub(crate) fn target(&self, path: &str) -> Result<LinkTarget, Errno> {
+        let steps = self.walk(path.as_bytes())?;
+        let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
+        let path = String::from_utf8([b"/", &names.join(&b'/')[..]].concat());
+        let path = path.map_err(|_bytes| Errno::ILSEQ)?;
+        // The kernel has not checked the names of missing files.
+        if names.iter().any(|it| it.len() > NAME_MAX) || path.len() > PLACE_MAX {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let is_on_host = self.mounts.iter().any(|it| {
+            let at: Vec<_> = it.at.iter().map(|it| &it[..]).collect();
+            matches!(it.content, Content::Host(_)) && names.starts_with(&at)
+        });
+        let state = match steps.last().map(|it| (&it.place, it.access)) {
+            Some((Place::Absent, Access::Writable)) => TargetState::Absent,
+            Some((Place::Absent, Access::ReadOnly)) => TargetState::CannotBeMade,
+            Some((Place::InKernel, _)) => TargetState::InKernel,
+            _ => TargetState::Exists,
+        };
+        Ok(LinkTarget { path, state, is_on_host })
     }
 
     /// The path of a working directory without links. A directory that is not there is made by the runtime.
@@ -234,18 +290,21 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Where files can be mounted in the places of what these paths lead to, in order. Of two places of which one is below
-    /// the other, which cannot both be of files, the second is taken.
+    /// Where files can be mounted in the places of what these paths lead to, in order. A path that ends with a slash is a
+    /// directory, also in the result. If a place is below another place that is a file, the second of the two is taken.
     ///
     /// # Errors
     /// The kernel's answer, where it is about no path: what cannot be looked at now is not taken for good.
-    pub(crate) fn file_places(&self, paths: &[&str]) -> Result<Vec<FilePlace>, Errno> {
+    pub(crate) fn places(&self, paths: &[&str]) -> Result<Vec<FilePlace>, Errno> {
         if let Some(errno) = self.unknown {
             return Err(errno);
         }
         let mut places: Vec<FilePlace> = Vec::new();
         for path in paths {
-            let place = self.file_place(path.as_bytes())?;
+            let place = match path.strip_suffix('/') {
+                Some(path) => self.directory_place(path)?,
+                None => self.file_place(path.as_bytes())?,
+            };
             let clashes = places.iter().any(|it| clash(it, &place));
             places.push(if clashes { FilePlace::Taken } else { place });
         }
@@ -270,6 +329,10 @@ impl<'a> View<'a> {
         let (false, Ok(resolved), Some(last)) = (is_taken, resolved, steps.last()) else {
             return Ok(FilePlace::Taken);
         };
+        // Runtimes mount the kernel's directories there.
+        if KERNELS.contains(&&*resolved) {
+            return Ok(FilePlace::Taken);
+        }
         // What is not there has names that no kernel has looked at.
         if names.iter().any(|it| it.len() > NAME_MAX) || resolved.len() > PLACE_MAX {
             return Ok(FilePlace::Taken);
@@ -281,6 +344,19 @@ impl<'a> View<'a> {
             (Place::Absent, Access::ReadOnly) => FilePlace::Absent(resolved),
             _ => FilePlace::Taken,
         })
+    }
+
+    /// Where a directory can be mounted, as [`places`](Self::places) returns it.
+    fn directory_place(&self, path: &str) -> Result<FilePlace, Errno> {
+        match self.target(path) {
+            Err(errno) if is_about_path(errno) || errno == Errno::ILSEQ => Ok(FilePlace::Taken),
+            Err(errno) => Err(errno),
+            Ok(LinkTarget { state: TargetState::CannotBeMade, path, .. }) => {
+                Ok(FilePlace::Absent(format!("{path}/")))
+            }
+            // If this is a file, the mount will fail.
+            Ok(LinkTarget { path, .. }) => Ok(FilePlace::At(format!("{path}/"))),
+        }
     }
 
     /// Looks at what somebody wants to execute.
@@ -374,14 +450,17 @@ const fn is_about_path(errno: Errno) -> bool {
     matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ACCESS)
 }
 
-/// Whether one is below the other.
+/// Whether one is below the other, which is a file, or both are one path of different types.
 fn clash(one: &FilePlace, other: &FilePlace) -> bool {
     let path = |place: &FilePlace| match place {
-        FilePlace::At(path) | FilePlace::Absent(path) => Some(format!("{path}/")),
+        FilePlace::At(path) | FilePlace::Absent(path) => Some(path.clone()),
         FilePlace::Taken => None,
     };
     let (Some(one), Some(other)) = (path(one), path(other)) else { return false };
-    one != other && (one.starts_with(&other) || other.starts_with(&one))
+    let is_below_file = |path: &str, file: &str| {
+        path.strip_prefix(file).is_some_and(|it| it.starts_with('/')) && !file.ends_with('/')
+    };
+    is_below_file(&one, &other) || is_below_file(&other, &one)
 }
 
 /// The names of a path, the first one last.
@@ -431,237 +510,4 @@ pub(crate) fn check_inside(root: BorrowedFd<'_>, path: &str) -> Result<(), Worki
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
-    use std::path::Path;
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::bundle::spec::SpecMount;
-
-    /// A root with links of every kind, and a directory of the host with a program.
-    fn root(folder: &Path) -> RuntimeSpec {
-        let root = folder.join("root");
-        for directory in ["usr/opt", "proc", "dev", "sys", "den/deep"] {
-            std::fs::create_dir_all(root.join(directory)).unwrap();
-        }
-        for (link, to) in [
-            ("opt", "usr/opt"),
-            ("up", "../../../den"),
-            ("escape", "/proc/self/fd/22"),
-            ("parts", "den/deep/../../proc/self"),
-            ("chain", "/escape"),
-            ("loop", "loop"),
-            ("device", "/dev/fd/7"),
-            ("host", "/opt/shared/../../../den"),
-        ] {
-            symlink(to, root.join(link)).unwrap();
-        }
-        std::fs::write(root.join("file"), "").unwrap();
-        let shared = folder.join("shared");
-        std::fs::create_dir_all(shared.join("inner")).unwrap();
-        symlink("/den", shared.join("link")).unwrap();
-        std::fs::write(shared.join("tool"), "#!x").unwrap();
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(shared.join("tool"), mode).unwrap();
-        let config = json!({"root": {"readonly": true}, "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
-            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
-            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"},
-            {"destination": "/sys", "type": "bind", "source": "/sys"},
-            {"destination": "/opt/shared", "type": "bind", "source": shared, "options": ["rbind", "ro"]},
-            {"destination": "/opt/tool", "type": "bind", "source": shared.join("tool"), "options": []},
-            {"destination": "/new/place", "type": "tmpfs", "source": "tmpfs", "options": ["rw"]},
-        ]});
-        serde_json::from_value(config).unwrap()
-    }
-
-    #[test]
-    fn working_directories_stay_inside() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut config = root(folder.path());
-        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
-        let check = |config: &RuntimeSpec, path: &str, expect: Result<&str, &str>| {
-            let found = View::of_bundle(fd.as_fd(), config).working_dir(path);
-            let found = found.map_err(|it| it.to_string());
-            match (&found, expect) {
-                (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{path}"),
-                (Err(found), Err(expect)) => assert!(found.contains(expect), "{path}: {found}"),
-                _ => panic!("{path}: {found:?}, not {expect:?}"),
-            }
-        };
-        for (path, expect) in [
-            ("/", Ok("/")),
-            ("/..", Ok("/")),
-            ("//den/./deep/", Ok("/den/deep")),
-            ("/up", Ok("/den")),
-            ("/opt", Ok("/usr/opt")),
-            ("/opt/shared/inner", Ok("/usr/opt/shared/inner")),
-            ("/opt/shared/link/deep", Ok("/den/deep")),
-            ("/host", Ok("/den")),
-            ("/proc", Ok("/proc")),
-            ("/dev/shm", Ok("/dev/shm")),
-            ("/dev/shm/new", Ok("/dev/shm/new")),
-            ("/new/place/x", Ok("/new/place/x")),
-            ("/proc/..", Ok("/")),
-            ("den", Err("not an absolute path")),
-            ("/file", Err("not a directory")),
-            ("/file/x", Err("not a directory")),
-            ("/opt/tool", Err("not a directory")),
-            ("/den/new", Err("cannot be made in a read-only")),
-            ("/opt/shared/new", Err("cannot be made in a read-only")),
-            ("/loop", Err("too many links")),
-            ("/escape", Err("/proc/self/fd/22, and no program")),
-            ("/chain", Err("/proc/self/fd/22, and no program")),
-            ("/parts/fd/3", Err("/proc/self/fd/3, and no program")),
-            ("/device", Err("/dev/fd/7, and no program")),
-            ("/sys/kernel", Err("/sys/kernel, and no program")),
-            ("/proc/self/fd/22/../../..", Ok("/proc")),
-        ] {
-            check(&config, path, expect);
-        }
-        config.root.readonly = false;
-        check(&config, "/den/new/one", Ok("/den/new/one"));
-        check(&config, "/opt/shared/new", Err("cannot be made in a read-only"));
-        for number in 0..40 {
-            check(&config, &format!("/proc/self/fd/{number}"), Err("no program"));
-        }
-    }
-
-    #[test]
-    fn files_are_mounted_inside_or_nowhere() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut config = root(folder.path());
-        let host = folder.path().join("root");
-        symlink("../../../../../../etc/shadow", host.join("up-file")).unwrap();
-        symlink("/opt/shared/tool", host.join("shared-tool")).unwrap();
-        symlink("new/place/file", host.join("fresh")).unwrap();
-        let fd = std::fs::File::open(&host).unwrap();
-        let check = |config: &RuntimeSpec, path: &str, expect: FilePlace| {
-            let found = View::of_bundle(fd.as_fd(), config).file_place(path.as_bytes());
-            assert_eq!(found, Ok(expect), "{path}");
-        };
-        let at = |path: &str| FilePlace::At(path.to_owned());
-        let absent = |path: &str| FilePlace::Absent(path.to_owned());
-        for (path, expect) in [
-            ("/file", at("/file")),
-            ("/../file", at("/file")),
-            ("/fresh", at("/new/place/file")),
-            ("/up-file", absent("/etc/shadow")),
-            ("/den/none", absent("/den/none")),
-        ] {
-            check(&config, path, expect);
-        }
-        for path in [
-            "/",
-            "/den",
-            "/file/x",
-            "/loop",
-            "/escape",
-            "/chain",
-            "/device",
-            "/proc/mounts",
-            "/dev/shm",
-            "/new/place",
-            "/opt/tool",
-            "/opt/shared/tool",
-            "/opt/shared/none",
-            "/shared-tool",
-        ] {
-            check(&config, path, FilePlace::Taken);
-        }
-        config.root.readonly = false;
-        check(&config, "/up-file", at("/etc/shadow"));
-        check(&config, "/den/none", at("/den/none"));
-        check(&config, "/opt/shared/none", FilePlace::Taken);
-    }
-
-    #[test]
-    fn a_mount_that_cannot_be_opened_fails_the_look() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut config = root(folder.path());
-        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
-        let look =
-            |config: &RuntimeSpec| View::of_bundle(fd.as_fd(), config).file_places(&["/file"]);
-        let at = Ok(vec![FilePlace::At("/file".to_owned())]);
-        assert_eq!(look(&config), at);
-        // The second stands for any error but "not there", such as having no descriptors left.
-        for (source, expect) in [("/none", at), ("/no\0ne", Err(Errno::INVAL))] {
-            config.mounts.push(SpecMount::new("/den", "bind", source, &[]));
-            assert_eq!(look(&config), expect, "{source}");
-        }
-    }
-
-    #[test]
-    fn odd_links_of_an_image_have_no_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let long = format!("/{}", "n".repeat(256));
-        let deep = "/d".repeat(1500);
-        for (name, target) in [
-            ("above", "/x"),
-            ("below", "/x/y"),
-            ("beside", "/xy"),
-            ("long", &long),
-            ("long-below", &format!("/none{long}")),
-            ("deep", &deep),
-        ] {
-            symlink(target, folder.path().join(name)).unwrap();
-        }
-        let root = std::fs::File::open(folder.path()).unwrap();
-        let at = |path: &str| FilePlace::At(path.to_owned());
-        let absent = |path: &str| FilePlace::Absent(path.to_owned());
-        for (access, place) in
-            [(Access::ReadOnly, &absent as &dyn Fn(&str) -> FilePlace), (Access::Writable, &at)]
-        {
-            let view = View::of_root(root.as_fd(), access);
-            let check = |paths: [&str; 3], expect: [FilePlace; 3]| {
-                assert_eq!(view.file_places(&paths), Ok(expect.to_vec()), "{paths:?}");
-            };
-            let taken = || FilePlace::Taken;
-            check(["/above", "/below", "/beside"], [place("/x"), taken(), place("/xy")]);
-            check(["/below", "/above", "/below"], [place("/x/y"), taken(), place("/x/y")]);
-            check(["/long", "/long-below", "/deep"], [taken(), taken(), taken()]);
-        }
-    }
-
-    #[test]
-    fn programs_are_found_where_they_will_be() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = root(folder.path());
-        let fd = std::fs::File::open(folder.path().join("root")).unwrap();
-        let view = View::of_bundle(fd.as_fd(), &config);
-        for (path, expect) in [
-            ("/opt/shared/tool", Executable::Yes),
-            ("/opt/tool", Executable::Yes),
-            ("/usr/opt/tool", Executable::Yes),
-            ("/opt/shared", Executable::No),
-            ("/file", Executable::No),
-            ("/", Executable::No),
-            ("/none", Executable::Absent),
-            ("/file/none", Executable::Absent),
-            ("/new/place/tool", Executable::Absent),
-            ("/proc/self/exe", Executable::Absent),
-        ] {
-            assert_eq!(view.executable(path.as_bytes()), expect, "{path}");
-        }
-        assert_eq!(view.read_start(b"/opt/tool", 2).unwrap(), b"#!");
-        assert_eq!(view.read_start(b"/opt", 2), None);
-    }
-
-    #[test]
-    fn the_kernel_follows_no_magic_links() {
-        let host = std::fs::File::open("/").unwrap();
-        assert_eq!(check_inside(host.as_fd(), "/proc/self"), Ok(()));
-        let number = host.as_raw_fd();
-        for path in [format!("/proc/self/fd/{number}"), "/proc/self/cwd".to_owned()] {
-            assert_eq!(check_inside(host.as_fd(), &path), Err(WorkingDirError::Links(path)));
-        }
-        let check = |path: &str, expect: fn(String) -> WorkingDirError| {
-            assert_eq!(check_inside(host.as_fd(), path), Err(expect(path.to_owned())));
-        };
-        check("/no/such", WorkingDirError::Absent);
-        check("/etc/passwd", WorkingDirError::NotDirectory);
-        check("etc", WorkingDirError::Relative);
-    }
-}
+mod tests;

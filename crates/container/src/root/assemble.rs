@@ -42,7 +42,8 @@ pub struct Shape<'a> {
     /// Only where nothing can be written.
     pub space: Space,
     /// Files that have to be there, for others to be mounted on them: where the image lacks them, empty ones are below it. So
-    /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones.
+    /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones. Paths that end
+    /// with a slash are directories, as [`mount_points`](crate::bundle::mounts::mount_points) returns them.
     pub places: &'a [&'a str],
     /// What other roots of this image were written to, uppermost first: the `upper` directories of overlays, on which
     /// nothing is written meanwhile. They lie between the image and the writable layer, as they are: nobody verifies them.

@@ -43,7 +43,7 @@ pub enum Via<'a> {
 /// Asks a service for mounts of images.
 pub trait LendImage: std::fmt::Debug {
     /// A mount of the image's names and attributes, attached nowhere, that leads an overlay with `userxattr` to objects.
-    /// `places` are files that are to be there. `None` if there is no service.
+    /// `places` are files, and directories with a slash at the end, that are to be there. `None` if there is no service.
     ///
     /// # Errors
     /// Why it lends none.
@@ -356,7 +356,9 @@ fn lent(
     lender: &dyn LendImage,
     shape: &Shape<'_>,
 ) -> Result<Lent, MakeRootError> {
-    let mut places: Vec<_> = shape.places.iter().map(ToString::to_string).collect();
+    // Most images have the directories, and a mount is shared by all requests for the same places.
+    let files = shape.places.iter().filter(|it| !it.ends_with('/'));
+    let mut places: Vec<_> = files.map(ToString::to_string).collect();
     // Links of the image may lead elsewhere. Nothing can be added to the mount, so another one is asked for.
     for _ in 0..2 {
         let wanted: Vec<_> = places.iter().map(String::as_str).collect();
@@ -379,7 +381,7 @@ fn lent(
         places.extend(missing);
     }
     let place = places.pop().unwrap_or_default();
-    Ok(Lent::Refused(format!("the image has nothing at {place} to mount a file on").into()))
+    Ok(Lent::Refused(format!("the image has nothing at {place} to mount on").into()))
 }
 
 /// The ways that suit an image.

@@ -250,20 +250,20 @@ pub(crate) fn empty(image: Shown<'_>) -> Result<Detached, UpperError> {
     Ok(mount)
 }
 
-/// Which files an image lacks, where its links lead: paths without links.
+/// Which files an image lacks, where its links lead: paths without links. Paths of directories end with a slash.
 ///
 /// # Errors
 /// An error of the kernel.
 pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Result<Vec<String>, UpperError> {
     let view = View::of_root(image, Access::ReadOnly);
-    let absent = view.file_places(files)?.into_iter().filter_map(|place| match place {
+    let absent = view.places(files)?.into_iter().filter_map(|place| match place {
         FilePlace::Absent(path) => Some(path),
         FilePlace::At(_) | FilePlace::Taken => None,
     });
     Ok(absent.collect())
 }
 
-/// A file system that has empty files at these paths, which belong to the container's root, and nothing else.
+/// A file system that has empty files and directories at these paths, which belong to the container's root, and nothing else.
 pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, UpperError> {
     let options =
         TmpfsOptions { name: "quire-places", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
@@ -272,8 +272,8 @@ pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, U
     Ok(mount)
 }
 
-/// Makes empty files at these paths, and directories on their ways, which belong to the container's root. Directories that are
-/// there keep their times.
+/// Makes empty files at these paths, and directories at those that end with a slash and on their ways. All of them belong to the
+/// container's root. Existing directories keep their times.
 pub(crate) fn add_files(
     mount: BorrowedFd<'_>,
     paths: &[String],
@@ -290,7 +290,7 @@ pub(crate) fn add_files(
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for path in paths {
         let mut names: Vec<_> = path.split('/').filter(|it| !it.is_empty()).collect();
-        let Some(last) = names.pop() else { continue };
+        let last = if path.ends_with('/') { None } else { names.pop() };
         let open = flags | OFlags::DIRECTORY;
         let mut here = rustix::fs::openat(mount, ".", open, Mode::empty())?;
         for name in names {
@@ -309,6 +309,7 @@ pub(crate) fn add_files(
                 give(here.as_fd())?;
             }
         }
+        let Some(last) = last else { continue };
         let mode = Mode::from_raw_mode(0o644);
         let time = modified(here.as_fd())?;
         let file = rustix::fs::openat(&here, last, flags | OFlags::CREATE, mode)?;
@@ -644,8 +645,9 @@ mod tests {
         for it in [&root, &etc] {
             set_modified(it.as_fd(), time).unwrap();
         }
-        let paths = ["/etc/hosts", "/run/secrets/x"].map(str::to_owned);
+        let paths = ["/etc/hosts", "/run/secrets/x", "/data/deep/", "/etc/"].map(str::to_owned);
         add_files(root.as_fd(), &paths, None).unwrap();
+        assert!(folder.path().join("data/deep").is_dir());
         assert!(folder.path().join("etc/hosts").is_file());
         assert!(folder.path().join("run/secrets/x").is_file());
         for it in [&root, &etc] {

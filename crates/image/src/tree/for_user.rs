@@ -10,7 +10,8 @@ pub struct TreeUser<'a> {
     /// The owner and group, as the user's namespace numbers them, of what belongs to these in the tree.
     pub owner: &'a dyn Fn(u32, u32) -> (u32, u32),
     /// Files that have to be there, for others to be mounted on them. Where the tree has nothing of that name, they are added,
-    /// empty, with the directories on their ways. Where something else than a directory is on the way, they are not.
+    /// empty, with the directories on their ways. Where something else than a directory is on the way, they are not. A path that
+    /// ends with a slash is a directory.
     pub places: &'a [&'a [u8]],
 }
 
@@ -134,7 +135,11 @@ impl Copy<'_> {
             };
         }
         if self.builder.lookup(here, last).is_none() {
-            self.add(here, last, 0o644, Node::Regular(super::Content::Inline(&[])))?;
+            let (permissions, node) = match path.ends_with(b"/") {
+                true => (0o755, Node::Directory),
+                false => (0o644, Node::Regular(super::Content::Inline(&[]))),
+            };
+            self.add(here, last, permissions, node)?;
         }
         Ok(())
     }
@@ -196,13 +201,32 @@ mod tests {
         file(&mut builder, "fifo", Node::Fifo, (70_000, 1));
         file(&mut builder, "link", Node::Symlink(b"a"), (0, 0));
         let owner = |user, group| (if user == 70_000 { 65_534 } else { user }, group + 1);
-        let places: [&[u8]; 5] = [b"/a/one", b"new/deep/file", b"link/x", b"two/x", b"//fifo"];
+        let places: [&[u8]; 8] = [
+            b"/a/one",
+            b"new/deep/file",
+            b"link/x",
+            b"two/x",
+            b"//fifo",
+            b"/proc/",
+            b"/a/",
+            b"/two/",
+        ];
         let made = for_user(&builder.finish(), &TreeUser { owner: &owner, places: &places });
         let UserTree { tree, devices } = made.unwrap();
         assert_eq!(devices, 3);
-        let expect =
-            ["/a", "/a/one", "/fifo", "/link", "/new", "/new/deep", "/new/deep/file", "/two"];
+        let expect = [
+            "/a",
+            "/a/one",
+            "/fifo",
+            "/link",
+            "/new",
+            "/new/deep",
+            "/new/deep/file",
+            "/proc",
+            "/two",
+        ];
         assert_eq!(paths(&tree), expect);
+        assert!(tree.resolve(b"proc").unwrap().is_directory());
         let one = tree.resolve(b"a/one").unwrap();
         assert_eq!((one.id(), one.nlink()), (tree.resolve(b"two").unwrap().id(), 2));
         let of_file = one.metadata();

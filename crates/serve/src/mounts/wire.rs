@@ -40,7 +40,8 @@ pub struct LendAsk {
     pub image_file_descriptor: usize,
     /// Which of the descriptors is the client's user namespace.
     pub user_namespace_file_descriptor: usize,
-    /// Paths of files that have to be there, empty where the image lacks them, for others to be mounted on them.
+    /// Paths of files that have to be there, empty where the image lacks them, for others to be mounted on them. A path that ends
+    /// with a slash is a directory.
     #[serde(default, deserialize_with = "none_for_null")]
     pub places: Vec<String>,
 }

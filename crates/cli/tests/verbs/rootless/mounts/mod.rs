@@ -443,6 +443,28 @@ fn containers_run_by_the_service() {
 }
 
 /// What a container has changed is the same, whichever way its image came.
+/// As Docker and podman do it, which make mount points in a layer of the container's.
+#[test]
+fn a_read_only_root_needs_no_mount_points_by_any_way() {
+    let Some(user) = User::new(true) else { return };
+    let Some(tree) = crate::volumes::from_scratch(&user.place) else { return };
+    user.import(&tree);
+    let host = user.home().join("host");
+    fs::create_dir(&host).unwrap();
+    fs::write(host.join("file"), "host\n").unwrap();
+    let host = host.display();
+    for (runtime, via) in runtimes().flat_map(|it| ["service", "tree", "fuse"].map(|via| (it, via)))
+    {
+        let script = format!(
+            "$Q run --rm --quiet --read-only --runtime {runtime} --via {via} -v {host}:/data -v {host}/file:/deep/file:ro \
+             --mount type=memory,dst=/cache/inner -w /new/work a /look /proc/self /sys/kernel /dev/null /etc/hosts /data \
+             /deep/file /cache/inner"
+        );
+        let ran = beside_service(&user, "", &script);
+        assert_eq!(ran.out, crate::volumes::LOOKED, "{runtime} {via}: {}", ran.err);
+    }
+}
+
 #[test]
 fn changes_are_found_by_every_way() {
     let Some(user) = User::new(true) else { return };
