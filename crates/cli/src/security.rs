@@ -38,17 +38,25 @@ fn can_limit_pids() -> bool {
 
 pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
     let mut filter = if wanted.privileged { Filter::Unconfined } else { Filter::Usual };
-    let (mut no_new_privileges, mut is_said) = (false, false);
+    let (mut no_new_privileges, mut socketcall, mut is_said) = (false, false, false);
     for option in &wanted.security_opt {
         match option {
             SecurityOpt::NoNewPrivileges(value) => no_new_privileges = *value,
             SecurityOpt::AppArmor(_) | SecurityOpt::Label => {}
+            SecurityOpt::Socketcall(value) => socketcall = *value,
             _ if std::mem::replace(&mut is_said, true) => {
                 bail!("--security-opt: seccomp is given twice");
             }
             SecurityOpt::Unconfined => filter = Filter::Unconfined,
             SecurityOpt::Seccomp(path) => filter = Filter::Profile(profile(path)?),
         }
+    }
+    match filter {
+        Filter::Usual if socketcall => filter = Filter::Socketcall,
+        Filter::Profile(_) if socketcall => {
+            bail!("--security-opt socketcall is about the default profile: allow it in your own");
+        }
+        _ => {}
     }
     for limit in &wanted.ulimit {
         limit.check().context("--ulimit")?;

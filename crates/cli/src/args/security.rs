@@ -19,6 +19,8 @@ pub(crate) enum SecurityOpt {
     AppArmor(ProfileWish),
     /// A part of the SELinux label, none of which Quire sets.
     Label,
+    /// Whether the default profile allows `socketcall`.
+    Socketcall(bool),
 }
 
 impl FromStr for SecurityOpt {
@@ -40,8 +42,11 @@ impl FromStr for SecurityOpt {
             ("label", part) => Err(format!(
                 "label={part}: it is label=disable, or label=user:…, role:…, type:…, level:… or filetype:…"
             )),
+            ("socketcall", "" | "true") => Ok(Self::Socketcall(true)),
+            ("socketcall", "false") => Ok(Self::Socketcall(false)),
             _ => Err(
-                "it is seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, label=… or no-new-privileges"
+                "it is seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, label=…, socketcall or \
+                 no-new-privileges"
                     .to_owned(),
             ),
         }
@@ -67,7 +72,8 @@ pub(crate) struct Security {
     /// Give all capabilities and all devices of the host, no seccomp filter, no AppArmor profile, and all of /proc and /sys
     #[arg(long)]
     pub(crate) privileged: bool,
-    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, no-new-privileges, or label=… (no effect)
+    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, socketcall (for 32-bit programs that use the
+    /// network), no-new-privileges, or label=… (no effect)
     #[arg(long, value_name = "OPTION")]
     pub(crate) security_opt: Vec<SecurityOpt>,
     /// Add a device of the host; by default with rwm (read, write, mknod)

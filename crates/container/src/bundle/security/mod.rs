@@ -71,7 +71,7 @@ impl Security {
         }
         match (&self.filter, kind) {
             (Filter::Profile(_), Kind::Runsc) => Err(FilterError::Runtime),
-            (Filter::Usual, Kind::Runsc) => {
+            (Filter::Usual | Filter::Socketcall, Kind::Runsc) => {
                 self.filter = Filter::Unconfined;
                 Ok(())
             }

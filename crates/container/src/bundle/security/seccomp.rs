@@ -14,6 +14,8 @@ pub enum Filter {
     /// The default filter.
     #[default]
     Usual,
+    /// The default filter with `socketcall`, by which 32-bit programs of x86 make sockets.
+    Socketcall,
     /// None: it may make all.
     Unconfined,
     /// A filter from the caller.
@@ -186,12 +188,22 @@ impl Filter {
         match self {
             Self::Unconfined => None,
             Self::Profile(profile) => Some(profile.entry(&machine)),
-            Self::Usual => {
-                let usual = Profile::read(USUAL.as_bytes()).expect("our own profile is one");
-                Some(usual.entry(&machine))
+            Self::Usual => Some(usual().entry(&machine)),
+            Self::Socketcall => {
+                let mut entry = usual().entry(&machine);
+                for rule in entry["syscalls"].as_array_mut().into_iter().flatten() {
+                    if rule["names"] == json!(["socketcall"]) {
+                        *rule = json!({"names": ["socketcall"], "action": "SCMP_ACT_ALLOW"});
+                    }
+                }
+                Some(entry)
             }
         }
     }
+}
+
+fn usual() -> Profile {
+    Profile::read(USUAL.as_bytes()).expect("our own profile is one")
 }
 
 #[cfg(test)]
@@ -256,6 +268,23 @@ mod tests {
         if Capabilities::new(false, &["SYS_ADMIN".to_owned()], &[]).is_ok() {
             has(&["SYS_ADMIN"], &["mount", "clone", "clone3", "unshare", "setns", "bpf", "syslog"]);
         }
+    }
+
+    /// Source: glibc 2.41, `__ASSUME_SOCKET_SYSCALL` in `sysdeps/unix/sysv/linux/*/kernel-features.h`.
+    #[test]
+    fn socketcall_is_for_machines_that_need_it() {
+        let check = |architecture: &str, expect| {
+            assert_eq!(action(&usual(&[], architecture), "socketcall"), expect, "{architecture}");
+        };
+        check("amd64", Some(1));
+        check("ppc64le", Some(1));
+        check("s390x", None);
+        check("x86", None);
+        let asked = Filter::Socketcall.entry(&Capabilities::default()).unwrap();
+        assert_eq!(action(&asked, "socketcall"), None);
+        let calls = asked["syscalls"].as_array().unwrap().iter();
+        let mut sockets = calls.filter(|it| it["names"].to_string().contains("\"socket"));
+        assert_eq!(sockets.next().unwrap()["names"], json!(["socketcall"]), "it stands first");
     }
 
     #[test]
