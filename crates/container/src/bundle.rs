@@ -2,6 +2,7 @@
 
 mod choices;
 pub mod config;
+mod destinations;
 pub(crate) mod files;
 pub mod mounts;
 pub mod names;
@@ -15,9 +16,10 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
 use crate::bundle::config::ImageConfig;
+use crate::bundle::destinations::{check_kernels, resolve_devices, resolve_mounts};
 use crate::bundle::mounts::Volume;
 use crate::bundle::names::NameMount;
-use crate::bundle::security::{Interfaces, Security};
+use crate::bundle::security::{Interfaces, Security, write_devices};
 use crate::bundle::spec::{
     RuntimeSpec, SpecCpu, SpecLinux, SpecMemory, SpecMount, SpecNamespace, SpecPids, SpecProcess,
     SpecResources, SpecRoot, SpecUser, VERSION, strings,
@@ -27,6 +29,7 @@ use crate::bundle::userns::{IdMap, OwnIds};
 use crate::bundle::view::{FilePlace, View, WorkingDirError};
 
 pub use choices::{Access, Kind, Network};
+pub use destinations::DestinationError;
 
 /// What a root without a `PATH` is searched by; Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -46,6 +49,10 @@ const MASKED: [&str; 12] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
+
+/// Directory with a directory for each processor, `cpu0` and so on.
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
@@ -226,6 +233,9 @@ pub enum BundleError {
     /// A working directory that cannot be had.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
+    /// The root does not allow a mount or a device.
+    #[error(transparent)]
+    Destination(#[from] DestinationError),
     /// Where its names go cannot be looked up.
     #[error("cannot look for /etc/hosts and the like in the root")]
     Places(#[source] rustix::io::Errno),
@@ -338,7 +348,8 @@ fn is_named(variable: &str, name: &str) -> bool {
 }
 
 /// Returns the process and the runtime configuration of a container. Its root is `root`, which the runtime finds at
-/// `place`. The working directory is looked up in there, so that the runtime need not follow its links.
+/// `place`. The working directory, and the destinations of mounts and devices, are looked up in there, so that the runtime need not
+/// follow links.
 ///
 /// # Errors
 /// [`BundleError`].
@@ -350,7 +361,15 @@ pub fn configure(
     user: &User,
 ) -> Result<(Process, RuntimeSpec), BundleError> {
     let mut process = Process::new(image, wishes, user)?;
+    check_kernels(root)?;
     let mut config = runtime_config(&process, user, wishes, image, place);
+    if wishes.security.interfaces == Interfaces::Masked {
+        config.linux.masked_paths.extend(thermal_throttles());
+    }
+    resolve_mounts(root, &mut config, wishes.volumes.len())?;
+    let devices = resolve_devices(&View::of_bundle(root, &config), &wishes.security.devices)?;
+    let in_user_namespace = wishes.map.is_some() || wishes.own.is_some();
+    write_devices(&devices, in_user_namespace, &mut config);
     let view = View::of_bundle(root, &config);
     process.working_dir = view.working_dir(&process.working_dir)?;
     let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
@@ -360,6 +379,20 @@ pub fn configure(
     config.process.cwd.clone_from(&process.working_dir);
     config.mounts.extend(names);
     Ok((process, config))
+}
+
+/// Directories that count how often each processor was too hot, by which a program can watch others. Docker hides those of all
+/// processors. Source: moby `daemon/pkg/oci/defaults.go` and its advisory GHSA-6fw5-f8r9-fgfm.
+fn thermal_throttles() -> Vec<String> {
+    let entries = std::fs::read_dir(PROCESSORS).into_iter().flatten().flatten();
+    let names = entries.filter_map(|it| it.file_name().into_string().ok());
+    let is_number = |it: &str| !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
+    let mut numbers: Vec<u32> = names
+        .filter_map(|it| it.strip_prefix("cpu").filter(|it| is_number(it))?.parse().ok())
+        .collect();
+    numbers.sort_unstable();
+    let paths = numbers.into_iter().map(|it| format!("{PROCESSORS}/cpu{it}/thermal_throttle"));
+    paths.filter(|path| std::path::Path::new(path).exists()).collect()
 }
 
 /// A file with names, where links of the image lead, but never out of the root; none if what was asked for or something
@@ -412,8 +445,7 @@ fn runtime_config(
         spec.linux.masked_paths = strings(&MASKED);
         spec.linux.readonly_paths = strings(&READ_ONLY);
     }
-    let in_user_namespace = wishes.map.is_some() || wishes.own.is_some();
-    wishes.security.write(user, in_user_namespace, &mut spec);
+    wishes.security.write(user, &mut spec);
     if let Some(map) = &wishes.map {
         map.write(&mut spec.linux);
     }
@@ -467,7 +499,7 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     let is_of_user = wishes.map.is_some() || wishes.own.is_some();
     let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     terminals.extend(has_group.then_some("gid=5"));
-    let memory = ["nosuid", "strictatime", "mode=755", "size=65536k"];
+    let memory = ["nosuid", "noexec", "strictatime", "mode=755", "size=65536k"];
     let shared = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
     let plain = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![

@@ -21,7 +21,7 @@ fn with_calls() -> Option<Place> {
     let mut compile = Command::new(compiler);
     compile.args(["-static", "-o"]).arg(tree.join("bin/calls")).arg(source);
     assert!(compile.status().unwrap().success());
-    add_programs(&tree, &["/bin/ls", "/bin/mknod"]);
+    add_programs(&tree, &["/bin/ls", "/bin/mknod", "/bin/chmod"]);
     place.out(&format!("import --quiet dir:{} a", tree.display()));
     Some(place)
 }
@@ -55,8 +55,15 @@ fn calls_that_reach_the_host_are_refused() {
             for (call, expect) in REFUSED {
                 assert_eq!(result(out, call), expect, "{runtime}, {what}: {call}");
             }
-            for call in ["alg", "alg-beyond"] {
+            for call in ["alg", "alg-beyond", "vsock"] {
                 assert_eq!(result(out, call), "1", "{runtime}, {what}: {call}");
+            }
+            for call in ["old-alg", "old-vsock", "old-audit", "old-unix", "old-connect"] {
+                let result = result(out, call);
+                assert!(
+                    ["1", "unsupported"].contains(&result),
+                    "{runtime}, {what}: {call} {result}"
+                );
             }
             for call in ALLOWED {
                 assert_eq!(result(out, call), "0", "{runtime}, {what}: {call}");
@@ -175,6 +182,36 @@ fn a_filter_can_be_another_one_or_none() {
     }
 }
 
+/// Debian's C library for i386 makes all sockets by this call. Source: glibc, `__ASSUME_SOCKET_SYSCALL`.
+#[test]
+fn sockets_of_32_bit_programs_are_for_who_asks_for_them() {
+    let Some(place) = with_calls() else { return };
+    for runtime in runtimes() {
+        for (option, expect) in [("socketcall", "0"), ("socketcall=false", "1")] {
+            let before = ["run", "--quiet", "--runtime", runtime, "--security-opt", option];
+            let ran = place.run_each(&[&before[..], &["a", "--", "calls"]].concat());
+            let result_of = result(&ran.out, "old-unix");
+            assert!(
+                [expect, "unsupported"].contains(&result_of),
+                "{runtime} {option}: {result_of}"
+            );
+            // The other ways stay closed.
+            for call in ["alg", "vsock"] {
+                assert_eq!(result(&ran.out, call), "1", "{runtime} {option}: {call}");
+            }
+        }
+    }
+    fs::write(place.path("own.json"), r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": []}"#)
+        .unwrap();
+    let options = "--security-opt socketcall --security-opt seccomp=own.json";
+    let ran = place.run(&format!("run --quiet {options} a -- true"));
+    assert!(
+        ran.code == Some(125) && ran.err.contains("is about the default profile"),
+        "{}",
+        ran.err
+    );
+}
+
 #[test]
 fn capabilities_are_those_of_podman_and_what_is_asked() {
     let Some(place) = with_calls() else { return };
@@ -279,11 +316,56 @@ fn devices_and_limits_are_what_is_asked() {
     for (options, expect) in [
         ("--device /etc/passwd", "is not a device"),
         ("--device /dev/none", "cannot look at the device"),
+        ("--device /dev/zero:/dev/../etc/x", "without \"..\""),
+        ("--device /dev/zero:/etc/short", "another file at /etc/short"),
+        ("--device /dev/zero:/etc/link", "links lead it to /etc/long"),
+        ("--device /dev/zero:/etc", "another file at /etc"),
+        ("--device /dev/zero:/dev/null", "another file at /dev/null"),
+        ("--device /dev/zero:/dev/shm", "another file at /dev/shm"),
+        ("--device /dev/zero:/proc/x", "a file system of the kernel"),
+        ("--device /dev/zero:/dev/a --device /dev/null:/dev/a", "another file at /dev/a"),
+        ("--device /dev/zero:/new --read-only", "cannot be made in a read-only file system"),
+        ("--device /dev/zero:/v/x --volume .:/v", "a directory of the host"),
         ("--ulimit nofile=2:1", "above the hard one"),
         ("--ulimit files=2", "no limit \"files\""),
     ] {
         let ran = place.run(&format!("run --quiet {options} a -- true"));
         assert!(ran.code == Some(125) && ran.err.contains(expect), "{options}: {}", ran.err);
+    }
+}
+
+/// Podman mounts it so; Docker does not. Docker masks the counters of hot processors: moby `daemon/pkg/oci/defaults.go`.
+#[test]
+fn nothing_in_dev_is_executed_and_hot_processors_are_masked() {
+    let Some(place) = with_calls() else { return };
+    for runtime in runtimes() {
+        let run = |options: &[&str], script: &str| {
+            let before = ["run", "--quiet", "--runtime", runtime];
+            place.run_each(&[&before, options, &["a", "--", "sh", "-c", script]].concat())
+        };
+        for options in [&[][..], &["--userns", "auto"], &["--read-only"]] {
+            let ran = run(options, "cat /bin/calls > /dev/calls; cat /proc/mounts");
+            let line = ran.out.lines().find(|it| it.contains(" /dev tmpfs ")).unwrap();
+            assert!(line.contains("noexec") && line.contains("nosuid"), "{runtime}: {line}");
+        }
+        let script = "cat /bin/calls > /dev/calls; chmod 755 /dev/calls; exec /dev/calls";
+        assert_eq!(run(&[], script).code, Some(126), "{runtime}");
+        // The program of --init is executed from there.
+        if ["catatonit", "tini-static", "docker-init"].iter().any(|it| program(it).is_some()) {
+            for options in [&["--init"][..], &["--init", "--userns", "auto"]] {
+                assert_eq!(run(options, "exit 7").code, Some(7), "{runtime} {options:?}");
+            }
+        }
+    }
+    place.out("bundle a b -- true");
+    let text = fs::read(place.path("b/config.json")).unwrap();
+    place.out("umount b/rootfs");
+    let config: Value = serde_json::from_slice(&text).unwrap();
+    let masked = config["linux"]["maskedPaths"].as_array().unwrap();
+    for number in 0..1024 {
+        let path = format!("/sys/devices/system/cpu/cpu{number}/thermal_throttle");
+        let is_there = std::path::Path::new(&path).exists();
+        assert_eq!(masked.contains(&path.clone().into()), is_there, "{path}");
     }
 }
 

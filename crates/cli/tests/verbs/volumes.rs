@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
 use crate::containers::{Rm, ps, start};
-use crate::runs::{place, runtimes, wait_for};
+use crate::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{Place, add_programs, program};
 
 fn with_programs() -> Option<Place> {
@@ -112,4 +112,199 @@ fn mounts_that_make_no_sense_are_refused_with_the_reason() {
     assert!(ran.code == Some(2) && ran.err.contains("which only `run` makes"), "{}", ran.err);
     assert!(!place.path("b").exists());
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
+}
+
+/// A tree with one static program and nothing to mount on, as images `FROM scratch` are.
+pub(crate) fn from_scratch(place: &Place) -> Option<std::path::PathBuf> {
+    let Some(compiler) = program("gcc").or_else(|| program("cc")) else {
+        testing::skipped("no C compiler for a static program");
+        return None;
+    };
+    let (tree, source) = (place.path("scratch"), place.path("scratch.c"));
+    fs::create_dir(&tree).unwrap();
+    // Looks at each of its arguments, and tries to write: next to each, and in the root.
+    let text = r#"
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <stdio.h>
+        #include <sys/stat.h>
+        #include <unistd.h>
+        int main(int count, char **paths) {
+            char here[4096];
+            printf("in %s\n", getcwd(here, sizeof here));
+            for (int i = 1; i < count; i++) {
+                struct stat it;
+                printf("%s %s\n", paths[i], stat(paths[i], &it) ? "absent" : S_ISDIR(it.st_mode) ? "directory" : "file");
+            }
+            printf("write %d\n", open("/fresh", O_CREAT | O_WRONLY, 0600) < 0 ? errno : 0);
+            printf("make %d\n", mkdir("/etc/new", 0700) < 0 ? errno : 0);
+            return 0;
+        }"#;
+    fs::write(&source, text).unwrap();
+    let mut compile = std::process::Command::new(compiler);
+    compile.args(["-static", "-o"]).arg(tree.join("look")).arg(&source);
+    assert!(compile.status().unwrap().success());
+    Some(tree)
+}
+
+/// What the program prints in a read-only root with these mounts. Source of the number: errno(3), EROFS.
+pub(crate) const LOOKED: &str = "in /new/work
+/proc/self directory
+/sys/kernel directory
+/dev/null file
+/etc/hosts file
+/data directory
+/deep/file file
+/cache/inner directory
+write 30
+make 30
+";
+
+/// As Docker and podman do it, which make mount points in a layer of the container's.
+#[test]
+fn a_read_only_root_needs_no_mount_points() {
+    let Some(place) = place() else { return };
+    let Some(tree) = from_scratch(&place) else { return };
+    fs::create_dir(place.path("host")).unwrap();
+    fs::write(place.path("host/file"), "host\n").unwrap();
+    let host = place.path("host").display().to_string();
+    let (data, file) = (format!("{host}:/data"), format!("{host}/file:/deep/file:ro"));
+    let mounts = [
+        "--volume",
+        &data,
+        "--volume",
+        &file,
+        "--mount",
+        "type=memory,dst=/cache/inner",
+        "--workdir",
+        "/new/work",
+    ];
+    let looks = [
+        "/look",
+        "/proc/self",
+        "/sys/kernel",
+        "/dev/null",
+        "/etc/hosts",
+        "/data",
+        "/deep/file",
+        "/cache/inner",
+    ];
+    let mut tar = std::process::Command::new("tar");
+    tar.args(["--create", "--file"])
+        .arg(place.path("scratch.tar"))
+        .arg("--directory")
+        .arg(&tree)
+        .arg(".");
+    assert!(tar.status().unwrap().success());
+    for form in ["objects", "packed", "tar"] {
+        place.out(&format!("import --quiet --form {form} tar:scratch.tar scratch-{form}"));
+        let image = format!("scratch-{form}");
+        for runtime in all_runtimes() {
+            for more in [&[][..], &["--df"], &["--userns", "0:700000:65536"]] {
+                if runtime == "runsc" && more.contains(&"--userns") {
+                    continue;
+                }
+                let before = ["run", "--quiet", "--read-only", "--runtime", runtime];
+                // Nothing but the program.
+                let ran = place.run_each(&[&before, more, &[&image, "--", "/look"]].concat());
+                assert_eq!(
+                    ran.out, "in /\nwrite 30\nmake 30\n",
+                    "{form} {runtime} {more:?}: {}",
+                    ran.err
+                );
+                let all = [&before, more, &mounts, &[&*image, "--"], &looks].concat();
+                let ran = place.run_each(&all);
+                assert_eq!(ran.out, LOOKED, "{form} {runtime} {more:?}: {}", ran.err);
+            }
+        }
+    }
+    let bundle =
+        [&["bundle", "--quiet", "--read-only"], &mounts[..], &["scratch-tar", "b", "--"], &looks];
+    assert_eq!(place.run_each(&bundle.concat()).code, Some(0));
+    for runtime in runtimes() {
+        let mut command = std::process::Command::new(program(runtime).unwrap());
+        command
+            .args(["run", "--bundle"])
+            .arg(place.path("b"))
+            .arg(format!("scratch-{}", std::process::id()));
+        let ran = crate::Ran::of(&command.stdin(std::process::Stdio::null()).output().unwrap());
+        // crun 1.8 refuses machines with two versions of cgroups.
+        if !ran.err.contains("hybrid mode") {
+            assert_eq!(ran.out, LOOKED, "{runtime}: {}", ran.err);
+        }
+    }
+    place.out("umount b/rootfs");
+}
+
+/// Links of an image may lead a mount elsewhere in the root, but not where it hides another, nor into the kernel's directories.
+#[test]
+fn mounts_go_where_links_of_the_image_lead() {
+    let Some(place) = place() else { return };
+    let tree = place.path("tree");
+    for (link, target) in [
+        ("var", "usr/var"),
+        ("lock", "/dev/shm"),
+        ("null", "/dev/null"),
+        ("kernel", "/proc/sys"),
+        ("top", "/"),
+        ("gone", "/nowhere/deep"),
+        ("loop", "loop"),
+        ("terminals", "dev/pts"),
+    ] {
+        std::os::unix::fs::symlink(target, tree.join(link)).unwrap();
+    }
+    fs::create_dir_all(tree.join("usr/var/run")).unwrap();
+    place.out(&format!("import --quiet dir:{} a", tree.display()));
+    for name in ["one", "two"] {
+        fs::create_dir(place.path(name)).unwrap();
+        fs::write(place.path(name).join("file"), name).unwrap();
+    }
+    let volume = |name: &str, to: &str| format!("{}:{to}", place.path(name).display());
+    for runtime in all_runtimes() {
+        for access in ["--read-only", "--writable=memory"] {
+            let run = |volumes: &[String], script: &str| {
+                let mut arguments = vec!["run", "--quiet", "--runtime", runtime, access];
+                arguments.extend(volumes.iter().flat_map(|it| ["--volume", it]));
+                arguments.extend(["a", "--", "sh", "-c", script]);
+                place.run_each(&arguments)
+            };
+            for (volumes, script, expect) in [
+                (vec![volume("one", "/var/run")], "cat /usr/var/run/file", "one"),
+                (vec![volume("one", "/gone/x")], "cat /nowhere/deep/x/file", "one"),
+                (vec![volume("one", "/lock/x")], "cat /dev/shm/x/file", "one"),
+                // In the order of the paths to which they lead.
+                (
+                    vec![volume("one", "/var"), volume("two", "/usr")],
+                    "cat /usr/file /usr/var/file",
+                    "twoone",
+                ),
+            ] {
+                let ran = run(&volumes, script);
+                assert_eq!(
+                    (&*ran.out, ran.code),
+                    (expect, Some(0)),
+                    "{runtime} {volumes:?}: {}",
+                    ran.err
+                );
+            }
+            for (volumes, expect) in [
+                (
+                    vec![volume("one", "/kernel/x")],
+                    "leads /kernel/x to /proc/sys/x: it is the kernel's",
+                ),
+                (vec![volume("one/file", "/null")], "one of the container's own devices"),
+                (vec![volume("one", "/terminals/x")], "it has the container's terminals"),
+                (vec![volume("one", "/top")], "it is the root itself"),
+                (vec![volume("one", "/loop")], "cannot look up /loop"),
+                (
+                    vec![volume("one", "/var"), volume("two", "/usr/var")],
+                    "would hide the one on /usr/var",
+                ),
+            ] {
+                let ran = run(&volumes, "true");
+                assert_eq!(ran.code, Some(125), "{runtime} {volumes:?}: {}", ran.err);
+                assert!(ran.err.contains(expect), "{runtime} {volumes:?}: {}", ran.err);
+            }
+        }
+    }
 }

@@ -5,11 +5,55 @@ use std::path::Path;
 
 use crate::bundle::spec::{DeviceRule, SpecDevice, SpecMount};
 
-/// What a container has by itself, or must not have of the host's: names in `/dev`.
-const OWN: [&str; 13] = [
-    "console", "core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "tty",
-    "urandom", "zero",
-];
+/// A file that every container has in `/dev`, by its name there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OwnDevice {
+    name: &'static str,
+    /// Numbers of a character device.
+    numbers: Option<(u32, u32)>,
+}
+
+/// What a container has by itself, or must not have of the host's. Sources: runtime-spec 1.2, `config-linux.md`, "Default Devices";
+/// Linux `Documentation/admin-guide/devices.txt`.
+const OWN: [OwnDevice; 16] = {
+    const fn own(name: &'static str) -> OwnDevice {
+        OwnDevice { name, numbers: None }
+    }
+    const fn device(name: &'static str, major: u32, minor: u32) -> OwnDevice {
+        OwnDevice { name, numbers: Some((major, minor)) }
+    }
+    [
+        device("console", 5, 1),
+        own("core"),
+        own("fd"),
+        device("full", 1, 7),
+        own("mqueue"),
+        device("null", 1, 3),
+        own("ptmx"),
+        own("pts"),
+        device("random", 1, 8),
+        own("shm"),
+        own("stderr"),
+        own("stdin"),
+        own("stdout"),
+        device("tty", 5, 0),
+        device("urandom", 1, 9),
+        device("zero", 1, 5),
+    ]
+};
+
+impl OwnDevice {
+    /// The one at a path of a container.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        let name = path.strip_prefix("/dev/")?;
+        OWN.into_iter().find(|it| it.name == name)
+    }
+
+    /// Whether this is the same device.
+    pub(crate) fn is(self, device: &Device) -> bool {
+        device.kind == "c" && self.numbers == Some(device.numbers)
+    }
+}
 
 /// A device that a container cannot have.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +61,11 @@ pub enum DeviceError {
     /// It is not written as one.
     #[error("\"{0}\" is not a device: write HOST[:CONTAINER[:rwm]], both absolute paths")]
     Syntax(String),
+    /// Its path in the container is not a path without `..`.
+    #[error(
+        "\"{0}\" is no path for a device in a container: write an absolute path without \"..\", such as /dev/fuse"
+    )]
+    Destination(String),
     /// It is something else.
     #[error("\"{0}\" is not a device")]
     NotDevice(String),
@@ -62,6 +111,11 @@ impl Device {
         if !host.starts_with('/') || !path.starts_with('/') {
             return Err(DeviceError::Syntax(text.to_owned()));
         }
+        let names: Vec<_> = path.split('/').filter(|it| !matches!(*it, "" | ".")).collect();
+        if names.is_empty() || names.contains(&"..") {
+            return Err(DeviceError::Destination(path.to_owned()));
+        }
+        let path = &*format!("/{}", names.join("/"));
         let found = std::fs::metadata(host);
         let found = found.map_err(|source| DeviceError::Look { path: host.to_owned(), source })?;
         Self::of(&found, (host, path), access)
@@ -103,8 +157,18 @@ impl Device {
         )
     }
 
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
+    }
+
+    /// The same at another path in the container.
+    pub(crate) fn at(&self, path: String) -> Self {
+        Self { path, ..self.clone() }
+    }
+
+    /// Whether both are one device of the host.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        (self.kind, self.numbers) == (other.kind, other.numbers)
     }
 
     pub(super) fn entry(&self) -> SpecDevice {
@@ -145,7 +209,7 @@ impl Device {
 fn below(folder: &Path, devices: &mut Vec<Device>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
-        if OWN.iter().any(|it| name == *it) {
+        if OWN.iter().any(|it| name == it.name) {
             continue;
         }
         let Ok(found) = entry.metadata() else { continue };
@@ -182,6 +246,12 @@ mod tests {
         assert_eq!(Device::find("/dev/zero:/x").unwrap().access, "rwm");
         for text in ["", "dev/null", "/dev/null:x", "/dev/null:/x:q", "/dev/null:/x:r:w"] {
             assert!(matches!(Device::find(text), Err(DeviceError::Syntax(_))), "{text}");
+        }
+        assert_eq!(Device::find("/dev/zero://x/./y").unwrap().path, "/x/y");
+        for text in
+            ["/dev/null:/dev/../etc/x", "/dev/../dev/null", "/dev/null:/", "/dev/null:/dev/.."]
+        {
+            assert!(matches!(Device::find(text), Err(DeviceError::Destination(_))), "{text}");
         }
         assert!(matches!(Device::find("/etc/passwd"), Err(DeviceError::NotDevice(_))));
         assert!(matches!(Device::find("/dev/no-such"), Err(DeviceError::Look { .. })));

@@ -12,6 +12,7 @@ use crate::bundle::user::User;
 
 pub(crate) use capabilities::of_user;
 pub use capabilities::{Capabilities, CapabilityError};
+pub(crate) use devices::OwnDevice;
 pub use devices::{Device, DeviceError};
 pub use labels::{
     AppArmor, AppArmorState, LabelError, PROFILE, ProfileChoice, ProfileWish, SeLinuxState,
@@ -79,8 +80,8 @@ impl Security {
         }
     }
 
-    /// Writes it into a runtime's configuration. In a user namespace nobody makes device nodes.
-    pub(crate) fn write(&self, user: &User, in_user_namespace: bool, spec: &mut RuntimeSpec) {
+    /// Writes it into a runtime's configuration, all but the devices themselves.
+    pub(crate) fn write(&self, user: &User, spec: &mut RuntimeSpec) {
         let process = &mut spec.process;
         process.capabilities = self.capabilities.entry(user.uid);
         process.no_new_privileges = self.no_new_privileges;
@@ -98,11 +99,16 @@ impl Security {
                 [each(false)].into_iter().chain(self.devices.iter().map(Device::rule)).collect()
             }
         };
-        let mount = |it: &Device| in_user_namespace.then(|| it.mount()).flatten();
-        let (mounted, made): (Vec<_>, Vec<_>) =
-            self.devices.iter().map(|it| (it, mount(it))).partition(|it| it.1.is_some());
-        linux.devices = made.into_iter().map(|it| it.0.entry()).collect();
-        spec.mounts.extend(mounted.into_iter().filter_map(|it| it.1));
+    }
+}
+
+/// Writes devices into a runtime's configuration. In a user namespace nobody makes device nodes.
+pub(crate) fn write_devices(devices: &[Device], in_user_namespace: bool, spec: &mut RuntimeSpec) {
+    for device in devices {
+        match device.mount().filter(|_| in_user_namespace) {
+            Some(mount) => spec.mounts.push(mount),
+            None => spec.linux.devices.push(device.entry()),
+        }
     }
 }
 

@@ -1,0 +1,337 @@
+//! Where a runtime mounts and makes files in a container's root.
+//!
+//! An image chooses the files of its root, and so does a container for its next start. Some runtimes follow links of the root
+//! while they prepare it, and then write to the host (crun before 1.28: CVE-2026-47766; runc before 1.3.6: CVE-2026-41579). So a
+//! runtime gets paths without links only, and no root in which the kernel's directories are something else.
+
+use std::collections::BTreeSet;
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::bundle::mounts::{VolumeError, destination};
+use crate::bundle::security::{Device, OwnDevice};
+use crate::bundle::spec::{RuntimeSpec, SpecMount};
+use crate::bundle::view::{KERNELS, LinkTarget, TargetState, View};
+
+/// A destination that the container's root does not allow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DestinationError {
+    /// One of the kernel's directories is something else.
+    #[error(
+        "{path} in the container's root is {found}: runtimes mount and write there, so it has to be a directory, or absent. \
+         Remove it from the image, or from the \"upper\" of --writable dir="
+    )]
+    NotDirectory {
+        /// The directory.
+        path: &'static str,
+        /// What is there, such as `a file`.
+        found: String,
+    },
+    /// It cannot be looked up.
+    #[error("cannot look up {path} in the container's root")]
+    Look {
+        /// As given.
+        path: String,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// Links lead it to a path that a container needs.
+    #[error("a link in the container's root leads {path} to {target}: {reason}")]
+    Led {
+        /// As given.
+        path: String,
+        /// The path without links.
+        target: String,
+        /// Why this cannot be.
+        reason: String,
+    },
+    /// It does not exist, and cannot be made.
+    #[error(
+        "cannot use {path} in the container: it does not exist, and cannot be made in a read-only file system{}",
+        and_led(path, target)
+    )]
+    Absent {
+        /// As given.
+        path: String,
+        /// The path without links.
+        target: String,
+    },
+    /// A mount hides another one.
+    #[error(
+        "the mount on {path} would hide the one on {hidden}: choose another place for one of them"
+    )]
+    Hides {
+        /// The path of the mount without links.
+        path: String,
+        /// The path of the other one.
+        hidden: String,
+    },
+    /// A device has the path of something else.
+    #[error(
+        "--device: the container has another file at {path}{}: choose another path, as in --device HOST:/dev/NAME",
+        and_led(path, target)
+    )]
+    Exists {
+        /// As given.
+        path: String,
+        /// The path without links.
+        target: String,
+    },
+    /// A device would be made where only the kernel, or the host, makes files.
+    #[error("--device: {path} is in {place}: choose another path, as in --device HOST:/dev/NAME")]
+    NoPlace {
+        /// As given.
+        path: String,
+        /// The place.
+        place: &'static str,
+    },
+}
+
+fn and_led(path: &str, target: &str) -> String {
+    if path == target { String::new() } else { format!(" (links lead it to {target})") }
+}
+
+/// Checks that `/proc`, `/sys` and `/dev` are directories, or absent, so that nothing is mounted or made elsewhere.
+pub(crate) fn check_kernels(root: BorrowedFd<'_>) -> Result<(), DestinationError> {
+    for path in KERNELS {
+        let failed = |source| DestinationError::Look { path: path.to_owned(), source };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(root, &path[1..], flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(failed(errno)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        let found = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => continue,
+            FileType::Symlink => {
+                let link = rustix::fs::readlinkat(&fd, "", Vec::new()).map_err(failed)?;
+                format!("a symbolic link to \"{}\"", link.to_bytes().escape_ascii())
+            }
+            FileType::RegularFile => "a file".to_owned(),
+            FileType::CharacterDevice | FileType::BlockDevice => "a device".to_owned(),
+            FileType::Fifo => "a pipe".to_owned(),
+            _ => "not a directory".to_owned(),
+        };
+        return Err(DestinationError::NotDirectory { path, found });
+    }
+    Ok(())
+}
+
+/// Replaces the destinations of a bundle's last mounts, of which there are `count`, by paths without links, in an order in
+/// which no mount hides another one.
+pub(crate) fn resolve_mounts(
+    root: BorrowedFd<'_>,
+    spec: &mut RuntimeSpec,
+    count: usize,
+) -> Result<(), DestinationError> {
+    let asked = spec.mounts.split_off(spec.mounts.len().saturating_sub(count));
+    let mut view = View::of_bundle(root, spec);
+    let mut sorted = Vec::new();
+    for mount in asked {
+        let LinkTarget { path, .. } = target(&view, &mount.destination)?;
+        sorted.push((path.matches('/').count(), mount));
+    }
+    sorted.sort_by_key(|it| it.0);
+    let mut taken: BTreeSet<String> = BTreeSet::new();
+    for (_, mount) in sorted {
+        let found = target(&view, &mount.destination)?;
+        check_mount(&mount.destination, &found)?;
+        let below = format!("{}/", found.path);
+        if let Some(hidden) = taken.iter().find(|it| **it == found.path || it.starts_with(&below)) {
+            return Err(DestinationError::Hides { path: found.path, hidden: hidden.clone() });
+        }
+        let mount = SpecMount { destination: found.path.clone(), ..mount };
+        taken.insert(found.path);
+        view.add(&mount);
+        spec.mounts.push(mount);
+    }
+    Ok(())
+}
+
+fn target(view: &View<'_>, path: &str) -> Result<LinkTarget, DestinationError> {
+    view.target(path).map_err(|source| DestinationError::Look { path: path.to_owned(), source })
+}
+
+fn check_mount(given: &str, found: &LinkTarget) -> Result<(), DestinationError> {
+    let led = |reason: String| {
+        let (path, target) = (given.to_owned(), found.path.clone());
+        Err(DestinationError::Led { path, target, reason })
+    };
+    if found.state == TargetState::CannotBeMade {
+        return Err(DestinationError::Absent {
+            path: given.to_owned(),
+            target: found.path.clone(),
+        });
+    }
+    if given == found.path {
+        return Ok(());
+    }
+    match destination(&found.path) {
+        Err(VolumeError::Taken { reason, .. }) => led(reason.to_owned()),
+        Err(error) => led(error.to_string()),
+        Ok(_) if OwnDevice::at(&found.path).is_some() => {
+            led("it is one of the container's own devices".to_owned())
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Replaces the paths of devices by paths without links. A device that is given twice stays once.
+pub(crate) fn resolve_devices(
+    view: &View<'_>,
+    devices: &[Device],
+) -> Result<Vec<Device>, DestinationError> {
+    let mut resolved: Vec<Device> = Vec::new();
+    for device in devices {
+        let given = device.path().to_owned();
+        let found = target(view, &given)?;
+        let exists =
+            || DestinationError::Exists { path: given.clone(), target: found.path.clone() };
+        let no_place = |place| DestinationError::NoPlace { path: given.clone(), place };
+        match found.state {
+            TargetState::Exists => return Err(exists()),
+            TargetState::CannotBeMade => {
+                let target = found.path.clone();
+                return Err(DestinationError::Absent { path: given.clone(), target });
+            }
+            TargetState::Absent if found.is_on_host => {
+                return Err(no_place("a directory of the host, where no device is made"));
+            }
+            TargetState::InKernel if !found.path.starts_with("/dev/") => {
+                return Err(no_place("a file system of the kernel"));
+            }
+            TargetState::Absent | TargetState::InKernel => {}
+        }
+        if OwnDevice::at(&found.path).is_some_and(|it| !it.is(device)) {
+            return Err(exists());
+        }
+        let device = device.at(found.path.clone());
+        match resolved.iter().find(|it| it.path() == device.path()) {
+            Some(other) if other.is_same_as(&device) => {}
+            Some(_) => return Err(exists()),
+            None => resolved.push(device),
+        }
+    }
+    Ok(resolved)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn root(folder: &Path) -> File {
+        for directory in ["usr/lib", "etc", "dev", "host"] {
+            std::fs::create_dir_all(folder.join(directory)).unwrap();
+        }
+        std::fs::write(folder.join("etc/file"), "").unwrap();
+        for (link, target) in [
+            ("lib", "usr/lib"),
+            ("null", "/dev/null"),
+            ("kernel", "../../proc/sys"),
+            ("loop", "loop"),
+        ] {
+            symlink(target, folder.join(link)).unwrap();
+        }
+        File::open(folder).unwrap()
+    }
+
+    fn spec(host: &Path) -> RuntimeSpec {
+        let spec = json!({"root": {"readonly": false}, "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+            {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"},
+            {"destination": "/host", "type": "bind", "source": host},
+        ]});
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn the_kernels_directories_are_directories_or_absent() {
+        let folder = tempfile::tempdir().unwrap();
+        let fd = root(folder.path());
+        assert_eq!(check_kernels(fd.as_fd()), Ok(()));
+        let dev = folder.path().join("dev");
+        std::fs::remove_dir(&dev).unwrap();
+        let check = |expect: &str| {
+            let error = check_kernels(fd.as_fd()).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("/dev in the container's root is {expect}:")),
+                "{error}"
+            );
+        };
+        for target in ["/etc", "usr", "dev", "nowhere"] {
+            symlink(target, &dev).unwrap();
+            check(&format!("a symbolic link to \"{target}\""));
+            std::fs::remove_file(&dev).unwrap();
+        }
+        std::fs::write(&dev, "").unwrap();
+        check("a file");
+    }
+
+    #[test]
+    fn mounts_are_resolved_in_the_order_of_their_places() {
+        let (folder, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let fd = root(folder.path());
+        let check = |given: &[&str], expect: Result<&[&str], &str>| {
+            let mut spec = spec(host.path());
+            let own = spec.mounts.len();
+            spec.mounts.extend(given.iter().map(|it| SpecMount::new(it, "tmpfs", "tmpfs", &[])));
+            match (resolve_mounts(fd.as_fd(), &mut spec, given.len()), expect) {
+                (Ok(()), Ok(expect)) => {
+                    let found: Vec<_> =
+                        spec.mounts[own..].iter().map(|it| &*it.destination).collect();
+                    assert_eq!(found, expect, "{given:?}");
+                }
+                (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+                (found, _) => panic!("{given:?}: {found:?}, {expect:?}"),
+            }
+        };
+        check(&["/lib/x", "/new"], Ok(&["/new", "/usr/lib/x"]));
+        check(&["/lib", "/usr"], Ok(&["/usr", "/usr/lib"]));
+        check(&["/dev/shm/x"], Ok(&["/dev/shm/x"]));
+        check(&["/lib", "/usr/lib"], Err("hide the one on /usr/lib"));
+        check(
+            &["/null"],
+            Err("leads /null to /dev/null: it is one of the container's own devices"),
+        );
+        check(&["/kernel/x"], Err("leads /kernel/x to /proc/sys/x"));
+        check(&["/loop/x"], Err("cannot look up /loop/x"));
+    }
+
+    #[test]
+    fn devices_take_free_paths() {
+        let (folder, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let fd = root(folder.path());
+        let check = |given: &[&str], expect: Result<&[&str], &str>| {
+            let devices: Vec<_> = given.iter().map(|it| Device::find(it).unwrap()).collect();
+            let view = View::of_bundle(fd.as_fd(), &spec(host.path()));
+            match (resolve_devices(&view, &devices), expect) {
+                (Ok(found), Ok(expect)) => {
+                    let found: Vec<_> = found.iter().map(Device::path).collect();
+                    assert_eq!(found, expect, "{given:?}");
+                }
+                (Err(error), Err(expect)) => assert!(error.to_string().contains(expect), "{error}"),
+                (found, _) => panic!("{given:?}: {found:?}, {expect:?}"),
+            }
+        };
+        check(&["/dev/zero:/dev/mine"], Ok(&["/dev/mine"]));
+        check(&["/dev/zero:/lib/mine"], Ok(&["/usr/lib/mine"]));
+        check(&["/dev/zero", "/dev/zero:r"], Ok(&["/dev/zero"]));
+        check(&["/dev/zero:/dev/a", "/dev/null:/dev/a"], Err("another file at /dev/a"));
+        check(&["/dev/zero:/dev/tty"], Err("another file at /dev/tty"));
+        check(&["/dev/zero:/null"], Err("links lead it to /dev/null"));
+        check(&["/dev/zero:/etc/file"], Err("another file at /etc/file"));
+        check(&["/dev/zero:/kernel/x"], Err("a file system of the kernel"));
+        check(&["/dev/zero:/host/x"], Err("a directory of the host"));
+    }
+}
