@@ -351,6 +351,7 @@ mod tests {
             kind: MountKind::Memory { bytes: None, mode: 0o755 },
             destination: "/cache".to_owned(),
             access: Access::Writable,
+            relabels: false,
         };
         let points =
             |working_dir| mount_points(&volumes, std::slice::from_ref(&memory), working_dir);
