@@ -278,27 +278,26 @@ fn the_profile_denies_what_capabilities_allow() {
 fn containers_have_the_profile_from_start_to_end() {
     let Some(place) = with_apparmor() else { return };
     const CURRENT: &str = "/proc/self/attr/current";
-    let (confined, free) = ("quire-default (enforce)\n", "unconfined\n");
+    let confined = "quire-default (enforce)\n";
+    // AppArmor 4 gives runtimes profiles of their own names that confine nothing.
+    let is_free = |label: &str| label == "unconfined\n" || label.ends_with(" (unconfined)\n");
     for runtime in runtimes() {
-        let cases: [(&[&str], &str); 8] = [
-            (&[], confined),
-            (&["--userns", "0:700000:65536"], confined),
-            (&["-u", "5:6"], confined),
-            (&["--read-only"], confined),
-            (&["--security-opt", "no-new-privileges"], confined),
-            (&["--network", "host"], confined),
-            (&["--security-opt", "apparmor=unconfined"], free),
-            (&["--privileged"], free),
+        let cases: [(&[&str], bool); 8] = [
+            (&[], true),
+            (&["--userns", "0:700000:65536"], true),
+            (&["-u", "5:6"], true),
+            (&["--read-only"], true),
+            (&["--security-opt", "no-new-privileges"], true),
+            (&["--network", "host"], true),
+            (&["--security-opt", "apparmor=unconfined"], false),
+            (&["--privileged"], false),
         ];
         for (options, expect) in cases {
             let before = ["run", "--runtime", runtime];
             let ran = place.run_each(&[&before, options, &["a", "--", "cat", CURRENT]].concat());
-            assert_eq!(
-                (ran.code, &*ran.out),
-                (Some(0), expect),
-                "{runtime} {options:?}: {}",
-                ran.err
-            );
+            assert_eq!(ran.code, Some(0), "{runtime} {options:?}: {}", ran.err);
+            let is_right = if expect { ran.out == confined } else { is_free(&ran.out) };
+            assert!(is_right, "{runtime} {options:?}: {}", ran.out);
             assert!(!ran.err.contains("AppArmor"), "{runtime} {options:?}: {}", ran.err);
         }
         // Of a container that goes on: exec, signals of Quire and of the runtime, and the end.

@@ -499,6 +499,28 @@ fn a_user_without_ids_has_one() {
     }
 }
 
+/// Source: podman, pkg/specgen/generate/security_linux.go: without root AppArmor counts as off.
+#[test]
+fn a_container_of_a_user_has_no_apparmor_profile() {
+    let Some(user) = User::new(false) else { return };
+    user.import(&tree(&user));
+    let run = |option: &str, command: &str| {
+        let words = ["run", "--rm", "--quiet", "--security-opt", option, "a", "sh", "-c", command];
+        user.run(&words)
+    };
+    // Kernels without security modules fail the read.
+    let label = "cat /proc/self/attr/current 2>/dev/null; true";
+    for option in ["apparmor=unconfined", "label=disable", "label=type:spc_t"] {
+        let ran = run(option, label);
+        assert_eq!(ran.code, Some(0), "{option}: {}", ran.err);
+        assert!(!ran.out.contains("quire-default"), "{option}: {}", ran.out);
+        assert_eq!(ran.err, "", "{option}");
+    }
+    let ran = run("apparmor=quire-default", "true");
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
+    assert!(ran.err.contains("only containers of the host's root can have one"), "{}", ran.err);
+}
+
 /// The overlay believes its own marks, wherever they are from.
 #[test]
 fn an_image_leads_to_no_bytes_but_its_own() {
