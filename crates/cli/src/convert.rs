@@ -20,7 +20,7 @@ pub(crate) fn convert(context: &Context, args: &args::Convert) -> anyhow::Result
     let Choice { form, dedup } = choose(&args.form, &store)?;
     let wishes = ImportWishes { name, form, dedup, ..ImportWishes::default() };
     // From here on `gc` leaves the image alone.
-    let _open = store.open_found(&found)?;
+    let _open = store.open_found(found)?;
     let image = Stored {
         image: &found.image,
         manifest: found.manifest.as_ref(),

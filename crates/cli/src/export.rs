@@ -55,7 +55,7 @@ pub(crate) fn export(context: &Context, args: &args::Export) -> anyhow::Result<A
     let job = Job { context, args, store: &store, found, options: &options };
     let work = || -> anyhow::Result<Exported> {
         // `gc` keeps the image and its objects while it is open.
-        let _open = store.open_found(&found)?;
+        let _open = store.open_found(found)?;
         job.write(&target)
     };
     let result = until_signal(&cancel, work)?;

@@ -29,7 +29,7 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     let permitted = crate::policy::permit(context, &store, found)?;
     let found = permitted.found();
     // From here on `gc` leaves the image alone.
-    let open = store.open_found(&found)?;
+    let open = store.open_found(found)?;
     let name = &args.name;
     anyhow::ensure!(
         open.form == Form::Tar,
@@ -76,7 +76,7 @@ fn push(
 ) -> anyhow::Result<Option<PushedIndexReport>> {
     let Some(target) = &args.push else { return Ok(None) };
     let target: Reference = target.parse()?;
-    let parts = LazyParts::stored(store, image)?;
+    let parts = LazyParts::stored(store, image, &documents.digest)?;
     let cancel = Arc::new(AtomicBool::new(false));
     let subject = LazySubject {
         digest: &documents.digest,

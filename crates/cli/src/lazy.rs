@@ -27,7 +27,8 @@ use oci::blobs::{BlobSource, FailingReader};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{
-    ClientError, LazyService, LazyWatch, Left, Program, Replace, Supply, Surroundings, folder_of,
+    ClientError, LayerSource, LazyService, LazyWatch, Left, Program, Replace, Supply, Surroundings,
+    folder_of,
 };
 use store::{Form, LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store, Trace};
 use transfer::StoredImage;
@@ -59,13 +60,22 @@ struct StoreSupply<'a> {
 /// Blobs that the store keeps, or registries have.
 struct StoreBlobs<'a> {
     kept: KeptBlobs<'a>,
-    /// Kept blobs with wrong bytes.
-    damaged: Mutex<BTreeSet<Digest>>,
+    /// Kept blobs with wrong bytes, as far as an index can be believed: the fault may be its own.
+    damaged: Mutex<BTreeSet<BlobKey>>,
     settings: Settings,
-    /// The registries of each blob, in the order in which they are asked.
-    registries: Mutex<BTreeMap<Digest, Vec<Arc<Registry>>>>,
+    /// The registries of each blob, in the order in which they are asked for it.
+    registries: Mutex<BTreeMap<BlobKey, Vec<Arc<Registry>>>>,
     /// Those that were made a moment ago, by registry and repository.
     recent: Mutex<BTreeMap<(String, String), RecentRegistry>>,
+}
+
+/// A blob, as a layer of this manifest's image: each image has registries of its own.
+type BlobKey = (Option<Digest>, Digest);
+
+/// The blobs of one image.
+struct ImageBlobs<'b, 'a> {
+    all: &'b StoreBlobs<'a>,
+    manifest: Option<Digest>,
 }
 
 /// A repository, and when it was first used.
@@ -75,8 +85,9 @@ impl Supply for StoreSupply<'_> {
     fn index(
         &self,
         device: &DeviceId,
+        manifest: Option<&Digest>,
     ) -> Result<Option<LayerIndex>, Box<dyn std::error::Error + Send + Sync>> {
-        let Some(index) = LayerIndex::load(self.store, device)? else { return Ok(None) };
+        let Some(index) = LayerIndex::load(self.store, device, manifest)? else { return Ok(None) };
         let mut sources = Vec::new();
         // One record that is damaged keeps no other image from its bytes, and what is here needs no source.
         // Only those who had such an image are asked for its layers. It may have no name any more, and be in use.
@@ -89,12 +100,17 @@ impl Supply for StoreSupply<'_> {
                 }
             }
         }
-        self.blobs.know(&index.head.blob, &sources);
+        // Another image may have this device, too, and a registry that does not answer.
+        sources.sort_by_key(|it| it.digest() != manifest);
+        self.blobs.know((manifest.copied(), index.head.blob), &sources);
         Ok(Some(index))
     }
 
-    fn blobs(&self, _: &LayerIndex) -> &dyn BlobSource {
-        &self.blobs
+    fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_> {
+        let manifest = manifest.copied();
+        let registries = self.blobs.registries((manifest, index.head.blob));
+        let host = registries.first().map(|it| it.registry().into());
+        LayerSource { blobs: Box::new(self.blobs.of(manifest)), manifest, host }
     }
 
     fn trace(
@@ -178,7 +194,8 @@ impl StoreSupply<'_> {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.blobs.know_layers(image, manifest)?;
         let surroundings = self.surroundings.quiet(cancel);
-        match import::complete(self.store, image, manifest, &self.blobs, &surroundings)? {
+        let blobs = self.blobs.of(Some(*manifest));
+        match import::complete(self.store, image, manifest, &blobs, &surroundings)? {
             Completed::NotYet => {}
             Completed::Same => tracing::info!(%image, "the image is complete"),
             Completed::Other(right) => tracing::error!(
@@ -210,18 +227,24 @@ impl<'a> StoreBlobs<'a> {
         manifest: &Digest,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let store = self.kept.0;
-        let sources = transfer::lazy::sources(store, image)?;
+        let mut sources = transfer::lazy::sources(store, image)?;
+        sources.sort_by_key(|it| it.digest() != Some(manifest));
         for layer in StoredImage::load(store, manifest)?.manifest.layers {
-            // What fills a device for readers is asked where it was before, whatever another manifest names.
-            if self.registries(&layer.digest).is_empty() {
-                self.know(&layer.digest, &sources);
+            let blob = (Some(*manifest), layer.digest);
+            if self.registries(blob).is_empty() {
+                self.know(blob, &sources);
             }
         }
         Ok(())
     }
 
+    /// Those of the image of a manifest.
+    const fn of(&self, manifest: Option<Digest>) -> ImageBlobs<'_, 'a> {
+        ImageBlobs { all: self, manifest }
+    }
+
     /// Notes who is asked for a blob. A registry that cannot be asked as it is configured is left out.
-    fn know(&self, blob: &Digest, sources: &[Reference]) {
+    fn know(&self, blob: BlobKey, sources: &[Reference]) {
         let mut asked = BTreeSet::new();
         let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
         let made = new.filter_map(|it| {
@@ -233,7 +256,7 @@ impl<'a> StoreBlobs<'a> {
             registry.inspect_err(failed).ok()
         });
         let made = made.collect();
-        lock(&self.registries).insert(*blob, made);
+        lock(&self.registries).insert(blob, made);
     }
 
     /// The repository of `reference`, with the connections and tokens of another layer that was just mounted.
@@ -249,12 +272,15 @@ impl<'a> StoreBlobs<'a> {
         Ok(registry)
     }
 
-    fn registries(&self, blob: &Digest) -> Vec<Arc<Registry>> {
-        lock(&self.registries).get(blob).cloned().unwrap_or_default()
+    fn registries(&self, blob: BlobKey) -> Vec<Arc<Registry>> {
+        let all = lock(&self.registries);
+        let (manifest, digest) = blob;
+        let any = || all.iter().find(|it| manifest.is_none() && it.0.1 == digest).map(|it| it.1);
+        all.get(&blob).or_else(any).cloned().unwrap_or_default()
     }
 }
 
-impl BlobSource for StoreBlobs<'_> {
+impl BlobSource for ImageBlobs<'_, '_> {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
         match self.ranges(digest, size, &[range]) {
             Ok(parts) => Box::new(Cursor::new(parts.concat())),
@@ -270,14 +296,15 @@ impl BlobSource for StoreBlobs<'_> {
     ) -> io::Result<Vec<Vec<u8>>> {
         let mut failed =
             io::Error::other("the store keeps no such blob, and knows no registry that has it");
-        if !lock(&self.damaged).contains(digest) {
-            match self.kept.ranges(digest, size, ranges) {
+        let all = self.all;
+        if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
+            match all.kept.ranges(digest, size, ranges) {
                 Ok(parts) => return Ok(parts),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => failed = error,
             }
         }
-        for registry in self.registries(digest) {
+        for registry in all.registries((self.manifest, *digest)) {
             match BlobSource::ranges(&*registry, digest, size, ranges) {
                 Ok(parts) => return Ok(parts),
                 Err(error) => failed = error,
@@ -287,8 +314,8 @@ impl BlobSource for StoreBlobs<'_> {
     }
 
     fn distrust(&self, digest: &Digest) -> bool {
-        let registries = self.registries(digest);
-        let is_kept = lock(&self.damaged).insert(*digest);
+        let registries = self.all.registries((self.manifest, *digest));
+        let is_kept = lock(&self.all.damaged).insert((self.manifest, *digest));
         let others = registries.iter().filter(|it| it.distrust(digest)).count();
         others > 0 || (is_kept && !registries.is_empty())
     }
@@ -447,6 +474,8 @@ fn absolute(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
 struct Lender<'a> {
     context: &'a Context,
     store: &'a Store,
+    /// Of the image.
+    manifest: Option<Digest>,
     wanted: &'a args::LazyOptions,
     service: OnceCell<LazyService>,
 }
@@ -460,7 +489,7 @@ impl LendDevices for Lender<'_> {
                 let registry = &self.wanted.pull.registry;
                 check_lazy(self.store)?;
                 let found = start::service(self.context, &folder, registry)?;
-                self.service.get_or_init(|| found)
+                self.service.get_or_init(|| found.of(self.manifest))
             }
         };
         Ok(service.lend(device)?)
@@ -502,7 +531,8 @@ pub(crate) fn open_watched(
     if wanted.lazy.is_none() {
         return Ok((image.open(store)?, None));
     }
-    let lender = Lender { context, store, wanted, service: OnceCell::new() };
+    let manifest = image.found().manifest;
+    let lender = Lender { context, store, manifest, wanted, service: OnceCell::new() };
     let opened = image.open_lazy(store, &lender)?;
     let service = lender.service.get().filter(|_| opened.image().presence == Presence::Partial);
     let Some(service) = service else { return Ok((opened, None)) };

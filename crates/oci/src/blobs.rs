@@ -55,6 +55,34 @@ pub trait BlobSource: Send + Sync {
     }
 }
 
+impl<T: BlobSource + ?Sized> BlobSource for &T {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        (**self).blob(digest, size, range)
+    }
+
+    fn ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        (**self).ranges(digest, size, ranges)
+    }
+
+    fn exact_ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+    ) -> io::Result<Vec<Vec<u8>>> {
+        (**self).exact_ranges(digest, size, ranges)
+    }
+
+    fn distrust(&self, digest: &Digest) -> bool {
+        (**self).distrust(digest)
+    }
+}
+
 /// Refuses ranges that end behind a blob of `size` bytes.
 pub(crate) fn within(size: u64, ranges: &[Range<u64>]) -> io::Result<()> {
     if ranges.iter().all(|range| range.end <= size) {

@@ -313,7 +313,8 @@ impl Store {
         };
         // A device that is here as a whole is not filled any further.
         let is_sparse = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
-        items.extend(self.sparse.garbage(is_sparse, is_complete)?);
+        let is_manifest = |it: &Digest| needed.manifests.contains(it);
+        items.extend(self.sparse.garbage(is_sparse, is_complete, is_manifest)?);
         Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
     }
 

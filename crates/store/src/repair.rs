@@ -143,7 +143,12 @@ impl Store {
             }
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
-            StoreItem::Sparse(SparseFile::Index(id)) => self.sparse.index_damage(id)?.is_some(),
+            StoreItem::Sparse(SparseFile::Index(id)) => {
+                self.sparse.index_damage(id, None)?.is_some()
+            }
+            StoreItem::Sparse(SparseFile::ClaimedIndex(id, manifest)) => {
+                self.sparse.index_damage(id, Some(manifest))?.is_some()
+            }
             StoreItem::Sparse(file) => {
                 let id = file.device();
                 self.sparse.damage(id)?.is_some() && !self.sparse.is_in_use(id)?

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use container::life::monitor::Watch as _;
 use container::owner::check_lazy;
+use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
@@ -175,7 +176,8 @@ impl EngineImages {
 
     fn open_lent(&self, store: &Store, image: Permitted) -> anyhow::Result<PermittedImage> {
         self.prove(store, &image)?;
-        let lender = Lender { images: self, store };
+        let manifest = image.found().manifest;
+        let lender = Lender { images: self, store, manifest };
         let opened = image.open_lazy(store, &lender)?;
         if opened.image().presence == Presence::Partial {
             let service = lender.service()?;
@@ -205,6 +207,7 @@ impl EngineImages {
         {
             tracing::debug!(%manifest, error = &*error, "where its layers are is not known");
         }
+        let blobs = blobs.of(found.manifest);
         let proven = self.import(|it| import::prove(store, &found.image, manifest, &blobs, it));
         match proven? {
             Completed::Same | Completed::NotYet => Ok(()),
@@ -270,13 +273,16 @@ impl LazyImages for EngineImages {
 struct Lender<'a> {
     images: &'a EngineImages,
     store: &'a Store,
+    /// Of the image.
+    manifest: Option<Digest>,
 }
 
 impl Lender<'_> {
     fn service(&self) -> anyhow::Result<LazyService> {
         let folder =
             folder_of(self.store.path()).context("cannot look at the store's directory")?;
-        start::service(&self.images.context, &folder, &self.images.registry)
+        let service = start::service(&self.images.context, &folder, &self.images.registry)?;
+        Ok(service.of(self.manifest))
     }
 }
 

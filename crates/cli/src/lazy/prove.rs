@@ -78,6 +78,8 @@ fn compare(
                 tracing::debug!(%manifest, error, "where its layers are is not known");
             }
         }
+        // Without a manifest, the layers of one after the other are tried.
+        let blobs = blobs.of(found.manifest);
         Ok(import::prove(&store, &found.image, found.manifest.as_ref(), &blobs, it)?)
     })?
 }

@@ -18,7 +18,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use store::{OpenOptions, Origin, Seconds, Store, Trace, TraceRun, Traces, Who};
 use testing::fake::wait_for;
 use transfer::StoredImage;
-use transfer::lazy::{IndexedLayer, LayerIndex, LazyImage, publish};
+use transfer::lazy::{
+    IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
+};
 
 use crate::mounts::Unmount;
 use crate::runs::runtimes;
@@ -80,8 +82,49 @@ impl Lazy {
         Self::with(|_| (), change)
     }
 
+    /// The same, in a store that has an image before, named `liar`, whose index was changed. Another manifest says that it is
+    /// the same image. Returns what came of the honest one, too.
+    pub(crate) fn beside(
+        lie: impl FnOnce(&mut LayerIndex),
+    ) -> Option<(Self, Result<LazyPublished, LazyPublishError>)> {
+        Self::make(
+            |_| (),
+            |_| (),
+            |store, honest| {
+                let LazyImage { documents, indexes: [index], .. } = honest else {
+                    panic!("one layer, and one index")
+                };
+                let mut index = index.clone();
+                lie(&mut index);
+                let [(_, manifest), config] = documents else { panic!("manifest and config") };
+                let bytes = [manifest, &b"\n"[..]].concat();
+                let digest = Digest::sha256(&bytes);
+                let liar = LazyImage {
+                    manifest: &digest,
+                    documents: &[(&digest, &bytes), *config],
+                    indexes: &[index],
+                    name: &"liar:latest".parse().unwrap(),
+                    origin: &Origin { manifest: Some(digest), repository: None },
+                    ..*honest
+                };
+                publish(store, &liar).unwrap();
+            },
+        )
+    }
+
     /// The same, with more in the image.
     pub(crate) fn with(add: impl FnOnce(&Path), change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
+        let (lazy, published) = Self::make(add, change, |_, _| ())?;
+        published.unwrap();
+        Some(lazy)
+    }
+
+    /// The same; `before` is given the store and what is published next.
+    fn make(
+        add: impl FnOnce(&Path),
+        change: impl FnOnce(&mut Vec<u8>),
+        before: impl FnOnce(&Store, &LazyImage<'_>),
+    ) -> Option<(Self, Result<LazyPublished, LazyPublishError>)> {
         if !is_root() || !testing::programs(&["tar", "gzip"]) {
             return None;
         }
@@ -130,7 +173,8 @@ impl Lazy {
             origin: &Origin { manifest: Some(*digest), repository: None },
             now: Seconds(1_700_000_000),
         };
-        publish(&store, &lazy).unwrap();
+        before(&store, &lazy);
+        let published = publish(&store, &lazy);
         let kept = manifest.layers[0].digest;
         let mut partial = store.downloads.partial(&kept).unwrap().unwrap();
         partial.append(&blob.0).unwrap();
@@ -139,7 +183,7 @@ impl Lazy {
         let mut names = walk(&place.path("store"));
         let blob = names.find(|it| it.to_string_lossy().ends_with(&hex)).unwrap();
         drop(names);
-        Some(Self { place, tree, blob })
+        Some((Self { place, tree, blob }, published))
     }
 
     fn serve(&self) -> Child {

@@ -2,11 +2,13 @@
 
 use std::fs;
 
+use image::digest::Digest;
 use store::{OpenOptions, Store, Who};
+use testing::fake::wait_for;
 use testing::images::{patch, set_checksum};
 
 use crate::Place;
-use crate::served::Lazy;
+use crate::served::{Lazy, end, serve};
 
 fn open(place: &Place) -> Store {
     Store::open(&place.path("store"), Who::this_process(), OpenOptions::read()).unwrap()
@@ -65,4 +67,77 @@ fn an_image_whose_last_layer_another_import_brings_is_compared_before_it_is_moun
         place.out("gc");
         assert!(place.out("fsck --deep").starts_with("sound"));
     }
+}
+
+fn is_unproven(place: &Place, name: &str) -> bool {
+    let shown = place.out(&format!("show --json {name}"));
+    serde_json::from_str::<serde_json::Value>(&shown).unwrap()["unproven"].as_bool().unwrap()
+}
+
+/// Which blob a layer is in, and where in it, is what a manifest says of its own layers (OCI image-spec, manifest.md: a
+/// descriptor names the blob by its digest). So it is no reason to ask for another image's layer elsewhere.
+#[test]
+fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
+    let lies: [fn(&mut transfer::lazy::LayerIndex); 3] = [
+        |index| index.head.blob = Digest::sha256(b"another blob"),
+        |index| index.head.spans[1..].iter_mut().for_each(|it| it.packed += 3),
+        |index| index.windows.iter_mut().for_each(|it| *it ^= 1),
+    ];
+    for (number, lie) in (1..).zip(lies) {
+        let Some((lazy, published)) = Lazy::beside(lie) else { return };
+        published.unwrap();
+        let place = &lazy.place;
+        let mut service = serve(place);
+        for root in ["false", "root"] {
+            fs::create_dir(place.path(root)).unwrap();
+        }
+        let read = |root: &str| fs::read(place.path(root).join("words"));
+        // Both are mounted at once, the liar first.
+        place.out("mount --lazy --prefetch none liar false");
+        let error = read("false").map(|it| it.len()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "{number}");
+        place.out("mount --lazy --prefetch none lazy root");
+        assert!(read("root").unwrap() == lazy.words(), "{number}");
+        // What came is right, so the other one may have it, too.
+        wait_for("the end of a pause", || read("false").is_ok_and(|it| it == lazy.words()));
+        // The next service knows for whom each mount is.
+        service.kill().unwrap();
+        service.wait().unwrap();
+        let unread = fs::read(place.path("root/unread")).unwrap();
+        assert!(unread == fs::read(lazy.tree.join("unread")).unwrap(), "{number}");
+        for root in ["false", "root"] {
+            place.out(&format!("umount {root}"));
+        }
+        let mut service = crate::served::serve_with(place, &["--replace"], |command| command);
+        end(place, &mut service);
+        assert!(place.out("fsck").starts_with("sound"));
+    }
+}
+
+#[test]
+fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
+    let Some((lazy, published)) = Lazy::beside(|index| index.head.units[0][0] ^= 1) else { return };
+    let place = &lazy.place;
+    // Nobody can tell which of the two lies. So this one is not published lazily: a pull brings its layers then.
+    assert!(published.unwrap_err().is_contradiction());
+    place.out("import --quiet --form tar tar:layer.tar.gz honest");
+    let id = |name: &str| open(place).resolve(name).unwrap().image;
+    assert_eq!(id("honest"), id("liar"), "both manifests say that it is theirs");
+    assert_eq!((is_unproven(place, "honest"), is_unproven(place, "liar")), (false, true));
+    fs::create_dir(place.path("root")).unwrap();
+    let ran = place.run("mount honest root");
+    assert_eq!((ran.code, &ran.err[..]), (Some(0), ""));
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    place.out("umount root");
+    let by_id = place.run(&format!("mount {} root", id("honest")));
+    assert_eq!((by_id.code, &by_id.err[..]), (Some(0), ""));
+    place.out("umount root");
+    let out = place.out("cat honest:/words");
+    assert!(out.as_bytes() == lazy.words());
+    // The liar's own layers are compared when it is used. They have these bytes, too, so that it gets the right ones.
+    assert!(place.run("mount liar root").err.contains("comparing it"));
+    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
+    place.out("umount root");
+    place.out("gc");
+    assert!(place.out("fsck --deep").starts_with("sound"));
 }

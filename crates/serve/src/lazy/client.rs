@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use kernel::precontent::Group;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -38,6 +39,8 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct LazyService {
     socket: OwnedFd,
+    /// Of the image that is asked for.
+    manifest: Option<Digest>,
 }
 
 impl LazyService {
@@ -48,7 +51,13 @@ impl LazyService {
     pub fn connect(folder: &Path) -> io::Result<Option<Self>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
-        Ok(Some(Self { socket }))
+        Ok(Some(Self { socket, manifest: None }))
+    }
+
+    /// The same, for the image of a manifest: its devices are filled by its own index, from its own registries.
+    #[must_use]
+    pub fn of(self, manifest: Option<Digest>) -> Self {
+        Self { manifest, ..self }
     }
 
     /// A lazy device, open for reading. Its readers wait until the service has filled what they want, also through files
@@ -57,7 +66,8 @@ impl LazyService {
     /// # Errors
     /// [`ClientError`].
     pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
-        match self.ask(&Ask::Lend { device: device.to_string() })? {
+        let ask = Ask::Lend { device: device.to_string(), manifest: self.manifest };
+        match self.ask(&ask)? {
             (Answer::Lent, Some(file)) => Ok(file.into()),
             (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
@@ -70,7 +80,8 @@ impl LazyService {
     /// # Errors
     /// [`ClientError`].
     pub fn bring(&self, image: &ImageId, trace: Option<&str>) -> Result<bool, ClientError> {
-        let ask = Ask::Bring { image: image.to_string(), trace: trace.map(ToOwned::to_owned) };
+        let (image, trace) = (image.to_string(), trace.map(ToOwned::to_owned));
+        let ask = Ask::Bring { image, trace, manifest: self.manifest };
         match self.ask(&ask)? {
             (Answer::Done, None) => Ok(true),
             (Answer::Absent, None) => Ok(false),
@@ -84,7 +95,8 @@ impl LazyService {
     /// # Errors
     /// [`ClientError`].
     pub fn complete(&self, image: &ImageId) -> Result<(), ClientError> {
-        match self.ask(&Ask::Complete { image: image.to_string() })? {
+        let ask = Ask::Complete { image: image.to_string(), manifest: self.manifest };
+        match self.ask(&ask)? {
             (Answer::Done, None) => Ok(()),
             (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),

@@ -9,11 +9,13 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use image::digest::Digest;
 use image::gzip::SpanError;
 use image::lazy::UNIT;
+use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
@@ -35,7 +37,7 @@ pub enum FillError {
     #[error("cannot fetch bytes {} to {} of blob {blob}", range.start, range.end)]
     Blob {
         /// The blob.
-        blob: Box<image::digest::Digest>,
+        blob: Box<Digest>,
         /// In bytes.
         range: Range<u64>,
         /// The cause.
@@ -104,16 +106,63 @@ const AT_ONCE: u64 = 4 << 20;
 /// A file is brought as a whole if that takes no longer than so many requests.
 const FILE_REQUESTS: f64 = 4.0;
 
-/// Fills one device from its layer's blob.
-pub struct LayerFiller<'a> {
-    index: LayerIndex,
-    windows: WindowCache,
-    blobs: &'a dyn BlobSource,
+/// Where the bytes of a layer's blob come from.
+pub struct LayerSource<'a> {
+    /// Who has them.
+    pub blobs: Box<dyn BlobSource + 'a>,
+    /// The manifest of the image that they are asked for. What its source does, or its index, hurts no other image.
+    pub manifest: Option<Digest>,
+    /// The host that is asked first, if one is.
+    pub host: Option<String>,
+}
+
+impl std::fmt::Debug for LayerSource<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { manifest, host, .. } = self;
+        f.debug_struct("LayerSource")
+            .field("manifest", manifest)
+            .field("host", host)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whose bytes are asked of whom: readers of one image, and those of one host, do not take all threads.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct SourceKey {
+    pub(super) image: ImageKey,
+    pub(super) host: Option<Arc<str>>,
+}
+
+/// An image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum ImageKey {
+    /// That of this manifest.
+    Manifest(Digest),
+    /// Nobody said which; this device is of it.
+    Device(DeviceId),
+}
+
+/// A device, and what is here of it, whoever has brought it.
+struct DeviceCore<'a> {
     device: SparseFill<'a>,
     /// The units that had their digest. Set after they were written.
     filled: Vec<AtomicBool>,
     /// How many they are.
     filled_count: AtomicUsize,
+    /// Why units were brought before anybody wanted them, until somebody does: a number of [`Why`].
+    untouched: Vec<AtomicU8>,
+    files: DeviceFiles<'a>,
+    counts: Counts,
+}
+
+/// Fills one device from its layer's blob, for one image. Other images that have the device have fillers of their own, by
+/// their own indexes and from their own sources: [`beside`](Self::beside).
+pub struct LayerFiller<'a> {
+    core: Arc<DeviceCore<'a>>,
+    index: LayerIndex,
+    windows: WindowCache,
+    blobs: Box<dyn BlobSource + 'a>,
+    key: SourceKey,
     /// Whether all of it is to come, though nobody reads it.
     is_completing: AtomicBool,
     /// The units that threads are bringing, each with the number of threads: one that lies in the spans of two requests is
@@ -121,17 +170,13 @@ pub struct LayerFiller<'a> {
     coming: Mutex<BTreeMap<usize, usize>>,
     /// Told when some of them came, or failed.
     came: Condvar,
-    /// Why units were brought before anybody wanted them, until somebody does: a number of [`Why`].
-    untouched: Vec<AtomicU8>,
     /// Parts of units.
     seams: Mutex<Seams>,
     /// Where readers read on.
     streams: Mutex<Streams>,
-    files: DeviceFiles<'a>,
     /// How long the source takes.
     pace: Mutex<Pace>,
     failures: Failures<'a>,
-    counts: Counts,
 }
 
 /// For whom a part of a device is brought.
@@ -233,26 +278,71 @@ impl<'a> LayerFiller<'a> {
     /// Fills `device` by its index. Its bytes may be there or not, right or wrong: each unit is hashed before it is used.
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
+        let source = LayerSource { blobs: Box::new(blobs), manifest: None, host: None };
+        Self::from_source(index, source, device)
+    }
+
+    /// The same, for a certain image.
+    #[must_use]
+    pub fn from_source(index: LayerIndex, source: LayerSource<'a>, device: SparseFill<'a>) -> Self {
         let units = &index.head.units;
         let filled = units.iter().map(|_| AtomicBool::new(false)).collect();
         let untouched = units.iter().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
-        Self {
-            index,
-            windows: WindowCache::default(),
-            blobs,
+        let core = DeviceCore {
             device,
             filled,
             filled_count: AtomicUsize::new(0),
+            untouched,
+            files: DeviceFiles::default(),
+            counts: Counts::default(),
+        };
+        Self::of_core(Arc::new(core), index, source)
+    }
+
+    /// Another filler of the same device, for another image. What one of them has brought the other one has, too; but each
+    /// asks its own source by its own index, and has failures of its own. `None` if the two indexes say different things of
+    /// the device's bytes.
+    #[must_use]
+    pub fn beside(&self, index: LayerIndex, source: LayerSource<'a>) -> Option<Self> {
+        let (head, there) = (&index.head, &self.index.head);
+        let is_same = head.device == there.device
+            && head.device_bytes == there.device_bytes
+            && head.tar_bytes == there.tar_bytes
+            && head.tail == there.tail
+            && head.units == there.units;
+        is_same.then(|| Self::of_core(Arc::clone(&self.core), index, source))
+    }
+
+    fn of_core(core: Arc<DeviceCore<'a>>, index: LayerIndex, source: LayerSource<'a>) -> Self {
+        let LayerSource { blobs, manifest, host } = source;
+        let image = manifest.map_or(ImageKey::Device(index.head.device), ImageKey::Manifest);
+        Self {
+            core,
+            index,
+            windows: WindowCache::default(),
+            blobs,
+            key: SourceKey { image, host: host.map(Into::into) },
             is_completing: AtomicBool::new(false),
             coming: Mutex::default(),
             came: Condvar::new(),
-            untouched,
             seams: Mutex::default(),
             streams: Mutex::default(),
-            files: DeviceFiles::default(),
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
-            counts: Counts::default(),
+        }
+    }
+
+    /// Whose bytes it asks for, and where.
+    pub(super) const fn key(&self) -> &SourceKey {
+        &self.key
+    }
+
+    /// The manifest of the image that it fills the device for, if that is known.
+    #[must_use]
+    pub const fn manifest(&self) -> Option<&Digest> {
+        match &self.key.image {
+            ImageKey::Manifest(manifest) => Some(manifest),
+            ImageKey::Device(_) => None,
         }
     }
 
@@ -264,13 +354,17 @@ impl<'a> LayerFiller<'a> {
 
     /// With a way to find out where the device's files are, in bytes and in their order.
     #[must_use]
-    pub fn with_files(self, find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'a) -> Self {
-        Self { files: DeviceFiles::new(find), ..self }
+    pub fn with_files(mut self, find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'a) -> Self {
+        // Another filler of the device has brought one.
+        if let Some(core) = Arc::get_mut(&mut self.core) {
+            core.files = DeviceFiles::new(find);
+        }
+        self
     }
 
     /// Where its files are.
-    pub(super) const fn files(&self) -> &DeviceFiles<'a> {
-        &self.files
+    pub(super) fn files(&self) -> &DeviceFiles<'a> {
+        &self.core.files
     }
 
     /// For how long no source has given anything, if a reader that came then is not to wait any longer.
@@ -308,7 +402,7 @@ impl<'a> LayerFiller<'a> {
     fn check_disk(&self) -> Result<(), FillError> {
         // Root may take what is reserved, and of some file systems nothing is known.
         let has_room = || {
-            let found = rustix::fs::fstatvfs(self.device.file());
+            let found = rustix::fs::fstatvfs(self.core.device.file());
             found.is_ok_and(|it| it.f_blocks == 0 || it.f_bfree.saturating_mul(it.f_frsize) >= UNIT)
         };
         let pause = self.failures.disk_pause(has_room, Instant::now());
@@ -322,14 +416,14 @@ impl<'a> LayerFiller<'a> {
 
     /// What it has done so far.
     #[must_use]
-    pub const fn counts(&self) -> &Counts {
-        &self.counts
+    pub fn counts(&self) -> &Counts {
+        &self.core.counts
     }
 
     /// The device that is filled.
     #[must_use]
-    pub const fn device(&self) -> &SparseFill<'a> {
-        &self.device
+    pub fn device(&self) -> &SparseFill<'a> {
+        &self.core.device
     }
 
     /// Its index.
@@ -386,9 +480,11 @@ impl<'a> LayerFiller<'a> {
             let around = self.around(&units, &coming);
             let _claim = Claim::new(self, around.clone(), coming);
             if let Err(error) = self.bring_wanted(range, &around, begin) {
+                // Another image's filler may have brought them meanwhile.
+                let Some(units) = self.missing(range) else { return Ok(()) };
                 // Before others that want them look. These were not asked for.
                 if !matches!(error, FillError::DiskPause(_)) {
-                    self.failures.failed(self.missing(range).unwrap_or(units), Instant::now());
+                    self.failures.failed(units, Instant::now());
                 }
                 return Err(error);
             }
@@ -404,7 +500,7 @@ impl<'a> LayerFiller<'a> {
         let mut has_fetched = false;
         let mut rest = spans.start..spans.end.min(self.index.head.spans.len());
         if cause == Cause::Stream {
-            self.counts.begun(self.unpacked_bytes(&rest));
+            self.core.counts.begun(self.unpacked_bytes(&rest));
         }
         loop {
             let coming = lock(&self.coming);
@@ -419,7 +515,7 @@ impl<'a> LayerFiller<'a> {
                 continue;
             }
             self.check_disk()?;
-            let room = self.device.check_room(units.len() as u64 * UNIT);
+            let room = self.core.device.check_room(units.len() as u64 * UNIT);
             room.map_err(|error| {
                 self.failures.no_room(cause_of(&error));
                 FillError::Room(error)
@@ -441,7 +537,7 @@ impl<'a> LayerFiller<'a> {
         self.check_disk()?;
         let all = self.missing(&(around.start as u64 * UNIT..around.end as u64 * UNIT));
         let all = all.unwrap_or_else(|| wanted.clone());
-        tracing::debug!(device = %self.device.id(), ?wanted, ?all, "a reader waits for units");
+        tracing::debug!(device = %self.core.device.id(), ?wanted, ?all, "a reader waits for units");
         let _first = begin(self.soon(range, &wanted, &all));
         if all != wanted {
             match self.bring(&all, &wanted, Cause::Reader) {
@@ -457,16 +553,16 @@ impl<'a> LayerFiller<'a> {
     }
 
     fn is_there(&self, unit: usize) -> bool {
-        self.filled.get(unit).is_none_or(|it| it.load(Ordering::Acquire))
+        self.core.filled.get(unit).is_none_or(|it| it.load(Ordering::Acquire))
     }
 
     /// Notes that a reader has these bytes.
     pub fn touch(&self, range: &Range<u64>) {
         for unit in self.index.head.units_of(range) {
-            let Some(untouched) = self.untouched.get(unit) else { return };
+            let Some(untouched) = self.core.untouched.get(unit) else { return };
             let wanted = Why::Wanted.number();
             if untouched.load(Ordering::Relaxed) != wanted {
-                self.counts.touched(Why::of(untouched.swap(wanted, Ordering::Relaxed)));
+                self.core.counts.touched(Why::of(untouched.swap(wanted, Ordering::Relaxed)));
             }
         }
     }
@@ -479,11 +575,11 @@ impl<'a> LayerFiller<'a> {
         let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
         let block = block(units, lock(&self.pace).free_bytes(), unit_bytes);
         let is_open = |it: &usize| !self.is_there(*it) && !coming.contains_key(it);
-        let end = block.end.min(self.filled.len());
+        let end = block.end.min(self.core.filled.len());
         let behind = (units.end..end).take_while(is_open).count();
         let before = (block.start..units.start).rev().take_while(is_open).count();
         // Not more in vain than readers have wanted.
-        let most = usize::try_from(self.counts.may_waste()).unwrap_or(usize::MAX);
+        let most = usize::try_from(self.core.counts.may_waste()).unwrap_or(usize::MAX);
         let behind = behind.min(most);
         units.start - before.min(most - behind)..units.end + behind
     }
@@ -504,15 +600,15 @@ impl<'a> LayerFiller<'a> {
     ) -> Vec<Range<usize>> {
         let window = lock(&self.streams).read(wanted, all.end);
         let own = self.spans_of(all);
-        let end = (wanted.end + window).min(self.filled.len()).max(all.end);
+        let end = (wanted.end + window).min(self.core.filled.len()).max(all.end);
         let behind = own.end..self.spans_of(&(all.start..end)).end;
-        let file = self.files.around(range).map(|it| self.index.head.spans_of(&it));
+        let file = self.core.files.around(range).map(|it| self.index.head.spans_of(&it));
         // What takes longer than some requests would keep readers from the line.
         let free = lock(&self.pace).free_bytes() * FILE_REQUESTS;
         let packed = |it: &Range<usize>| u32::try_from(self.packed_bytes(it)).unwrap_or(u32::MAX);
         let file = file.filter(|it| !it.is_empty() && f64::from(packed(it)) <= free);
         let coming = lock(&self.coming);
-        let mut left = self.counts.may_waste().saturating_mul(UNIT);
+        let mut left = self.core.counts.may_waste().saturating_mul(UNIT);
         let (mut seen, mut chosen, mut planned) = (BTreeSet::new(), Vec::new(), 0);
         for span in behind.chain(file.unwrap_or_default()) {
             if own.contains(&span) || !self.is_open(span, &coming) || !seen.insert(span) {
@@ -526,7 +622,7 @@ impl<'a> LayerFiller<'a> {
                 _ => chosen.push(span..span + 1),
             }
         }
-        self.counts.planned(planned);
+        self.core.counts.planned(planned);
         chosen
     }
 
@@ -535,24 +631,24 @@ impl<'a> LayerFiller<'a> {
     fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
         let head = &self.index.head;
         let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
-        let whole = self.device.whole();
-        for unit in units.clone().filter(|it| !self.filled[*it].load(Ordering::Acquire)) {
+        let whole = self.core.device.whole();
+        for unit in units.clone().filter(|it| !self.core.filled[*it].load(Ordering::Acquire)) {
             let place = unit as u64 * UNIT;
             let length = head.device_bytes.saturating_sub(place).min(UNIT);
             // Nothing but holes: the usual case needs no hash. Nobody uses the file's position.
-            let is_hole = match rustix::fs::seek(self.device.file(), SeekFrom::Data(place)) {
+            let is_hole = match rustix::fs::seek(self.core.device.file(), SeekFrom::Data(place)) {
                 Ok(data) => data >= place + length,
                 Err(errno) => errno == rustix::io::Errno::NXIO,
             };
             let Ok(length) = usize::try_from(length) else { continue };
             let bytes = &mut bytes[..length];
             if !is_hole {
-                self.device.read_at(bytes, place).map_err(FillError::Read)?;
+                self.core.device.read_at(bytes, place).map_err(FillError::Read)?;
             }
             let is_here = !is_hole && head.is_unit(unit, bytes);
             if is_here || self.copy_whole(whole.as_ref(), unit, bytes) {
                 self.set_filled(unit);
-                self.counts.recalled();
+                self.core.counts.recalled();
             }
         }
         Ok(())
@@ -562,7 +658,8 @@ impl<'a> LayerFiller<'a> {
     fn copy_whole(&self, whole: Option<&File>, unit: usize, bytes: &mut [u8]) -> bool {
         let place = unit as u64 * UNIT;
         let read = whole.is_some_and(|it| it.read_exact_at(bytes, place).is_ok());
-        read && self.index.head.is_unit(unit, bytes) && self.device.write_at(bytes, place).is_ok()
+        read && self.index.head.is_unit(unit, bytes)
+            && self.core.device.write_at(bytes, place).is_ok()
     }
 
     fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {
@@ -579,9 +676,9 @@ impl<'a> LayerFiller<'a> {
     /// Whether the disk has kept all that was filled, as far as is known now. It is asked before each reader goes on: what the
     /// disk has lost reads as zeros, as soon as the kernel has tried to write it.
     pub(super) fn is_kept(&self) -> bool {
-        let Err(error) = self.device.check_written() else { return true };
+        let Err(error) = self.core.device.check_written() else { return true };
         if !matches!(error, SparseError::Lost(_)) {
-            let (device, error) = (self.device.id(), &error as &dyn std::error::Error);
+            let (device, error) = (self.core.device.id(), &error as &dyn std::error::Error);
             tracing::error!(%device, error, "the disk lost bytes: readers get I/O errors, unmount it");
         }
         false
@@ -606,9 +703,10 @@ impl<'a> LayerFiller<'a> {
             .clone()
             .find(|unit| !chunks.next().is_some_and(|bytes| self.index.head.is_unit(*unit, bytes)));
         let Some(unit) = wrong else { return true };
-        let condemned = self.device.condemn();
+        let condemned = self.core.device.condemn();
         if !matches!(condemned, Ok(false)) {
-            let (device, error) = (self.device.id(), condemned.err().map(tracing::field::display));
+            let (device, error) =
+                (self.core.device.id(), condemned.err().map(tracing::field::display));
             tracing::error!(%device, unit, error, "the disk changed bytes: readers get I/O errors, unmount it");
         }
         false
@@ -617,18 +715,18 @@ impl<'a> LayerFiller<'a> {
     /// The number of units that are filled.
     #[must_use]
     pub fn filled(&self) -> usize {
-        self.filled_count.load(Ordering::Acquire)
+        self.core.filled_count.load(Ordering::Acquire)
     }
 
     /// Whether all units are filled.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.filled() == self.filled.len()
+        self.filled() == self.core.filled.len()
     }
 
     fn set_filled(&self, unit: usize) {
-        if !self.filled[unit].swap(true, Ordering::AcqRel) {
-            self.filled_count.fetch_add(1, Ordering::AcqRel);
+        if !self.core.filled[unit].swap(true, Ordering::AcqRel) {
+            self.core.filled_count.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -650,7 +748,7 @@ impl<'a> LayerFiller<'a> {
     /// From the first unit of a range that is not there to the last one.
     fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
         let Range { start, end } = self.index.head.units_of(range);
-        let units = self.filled.get(start..end)?;
+        let units = self.core.filled.get(start..end)?;
         let is_missing = |it: &AtomicBool| !it.load(Ordering::Acquire);
         let first = units.iter().position(is_missing)?;
         let last = units.iter().rposition(is_missing)?;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use image::digest::Digest;
 use kernel::fuse::{FuseConnection, FuseError, RequestBuffer, TakenRequest};
 use kernel::precontent::{Group, PrecontentError};
 use kernel::process::{Setup, spawn};
@@ -93,8 +94,7 @@ pub(super) struct Succession {
     /// What stands in the journal from the service before.
     pub(super) inherited: Vec<TakenEvent>,
     pub(super) devices: Vec<KeptDevice>,
-    /// With the ids of their devices.
-    pub(super) connections: Vec<(ConnectionId, String, FuseConnection)>,
+    pub(super) connections: Vec<(ConnectionId, KeptConnection)>,
 }
 
 /// A device that a keeper holds.
@@ -104,6 +104,16 @@ pub(super) struct KeptDevice {
     pub(super) device: String,
     pub(super) file: File,
     pub(super) state: KeptState,
+}
+
+/// A connection that a keeper holds, of a file on FUSE that stands for a device.
+#[derive(Debug)]
+pub(super) struct KeptConnection {
+    /// The device's id.
+    pub(super) device: String,
+    /// Of the image that the device was lent for.
+    pub(super) manifest: Option<Digest>,
+    pub(super) connection: FuseConnection,
 }
 
 /// A keeper, as its service sees it.
@@ -150,8 +160,9 @@ impl Keeper {
                 (Told::Device { device, state }, Some(file)) => {
                     devices.push(KeptDevice { device, file: File::from(file), state });
                 }
-                (Told::Connection { connection, device }, Some(descriptor)) => {
-                    connections.push((connection, device, FuseConnection::adopt(descriptor)));
+                (Told::Connection { connection: id, device, manifest }, Some(descriptor)) => {
+                    let connection = FuseConnection::adopt(descriptor);
+                    connections.push((id, KeptConnection { device, manifest, connection }));
                 }
                 (Told::Done, None) => break,
                 _ => return Err(unknown()),
@@ -235,8 +246,7 @@ struct Kept {
     numbers: RawFd,
     /// By their ids.
     devices: BTreeMap<String, KeptDevice>,
-    /// Each with the id of its device.
-    connections: BTreeMap<ConnectionId, (String, FuseConnection)>,
+    connections: BTreeMap<ConnectionId, KeptConnection>,
     /// Its socket.
     path: PathBuf,
 }
@@ -373,9 +383,10 @@ impl Kept {
                     let kept = KeptDevice { device: device.clone(), file, state };
                     drop(self.devices.insert(device, kept));
                 }
-                (ToKeeper::Connect { connection, device }, Some(descriptor)) => {
-                    let kept = (device, FuseConnection::adopt(descriptor));
-                    drop(self.connections.insert(connection, kept));
+                (ToKeeper::Connect { connection: id, device, manifest }, Some(descriptor)) => {
+                    let connection = FuseConnection::adopt(descriptor);
+                    let kept = KeptConnection { device, manifest, connection };
+                    drop(self.connections.insert(id, kept));
                 }
                 (ToKeeper::Disconnect { connection }, None) => {
                     drop(self.connections.remove(&connection));
@@ -460,7 +471,7 @@ impl Kept {
             let second = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             let mut watched = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
             if !is_patient {
-                let connections = self.connections.values().map(|it| it.1.as_fd());
+                let connections = self.connections.values().map(|it| it.connection.as_fd());
                 let readers = std::iter::once(self.group.as_fd()).chain(connections);
                 watched.extend(readers.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
             }
@@ -493,9 +504,10 @@ impl Kept {
                 let told = Told::Device { device: device.clone(), state: *state };
                 wire::send(socket.as_fd(), &told, Some(file.as_fd()))?;
             }
-            for (connection, (device, descriptor)) in &self.connections {
-                let told = Told::Connection { connection: *connection, device: device.clone() };
-                wire::send(socket.as_fd(), &told, Some(descriptor.as_fd()))?;
+            for (id, KeptConnection { device, manifest, connection }) in &self.connections {
+                let (device, manifest) = (device.clone(), *manifest);
+                let told = Told::Connection { connection: *id, device, manifest };
+                wire::send(socket.as_fd(), &told, Some(connection.as_fd()))?;
             }
             wire::send(socket.as_fd(), &Told::Done, None)?;
             io::Result::Ok(socket)
@@ -508,16 +520,18 @@ impl Kept {
         let mut files = self.devices.values().map(|it| it.file.as_fd());
         let mut connections = self.connections.values();
         files.any(|file| kernel::lease::in_use(file).unwrap_or(true))
-            || connections.any(|it| it.1.is_mounted().unwrap_or(true))
+            || connections.any(|it| it.connection.is_mounted().unwrap_or(true))
     }
 
     /// Gives an I/O error to the readers of files on FUSE whose requests are there. The connections that have ended go.
     fn refuse_reads(&mut self) {
-        self.connections.retain(|_, (device, connection)| match refused(connection) {
-            Ok(is_over) => !is_over,
-            Err(error) => {
-                tracing::error!(%error, device, "readers of a device may wait");
-                true
+        self.connections.retain(|_, KeptConnection { device, connection, .. }| {
+            match refused(connection) {
+                Ok(is_over) => !is_over,
+                Err(error) => {
+                    tracing::error!(%error, device, "readers of a device may wait");
+                    true
+                }
             }
         });
     }

@@ -30,7 +30,7 @@ pub use client::{ClientError, LazyService};
 pub use count::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
 pub use door::{ConnectionId, Door, DoorError, DoorKind, DoorWish, FuseDoorError, Unread};
 pub use failures::{READERS_WAIT, SourcePatience};
-pub use fill::{Cause, FillError, LayerFiller};
+pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use folder::{Replace, folder_of};
 pub use keeper::{KeeperError, Program, keep};
 pub use record::Recorder;

@@ -15,9 +15,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use container::life::monitor::Watch as _;
+use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use kernel::precontent::{Group, PrecontentError};
-use oci::blobs::BlobSource;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use store::{Store, Trace};
@@ -26,7 +26,7 @@ use transfer::lazy::LayerIndex;
 use super::complete::Completer;
 use super::door::{Door, DoorError, DoorKind, DoorWish, Unread};
 use super::failures::SourcePatience;
-use super::fill::LayerFiller;
+use super::fill::{LayerFiller, LayerSource};
 use super::folder::{self, Replace};
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
@@ -58,14 +58,18 @@ pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Where a service has the indexes and the bytes of devices from.
 pub trait Supply: Sync {
-    /// How a device is filled; `None` if there is no index of it.
+    /// How a device is filled for the image of a manifest; `None` if there is no index of it. Without a manifest, by any.
     ///
     /// # Errors
     /// When an index is there, and cannot be used.
-    fn index(&self, device: &DeviceId) -> Result<Option<LayerIndex>, AnyError>;
+    fn index(
+        &self,
+        device: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<LayerIndex>, AnyError>;
 
-    /// Who has the blob of this index.
-    fn blobs(&self, index: &LayerIndex) -> &dyn BlobSource;
+    /// Who has the blob of this index, for the image of this manifest.
+    fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_>;
 
     /// A trace of an image; `None` if it has none of this name. Without a name, it is the one that is usual here.
     ///
@@ -415,8 +419,9 @@ impl<'a> Service<'_, 'a> {
         self.door.files(|device, file, state| {
             tell(&ToKeeper::Keep { device: device.to_string(), state }, file.as_fd())
         })?;
-        self.door.connections(|connection, device, descriptor| {
-            tell(&ToKeeper::Connect { connection, device: device.to_string() }, descriptor)
+        self.door.connections(|connection, (device, manifest), descriptor| {
+            let device = device.to_string();
+            tell(&ToKeeper::Connect { connection, device, manifest }, descriptor)
         })?;
         Ok(keeper)
     }
@@ -490,7 +495,7 @@ impl<'a> Service<'_, 'a> {
     ) -> io::Result<()> {
         let client = client.as_fd();
         match ask {
-            Ask::Lend { device } => match self.lend(device, keeper) {
+            Ask::Lend { device, manifest } => match self.lend(device, *manifest, keeper) {
                 Ok(file) => wire::send(client, &Answer::Lent, Some(file.as_fd())),
                 Err(error) => {
                     let reason = text(&error);
@@ -498,22 +503,26 @@ impl<'a> Service<'_, 'a> {
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
-            Ask::Bring { image, trace } => match self.bring(image, trace.as_deref()) {
-                Ok(true) => wire::send(client, &Answer::Done, None),
-                Ok(false) => wire::send(client, &Answer::Absent, None),
-                Err(error) => {
-                    let reason = text(&*error);
-                    tracing::warn!(image, trace, reason, "a trace is not used");
-                    wire::send(client, &Answer::Refused { reason }, None)
+            Ask::Bring { image, trace, manifest } => {
+                match self.bring((image, manifest.as_ref()), trace.as_deref()) {
+                    Ok(true) => wire::send(client, &Answer::Done, None),
+                    Ok(false) => wire::send(client, &Answer::Absent, None),
+                    Err(error) => {
+                        let reason = text(&*error);
+                        tracing::warn!(image, trace, reason, "a trace is not used");
+                        wire::send(client, &Answer::Refused { reason }, None)
+                    }
                 }
-            },
-            Ask::Complete { image } => match self.complete(image, keeper) {
-                Ok(()) => wire::send(client, &Answer::Done, None),
-                Err(error) => {
-                    let reason = text(&*error);
-                    wire::send(client, &Answer::Refused { reason }, None)
+            }
+            Ask::Complete { image, manifest } => {
+                match self.complete((image, manifest.as_ref()), keeper) {
+                    Ok(()) => wire::send(client, &Answer::Done, None),
+                    Err(error) => {
+                        let reason = text(&*error);
+                        wire::send(client, &Answer::Refused { reason }, None)
+                    }
                 }
-            },
+            }
             Ask::Watch => {
                 let watched = Answer::Watched { instance: self.instance.to_owned() };
                 wire::send(client, &watched, Some(self.door.group().as_fd()))
@@ -570,11 +579,15 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Begins to bring what a trace has of devices that are lent. Returns whether there is the trace.
-    fn bring(&self, image: &str, name: Option<&str>) -> Result<bool, AnyError> {
+    fn bring(
+        &self,
+        (image, manifest): (&str, Option<&Digest>),
+        name: Option<&str>,
+    ) -> Result<bool, AnyError> {
         let image = ImageId::from_str(image)?;
         let Some(trace) = self.surroundings.supply.trace(&image, name)? else { return Ok(false) };
         let fillers: HashMap<_, _> =
-            self.door.fillers().into_iter().map(|it| (*it.device().id(), it)).collect();
+            self.door.fillers_for(manifest).into_iter().map(|it| (*it.device().id(), it)).collect();
         let runs = trace.runs.iter().filter_map(|run| {
             let filler = Arc::clone(fillers.get(&run.device)?);
             let most = filler.index().head.units.len();
@@ -588,9 +601,13 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Begins to bring all of the devices of an image that are lent.
-    fn complete(&self, image: &str, keeper: &Keeper) -> Result<(), AnyError> {
+    fn complete(
+        &self,
+        (image, manifest): (&str, Option<&Digest>),
+        keeper: &Keeper,
+    ) -> Result<(), AnyError> {
         let devices = self.store.sparse_devices(&ImageId::from_str(image)?)?;
-        for filler in self.door.fillers() {
+        for filler in self.door.fillers_for(manifest) {
             if devices.contains(filler.device().id()) {
                 self.complete_device(&filler, keeper);
             }
@@ -603,7 +620,8 @@ impl<'a> Service<'_, 'a> {
         self.door.complete(filler);
         // The next service goes on with it.
         let (device, file) = kept(filler);
-        let state = KeptState { is_completing: true, ..KeptState::default() };
+        let manifest = filler.manifest().copied();
+        let state = KeptState { is_completing: true, manifest, ..KeptState::default() };
         if let Err(error) = keeper.tell(&ToKeeper::Keep { device, state }, Some(file)) {
             tracing::warn!(%error, "if this process dies, a device is not completed");
         }

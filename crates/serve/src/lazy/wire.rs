@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use image::digest::Digest;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -51,7 +52,13 @@ pub(super) enum ToKeeper {
     /// Let a device go.
     Forget { device: String },
     /// Hold the connection that comes along, of a file on FUSE that stands for a device.
-    Connect { connection: ConnectionId, device: String },
+    Connect {
+        connection: ConnectionId,
+        device: String,
+        /// Of the image that it was lent for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
+    },
     /// Let a connection go.
     Disconnect { connection: ConnectionId },
     /// The service ends as it was told to, and devices are still in use.
@@ -68,6 +75,9 @@ pub(super) struct KeptState {
     pub(super) is_complete: bool,
     /// Whether all of it is to come, though nobody reads it.
     pub(super) is_completing: bool,
+    /// Of the image that it is filled for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) manifest: Option<Digest>,
 }
 
 /// What a keeper tells a service that comes to serve its group.
@@ -89,7 +99,12 @@ pub(super) enum Told {
         state: KeptState,
     },
     /// A connection comes along.
-    Connection { connection: ConnectionId, device: String },
+    Connection {
+        connection: ConnectionId,
+        device: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
+    },
     /// That is all, or what was asked for is done.
     Done,
     /// It is not done: perhaps it is of a later version. The connection stays.
@@ -100,13 +115,26 @@ pub(super) enum Told {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Ask {
-    /// To read a device.
-    Lend { device: String },
+    /// To read a device, for the image of a manifest.
+    Lend {
+        device: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
+    },
     /// To bring, ahead of its readers, what a trace of an image has; without a name, the trace that the service is set to. Its
     /// devices that are lent are meant.
-    Bring { image: String, trace: Option<String> },
+    Bring {
+        image: String,
+        trace: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
+    },
     /// To bring all of the devices of an image, behind all else. Those that are lent are meant.
-    Complete { image: String },
+    Complete {
+        image: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        manifest: Option<Digest>,
+    },
     /// To hold the group, too.
     Watch,
     /// To let go at once of what nothing has open.

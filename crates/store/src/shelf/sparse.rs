@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use image::digest::Digest;
 use image::verity::{Algorithm, DeviceId, Hasher};
 use rustix::fs::{Mode, Stat};
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,10 @@ pub enum SparseFile {
     Index(DeviceId),
     /// The windows of its index.
     Windows(DeviceId),
+    /// The head of an index that came with the image of this manifest, which claims that it is right.
+    ClaimedIndex(DeviceId, Digest),
+    /// The windows of such an index.
+    ClaimedWindows(DeviceId, Digest),
 }
 
 impl SparseFile {
@@ -86,18 +91,53 @@ impl SparseFile {
     #[must_use]
     pub const fn device(&self) -> &DeviceId {
         match self {
-            Self::Device(id) | Self::State(id) | Self::Index(id) | Self::Windows(id) => id,
+            Self::Device(id)
+            | Self::State(id)
+            | Self::Index(id)
+            | Self::Windows(id)
+            | Self::ClaimedIndex(id, _)
+            | Self::ClaimedWindows(id, _) => id,
+        }
+    }
+
+    /// The head of the index that was made here, or that the image of a manifest claims.
+    pub(crate) const fn index(device: DeviceId, claimed_by: Option<Digest>) -> Self {
+        match claimed_by {
+            Some(manifest) => Self::ClaimedIndex(device, manifest),
+            None => Self::Index(device),
+        }
+    }
+
+    /// The windows of the same.
+    pub(crate) const fn windows(device: DeviceId, claimed_by: Option<Digest>) -> Self {
+        match claimed_by {
+            Some(manifest) => Self::ClaimedWindows(device, manifest),
+            None => Self::Windows(device),
+        }
+    }
+
+    /// Whose claim it is a part of.
+    const fn claimed_by(&self) -> Option<&Digest> {
+        match self {
+            Self::ClaimedIndex(_, manifest) | Self::ClaimedWindows(_, manifest) => Some(manifest),
+            Self::Device(_) | Self::State(_) | Self::Index(_) | Self::Windows(_) => None,
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
         let end = [STATE, INDEX, WINDOWS].into_iter().find(|it| name.ends_with(it));
-        let id = id_of(name.strip_suffix(end.unwrap_or_default())?.as_bytes())?;
-        let file = match end {
-            Some(STATE) => Self::State(id),
-            Some(INDEX) => Self::Index(id),
-            Some(_) => Self::Windows(id),
-            None => Self::Device(id),
+        let name = name.strip_suffix(end.unwrap_or_default())?;
+        let (name, claimed_by) = match name.split_once('.') {
+            Some((name, manifest)) => (name, Some(Digest::from_file_name(manifest)?)),
+            None => (name, None),
+        };
+        let id = id_of(name.as_bytes())?;
+        let file = match (end, claimed_by) {
+            (Some(INDEX), claimed_by) => Self::index(id, claimed_by),
+            (Some(WINDOWS), claimed_by) => Self::windows(id, claimed_by),
+            (Some(_), None) => Self::State(id),
+            (None, None) => Self::Device(id),
+            (_, Some(_)) => return None,
         };
         (id.algorithm() == Algorithm::Sha256).then_some(file)
     }
@@ -106,8 +146,8 @@ impl SparseFile {
         match self {
             Self::Device(_) => "sparse device",
             Self::State(_) => "state of a sparse device",
-            Self::Index(_) => "index of a sparse device",
-            Self::Windows(_) => "windows of a sparse device",
+            Self::Index(_) | Self::ClaimedIndex(..) => "index of a sparse device",
+            Self::Windows(_) | Self::ClaimedWindows(..) => "windows of a sparse device",
         }
     }
 
@@ -117,6 +157,8 @@ impl SparseFile {
             Self::State(id) => format!("{id}{STATE}"),
             Self::Index(id) => format!("{id}{INDEX}"),
             Self::Windows(id) => format!("{id}{WINDOWS}"),
+            Self::ClaimedIndex(id, manifest) => format!("{id}.{}{INDEX}", manifest.file_name()),
+            Self::ClaimedWindows(id, manifest) => format!("{id}.{}{WINDOWS}", manifest.file_name()),
         }
     }
 }
@@ -428,18 +470,27 @@ impl SparseShelf {
     }
 
     /// The files of devices that nobody needs here, and of such as a crash has left a part of. The index of a device that is
-    /// complete elsewhere stays.
+    /// complete elsewhere stays. What a manifest claims goes with it, unless somebody has the device open: that may be for its
+    /// image.
     pub(crate) fn garbage(
         &self,
         is_needed: impl Fn(&DeviceId) -> bool,
         is_complete: impl Fn(&DeviceId) -> bool,
+        is_manifest: impl Fn(&Digest) -> bool,
     ) -> Result<Vec<StoreItem>, DiskError> {
         let files = self.list()?.names;
         let (mut there, mut unneeded) = (BTreeSet::new(), BTreeSet::new());
-        let mut heads = BTreeSet::new();
+        let (mut heads, mut used) = (BTreeSet::new(), BTreeSet::new());
         for file in &files {
-            if let SparseFile::Index(id) = file {
-                heads.insert(*id);
+            if let SparseFile::Index(id) | SparseFile::ClaimedIndex(id, _) = file {
+                heads.insert((*id, file.claimed_by().copied()));
+            }
+            if let SparseFile::ClaimedIndex(id, manifest) = file
+                && !is_manifest(manifest)
+                && !used.contains(id)
+                && self.is_in_use(id)?
+            {
+                used.insert(*id);
             }
             let SparseFile::Device(id) = file else { continue };
             there.insert(*id);
@@ -449,10 +500,16 @@ impl SparseShelf {
             }
         }
         let is_kept = |id: &DeviceId| there.contains(id) && !unneeded.contains(id);
+        let is_filled = |id: &DeviceId| is_kept(id) || is_complete(id);
+        let is_claimed = |id: &DeviceId, it: &Digest| is_manifest(it) || used.contains(id);
         let garbage = files.into_iter().filter(|file| match file {
             SparseFile::Device(id) | SparseFile::State(id) => !is_kept(id),
-            SparseFile::Index(id) => !is_kept(id) && !is_complete(id),
-            SparseFile::Windows(id) => !heads.contains(id) || !is_kept(id) && !is_complete(id),
+            SparseFile::Index(id) => !is_filled(id),
+            SparseFile::Windows(id) => !heads.contains(&(*id, None)) || !is_filled(id),
+            SparseFile::ClaimedIndex(id, it) => !is_filled(id) || !is_claimed(id, it),
+            SparseFile::ClaimedWindows(id, it) => {
+                !heads.contains(&(*id, Some(*it))) || !is_filled(id) || !is_claimed(id, it)
+            }
         });
         Ok(garbage.map(StoreItem::Sparse).collect())
     }
@@ -461,8 +518,10 @@ impl SparseShelf {
     /// before its windows.
     pub(crate) fn remove(&self, files: &[SparseFile]) -> Result<(), DiskError> {
         let Some(sparse) = self.directory.get()? else { return Ok(()) };
-        let is_first =
-            |file: &&SparseFile| matches!(file, SparseFile::Device(_) | SparseFile::Index(_));
+        let is_first = |file: &&SparseFile| {
+            use SparseFile::{ClaimedIndex, Device, Index};
+            matches!(file, Device(_) | Index(_) | ClaimedIndex(..))
+        };
         let (first, rest): (Vec<&SparseFile>, Vec<&SparseFile>) = files.iter().partition(is_first);
         for file in first {
             sparse.unlink_sealed(file.file_name())?;
@@ -520,7 +579,7 @@ impl SparseShelf {
         }
         let is_lacking = info.state == SparseState::Partial
             && !self.is_in_use(id)?
-            && !matches!(self.index_head(id), Ok(Some(_)));
+            && !self.has_sound_index(id)?;
         Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
     }
 
@@ -541,8 +600,9 @@ impl SparseShelf {
                 SparseFile::Device(id) if !but.contains(id) => {
                     checked.add(StoreItem::Sparse(*file), self.damage(id)?);
                 }
-                SparseFile::Index(id) => {
-                    checked.add(StoreItem::Sparse(*file), self.index_damage(id)?);
+                SparseFile::Index(id) | SparseFile::ClaimedIndex(id, _) => {
+                    let damage = self.index_damage(id, file.claimed_by())?;
+                    checked.add(StoreItem::Sparse(*file), damage);
                 }
                 _ => {}
             }

@@ -94,7 +94,8 @@ impl Lazy {
         manifest: Digest,
     ) -> Result<bool, TransactionError> {
         let import = store.begin()?;
-        let is_lazy = import.lazy_device(self.head.clone(), self.windows.clone()).unwrap();
+        let is_lazy =
+            import.lazy_device(self.head.clone(), self.windows.clone(), manifest).unwrap();
         let mut image = import.image().unwrap();
         image.write_all(&self.bytes).unwrap();
         assert!(image.finish().unwrap() == self.image);
@@ -186,13 +187,16 @@ fn a_damaged_index_is_told_and_removed() {
         let store = open(directory.path());
         lazy.publish(&store).unwrap();
         assert_eq!(damage(&store), []);
-        let [head, windows] = [SparseFile::Index(*lazy.id()), SparseFile::Windows(*lazy.id())];
+        let claimed_by = Some(lazy.manifest());
+        let [head, windows] =
+            [SparseFile::index, SparseFile::windows].map(|it| it(*lazy.id(), claimed_by));
         for file in [head, windows] {
             let writable = fs::Permissions::from_mode(0o600);
             fs::set_permissions(path(&directory, file), writable).unwrap();
         }
         spoil(&path(&directory, head), &path(&directory, windows));
-        let error = store.sparse.index(lazy.id()).unwrap_err();
+        let index = || store.sparse.index_for(lazy.id(), claimed_by.as_ref());
+        let error = index().unwrap_err();
         assert!(error.to_string().contains("quire index NAME"), "{error}");
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         let told = report.damage.iter().find_map(|it| match &it.0 {
@@ -202,7 +206,7 @@ fn a_damaged_index_is_told_and_removed() {
         assert!(told.as_ref().is_some_and(|it| it.contains(expected)), "{expected}: {told:?}");
         // Now nobody can fill the device, so it is told as well, and not removed.
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-        assert!(store.sparse.index(lazy.id()).unwrap().is_none());
+        assert!(index().unwrap().is_none());
         assert!(store.sparse.stat(lazy.id()).unwrap().is_some());
         // Windows alone are garbage, and the image comes back.
         store.gc(NOW).unwrap();
@@ -279,7 +283,8 @@ fn an_image_is_there_before_its_devices() {
     assert_eq!((info.state, info.on_disk), (SparseState::Partial, 0));
     let (_, swept) = store.gc(NOW).unwrap();
     assert_eq!(swept.removed, 0);
-    assert!(store.sparse.index(lazy.id()).unwrap().unwrap().0 == lazy.head);
+    let index = store.sparse.index_for(lazy.id(), Some(&lazy.manifest()));
+    assert!(index.unwrap().unwrap().0 == lazy.head);
     assert!(store.du().unwrap().sparse > 0);
 
     // Again, over what is there, also after some of it was filled.
@@ -315,7 +320,8 @@ fn a_complete_device_takes_precedence() {
         store.gc(NOW).unwrap();
         in_sparse(&directory).len() == 2
     });
-    assert!(store.sparse.index(lazy.id()).unwrap().is_some());
+    let index = store.sparse.index_for(lazy.id(), Some(&lazy.manifest()));
+    assert!(index.unwrap().is_some());
     assert!(!lazy.publish(&store).unwrap());
     assert!(store.sparse.stat(lazy.id()).unwrap().is_none());
     store.open_names(&lazy.image).unwrap();
@@ -330,7 +336,7 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     lazy.publish(&store).unwrap();
     store.remove_ref(&name("one")).unwrap();
     let import = store.begin().unwrap();
-    assert!(import.lazy_device(lazy.head.clone(), lazy.windows.clone()).unwrap());
+    assert!(import.lazy_device(lazy.head.clone(), lazy.windows.clone(), lazy.manifest()).unwrap());
     assert!(import.reuse_image(&lazy.image).unwrap());
     for (digest, bytes) in &lazy.documents {
         import.manifest(digest, bytes).unwrap();
@@ -349,22 +355,43 @@ fn gc_beside_the_import_takes_nothing_from_it() {
 #[test]
 fn what_contradicts_the_store_is_refused() {
     let lazy = Lazy::new();
-    let refused = |store: &Store, lazy: &Lazy| match lazy.publish(store) {
+    let error = |published| match published {
         Err(TransactionError::Sparse(error)) => error,
         other => panic!("{other:?}"),
     };
+    let refused = |store: &Store, lazy: &Lazy| error(lazy.publish(store));
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     lazy.publish(&store).unwrap();
+    let manifest = Digest::sha256(b"another manifest");
+    let add = store.begin().unwrap();
+    add.manifest(&manifest, b"another manifest").unwrap();
+    add.commit().unwrap();
     // Other digests for the same device: of two that contradict each other, nobody can tell which lies.
     let mut lying = Lazy::new();
     lying.head.units[0][0] ^= 1;
-    assert!(matches!(refused(&store, &lying), SparseError::OtherIndex(id) if id == *lazy.id()));
-    // Another blob with the same tar is no contradiction, and what is there stays.
+    let lied = error(lying.publish_as(&store, "two", manifest));
+    assert!(matches!(lied, SparseError::OtherIndex(id) if id == *lazy.id()));
+    // Another blob with the same tar is no contradiction. What each manifest claims stays, and counts for it alone.
     let mut other = Lazy::new();
     other.head.blob = Digest::sha256(b"another blob");
-    other.publish(&store).unwrap();
-    assert!(store.sparse.index(lazy.id()).unwrap().unwrap().0 == lazy.head);
+    other.publish_as(&store, "two", manifest).unwrap();
+    let of = |manifest| store.sparse.index_for(lazy.id(), Some(&manifest)).unwrap().unwrap().0;
+    assert!(of(lazy.manifest()) == lazy.head && of(manifest) == other.head);
+    assert_eq!(store.sparse.heads(lazy.id()).unwrap().len(), 2);
+    assert!(store.sparse.index(lazy.id()).unwrap().is_none(), "nobody has read the layer here");
+    // What a manifest claims later takes the place of what it has claimed.
+    other.head.blob = Digest::sha256(b"a third blob");
+    other.publish_as(&store, "two", manifest).unwrap();
+    assert!(of(lazy.manifest()) == lazy.head && of(manifest) == other.head);
+    // It goes with its manifest.
+    store.remove_ref(&name("two")).unwrap();
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        store.sparse.heads(lazy.id()).unwrap().len() == 1
+    });
+    assert!(of(lazy.manifest()) == lazy.head);
+    check(&store).unwrap();
 
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
@@ -404,7 +431,8 @@ fn judge(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
         if at == recorded.changes.len() && refs.is_empty() {
             return Err("published, and not there".into());
         }
-        if !refs.is_empty() && store.sparse.index(lazy.id())?.is_none() {
+        if !refs.is_empty() && store.sparse.index_for(lazy.id(), Some(&lazy.manifest()))?.is_none()
+        {
             return Err("an image that nothing fills".into());
         }
         if super::check_clean(&store)? != refs {
@@ -450,7 +478,7 @@ fn record_devices(count: usize) -> Recorded {
         for number in 0..count {
             let windows = number.to_string().into_bytes();
             let head = some_head(&format!("device {number}"), &windows);
-            assert!(import.lazy_device(head, windows).unwrap());
+            assert!(import.lazy_device(head, windows, Digest::sha256(b"manifest")).unwrap());
         }
         import.commit().unwrap();
     };
@@ -479,7 +507,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
             let mut found = 0;
             for number in 0..3 {
                 let device = device(&format!("device {number}"));
-                let index = store.sparse.index(&device)?;
+                let index = store.sparse.index_for(&device, None)?;
                 if let Some((_, windows)) = &index
                     && *windows != number.to_string().into_bytes()
                 {
@@ -527,7 +555,10 @@ fn replacing_an_index_survives_a_crash_at_any_moment() {
     other.groups[0].bytes = 3;
     let recorded = || {
         record(
-            |store| assert!(lazy.publish(store).unwrap()),
+            |store| {
+                assert!(lazy.publish(store).unwrap());
+                store.put_index(&lazy.head, &lazy.windows).unwrap();
+            },
             |store| store.put_index(&other, b"new").unwrap(),
         )
     };

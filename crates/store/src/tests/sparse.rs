@@ -197,7 +197,7 @@ fn garbage_is_decided_once_for_both_files() {
         }
         false
     };
-    let garbage = store.sparse.garbage(is_needed, |_| false);
+    let garbage = store.sparse.garbage(is_needed, |_| false, |_| false);
     assert_eq!(garbage.unwrap(), []);
 }
 

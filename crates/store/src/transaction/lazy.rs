@@ -24,6 +24,8 @@ pub(super) struct LazyDevice {
     head: Head,
     windows: Vec<u8>,
     made: Made,
+    /// Of an index that came from elsewhere: the manifest whose image it came with.
+    claimed_by: Option<Digest>,
 }
 
 /// Where an index comes from.
@@ -59,13 +61,18 @@ impl Store {
 }
 
 impl Transaction<'_> {
-    /// Gives the import a device that need not be here: the commit makes it, empty, with this index. Images of this import
-    /// may have it as a device. A device that the store has is taken as it is. Returns whether it is filled on demand:
-    /// `false` if the store has all of it.
+    /// Gives the import a device that need not be here: the commit makes it, empty, with this index, which the image of this
+    /// manifest claims to be right. Images of this import may have it as a device. A device that the store has is taken as it
+    /// is, and so are the indexes that others claim. Returns whether it is filled on demand: `false` if the store has all of it.
     ///
     /// # Errors
     /// [`DraftError`] when head and windows do not belong together, or the device cannot be looked up.
-    pub fn lazy_device(&self, head: Head, windows: Vec<u8>) -> Result<bool, DraftError> {
+    pub fn lazy_device(
+        &self,
+        head: Head,
+        windows: Vec<u8>,
+        manifest: Digest,
+    ) -> Result<bool, DraftError> {
         let failed = |source| {
             self.fail();
             DraftError::Sparse { source: Box::new(source) }
@@ -76,7 +83,8 @@ impl Transaction<'_> {
             return Err(DraftError::NoDevices(algorithm));
         }
         let is_complete = self.reuse_device(&head.device)?;
-        let lazy = LazyDevice { head, windows, made: Made::Elsewhere };
+        let claimed_by = Some(manifest);
+        let lazy = LazyDevice { head, windows, made: Made::Elsewhere, claimed_by };
         self.state().lazy.insert(lazy.head.device, lazy);
         Ok(!is_complete)
     }
@@ -88,7 +96,7 @@ impl Transaction<'_> {
     /// [`SparseError`] when head and windows do not belong together.
     pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), SparseError> {
         index::encoded(&head, &windows)?;
-        let lazy = LazyDevice { head, windows, made: Made::Here };
+        let lazy = LazyDevice { head, windows, made: Made::Here, claimed_by: None };
         self.state().lazy.insert(lazy.head.device, lazy);
         Ok(())
     }
@@ -128,8 +136,10 @@ impl Transaction<'_> {
         }
         store.make_sparse()?;
         let mut new = Vec::new();
-        for (id, LazyDevice { head, windows, made }) in &state.lazy {
-            let device = |existing, is_made| NewDevice { head, windows, existing, is_made };
+        for (id, LazyDevice { head, windows, made, claimed_by }) in &state.lazy {
+            let claimed_by = *claimed_by;
+            let device =
+                |existing, is_made| NewDevice { head, windows, claimed_by, existing, is_made };
             if *made == Made::Here {
                 // The device came before, with its index of objects.
                 new.push(device(Existing::Replaced, false));
@@ -138,9 +148,7 @@ impl Transaction<'_> {
             if store.devices.index_of(id)?.is_some() {
                 // Another import may have brought all of it, and not synced its name.
                 store.devices.directory.there()?.sync()?;
-                if !store.sparse.has_index(id)? {
-                    new.push(device(Existing::Kept, false));
-                }
+                new.push(device(Existing::Any, false));
                 continue;
             }
             if let Some(info) = store.sparse.stat(id)? {
@@ -152,7 +160,7 @@ impl Transaction<'_> {
                     return Err(SparseError::Condemned(*id).into());
                 }
             }
-            new.push(device(Existing::Kept, true));
+            new.push(device(Existing::Agreeing, true));
         }
         Ok(store.sparse.publish_all(&new)?)
     }

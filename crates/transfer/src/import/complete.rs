@@ -104,8 +104,7 @@ pub fn complete(
     }
     let documents = StoredImage::load(store, manifest)?;
     let devices = store.open_names(image).map_err(opened)?.devices;
-    let tars = devices.iter().filter_map(|it| LayerTar::of(store, &it.0));
-    let tars: Vec<_> = tars.collect();
+    let tars: Vec<_> = devices.iter().flat_map(|it| LayerTar::of(store, &it.0, manifest)).collect();
     let layers = DeviceLayers { store, documents: &documents, tars: &tars, blobs };
     let work = Work { image, layers };
     let names = work.names()?;
@@ -188,13 +187,14 @@ struct LayerTar {
 }
 
 impl LayerTar {
-    /// As the device's index says. Nothing is believed of that: the tar has to have its diff id.
-    fn of(store: &Store, device: &DeviceId) -> Option<Self> {
-        let (head, _) = store.sparse.index(device).ok().flatten()?;
+    /// As the device's indexes say, that of the manifest first. Nothing is believed of that: the tar has to have its diff id.
+    fn of(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
+        let own = store.sparse.index_head_for(device, Some(manifest)).ok().flatten();
+        let others = store.sparse.heads(device).unwrap_or_default();
         let info = store.sparse.stat(device);
         // One that is filled still has holes, though another import may have brought all of the device.
         let is_sealed = matches!(info, Ok(Some(it)) if it.state == SparseState::Sealed);
-        Some(Self::named(&head, is_sealed))
+        own.iter().chain(&others).map(|head| Self::named(head, is_sealed)).collect()
     }
 
     const fn named(head: &Head, is_sealed: bool) -> Self {

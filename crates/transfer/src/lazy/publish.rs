@@ -122,12 +122,18 @@ impl LayerIndex {
         store.put_index(&self.head, &self.windows)
     }
 
-    /// The index that a store keeps of a device.
+    /// The index of a device that a store has for the image of a manifest: the one that came with it, or else the one that was
+    /// made here. Without a manifest it is any.
     ///
     /// # Errors
     /// [`SparseError::Index`] when it is damaged, or an error of the disk.
-    pub fn load(store: &Store, device: &DeviceId) -> Result<Option<Self>, SparseError> {
-        Ok(store.sparse.index(device)?.map(|(head, windows)| Self { head, windows }))
+    pub fn load(
+        store: &Store,
+        device: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<Self>, SparseError> {
+        let found = store.sparse.index_for(device, manifest)?;
+        Ok(found.map(|(head, windows)| Self { head, windows }))
     }
 }
 
@@ -150,7 +156,8 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
         if !used.contains(&head.device) {
             continue;
         }
-        if import.lazy_device(head.clone(), windows.clone()).map_err(draft_failed)? {
+        let added = import.lazy_device(head.clone(), windows.clone(), *lazy.manifest);
+        if added.map_err(draft_failed)? {
             devices.push(head.device);
         }
     }

@@ -68,18 +68,23 @@ pub enum LazyPushError {
 }
 
 impl LazyParts {
-    /// The parts of an image of a store: its file, the index of each of its devices, and its traces.
+    /// The parts of an image of a store: its file, the index of each of its devices, and its traces. What another manifest
+    /// claims is none of them.
     ///
     /// # Errors
     /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) and those after it.
-    pub fn stored(store: &Store, image: &OpenImage) -> Result<Self, LazyPushError> {
+    pub fn stored(
+        store: &Store,
+        image: &OpenImage,
+        manifest: &Digest,
+    ) -> Result<Self, LazyPushError> {
         let id = image.id;
         let read = |source| LazyPushError::Read { image: id, source };
         let size = usize::try_from(image.image.size()).map_err(|it| read(io::Error::other(it)))?;
         let mut bytes = vec![0; size];
         image.image.read_exact_at(&mut bytes, 0).map_err(read)?;
         let indexes = image.devices.iter().map(|device| {
-            let loaded = LayerIndex::load(store, &device.id).map_err(|source| {
+            let loaded = LayerIndex::load(store, &device.id, Some(manifest)).map_err(|source| {
                 let source = Box::new(source);
                 LazyPushError::Index { device: device.id, source }
             })?;

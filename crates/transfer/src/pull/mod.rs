@@ -432,7 +432,8 @@ fn here(
     let is_indexed = |image: OpenImage| {
         let lacks = |device: &OpenDevice| {
             let is_tar = matches!(store.devices.layer_of(&device.id), Ok(Some(_)));
-            is_tar && !matches!(store.sparse.index_head(&device.id), Ok(Some(_)))
+            is_tar
+                && !matches!(store.sparse.index_head_for(&device.id, Some(manifest)), Ok(Some(_)))
         };
         !wishes.import.index || !image.devices.iter().any(lacks)
     };

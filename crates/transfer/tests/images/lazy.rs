@@ -195,7 +195,7 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     let store = &home.store;
     assert_eq!(offered.publish(store).unwrap(), offered.device_ids());
     for (device, index) in offered.device_ids().iter().zip(&offered.indexes) {
-        assert!(LayerIndex::load(store, device).unwrap().unwrap() == *index);
+        assert!(LayerIndex::load(store, device, None).unwrap().unwrap() == *index);
         assert_eq!(store.sparse.stat(device).unwrap().unwrap().bytes, index.head.device_bytes);
     }
     assert_eq!(damage(store), []);
@@ -302,7 +302,7 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
         assert!(store.sparse.stat(&device.id).unwrap().is_none());
         assert!(!place("sparse", &device.id).with_extension("state").exists());
         // What filled it is kept: it can be pushed.
-        assert!(LayerIndex::load(store, &device.id).unwrap().is_some());
+        assert!(LayerIndex::load(store, &device.id, None).unwrap().is_some());
     }
     assert_eq!(damage(store), []);
     let report = store.fsck_deep(FsckOptions::default()).unwrap();

@@ -338,7 +338,9 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     use std::os::unix::fs::MetadataExt as _;
 
     let Some((stage, to)) = Stage::to_wait_for() else { return };
-    let mut service = crate::served::serve(&to);
+    // Behind a file on FUSE, mounts need the service until they are gone.
+    let door = ["--door", "fanotify"];
+    let mut service = crate::served::serve_with(&to, &door, |command| command);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
     let refused = to.run("mount --complete app root");

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::fuse::{
     Caching, FileHandle, FuseConnection, FuseError, FuseOperation, FuseRequest, NodeAttributes,
@@ -75,6 +76,8 @@ pub(super) struct Connection {
     /// Of the device.
     place: InodePlace,
     device: DeviceId,
+    /// Of the image that it was lent for, if that is known.
+    manifest: Option<Digest>,
     /// The device's length.
     bytes: u64,
     /// The one that the keeper has, too.
@@ -217,9 +220,18 @@ impl<'a> Door<'a> {
     /// # Errors
     /// [`DoorError`].
     pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DoorError> {
+        self.connect_for(device, None)
+    }
+
+    /// The same, for readers of the image of a manifest.
+    pub(in crate::lazy) fn connect_for(
+        &self,
+        device: &DeviceId,
+        manifest: Option<Digest>,
+    ) -> Result<(ConnectionId, File), DoorError> {
         let found = self.devices().iter().find(|it| it.1.device == *device).map(|it| *it.0);
         let place = found.ok_or(DoorError::Unknown(*device))?;
-        let (id, file) = self.connection(*device, place)?;
+        let (id, file) = self.connection((*device, manifest), place)?;
         match self.check(&file, place) {
             Ok(()) => Ok((id, file)),
             Err(error) => {
@@ -231,7 +243,7 @@ impl<'a> Door<'a> {
 
     fn connection(
         &self,
-        device: DeviceId,
+        device: (DeviceId, Option<Digest>),
         place: InodePlace,
     ) -> Result<(ConnectionId, File), FuseDoorError> {
         let shared = FuseConnection::open()?;
@@ -283,11 +295,16 @@ impl<'a> Door<'a> {
     /// All connections, for the keeper.
     pub(in crate::lazy) fn connections<E>(
         &self,
-        mut give: impl FnMut(ConnectionId, &DeviceId, rustix::fd::BorrowedFd<'_>) -> Result<(), E>,
+        mut give: impl FnMut(
+            ConnectionId,
+            (&DeviceId, Option<Digest>),
+            rustix::fd::BorrowedFd<'_>,
+        ) -> Result<(), E>,
     ) -> Result<(), E> {
         let all: Vec<_> =
             self.connections.lock().all.iter().map(|(id, it)| (*id, Arc::clone(it))).collect();
-        all.iter().try_for_each(|(id, it)| give(*id, &it.device, it.shared.as_fd()))
+        let mut give = |id, it: &Connection| give(id, (&it.device, it.manifest), it.shared.as_fd());
+        all.iter().try_for_each(|(id, it)| give(*id, it))
     }
 
     /// Those that have ended since the last call.
@@ -310,10 +327,10 @@ impl<'a> Door<'a> {
     pub(in crate::lazy) fn adopt_connection(
         &self,
         id: ConnectionId,
-        device: DeviceId,
+        device: (DeviceId, Option<Digest>),
         shared: FuseConnection,
     ) -> Result<(), FuseDoorError> {
-        let found = self.devices().iter().find(|it| it.1.device == device).map(|it| *it.0);
+        let found = self.devices().iter().find(|it| it.1.device == device.0).map(|it| *it.0);
         let place = found.unwrap_or_default();
         let connection = Connection::new(shared, (device, place, self.length(place)))?;
         connection.is_kept.store(true, Ordering::Relaxed);
@@ -344,13 +361,14 @@ impl<'a> Door<'a> {
 impl Connection {
     fn new(
         shared: FuseConnection,
-        (device, place, bytes): (DeviceId, InodePlace, u64),
+        ((device, manifest), place, bytes): ((DeviceId, Option<Digest>), InodePlace, u64),
     ) -> Result<Self, FuseError> {
         let own = match shared.resend()? {
             Resent::Yes => None,
             Resent::Unsupported => Some(shared.sibling()?),
         };
-        Ok(Self { place, device, bytes, shared, own, is_kept: AtomicBool::new(false) })
+        let is_kept = AtomicBool::new(false);
+        Ok(Self { place, device, manifest, bytes, shared, own, is_kept })
     }
 }
 
@@ -447,7 +465,8 @@ impl<'a> Server<'_, 'a> {
             connection.refuse(unique, Errno::IO);
             Greeted::Done
         };
-        let Some(source) = self.door.find(connection.place) else { return refused() };
+        let manifest = connection.manifest.as_ref();
+        let Some(source) = self.door.find(connection.place, manifest) else { return refused() };
         // Whose length could not be found out: a reply without bytes would read as zeros.
         if connection.bytes == 0 {
             return refused();

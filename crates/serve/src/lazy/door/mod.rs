@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::thread;
 use std::time::{Duration, Instant};
 
+use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::precontent::{Group, PrecontentError};
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,7 +31,7 @@ use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
 use super::ahead::{Ahead, WORKERS};
 use super::count::FailureCause;
-use super::fill::LayerFiller;
+use super::fill::{LayerFiller, SourceKey};
 use super::journal::{Journal, TakenEvent};
 use super::wire::KeptState;
 
@@ -85,6 +86,8 @@ pub struct Door<'a> {
     /// Whether a device may be marked that is not among them.
     has_unknown: AtomicBool,
     ahead: Ahead<'a>,
+    /// When a reader last got what it waited for, by whom was asked for it.
+    gave: Mutex<HashMap<SourceKey, Instant>>,
     /// Set to have all sources fail at once. Readers for which nothing comes any more are left to the next door then.
     cancel: Option<&'a AtomicBool>,
     /// Events that are left to the next door. Their numbers are in use as long as this door is.
@@ -126,7 +129,7 @@ struct Armed<'a> {
 /// How far it is.
 #[derive(Debug)]
 enum ArmedState<'a> {
-    Filling(Arc<LayerFiller<'a>>),
+    Filling(Ways<'a>),
     /// All units are filled, and it is hashed and synced as a whole. Its readers do not wait, but the disk may still lose what
     /// it has. The keeper has it.
     Sealing(Arc<LayerFiller<'a>>),
@@ -136,10 +139,45 @@ enum ArmedState<'a> {
     Broken(File),
 }
 
+/// The fillers of a device: one for each image that it was lent for.
+#[derive(Debug)]
+struct Ways<'a> {
+    first: Arc<LayerFiller<'a>>,
+    others: Vec<Arc<LayerFiller<'a>>>,
+    /// The image that it was lent for last, of which readers behind a mark are believed to be.
+    last: Option<Digest>,
+}
+
+impl<'a> Ways<'a> {
+    fn all(&self) -> impl Iterator<Item = &Arc<LayerFiller<'a>>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    fn find(&self, manifest: &Digest) -> Option<&Arc<LayerFiller<'a>>> {
+        self.all().find(|it| it.manifest() == Some(manifest))
+    }
+
+    /// The one for an image, or any if nobody knows which it is.
+    fn of(&self, manifest: Option<&Digest>) -> &Arc<LayerFiller<'a>> {
+        manifest.and_then(|it| self.find(it)).unwrap_or(&self.first)
+    }
+
+    /// The one for readers of whom only the device is known.
+    fn usual(&self) -> &Arc<LayerFiller<'a>> {
+        self.of(self.last.as_ref())
+    }
+
+    /// Whether no thread fills the device.
+    fn is_idle(&self) -> bool {
+        self.all().all(|it| Arc::strong_count(it) == 1)
+    }
+}
+
 impl ArmedState<'_> {
     fn file(&self) -> &File {
         match self {
-            Self::Filling(filler) | Self::Sealing(filler) => filler.device().file(),
+            Self::Filling(ways) => ways.first.device().file(),
+            Self::Sealing(filler) => filler.device().file(),
             Self::Complete(file) => file,
             Self::Broken(file) => file,
         }
@@ -266,6 +304,7 @@ impl<'a> Door<'a> {
             devices: RwLock::default(),
             has_unknown: AtomicBool::new(false),
             ahead: Ahead::default(),
+            gave: Mutex::default(),
             cancel: None,
             left: Mutex::default(),
         })
@@ -306,9 +345,33 @@ impl<'a> Door<'a> {
     pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
         let place = place(filler.device().file())?;
         let device = *filler.device().id();
-        let state = ArmedState::Filling(Arc::new(filler));
+        let last = filler.manifest().copied();
+        let ways = Ways { first: Arc::new(filler), others: Vec::new(), last };
+        let state = ArmedState::Filling(ways);
         self.devices_mut().insert(place, Armed { device, is_marked: false, state });
         Ok(())
+    }
+
+    /// Says that a device is lent for the image of a manifest from now on. Returns whether it has a filler for that.
+    pub(super) fn is_for(&self, device: &DeviceId, manifest: &Digest) -> bool {
+        let mut devices = self.devices_mut();
+        let armed = devices.values_mut().find(|it| it.device == *device);
+        let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) else { return true };
+        let is_there = ways.find(manifest).is_some();
+        if is_there {
+            ways.last = Some(*manifest);
+        }
+        is_there
+    }
+
+    /// Takes in one more filler of a device that is filled here: for another image.
+    pub(super) fn fill_beside(&self, filler: LayerFiller<'a>) {
+        let mut devices = self.devices_mut();
+        let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
+        if let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) {
+            ways.last = filler.manifest().copied();
+            ways.others.push(Arc::new(filler));
+        }
     }
 
     /// Marks a device that was [filled](Self::fill) here. Readers through descriptors that are opened afterwards wait for bytes
@@ -362,8 +425,9 @@ impl<'a> Door<'a> {
         let is_free = |(place, armed): &(&InodePlace, &Armed<'a>)| {
             let may_go = match &armed.state {
                 // A thread may be filling it still, for a reader that was killed.
-                ArmedState::Filling(it) => {
-                    Arc::strong_count(it) == 1 && (unread == Unread::Go || !it.is_completing())
+                ArmedState::Filling(ways) => {
+                    ways.is_idle()
+                        && (unread == Unread::Go || !ways.all().any(|it| it.is_completing()))
                 }
                 ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => true,
             };
@@ -389,22 +453,26 @@ impl<'a> Door<'a> {
         Ok(left)
     }
 
-    /// Where the bytes of a device are; `None` if its readers get errors.
-    fn find(&self, place: InodePlace) -> Option<DeviceBytes<'a>> {
+    /// Where the bytes of a device are, for an image; `None` if its readers get errors.
+    fn find(&self, place: InodePlace, manifest: Option<&Digest>) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
-            ArmedState::Filling(filler) | ArmedState::Sealing(filler) => {
-                Some(DeviceBytes::Filling(Arc::clone(filler)))
-            }
+            ArmedState::Filling(ways) => Some(DeviceBytes::Filling(Arc::clone(ways.of(manifest)))),
+            ArmedState::Sealing(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
             ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
             ArmedState::Broken(_) => None,
         }
     }
 
-    /// The fillers of all devices that are not complete.
+    /// A filler of each device that is not complete.
     #[must_use]
     pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
+        self.fillers_for(None)
+    }
+
+    /// The same, for an image where it has one of its own.
+    pub(super) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |armed: &Armed<'a>| match &armed.state {
-            ArmedState::Filling(filler) => Some(Arc::clone(filler)),
+            ArmedState::Filling(ways) => Some(Arc::clone(ways.of(manifest))),
             ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => None,
         };
         self.devices().values().filter_map(filling).collect()
@@ -417,11 +485,14 @@ impl<'a> Door<'a> {
     ) -> Result<(), E> {
         let to_keep = |(place, it): (&InodePlace, &Armed<'a>)| {
             let state = match &it.state {
-                ArmedState::Filling(filler) => {
-                    KeptState { is_completing: filler.is_completing(), is_complete: false }
+                ArmedState::Filling(ways) => {
+                    let completing = ways.all().find(|it| it.is_completing());
+                    let manifest = completing.unwrap_or(&ways.first).manifest().copied();
+                    let is_completing = completing.is_some();
+                    KeptState { is_completing, manifest, ..KeptState::default() }
                 }
                 ArmedState::Complete(_) if self.connections.has(*place) => {
-                    KeptState { is_complete: true, is_completing: false }
+                    KeptState { is_complete: true, ..KeptState::default() }
                 }
                 ArmedState::Complete(_) => return None,
                 ArmedState::Sealing(_) | ArmedState::Broken(_) => KeptState::default(),
@@ -443,7 +514,7 @@ impl<'a> Door<'a> {
 
     /// Brings what did not come although all of a device is wanted: another thread was at it, and failed.
     pub fn complete_again(&self) {
-        let filling = self.fillers();
+        let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
         let left = filling.iter().filter(|it| it.is_completing() && !it.is_full());
         left.for_each(|it| self.ahead.complete_rest(it));
     }
@@ -451,10 +522,10 @@ impl<'a> Door<'a> {
     /// A device all units of which are filled, to be sealed. From now on its readers do not wait.
     pub fn take_full(&self) -> Option<Arc<LayerFiller<'a>>> {
         let mut devices = self.devices_mut();
-        let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.is_full() && Arc::strong_count(it) == 1);
+        let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.first.is_full() && it.is_idle());
         let armed = devices.values_mut().find(is_full)?;
-        let ArmedState::Filling(filler) = &armed.state else { return None };
-        let filler = Arc::clone(filler);
+        let ArmedState::Filling(ways) = &armed.state else { return None };
+        let filler = Arc::clone(&ways.first);
         armed.state = ArmedState::Sealing(Arc::clone(&filler));
         Some(filler)
     }
@@ -571,6 +642,14 @@ impl<'a> Door<'a> {
             }
             Ok(())
         })
+    }
+}
+
+/// All fillers of a device that is filled.
+fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
+    match &armed.state {
+        ArmedState::Filling(ways) => ways.all().cloned().collect(),
+        ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Vec::new(),
     }
 }
 

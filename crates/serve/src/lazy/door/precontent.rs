@@ -141,9 +141,8 @@ impl<'a> Door<'a> {
         let devices = self.devices();
         if let Some(place) = event.place {
             return match devices.get(&place).map(|it| &it.state) {
-                Some(ArmedState::Filling(filler) | ArmedState::Sealing(filler)) => {
-                    Found::Filling(vec![Arc::clone(filler)])
-                }
+                Some(ArmedState::Filling(ways)) => Found::Filling(vec![Arc::clone(ways.usual())]),
+                Some(ArmedState::Sealing(filler)) => Found::Filling(vec![Arc::clone(filler)]),
                 Some(ArmedState::Complete(_)) => Found::Complete,
                 Some(ArmedState::Broken(_)) | None => Found::Nothing,
             };
@@ -151,14 +150,14 @@ impl<'a> Door<'a> {
         // It is one of them: so its bytes are there if those of all are.
         let mut fillers = Vec::new();
         for armed in devices.values() {
-            match &armed.state {
-                ArmedState::Filling(filler) | ArmedState::Sealing(filler) => {
-                    if armed.is_marked {
-                        fillers.push(Arc::clone(filler));
-                    }
-                }
-                ArmedState::Complete(_) => {}
+            let filler = match &armed.state {
+                ArmedState::Filling(ways) => ways.usual(),
+                ArmedState::Sealing(filler) => filler,
+                ArmedState::Complete(_) => continue,
                 ArmedState::Broken(_) => return Found::Nothing,
+            };
+            if armed.is_marked {
+                fillers.push(Arc::clone(filler));
             }
         }
         if devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {

@@ -38,7 +38,7 @@ impl LayerFiller<'_> {
         if !spans.is_empty() {
             let packed = head.packed(&spans);
             let blob = self.fetch(packed.clone())?;
-            self.counts.fetched(packed.end - packed.start, cause);
+            self.core.counts.fetched(packed.end - packed.start, cause);
             for number in spans.clone() {
                 bytes.extend(self.inflate(number, &blob, packed.start)?);
             }
@@ -92,12 +92,12 @@ impl LayerFiller<'_> {
         if !self.index.head.is_unit(unit, bytes) {
             return Ok(false);
         }
-        self.device.write_at(bytes, unit as u64 * UNIT).map_err(|error| {
+        self.core.device.write_at(bytes, unit as u64 * UNIT).map_err(|error| {
             self.failures.disk_failed(cause_of(&error), Instant::now());
             FillError::Write(error)
         })?;
-        self.counts.filled(why);
-        self.untouched[unit].store(why.number(), Ordering::Relaxed);
+        self.core.counts.filled(why);
+        self.core.untouched[unit].store(why.number(), Ordering::Relaxed);
         self.failures.came(&(unit..unit + 1));
         lock(&self.seams).forget(unit);
         self.set_filled(unit);

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use image::digest::Digest;
 use image::verity::DeviceId;
-use kernel::fuse::{FuseConnection, FuseError};
+use kernel::fuse::FuseError;
 use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
+use transfer::lazy::LayerIndex;
 
 use super::{AnyError, Completion, Service, forget, kept};
 use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish, FuseDoorError};
-use crate::lazy::fill::LayerFiller;
-use crate::lazy::keeper::{Keeper, KeptDevice};
+use crate::lazy::fill::{LayerFiller, LayerSource};
+use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
 use crate::lazy::unmarked::{OpenedBehind, opened_behind};
 use crate::lazy::wire::{KeptState, ToKeeper};
 
@@ -47,6 +49,12 @@ pub(super) enum LendError {
     Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
     Sparse(#[from] SparseError),
+    /// The store refuses such an index, unless it replaces one of the same manifest.
+    #[error(
+        "device {0} is in use for another image, whose index says other things of its bytes: end the containers and \
+         unmount what has it, or pull the image without --lazy"
+    )]
+    Contradiction(DeviceId),
     #[error("the keeper does not hold device {device}")]
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
@@ -57,7 +65,7 @@ pub(super) enum LendError {
          (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy --replace --door fanotify`: with it, \
          programs can read zeros if the service and all that watch it are killed"
     )]
-    NoFuse { device: DeviceId, source: FuseDoorError },
+    NoFuse { device: DeviceId, source: Box<FuseDoorError> },
 }
 
 /// How often a device is opened until no mark is left.
@@ -76,10 +84,17 @@ enum Adopted {
 
 impl<'a> Service<'_, 'a> {
     /// Opens a device for a client, which waits for its bytes.
-    pub(super) fn lend(&self, device: &str, keeper: &Keeper) -> Result<File, LendError> {
+    pub(super) fn lend(
+        &self,
+        device: &str,
+        manifest: Option<Digest>,
+        keeper: &Keeper,
+    ) -> Result<File, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
         let mut is_written = false;
-        if self.filler_of(&id).is_none() {
+        if let Some(first) = self.filler_of(&id) {
+            self.fill_for(&first, manifest.as_ref())?;
+        } else {
             // Before it is sealed: one that is sealed meanwhile may be under its other name then.
             if let Some((file, _)) = self.store.sparse.open(&id)?
                 && self.door.is_complete(&file)?
@@ -93,30 +108,64 @@ impl<'a> Service<'_, 'a> {
             self.release_orphan(&id)?;
             let fill = self.open_unmarked(&id)?;
             is_written = has_no_hole(fill.file());
-            let filler = self.filler(&id, fill)?;
+            let filler = self.filler(&id, fill, manifest.as_ref())?;
             // First the keeper: from now on, somebody must outlive this process.
             let (device, file) = kept(&filler);
+            let state = KeptState { manifest, ..KeptState::default() };
             keeper
-                .tell(&ToKeeper::Keep { device, state: KeptState::default() }, Some(file))
+                .tell(&ToKeeper::Keep { device, state }, Some(file))
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.fill(filler)?;
         }
         let file = match (self.surroundings.door)() {
             DoorWish::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
-            DoorWish::Only(DoorKind::Fuse) => self.lend_on_fuse(id, keeper)?,
-            DoorWish::Auto => self.lend_on_fuse(id, keeper).map_err(|error| match error {
-                LendError::Door(DoorError::Fuse(
-                    source @ (FuseDoorError::Connection(FuseError::Open(_))
-                    | FuseDoorError::Mount(_)),
-                )) => LendError::NoFuse { device: id, source },
-                error => error,
-            })?,
+            DoorWish::Only(DoorKind::Fuse) => self.lend_on_fuse(id, manifest, keeper)?,
+            DoorWish::Auto => {
+                self.lend_on_fuse(id, manifest, keeper).map_err(|error| match error {
+                    LendError::Door(DoorError::Fuse(
+                        source @ (FuseDoorError::Connection(FuseError::Open(_))
+                        | FuseDoorError::Mount(_)),
+                    )) => LendError::NoFuse { device: id, source: Box::new(source) },
+                    error => error,
+                })?
+            }
         };
         if is_written || (self.surroundings.complete)() == Completion::Always {
-            let filler = self.filler_of(&id);
+            let fillers = self.door.fillers_for(manifest.as_ref());
+            let filler = fillers.iter().find(|it| it.device().id() == &id);
             filler.inspect(|it| self.complete_device(it, keeper));
         }
         Ok(file)
+    }
+
+    /// Sees to it that a device that is filled is filled for this image, too.
+    fn fill_for(
+        &self,
+        first: &LayerFiller<'a>,
+        manifest: Option<&Digest>,
+    ) -> Result<(), LendError> {
+        let id = *first.device().id();
+        let Some(manifest) = manifest.filter(|it| !self.door.is_for(&id, it)) else {
+            return Ok(());
+        };
+        let Some((index, source)) = self.index(&id, Some(manifest))? else { return Ok(()) };
+        let filler = first.beside(index, source).ok_or(LendError::Contradiction(id))?;
+        self.door.fill_beside(filler.with_patience(self.surroundings.patience));
+        Ok(())
+    }
+
+    fn index(
+        &self,
+        id: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<(LayerIndex, LayerSource<'a>)>, LendError> {
+        let supply = self.surroundings.supply;
+        let index = supply.index(id, manifest);
+        let index = index.map_err(|source| LendError::Index { device: *id, source })?;
+        Ok(index.map(|index| {
+            let source = supply.source(&index, manifest);
+            (index, source)
+        }))
     }
 
     fn filler_of(&self, id: &DeviceId) -> Option<Arc<LayerFiller<'a>>> {
@@ -166,11 +215,17 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Makes a file on FUSE that stands for a device.
-    fn lend_on_fuse(&self, id: DeviceId, keeper: &Keeper) -> Result<File, LendError> {
-        let (connection, file) = self.door.connect(&id)?;
+    fn lend_on_fuse(
+        &self,
+        id: DeviceId,
+        manifest: Option<Digest>,
+        keeper: &Keeper,
+    ) -> Result<File, LendError> {
+        let (connection, file) = self.door.connect_for(&id, manifest)?;
         self.door
-            .connections(|found, device, descriptor| {
-                let message = ToKeeper::Connect { connection, device: device.to_string() };
+            .connections(|found, (device, manifest), descriptor| {
+                let message =
+                    ToKeeper::Connect { connection, device: device.to_string(), manifest };
                 if found == connection { keeper.tell(&message, Some(descriptor)) } else { Ok(()) }
             })
             .map_err(|source| LendError::Keeper { device: id, source })?;
@@ -183,7 +238,7 @@ impl<'a> Service<'_, 'a> {
         &self,
         keeper: &Keeper,
         devices: Vec<KeptDevice>,
-        connections: Vec<(ConnectionId, String, FuseConnection)>,
+        connections: Vec<(ConnectionId, KeptConnection)>,
     ) {
         let mut complete = Vec::new();
         for KeptDevice { device, file, state } in devices {
@@ -198,11 +253,19 @@ impl<'a> Service<'_, 'a> {
                 }
             }
         }
-        for (id, device, connection) in connections {
+        for (id, KeptConnection { device, manifest, connection }) in connections {
             // Without a device its readers get I/O errors.
             let known = DeviceId::from_str(&device).map_err(|_error| LendError::Id(device.clone()));
+            if let Ok(device) = &known
+                && let Some(first) = self.filler_of(device)
+                && let Err(error) = self.fill_for(&first, manifest.as_ref())
+            {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%device, error, "it is filled by the index of another image");
+            }
             let adopted = known.and_then(|it| {
-                Ok(self.door.adopt_connection(id, it, connection).map_err(DoorError::from)?)
+                let adopted = self.door.adopt_connection(id, (it, manifest), connection);
+                Ok(adopted.map_err(DoorError::from)?)
             });
             if let Err(error) = adopted {
                 let error: &dyn std::error::Error = &error;
@@ -245,7 +308,7 @@ impl<'a> Service<'_, 'a> {
         // When in doubt, it has one: another one changes nothing.
         let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
         let is_written = has_no_hole(fill.file());
-        self.door.fill(self.filler(&id, fill)?)?;
+        self.door.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
         if is_marked {
             self.door.mark(&id)?;
         }
@@ -256,17 +319,19 @@ impl<'a> Service<'_, 'a> {
         Ok(Adopted::Filled)
     }
 
-    fn filler(&self, id: &DeviceId, fill: SparseFill<'a>) -> Result<LayerFiller<'a>, LendError> {
-        let supply = self.surroundings.supply;
-        let index = supply.index(id).map_err(|source| LendError::Index { device: *id, source })?;
-        let index = index.ok_or(LendError::NoIndex(*id))?;
+    fn filler(
+        &self,
+        id: &DeviceId,
+        fill: SparseFill<'a>,
+        manifest: Option<&Digest>,
+    ) -> Result<LayerFiller<'a>, LendError> {
+        let (index, source) = self.index(id, manifest)?.ok_or(LendError::NoIndex(*id))?;
         let (expected, actual) = (index.head.device_bytes, fill.bytes());
         if expected != actual || index.head.device != *id {
             return Err(LendError::Length { device: *id, index: expected, actual });
         }
-        let blobs = supply.blobs(&index);
-        let (id, patience) = (*id, self.surroundings.patience);
-        let filler = LayerFiller::new(index, blobs, fill).with_patience(patience);
+        let (id, patience, supply) = (*id, self.surroundings.patience, self.surroundings.supply);
+        let filler = LayerFiller::from_source(index, source, fill).with_patience(patience);
         Ok(filler.with_files(move || supply.files(&id)))
     }
 }

@@ -1,7 +1,9 @@
-//! Indexes of lazy devices: `sparse/ID.index`, the head, and `sparse/ID.windows`.
+//! Indexes of lazy devices: `sparse/ID.index`, the head, and `sparse/ID.windows`, made here from all bytes of a blob. Those that
+//! came with an image are `sparse/ID.MANIFEST.index` and so on: each is what its manifest claims, and none stands for another.
 //!
 //! `docs/format/lazy-index.md` has what is in them, and `docs/format/object-store.md`, "Sparse devices", how they come and go.
 
+use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
@@ -49,22 +51,73 @@ pub enum SparseIndexDamage {
 pub(crate) enum Existing {
     /// The new one takes its place: its maker has seen all bytes.
     Replaced,
-    /// It stays, and the new one has to say the same of the device's bytes.
-    Kept,
+    /// The new one takes its place. Those that other manifests claim stay, and it has to say the same of the device's bytes.
+    Agreeing,
+    /// The same, but all of the device is here: what others claim does not matter.
+    Any,
 }
 
 impl SparseShelf {
-    /// The index of a device, if there is one: its head, and its groups of windows, one behind the other. The device may be
-    /// complete.
+    /// The index of a device that was made here, if there is one: its head, and its groups of windows, one behind the other.
+    /// The device may be complete.
     ///
     /// # Errors
     /// [`SparseError::Index`] when the head cannot be used or is of another device, or the windows have another length
     /// than the head says; or an error of the disk.
     pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
-        self.read_index(device, |sparse, name| {
-            let windows = sparse.read_all(name, WINDOWS_MAX)?;
-            Ok(windows.map(|it| (it.len() as u64, it)))
-        })
+        self.read_index((device, None), read_windows)
+    }
+
+    /// The index of a device that came with the image of a manifest, if there is one. It is what that manifest claims.
+    ///
+    /// # Errors
+    /// As [`index`](Self::index).
+    pub fn claimed_index(
+        &self,
+        device: &DeviceId,
+        manifest: &Digest,
+    ) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+        self.read_index((device, Some(manifest)), read_windows)
+    }
+
+    /// The index by which a device is filled for the image of a manifest: what that claims, or else what was made here. Without
+    /// a manifest it is any that is sound.
+    ///
+    /// # Errors
+    /// As [`index`](Self::index).
+    pub fn index_for(
+        &self,
+        device: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+        if let Some(manifest) = manifest {
+            let claimed = self.claimed_index(device, manifest)?;
+            return claimed.map_or_else(|| self.index(device), |it| Ok(Some(it)));
+        }
+        let mut found = self.index(device);
+        for manifest in self.claims(device)? {
+            if matches!(found, Ok(Some(_))) {
+                break;
+            }
+            found = self.claimed_index(device, &manifest);
+        }
+        found
+    }
+
+    /// As [`index_for`](Self::index_for), without the windows: only their length is looked at.
+    ///
+    /// # Errors
+    /// As [`index`](Self::index).
+    pub fn index_head_for(
+        &self,
+        device: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<Head>, SparseError> {
+        let claimed = match manifest {
+            Some(_) => self.head((device, manifest))?,
+            None => None,
+        };
+        claimed.map_or_else(|| self.index_head(device), |it| Ok(Some(it)))
     }
 
     /// As [`index`](Self::index), without the windows: only their length is looked at.
@@ -72,7 +125,37 @@ impl SparseShelf {
     /// # Errors
     /// As [`index`](Self::index).
     pub fn index_head(&self, device: &DeviceId) -> Result<Option<Head>, SparseError> {
-        let head = self.read_index(device, |sparse, name| {
+        self.head((device, None))
+    }
+
+    /// What all indexes of a device say: of each that is sound, the head. What was made here comes first.
+    ///
+    /// # Errors
+    /// [`DiskError`] when the directory cannot be listed.
+    pub fn heads(&self, device: &DeviceId) -> Result<Vec<Head>, DiskError> {
+        let claims = self.claims(device)?;
+        let all = std::iter::once(None).chain(claims.iter().map(Some));
+        Ok(all.filter_map(|it| self.head((device, it)).ok().flatten()).collect())
+    }
+
+    /// The manifests that claim something of a device, in the order of their digests.
+    pub(crate) fn claims(&self, device: &DeviceId) -> Result<Vec<Digest>, DiskError> {
+        let names = self.list()?.names.into_iter();
+        let mut claims: Vec<_> = names
+            .filter_map(|it| match it {
+                SparseFile::ClaimedIndex(id, manifest) if id == *device => Some(manifest),
+                _ => None,
+            })
+            .collect();
+        claims.sort_unstable();
+        Ok(claims)
+    }
+
+    pub(super) fn head(
+        &self,
+        index: (&DeviceId, Option<&Digest>),
+    ) -> Result<Option<Head>, SparseError> {
+        let head = self.read_index(index, |sparse, name| {
             Ok(sparse.stat(name)?.map(|stat| (length(&stat), ())))
         })?;
         Ok(head.map(|it| it.0))
@@ -80,15 +163,16 @@ impl SparseShelf {
 
     fn read_index<T>(
         &self,
-        device: &DeviceId,
+        (device, claimed_by): (&DeviceId, Option<&Digest>),
         windows: impl Fn(&Directory, &str) -> Result<Option<(u64, T)>, DiskError>,
     ) -> Result<Option<(Head, T)>, SparseError> {
         let Some(sparse) = self.directory.get()? else { return Ok(None) };
-        let name = SparseFile::Index(*device).file_name();
+        let name = SparseFile::index(*device, claimed_by.copied()).file_name();
         let (bytes, windows) = loop {
             let Some(file) = sparse.placed(&name)? else { return Ok(None) };
             let bytes = sparse.read_all(&name, HEAD_MAX)?;
-            let windows = windows(sparse, &SparseFile::Windows(*device).file_name())?;
+            let of_it = SparseFile::windows(*device, claimed_by.copied()).file_name();
+            let windows = windows(sparse, &of_it)?;
             // Another may have replaced both in between.
             if let Some(bytes) = bytes
                 && sparse.is_placed(&name, &file)?
@@ -117,12 +201,17 @@ impl SparseShelf {
         existing: Existing,
     ) -> Result<(), SparseError> {
         let _checked = encoded(head, windows)?;
-        self.publish_all(&[NewDevice { head, windows, existing, is_made: false }])
+        let index = NewDevice { head, windows, claimed_by: None, existing, is_made: false };
+        self.publish_all(&[index])
     }
 
-    /// What is wrong with the index of a device, if anything.
-    pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<String>, FsckError> {
-        let head = match fault::found(self.index_head(device))? {
+    /// What is wrong with the index of a device that was made here, or that a manifest claims, if anything.
+    pub(crate) fn index_damage(
+        &self,
+        device: &DeviceId,
+        claimed_by: Option<&Digest>,
+    ) -> Result<Option<String>, FsckError> {
+        let head = match fault::found(self.head((device, claimed_by)))? {
             Ok(Some(head)) => head,
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),
@@ -135,8 +224,19 @@ impl SparseShelf {
     /// Whether there is an index of a device, sound or not.
     pub(crate) fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
         let Some(sparse) = self.directory.get()? else { return Ok(false) };
-        Ok(sparse.stat(SparseFile::Index(*device).file_name())?.is_some())
+        let is_made = sparse.stat(SparseFile::Index(*device).file_name())?.is_some();
+        Ok(is_made || !self.claims(device)?.is_empty())
     }
+
+    /// Whether somebody can fill a device.
+    pub(super) fn has_sound_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
+        Ok(matches!(self.index_head(device), Ok(Some(_))) || !self.heads(device)?.is_empty())
+    }
+}
+
+fn read_windows(sparse: &Directory, name: &str) -> Result<Option<(u64, Vec<u8>)>, DiskError> {
+    let windows = sparse.read_all(name, WINDOWS_MAX)?;
+    Ok(windows.map(|it| (it.len() as u64, it)))
 }
 
 /// The bytes of a head that goes with these windows.

@@ -1,5 +1,8 @@
 //! The empty devices of one import, with their indexes.
 
+use std::collections::BTreeMap;
+
+use image::digest::Digest;
 use image::lazy::Head;
 use image::verity::DeviceId;
 
@@ -17,6 +20,8 @@ const FSYNC_MAX: usize = 8;
 pub(crate) struct NewDevice<'a> {
     pub(crate) head: &'a Head,
     pub(crate) windows: &'a [u8],
+    /// The manifest whose image it came with; none if it was made here.
+    pub(crate) claimed_by: Option<Digest>,
     /// What becomes of an index that it has.
     pub(crate) existing: Existing,
     /// Whether it is made, empty, if it is not there.
@@ -38,7 +43,15 @@ impl SparseShelf {
         // A descriptor of its own, since flock belongs to the open file.
         let alone = sparse.open(".")?;
         alone.lock()?;
-        let missing: Result<Vec<_>, _> = devices.iter().map(|it| self.missing(it)).collect();
+        let mut claims = BTreeMap::<_, Vec<_>>::new();
+        for file in self.list()?.names {
+            if let SparseFile::ClaimedIndex(device, manifest) = file {
+                claims.entry(device).or_default().push(manifest);
+            }
+        }
+        let of = |it: &NewDevice<'_>| claims.get(&it.head.device).map_or(&[][..], Vec::as_slice);
+        let missing: Result<Vec<_>, _> =
+            devices.iter().map(|it| self.missing(it, of(it))).collect();
         let missing = missing?;
         if missing.iter().all(|it| !it.index && !it.device) {
             // Another may not have synced it yet.
@@ -70,24 +83,27 @@ impl SparseShelf {
             files.iter().try_for_each(|it| work.directory.sync_file(it))?;
         }
         let numbered = || devices.iter().zip(&missing).enumerate();
-        let indexes = || numbered().filter(|it| it.1.1.index).map(|it| (it.0, it.1.0.head.device));
+        let indexes = || {
+            let missing = numbered().filter(|it| it.1.1.index);
+            missing.map(|it| (it.0, (it.1.0.head.device, it.1.0.claimed_by)))
+        };
         // No head has the windows of another, even after a crash.
         let mut is_gone = false;
-        for (_, device) in indexes() {
-            is_gone |= sparse.unlink_sealed(SparseFile::Index(device).file_name())?;
+        for (_, (device, claimed_by)) in indexes() {
+            is_gone |= sparse.unlink_sealed(SparseFile::index(device, claimed_by).file_name())?;
         }
         if is_gone {
             sparse.sync()?;
         }
-        for (number, device) in indexes() {
-            let windows = SparseFile::Windows(device).file_name();
+        for (number, (device, claimed_by)) in indexes() {
+            let windows = SparseFile::windows(device, claimed_by).file_name();
             work.directory.rename_over(format!("windows-{number}"), sparse, windows)?;
         }
         if indexes().next().is_some() {
             sparse.sync()?;
         }
-        for (number, device) in indexes() {
-            let head = SparseFile::Index(device).file_name();
+        for (number, (device, claimed_by)) in indexes() {
+            let head = SparseFile::index(device, claimed_by).file_name();
             work.directory.rename_over(format!("head-{number}"), sparse, head)?;
         }
         let made = || numbered().filter(|it| it.1.1.device).map(|it| (it.0, it.1.0.head.device));
@@ -117,12 +133,34 @@ impl SparseShelf {
         Ok(name)
     }
 
-    fn missing(&self, device: &NewDevice<'_>) -> Result<Missing, SparseError> {
-        let NewDevice { head, windows, existing, is_made } = device;
+    fn missing(&self, device: &NewDevice<'_>, claims: &[Digest]) -> Result<Missing, SparseError> {
+        if device.existing == Existing::Agreeing {
+            self.check_agreement(device, claims)?;
+        }
         Ok(Missing {
-            index: self.lacks_index(head, windows, *existing)?,
-            device: *is_made && self.lacks(&head.device)?,
+            index: self.lacks_index(device)?,
+            device: device.is_made && self.lacks(&device.head.device)?,
         })
+    }
+
+    /// Refuses an index that says something else of a device's bytes than another one. An index that is damaged says nothing.
+    fn check_agreement(
+        &self,
+        device: &NewDevice<'_>,
+        claims: &[Digest],
+    ) -> Result<(), SparseError> {
+        let id = device.head.device;
+        let others = claims.iter().filter(|it| device.claimed_by != Some(**it)).map(Some);
+        for other in others.chain([None]) {
+            match self.head((&id, other)) {
+                Ok(Some(there)) if !same_bytes(&there, device.head) => {
+                    return Err(SparseError::OtherIndex(id));
+                }
+                Ok(_) | Err(SparseError::Index { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn lacks(&self, device: &DeviceId) -> Result<bool, SparseError> {
@@ -130,22 +168,16 @@ impl SparseShelf {
         Ok(sparse.stat(SparseFile::Device(*device).file_name())?.is_none())
     }
 
-    /// Whether a device has no index that can stay.
-    fn lacks_index(
-        &self,
-        head: &Head,
-        windows: &[u8],
-        existing: Existing,
-    ) -> Result<bool, SparseError> {
+    /// Whether a device does not have this index.
+    fn lacks_index(&self, index: &NewDevice<'_>) -> Result<bool, SparseError> {
+        let NewDevice { head, windows, claimed_by, .. } = index;
         let device = head.device;
-        match self.index(&device) {
-            Ok(Some((there, its_windows))) => {
-                let is_kept = existing == Existing::Kept;
-                if is_kept && !same_bytes(&there, head) {
-                    return Err(SparseError::OtherIndex(device));
-                }
-                Ok(!is_kept && (there != *head || its_windows != windows))
-            }
+        let there = match claimed_by {
+            Some(manifest) => self.claimed_index(&device, manifest),
+            None => self.index(&device),
+        };
+        match there {
+            Ok(Some((there, its_windows))) => Ok(there != **head || its_windows != *windows),
             Ok(None) => Ok(true),
             Err(error @ SparseError::Index { .. }) => {
                 tracing::warn!(%device, %error, "replacing a damaged index");

@@ -64,7 +64,7 @@ pub(super) fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
     let Pulled::Image(report) = pulled else { panic!("it was there") };
     let open = home.store.open_image(&report.image).unwrap();
     let documents = StoredImage::load(&home.store, &report.manifest.unwrap()).unwrap();
-    (LazyParts::stored(&home.store, &open).unwrap(), documents)
+    (LazyParts::stored(&home.store, &open, &documents.digest).unwrap(), documents)
 }
 
 pub(super) fn pull_with(
