@@ -1,6 +1,7 @@
 //! Brings what is wanted soon, behind what readers wait for.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -11,8 +12,8 @@ use super::plan;
 
 /// So many requests that nobody waits for are under way at once.
 pub(super) const WORKERS: usize = 24;
-/// So many of them may belong to one device: its source may be silent.
-const OF_A_DEVICE: usize = 16;
+/// So many of them may belong to one image: its source may be silent.
+const OF_AN_IMAGE: usize = 16;
 /// The most parts that wait. Sources that do not answer would have more and more wait.
 const WAITING_MAX: usize = 1 << 16;
 /// How many of the requests may belong to traces, or complete devices, while a reader waits for a request of its own.
@@ -28,16 +29,18 @@ const FAILURES_MAX: u32 = 24;
 #[derive(Debug)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
-    /// The filler's address. It is no other's as long as a part has it.
-    device: usize,
+    /// A number for the image that it is brought for: layers of one image are at the same registry.
+    image: u64,
     spans: Range<usize>,
     cause: Cause,
 }
 
 impl<'a> AheadPart<'a> {
     fn new(filler: &Arc<LayerFiller<'a>>, spans: Range<usize>, cause: Cause) -> Self {
-        let device = Arc::as_ptr(filler).addr();
-        Self { filler: Arc::downgrade(filler), device, spans, cause }
+        let mut hasher = DefaultHasher::new();
+        filler.key().image.hash(&mut hasher);
+        let image = hasher.finish();
+        Self { filler: Arc::downgrade(filler), image, spans, cause }
     }
 }
 
@@ -66,8 +69,8 @@ struct State<'a> {
     traces: VecDeque<AheadPart<'a>>,
     /// Of devices all of which is wanted.
     completions: VecDeque<AheadPart<'a>>,
-    /// Requests that are under way, by the address of their filler.
-    under_way: HashMap<usize, usize>,
+    /// Requests that are under way, by the number of their image.
+    under_way: HashMap<u64, usize>,
     /// Those for `traces` and `completions`.
     behind: usize,
     /// Until when nothing is fetched for `completions`.
@@ -222,13 +225,13 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Takes the first part whose device may have one more request under way.
+/// Takes the first part whose image may have one more request under way.
 fn first<'a>(
     waiting: &mut VecDeque<AheadPart<'a>>,
-    under_way: &HashMap<usize, usize>,
+    under_way: &HashMap<u64, usize>,
 ) -> Option<AheadPart<'a>> {
     let may = |it: &AheadPart<'a>| {
-        under_way.get(&it.device).is_none_or(|requests| *requests < OF_A_DEVICE)
+        under_way.get(&it.image).is_none_or(|requests| *requests < OF_AN_IMAGE)
     };
     waiting.iter().position(may).and_then(|it| waiting.remove(it))
 }
@@ -246,7 +249,7 @@ impl<'a> State<'a> {
             }
         }
         let part = next?;
-        *self.under_way.entry(part.device).or_default() += 1;
+        *self.under_way.entry(part.image).or_default() += 1;
         self.behind += usize::from(part.cause != Cause::Stream);
         Some(part)
     }
@@ -254,9 +257,9 @@ impl<'a> State<'a> {
     /// A part that was next is under way no more.
     fn done(&mut self, part: &AheadPart<'a>) {
         self.behind -= usize::from(part.cause != Cause::Stream);
-        match self.under_way.get_mut(&part.device) {
+        match self.under_way.get_mut(&part.image) {
             Some(requests @ 2..) => *requests -= 1,
-            _ => drop(self.under_way.remove(&part.device)),
+            _ => drop(self.under_way.remove(&part.image)),
         }
     }
 
@@ -294,7 +297,7 @@ mod tests {
     use super::*;
 
     fn part(first: usize, cause: Cause) -> AheadPart<'static> {
-        AheadPart { filler: Weak::new(), device: 0, spans: first..first + 1, cause }
+        AheadPart { filler: Weak::new(), image: 0, spans: first..first + 1, cause }
     }
 
     const fn silent() -> FillError {
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_whose_source_is_silent_leaves_workers_to_others() {
+    fn an_image_whose_source_is_silent_leaves_workers_to_others() {
         for cause in [Cause::Stream, Cause::Trace, Cause::Completion] {
             let mut state = State::default();
             let now = Instant::now();
@@ -312,14 +315,14 @@ mod tests {
                 _ => &mut state.completions,
             };
             waiting.extend((0..WORKERS).map(|it| part(it, cause)));
-            waiting.push_back(AheadPart { device: 1, ..part(WORKERS, cause) });
-            let silent: Vec<_> = (0..OF_A_DEVICE).map(|_| state.next(now).unwrap()).collect();
-            assert!(silent.iter().all(|it| it.device == 0));
-            assert_eq!(state.next(now).map(|it| it.device), Some(1));
+            waiting.push_back(AheadPart { image: 1, ..part(WORKERS, cause) });
+            let silent: Vec<_> = (0..OF_AN_IMAGE).map(|_| state.next(now).unwrap()).collect();
+            assert!(silent.iter().all(|it| it.image == 0));
+            assert_eq!(state.next(now).map(|it| it.image), Some(1));
             assert!(state.next(now).is_none());
             // As soon as it answers, its next part has its turn.
             state.done(&silent[0]);
-            assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_A_DEVICE));
+            assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_AN_IMAGE));
         }
     }
 

@@ -1,22 +1,25 @@
 //! Threads that bring what readers wait for.
 //!
-//! A source that is silent holds each thread that asks it. So no device has more than some of them, and there are more as
-//! long as all are at work.
+//! A source that is silent holds each thread that asks it. So no image has more than some of them, however many layers it
+//! has, and no host has most of them. There are more threads as long as all are at work.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
 
-use image::verity::DeviceId;
-
 use super::waiting::WaitingReader;
+use crate::lazy::fill::{ImageKey, SourceKey};
 
-/// The most threads that bring bytes of one device. Each unit of it is fetched by one of them.
-pub(super) const OF_A_DEVICE: usize = 32;
+/// The most threads that bring bytes of one image. Each unit of it is fetched by one of them.
+pub(super) const OF_AN_IMAGE: usize = 64;
+/// The most threads that ask one host. Whatever it does, as many are left to others.
+const OF_A_HOST: usize = 192;
+/// The most threads that read bytes that are here.
+const OF_THE_DISK: usize = 32;
 /// The most threads in all. Each has a stack, of which it uses little.
 const THREADS_MAX: usize = 512;
-/// When so many ask sources, each device has only [`FEW`] more.
+/// When so many ask sources, each image has only [`FEW`] more.
 const SOURCES_MANY: usize = 256;
 const FEW: usize = 2;
 /// The most threads that ask sources. The others are for bytes that are here.
@@ -32,12 +35,14 @@ pub(super) struct Fetchers<'a> {
     changed: Condvar,
 }
 
-/// What waits, by the device whose source it asks; without one, it only has to be read from the disk.
+/// What waits, by the source that it asks; without one, it only has to be read from the disk.
 #[derive(Debug)]
 struct State<T> {
-    /// Devices in the order in which they are looked at, each with something that waits.
-    waiting: VecDeque<(Option<DeviceId>, VecDeque<T>)>,
-    at_work: HashMap<Option<DeviceId>, usize>,
+    /// Sources in the order in which they are looked at, each with something that waits.
+    waiting: VecDeque<(Option<SourceKey>, VecDeque<T>)>,
+    /// The threads at work for each image; for none, those that read what is here.
+    images: HashMap<Option<ImageKey>, usize>,
+    hosts: HashMap<Arc<str>, usize>,
     /// The threads at work that ask sources.
     asking: usize,
     threads: usize,
@@ -47,58 +52,72 @@ struct State<T> {
 
 impl<T> Default for State<T> {
     fn default() -> Self {
-        let (waiting, at_work) = (VecDeque::new(), HashMap::new());
-        Self { waiting, at_work, asking: 0, threads: 0, idle: 0, is_over: false }
+        let (images, hosts) = (HashMap::new(), HashMap::new());
+        let waiting = VecDeque::new();
+        Self { waiting, images, hosts, asking: 0, threads: 0, idle: 0, is_over: false }
     }
 }
 
 /// What a thread does next.
 #[derive(Debug, PartialEq, Eq)]
 enum Next<T> {
-    Work(Option<DeviceId>, T),
+    Work(Option<SourceKey>, T),
     Wait,
     End,
 }
 
 impl<T> State<T> {
-    fn push(&mut self, device: Option<DeviceId>, work: T) {
-        match self.waiting.iter_mut().find(|it| it.0 == device) {
+    fn push(&mut self, source: Option<SourceKey>, work: T) {
+        match self.waiting.iter_mut().find(|it| it.0 == source) {
             Some((_, queue)) => queue.push_back(work),
-            None => self.waiting.push_back((device, VecDeque::from([work]))),
+            None => self.waiting.push_back((source, VecDeque::from([work]))),
         }
     }
 
-    /// Whether one more thread may be at work for a device.
-    fn may(&self, device: Option<DeviceId>) -> bool {
-        let most = match device {
+    /// Whether one more thread may be at work for a source.
+    fn may(&self, source: Option<&SourceKey>) -> bool {
+        let most = match source {
             Some(_) if self.asking >= SOURCES_MAX => 0,
             Some(_) if self.asking >= SOURCES_MANY => FEW,
-            Some(_) | None => OF_A_DEVICE,
+            Some(_) => OF_AN_IMAGE,
+            None => OF_THE_DISK,
         };
-        self.at_work.get(&device).copied().unwrap_or(0) < most
+        let image = source.map(|it| it.image);
+        let of_host = |host: &Arc<str>| self.hosts.get(host).copied().unwrap_or(0) < OF_A_HOST;
+        self.images.get(&image).copied().unwrap_or(0) < most
+            && source.and_then(|it| it.host.as_ref()).is_none_or(of_host)
     }
 
-    /// What a thread does next. Devices take turns.
+    /// What a thread does next. Sources take turns.
     fn next(&mut self) -> Next<T> {
-        let found = self.waiting.iter().position(|it| self.may(it.0));
-        if let Some((device, mut queue)) = found.and_then(|at| self.waiting.remove(at))
+        let found = self.waiting.iter().position(|it| self.may(it.0.as_ref()));
+        if let Some((source, mut queue)) = found.and_then(|at| self.waiting.remove(at))
             && let Some(work) = queue.pop_front()
         {
             if !queue.is_empty() {
-                self.waiting.push_back((device, queue));
+                self.waiting.push_back((source.clone(), queue));
             }
-            *self.at_work.entry(device).or_default() += 1;
-            self.asking += usize::from(device.is_some());
-            return Next::Work(device, work);
+            *self.images.entry(source.as_ref().map(|it| it.image)).or_default() += 1;
+            if let Some(host) = source.as_ref().and_then(|it| it.host.clone()) {
+                *self.hosts.entry(host).or_default() += 1;
+            }
+            self.asking += usize::from(source.is_some());
+            return Next::Work(source, work);
         }
         if self.is_over && self.waiting.is_empty() { Next::End } else { Next::Wait }
     }
 
-    fn done(&mut self, device: Option<DeviceId>) {
-        self.asking -= usize::from(device.is_some());
-        match self.at_work.get_mut(&device) {
+    fn done(&mut self, source: Option<&SourceKey>) {
+        self.asking -= usize::from(source.is_some());
+        let image = source.map(|it| it.image);
+        match self.images.get_mut(&image) {
             Some(threads @ 2..) => *threads -= 1,
-            _ => drop(self.at_work.remove(&device)),
+            _ => drop(self.images.remove(&image)),
+        }
+        let Some(host) = source.and_then(|it| it.host.as_ref()) else { return };
+        match self.hosts.get_mut(host) {
+            Some(threads @ 2..) => *threads -= 1,
+            _ => drop(self.hosts.remove(host)),
         }
     }
 
@@ -153,8 +172,8 @@ impl<'a> Fetchers<'a> {
     {
         let mut state = self.lock();
         loop {
-            let (device, reader) = match state.next() {
-                Next::Work(device, reader) => (device, reader),
+            let (source, reader) = match state.next() {
+                Next::Work(source, reader) => (source, reader),
                 Next::End => {
                     state.threads -= 1;
                     return;
@@ -182,12 +201,12 @@ impl<'a> Fetchers<'a> {
             }
             drop(reader);
             state = self.lock();
-            state.done(device);
+            state.done(source.as_ref());
             if state.is_over {
                 // Others may have waited for what this thread took last.
                 self.changed.notify_all();
             } else if !state.waiting.is_empty() {
-                // What waited for a thread of this device may go on.
+                // What waited for a thread of this source may go on.
                 self.changed.notify_one();
             }
         }
@@ -196,44 +215,71 @@ impl<'a> Fetchers<'a> {
 
 #[cfg(test)]
 mod tests {
+    use image::digest::Digest;
+
     use super::*;
 
-    #[test]
-    fn a_device_whose_source_is_silent_leaves_threads_to_others() {
-        let mut state = State::default();
-        let [silent, other] = [1, 2].map(|it| DeviceId::from_bytes(&[it; 32]).ok());
-        (0..OF_A_DEVICE + 2).for_each(|it| state.push(silent, it));
-        for number in 0..OF_A_DEVICE {
-            assert_eq!(state.next(), Next::Work(silent, number));
-        }
-        assert_eq!(state.next(), Next::Wait);
-        state.push(other, 100);
-        assert_eq!(state.next(), Next::Work(other, 100));
-        state.is_over = true;
-        // What waits is brought before the end.
-        assert_eq!(state.next(), Next::Wait);
-        state.done(silent);
-        assert_eq!(state.next(), Next::Work(silent, OF_A_DEVICE));
-        state.done(silent);
-        assert_eq!(state.next(), Next::Work(silent, OF_A_DEVICE + 1));
-        assert_eq!(state.next(), Next::End);
-        (0..OF_A_DEVICE).for_each(|_| state.done(silent));
-        state.done(other);
-        assert!(state.at_work.is_empty());
+    /// The source of the image with this number, at this host.
+    fn source(image: usize, host: &str) -> Option<SourceKey> {
+        let image = ImageKey::Manifest(Digest::sha256(&image.to_le_bytes()));
+        Some(SourceKey { image, host: (!host.is_empty()).then(|| host.into()) })
     }
 
     #[test]
-    fn many_silent_devices_leave_threads_to_others_and_to_the_disk() {
+    fn an_image_whose_source_is_silent_leaves_threads_to_others() {
         let mut state = State::default();
-        let device = |it: u8| DeviceId::from_bytes(&[it; 32]).ok();
-        for number in 0..=u8::MAX {
-            (0..OF_A_DEVICE).for_each(|_| state.push(device(number), ()));
+        let [silent, other] = [1, 2].map(|it| source(it, "host"));
+        (0..OF_AN_IMAGE + 2).for_each(|it| state.push(silent.clone(), it));
+        for number in 0..OF_AN_IMAGE {
+            assert_eq!(state.next(), Next::Work(silent.clone(), number));
+        }
+        assert_eq!(state.next(), Next::Wait);
+        state.push(other.clone(), 100);
+        assert_eq!(state.next(), Next::Work(other.clone(), 100));
+        state.is_over = true;
+        // What waits is brought before the end.
+        assert_eq!(state.next(), Next::Wait);
+        state.done(silent.as_ref());
+        assert_eq!(state.next(), Next::Work(silent.clone(), OF_AN_IMAGE));
+        state.done(silent.as_ref());
+        assert_eq!(state.next(), Next::Work(silent.clone(), OF_AN_IMAGE + 1));
+        assert_eq!(state.next(), Next::End);
+        (0..OF_AN_IMAGE).for_each(|_| state.done(silent.as_ref()));
+        state.done(other.as_ref());
+        assert!(state.images.is_empty() && state.hosts.is_empty());
+    }
+
+    /// Its images take turns, and none of them reaches its own bound.
+    #[test]
+    fn a_host_that_is_silent_leaves_threads_to_other_hosts() {
+        let mut state = State::default();
+        for image in 0..OF_A_HOST {
+            (0..2).for_each(|_| state.push(source(image, "silent"), ()));
+        }
+        while let Next::Work(..) = state.next() {}
+        assert_eq!(state.asking, OF_A_HOST);
+        // One whose host nobody knows is bound by its image alone.
+        for other in [source(1000, "other"), source(1001, ""), None] {
+            state.push(other.clone(), ());
+            assert_eq!(state.next(), Next::Work(other, ()));
+        }
+        state.done(source(0, "silent").as_ref());
+        assert!(
+            matches!(state.next(), Next::Work(Some(it), ()) if it.host.as_deref() == Some("silent"))
+        );
+    }
+
+    #[test]
+    fn many_silent_images_leave_threads_to_others_and_to_the_disk() {
+        let mut state = State::default();
+        for number in 0..256 {
+            (0..OF_AN_IMAGE).for_each(|_| state.push(source(number, &number.to_string()), ()));
         }
         while let Next::Work(..) = state.next() {}
         assert_eq!(state.asking, SOURCES_MAX);
         // Those that came when there were few threads left have some, too.
-        let at_work = state.at_work.values();
-        assert!(at_work.clone().all(|it| *it <= OF_A_DEVICE) && at_work.min() == Some(&1));
+        let at_work = state.images.values();
+        assert!(at_work.clone().all(|it| *it <= OF_AN_IMAGE) && at_work.min() == Some(&1));
         state.push(None, ());
         assert_eq!(state.next(), Next::Work(None, ()));
     }

@@ -1,15 +1,15 @@
 //! Readers that wait, and who lets them go.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use image::verity::DeviceId;
 use kernel::fuse::{READ_MAX, Unique};
 use kernel::precontent::PrecontentAnswer;
 use rustix::io::Errno;
@@ -17,8 +17,11 @@ use rustix::io::Errno;
 use super::fuse::Connection;
 use super::{DeviceBytes, Door, UNIT_BYTES, are_kept};
 use crate::lazy::count::FailureCause;
-use crate::lazy::fill::{FillError, LayerFiller};
+use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
+
+/// It is remembered of so many sources when they last gave something.
+const SOURCES_MAX: usize = 1024;
 
 /// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough. Or it is left
 /// to the next door.
@@ -28,6 +31,8 @@ pub(super) struct WaitingReader<'a> {
     /// As many as may have its bytes: all of them are waited for. None if the device is complete.
     fillers: Vec<Arc<LayerFiller<'a>>>,
     since: Instant,
+    /// When a thread began to bring its bytes. Before that nobody has asked a source for them.
+    begun: OnceLock<Instant>,
     /// Whether its bytes are here, and only have to be read.
     waits_for_disk: bool,
 }
@@ -53,7 +58,7 @@ impl<'a> WaitingReader<'a> {
     pub(super) fn new(asked: Asked, range: Range<u64>, fillers: Vec<Arc<LayerFiller<'a>>>) -> Self {
         fillers.iter().for_each(|it| it.counts().waits());
         let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
-        Self { asked, range, fillers, since, waits_for_disk: false }
+        Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: false }
     }
 
     /// One whose bytes are here, and only have to be read.
@@ -63,7 +68,7 @@ impl<'a> WaitingReader<'a> {
         fillers: Vec<Arc<LayerFiller<'a>>>,
     ) -> Self {
         let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
-        Self { asked, range, fillers, since, waits_for_disk: true }
+        Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: true }
     }
 
     /// `None` if it was answered.
@@ -71,18 +76,24 @@ impl<'a> WaitingReader<'a> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device whose source has to be asked; `None` if its bytes are here.
-    pub(super) fn source(&self) -> Option<DeviceId> {
+    /// The source that has to be asked; `None` if its bytes are here.
+    pub(super) fn source(&self) -> Option<SourceKey> {
         let filler = self.fillers.first().filter(|_| !self.waits_for_disk)?;
-        Some(*filler.device().id())
+        Some(filler.key().clone())
     }
 
     pub(super) fn is_answered(&self) -> bool {
         self.asked().is_none()
     }
 
-    fn overdue(&self) -> Option<Duration> {
-        self.fillers.iter().find_map(|it| it.overdue(self.since))
+    /// For how long it has got nothing, if that is too long. A reader whose turn has not come yet waits as long as others of
+    /// its image get theirs: then its turn comes. `gave` is when the last of them did.
+    fn overdue(&self, gave: Option<Instant>) -> Option<Duration> {
+        let since = match self.begun.get() {
+            Some(begun) => *begun,
+            None => gave.map_or(self.since, |it| it.max(self.since)),
+        };
+        self.fillers.iter().find_map(|it| it.overdue(since))
     }
 }
 
@@ -97,7 +108,9 @@ impl<'a> Door<'a> {
                 self.leave(&reader);
                 return false;
             }
-            let Some(silence) = reader.overdue() else { return true };
+            let source = reader.source();
+            let gave = source.as_ref().and_then(|it| self.gave().get(it).copied());
+            let Some(silence) = reader.overdue(gave) else { return true };
             let (fillers, silence) = (&reader.fillers, silence.as_secs());
             if let Some(unlogged) = fillers.first().and_then(|it| it.may_log()) {
                 let devices: Vec<_> =
@@ -111,8 +124,10 @@ impl<'a> Door<'a> {
             }
             for filler in fillers {
                 filler.counts().failed(FailureCause::Silent);
-                // The kernel asks again, for less.
-                filler.deny(&reader.range);
+                // The kernel asks again, for less. What nobody has asked a source for has not failed.
+                if reader.begun.get().is_some() {
+                    filler.deny(&reader.range);
+                }
             }
             self.answer(&reader, PrecontentAnswer::Deny);
             false
@@ -134,8 +149,13 @@ impl<'a> Door<'a> {
         }
     }
 
+    fn gave(&self) -> MutexGuard<'_, HashMap<SourceKey, Instant>> {
+        self.gave.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Brings what a reader waits for.
     fn bring(&self, reader: &WaitingReader<'a>) {
+        reader.begun.get_or_init(Instant::now);
         for filler in &reader.fillers {
             if reader.is_answered() {
                 return;
@@ -178,6 +198,13 @@ impl<'a> Door<'a> {
                     tracing::error!(error, %device, unlogged, "a reader gets an I/O error");
                 }
             }
+        }
+        if done.is_ok() {
+            let mut gave = self.gave();
+            if gave.len() >= SOURCES_MAX {
+                gave.clear();
+            }
+            gave.insert(filler.key().clone(), Instant::now());
         }
         if let Err(error) = &done
             && !reader.is_answered()
