@@ -26,7 +26,9 @@ pub(crate) fn verify(context: &Context, args: &args::Verify) -> anyhow::Result<A
         [name] => Some(context.open_with(name)?),
         names => context.open_for(OpenOptions::read(), names.is_empty())?,
     };
-    let Some(store) = store else { return tell(context, &FsckReport::default(), "") };
+    let Some(store) = store else {
+        return tell(context, &FsckReport::default(), &EngineUses::default(), "");
+    };
     let found = if args.names.is_empty() {
         store.images.ids()?.into_iter().map(|it| (it, None)).collect()
     } else {
