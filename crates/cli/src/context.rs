@@ -95,9 +95,9 @@ pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<S
 /// Why root's store is not used, if it is shared.
 pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
     match SharedStore::find(Path::new(ROOTS), who) {
-        Err(error @ (NotShared::Owner { .. } | NotShared::Writable { .. })) => {
-            Some(error.to_string())
-        }
+        Err(
+            error @ (NotShared::Owner { .. } | NotShared::Writable { .. } | NotShared::Unproven(_)),
+        ) => Some(error.to_string()),
         _ => None,
     }
 }

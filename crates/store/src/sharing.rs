@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kernel::process::Who;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use kernel::process::{UserNamespace, Who};
+use rustix::fs::{FlockOperation, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::disk::DiskError;
@@ -38,6 +38,12 @@ pub enum NotShared {
     /// It is not shared, or there is none.
     #[error("{} is no store that is shared with you: its owner may, by `quire share`", .0.display())]
     Unshared(PathBuf),
+    /// It is not known in this user namespace who can change it.
+    #[error(
+        "a shared store is not used: in this user namespace, {} does not prove that root of the host shares it: `sudo quire \
+         share` there makes the proof", .0.display()
+    )]
+    Unproven(PathBuf),
     /// Somebody else can change it.
     #[error("a shared store is not used: {} belongs to user {user}, who can change it: only root shares", path.display())]
     Owner {
@@ -59,12 +65,52 @@ pub enum NotShared {
     },
 }
 
+/// An xattr of the mark that proves in a user namespace that root of the host shares the store. Files of root have no owner
+/// there, as files of all other users whom the namespace lacks. But the kernel lets nobody else set this value: from root of
+/// another user namespace it takes it with that root's number, and shows it in no other namespace (`EOVERFLOW`). Source: Linux
+/// `security/commoncap.c`, `cap_convert_nscap` and `cap_inode_getsecurity`.
+const PROOF: &str = "security.capability";
+/// No capability. Source: Linux `include/uapi/linux/capability.h`, `VFS_CAP_REVISION_2` and `struct vfs_cap_data`.
+const NO_CAPABILITY: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Whose files in a store may be.
+#[derive(Debug, Clone, Copy)]
+struct Owners {
+    user: u32,
+    /// The number of all whom this user namespace lacks, if root of the host has proven to be one of them.
+    unknown: Option<u32>,
+}
+
+impl Owners {
+    fn of(directory: &Path, who: Who) -> Self {
+        let is_elsewhere = who.namespace == UserNamespace::Other;
+        let unknown = (is_elsewhere && is_proven(directory)).then(overflow_user);
+        Self { user: who.user, unknown }
+    }
+}
+
+/// Whether root of the host has shared the store in this directory, as far as a user namespace can tell.
+fn is_proven(directory: &Path) -> bool {
+    let mark = directory.join(SHARED_MARK);
+    // A mark with another name may be that of another store.
+    let is_whole = std::fs::symlink_metadata(&mark).is_ok_and(|it| it.is_file() && it.nlink() == 1);
+    let mut value = [0; NO_CAPABILITY.len() + 1];
+    let length = rustix::fs::lgetxattr(&mark, PROOF, &mut value);
+    is_whole && length.is_ok_and(|it| value.get(..it) == Some(&NO_CAPABILITY[..]))
+}
+
+/// Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
+fn overflow_user() -> u32 {
+    let set = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    set.ok().and_then(|it| it.trim().parse().ok()).unwrap_or(65_534)
+}
+
 /// What is read of it.
 const READ: [&str; 7] = ["blobs", DATA, "images", "layers", "manifests", "objects", "refs"];
 
-fn check(path: &Path, found: &std::fs::Metadata, who: Who) -> Result<(), NotShared> {
+fn check(path: &Path, found: &std::fs::Metadata, owners: Owners) -> Result<(), NotShared> {
     let (user, mode) = (found.uid(), Mode::from_raw_mode(found.mode()));
-    if user != 0 && user != who.user {
+    if user != 0 && user != owners.user && Some(user) != owners.unknown {
         return Err(NotShared::Owner { path: path.to_owned(), user });
     }
     match mode.intersects(Mode::WGRP | Mode::WOTH) {
@@ -74,8 +120,8 @@ fn check(path: &Path, found: &std::fs::Metadata, who: Who) -> Result<(), NotShar
 }
 
 impl SharedStore {
-    /// Looks whether the store in this directory is shared, and by whom. In a user namespace that cannot be found out, since
-    /// root has no number there: so it is done before.
+    /// Looks whether the store in this directory is shared, and by whom. In a user namespace, where root of the host has no
+    /// number, only what root's mark proves is found out.
     ///
     /// # Errors
     /// [`NotShared`].
@@ -84,13 +130,20 @@ impl SharedStore {
         let mark = std::fs::symlink_metadata(directory.join(SHARED_MARK));
         mark.map_err(|_absent| unshared())?;
         let own = std::fs::metadata(directory).map_err(|_absent| unshared())?;
-        check(directory, &own, who)?;
+        let owners = Owners::of(directory, who);
+        if who.namespace == UserNamespace::Other
+            && owners.unknown.is_none()
+            && own.uid() == overflow_user()
+        {
+            return Err(NotShared::Unproven(directory.to_owned()));
+        }
+        check(directory, &own, owners)?;
         // Files in these are root's, unless root gave them away.
         let shards = (0..=u8::MAX).map(|it| format!("objects/{it:02x}"));
         for name in READ.into_iter().map(str::to_owned).chain(shards) {
             let path = directory.join(name);
             match std::fs::symlink_metadata(&path) {
-                Ok(found) => check(&path, &found, who)?,
+                Ok(found) => check(&path, &found, owners)?,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(_refused) => return Err(unshared()),
             }
@@ -162,6 +215,7 @@ impl Store {
                     Err(error) => return Err(error),
                 }
                 self.root.set_mode(SHARED_MARK, Mode::from_raw_mode(0o444))?;
+                self.prove()?;
                 read_by_all(SHARED)?;
                 // What keeps others out until all else is as it has to be.
                 self.root.set_mode_self(SHARED)?;
@@ -173,6 +227,23 @@ impl Store {
             }
         }
         self.root.sync()
+    }
+
+    /// Proves that root of the host shares the store, if it does, and if the file system has such xattrs.
+    fn prove(&self) -> Result<(), DiskError> {
+        if !self.who.is_host_root() || self.root.stat_self()?.st_uid != 0 {
+            return Ok(());
+        }
+        let Some(mark) = self.mark()? else { return Ok(()) };
+        match rustix::fs::fsetxattr(&mark, PROOF, &NO_CAPABILITY, XattrFlags::empty()) {
+            Ok(()) => Ok(()),
+            // Root may lack the capability to set capabilities.
+            Err(errno @ (Errno::OPNOTSUPP | Errno::PERM)) => {
+                tracing::debug!(%errno, "programs in user namespaces cannot use the store");
+                Ok(())
+            }
+            Err(errno) => Err(self.root.failed("mark", SHARED_MARK, errno)),
+        }
     }
 
     fn mark(&self) -> Result<Option<OwnedFd>, DiskError> {

@@ -35,6 +35,54 @@ fn out(user: &User, words: &[&str]) -> String {
     ran.out
 }
 
+/// In a user namespace the host's root has no number. The kernel shows file capabilities only where root of the namespace, or of
+/// one around it, has set them: capabilities(7), "Namespaced file capabilities".
+#[test]
+fn a_shared_image_is_mounted_in_a_user_namespace() {
+    let Some(user) = with_store() else { return };
+    let roots = user.place.path("store");
+    user.place.out("share");
+    let mark = roots.join("shared");
+    let mount = || {
+        let (own, roots) = (own(&user), roots.display().to_string());
+        let quire = format!("$Q --quiet --store {own} --image-store {roots}");
+        user.script(&format!(
+            "mkdir -p point
+             unshare --user --map-auto --map-root-user --mount sh -ec \"
+                 {quire} mount a point; cat point/theirs; $Q umount point\""
+        ))
+    };
+    let ran = mount();
+    assert_eq!((ran.code, &*ran.out), (Some(0), "theirs"), "{}", ran.err);
+    let set = |value: &[u8]| {
+        let set = rustix::fs::XattrFlags::empty();
+        rustix::fs::lsetxattr(&mark, "security.capability", value, set).unwrap();
+    };
+    let refused = |case: &str| {
+        let ran = mount();
+        let is_told = ran.err.contains("does not prove that root of the host shares it");
+        assert!(ran.code != Some(0) && is_told, "{case}: {} {}", ran.out, ran.err);
+    };
+    // The mark of another store could be given another name.
+    let link = user.place.path("link");
+    fs::hard_link(&mark, &link).unwrap();
+    refused("two names");
+    fs::remove_file(&link).unwrap();
+    // As root of another user's namespace sets it: with that root's number. Source: Linux `include/uapi/linux/capability.h`,
+    // `struct vfs_ns_cap_data`.
+    let of_other = [&[0, 0, 0, 3][..], &[0; 16], &64_002_u32.to_le_bytes()].concat();
+    set(&of_other);
+    refused("of another user's namespace");
+    rustix::fs::lremovexattr(&mark, "security.capability").unwrap();
+    refused("without a proof");
+    user.place.out("share");
+    assert_eq!(mount().code, Some(0), "shared once more");
+    // What another user can change is refused, with the proof as well.
+    fs::set_permissions(roots.join("objects"), fs::Permissions::from_mode(0o777)).unwrap();
+    let ran = mount();
+    assert!(ran.code != Some(0) && ran.err.contains("others can change it"), "{}", ran.err);
+}
+
 #[test]
 fn users_run_what_root_shares() {
     let Some(user) = with_store() else { return };
