@@ -228,6 +228,26 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         seat.see("^C");
         seat.send(b"\x03");
         assert_eq!(seat.end().0, Some(137), "{runtime}");
+        // A terminal that passes each byte as it is has to be told where a line begins.
+        let run = [
+            "run",
+            "-u",
+            "0",
+            "--runtime",
+            runtime,
+            "a",
+            "--",
+            "sh",
+            "-c",
+            "echo up; exec sleep 60",
+        ];
+        let mut seat = Seat::new(&place, &run, (33, 77)).unwrap();
+        seat.see("up");
+        std::thread::sleep(Duration::from_millis(200));
+        seat.send(b"\x03");
+        seat.see("\r\nquire: the program does not handle Ctrl-C: once more kills it\r\n");
+        seat.send(b"\x03");
+        assert_eq!(seat.end().0, Some(137), "{runtime}");
         let mut seat = Seat::run(&place, runtime, &[], "exec bash --norc --noprofile").unwrap();
         seat.send(b"echo a $((6*7))\r");
         // Before it has its handlers, it is a program without.

@@ -122,9 +122,27 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
 fn without_limits_a_container_stays_where_its_user_is() {
     let Some(user) = user() else { return };
     let scope = Scope::new(&user, ALL);
-    let shown = scope.out("$Q run --rm --quiet a sh -c 'ls /sys/fs/cgroup; cat /proc/1/cgroup'");
+    let run = "$Q run --rm --quiet --pids-limit 0 a sh -c";
+    let shown = scope.out(&format!("{run} 'ls /sys/fs/cgroup; cat /proc/1/cgroup'"));
     assert_eq!(shown, "0::/\n");
     assert_eq!(scope.below(), Vec::<String>::new());
+}
+
+/// As with podman, whose `pids_limit` is 2048 (containers.conf(5)): nobody has to ask.
+#[test]
+fn the_usual_limit_of_processes_is_there_where_a_cgroup_was_delegated() {
+    let Some(user) = user() else { return };
+    for runtime in runtimes() {
+        let scope = Scope::new(&user, ALL);
+        let run = format!("$Q run --rm --quiet --runtime {runtime} a");
+        let shown = scope.out(&format!("{run} cat /sys/fs/cgroup/pids.max"));
+        assert_eq!(shown, "2048\n", "{runtime}");
+        assert_eq!(scope.below(), ["quire"], "{runtime}: nothing else is left");
+        drop(scope);
+        // Where it cannot be had, nobody has asked, and nothing is said.
+        let scope = Scope::new(&user, "+memory");
+        assert_eq!(scope.out(&format!("{run} id -u")), "0\n", "{runtime}");
+    }
 }
 
 #[test]
