@@ -582,6 +582,54 @@ impl NewFile {
         Ok(())
     }
 
+    /// Adds so many zeros at the end, which take no room on the disk.
+    pub(crate) fn add_hole(&mut self, count: u64) -> Result<(), DiskError> {
+        let failed = |errno: Errno| DiskError {
+            action: "lengthen",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        self.trace.allow().map_err(failed)?;
+        let length = self.length.checked_add(count).ok_or(Errno::FBIG).map_err(failed)?;
+        rustix::fs::ftruncate(&self.fd, length).map_err(failed)?;
+        self.length = length;
+        self.trace.record(|| Change::Lengthen(self.path.clone(), length));
+        Ok(())
+    }
+
+    /// Makes this empty file share all blocks of another. Returns its length in bytes, or `None` if the file systems
+    /// cannot do that. Tests that record changes get `None`.
+    pub(crate) fn share_blocks_of(
+        &mut self,
+        other: &std::fs::File,
+    ) -> Result<Option<u64>, DiskError> {
+        let failed = |errno: Errno| DiskError {
+            action: "copy a file to",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        if self.trace.is_on() {
+            return Ok(None);
+        }
+        match rustix::fs::ioctl_ficlone(&self.fd, other) {
+            Ok(()) => {}
+            // Not this file system, not this pair of files, or not with these settings: it has to be copied.
+            Err(
+                Errno::OPNOTSUPP
+                | Errno::NOTTY
+                | Errno::XDEV
+                | Errno::INVAL
+                | Errno::NOSYS
+                | Errno::PERM
+                | Errno::TXTBSY
+                | Errno::BADF,
+            ) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        }
+        self.length = length(&rustix::fs::fstat(&self.fd).map_err(failed)?);
+        Ok(Some(self.length))
+    }
+
     /// Gives the file exactly mode 0444, whatever the umask took away. Answers whether it took
     /// anything.
     pub(crate) fn publish_mode(&self) -> Result<bool, DiskError> {

@@ -48,6 +48,12 @@ impl Trace {
 
     #[expect(clippy::unused_self, reason = "as the one for tests")]
     #[inline(always)]
+    pub(crate) const fn is_on(&self) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "as the one for tests")]
+    #[inline(always)]
     pub(crate) fn record(&self, _change: impl FnOnce() -> Change) {}
 }
 
@@ -104,6 +110,11 @@ impl Trace {
             Some(Holes::NoneAtLast) if !is_try => Err(Errno::OPNOTSUPP),
             _ => Ok(()),
         }
+    }
+
+    /// Whether changes are recorded, with the bytes that are written.
+    pub(crate) const fn is_on(&self) -> bool {
+        self.recorder.is_some()
     }
 
     pub(crate) fn record(&self, change: impl FnOnce() -> Change) {

@@ -1,6 +1,7 @@
 //! Imports: everything that one adds appears at once, or not at all.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map, hash_map};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map, hash_map};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -19,11 +20,12 @@ use crate::shelf::objects::LookupError;
 use crate::shelf::refs::{RefName, Reference};
 use crate::shelf::sparse::SparseError;
 use crate::store::Store;
+use crate::walk::FilePart;
 use crate::work::{self, Workspace};
 use image::digest::Digest;
 
 use data::Data;
-use draft::{Draft, DraftError, ImageDraft};
+use draft::{Draft, DraftError, ImageDraft, Scrap};
 use layer::{LayerDraft, LayerPlace};
 use lazy::LazyDevice;
 
@@ -117,6 +119,8 @@ pub struct Transaction<'s> {
     modes: AtomicU8,
     /// Whether the file system has fs-verity.
     verity: AtomicU8,
+    /// Devices (`st_dev`) of files that cannot share blocks with files of the store.
+    unshared: Mutex<HashSet<u64>>,
     failed: AtomicBool,
 }
 
@@ -182,6 +186,7 @@ impl Store {
             state: Mutex::default(),
             modes: AtomicU8::new(UNKNOWN),
             verity: AtomicU8::new(UNKNOWN),
+            unshared: Mutex::default(),
             failed: AtomicBool::new(false),
         })
     }
@@ -278,6 +283,52 @@ impl<'s> Transaction<'s> {
     /// None now: the first write that goes to a file may fail.
     pub fn draft(&self) -> Result<Draft<'_>, DraftError> {
         Ok(Draft::new(self))
+    }
+
+    /// Adds a file of `size` bytes by sharing its blocks (XFS, btrfs), so that it takes no room. `go_on` is asked again
+    /// and again while the bytes are hashed. Returns `None` if the file systems cannot do that: then
+    /// [copy](Self::draft) the file.
+    ///
+    /// # Errors
+    /// Errors of reading or of the disk, and those of `go_on`; [`io::ErrorKind::UnexpectedEof`] if the file has
+    /// another size.
+    pub fn share(
+        &self,
+        file: &File,
+        size: u64,
+        mut go_on: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<Option<ObjectId>> {
+        let what = "an object";
+        let failed = |source| self.io_failed(what, source);
+        let device = rustix::fs::fstat(file)?.st_dev;
+        if self.unshared.lock().unwrap_or_else(PoisonError::into_inner).contains(&device) {
+            return Ok(None);
+        }
+        let (scrap, mut new) = Scrap::new(self).map_err(failed)?;
+        let Some(length) = new.share_blocks_of(file).map_err(failed)? else {
+            self.unshared.lock().unwrap_or_else(PoisonError::into_inner).insert(device);
+            return Ok(None);
+        };
+        if length != size {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // The file may change meanwhile, but not its copy.
+        let name = scrap.number().to_string();
+        let Some((copy, _)) = self.work.directory.read(&name).map_err(failed)? else {
+            return Err(failed(self.work.directory.failed("open", &name, Errno::NOENT)));
+        };
+        let mut hasher = verity::Hasher::new(self.store.algorithm());
+        crate::walk::parts(&copy, size, &mut Vec::new(), |part| {
+            go_on()?;
+            match part {
+                FilePart::Data(bytes) => hasher.update(bytes),
+                FilePart::Hole(count) => hasher.zeros(count),
+            }
+            Ok(())
+        })?;
+        drop(copy);
+        let object = self.finish_object(scrap.keep(), new, hasher.finish().into(), size);
+        object.map(Some).map_err(io::Error::other)
     }
 
     pub(crate) fn finish_object(

@@ -28,6 +28,7 @@ mod gvisor;
 mod habits;
 mod heals;
 mod help;
+mod holes;
 mod hostile;
 mod hosts;
 mod images;

@@ -84,9 +84,8 @@ impl<'a> Copier<'a> {
     }
 
     fn zeros(&mut self, mut count: u64, out: &mut Writer<impl Write>) -> Result<(), ChangesError> {
-        if count > 0 {
-            self.buffer.fill(0);
-        }
+        let used = usize::try_from(count).unwrap_or(PIECE).min(PIECE);
+        self.buffer[..used].fill(0);
         while count > 0 {
             self.go_on()?;
             let piece = usize::try_from(count).unwrap_or(PIECE).min(PIECE);

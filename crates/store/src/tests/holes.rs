@@ -126,3 +126,83 @@ fn holes_of_zeros_are_none_of_gc() {
     file.write_all_at(b"x", 5 * MIB as u64).unwrap();
     check(&store).unwrap_err();
 }
+
+/// What is written as bytes, or as data and holes of a file, is the same object and reads the same.
+#[test]
+fn holes_of_files_become_holes_of_objects() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder.path().join("store"));
+    let transaction = store.begin().unwrap();
+    for (at, (bytes, _)) in files().into_iter().enumerate() {
+        let path = folder.path().join(format!("file{at}"));
+        let file = fs::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        for (piece, place) in bytes.chunks(4096).zip((0_u64..).step_by(4096)) {
+            if piece.iter().any(|byte| *byte != 0) {
+                file.write_all_at(piece, place).unwrap();
+            }
+        }
+        file.set_len(bytes.len() as u64).unwrap();
+        let (mut read, mut holes, mut draft) = (Vec::new(), 0, transaction.draft().unwrap());
+        crate::walk::parts(&file, bytes.len() as u64, &mut Vec::new(), |part| match part {
+            crate::walk::FilePart::Data(data) => {
+                read.extend_from_slice(data);
+                draft.write_all(data)
+            }
+            crate::walk::FilePart::Hole(count) => {
+                read.resize(read.len() + usize::try_from(count).unwrap(), 0);
+                holes += count;
+                draft.zeros(count)
+            }
+        })
+        .unwrap();
+        assert!(read == bytes, "file {at}");
+        let on_disk = file.metadata().unwrap().blocks() * 512;
+        assert!(holes + on_disk + 8192 >= bytes.len() as u64 || holes == 0, "file {at}: {holes}");
+        let object = draft.finish().unwrap();
+        assert_eq!(object, digest(Algorithm::Sha256, &bytes).into(), "file {at}");
+        // A file that became shorter is an error, not a hole.
+        let longer = bytes.len() as u64 + 1;
+        let result = crate::walk::parts(&file, longer, &mut Vec::new(), |_| Ok(()));
+        assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "file {at}");
+    }
+    // A piece at a time, so that the caller can stop.
+    let path = folder.path().join("large");
+    fs::write(&path, vec![1; 3 * MIB]).unwrap();
+    let mut asked = 0;
+    let file = fs::File::open(&path).unwrap();
+    let stopped = crate::walk::parts(&file, 3 << 20, &mut Vec::new(), |_| {
+        asked += 1;
+        if asked < 3 { Ok(()) } else { Err(std::io::Error::other("stop")) }
+    });
+    assert_eq!((stopped.unwrap_err().to_string(), asked), ("stop".to_owned(), 3));
+    let stopped = transaction.share(&file, 3 << 20, || Err(std::io::Error::other("stop")));
+    assert!(stopped.is_err() || stopped.is_ok_and(|it| it.is_none()));
+}
+
+/// A reader of an object that is a file with holes.
+#[test]
+fn holes_of_objects_are_not_read() {
+    let folder = TempDir::new().unwrap();
+    let store = open(&folder.path().join("store"));
+    let transaction = store.begin().unwrap();
+    let mut draft = transaction.draft().unwrap();
+    let size = (1_u64 << 40) + 5;
+    draft.zeros(1 << 39).unwrap();
+    draft.write_all(b"data").unwrap();
+    draft.zeros(size - (1 << 39) - 5).unwrap();
+    draft.write_all(b"!").unwrap();
+    let object = draft.finish().unwrap();
+    transaction.commit().unwrap();
+    let reader = store.object(&object).unwrap();
+    assert_eq!(reader.size(), size);
+    assert!(reader.file().is_some(), "the kernel can copy it");
+    let read = |offset: u64, length: usize| {
+        let mut bytes = vec![1; length];
+        reader.read_exact_at(&mut bytes, offset).unwrap();
+        bytes
+    };
+    assert_eq!(read((1 << 39) - 2, 8), b"\0\0data\0\0");
+    assert_eq!(read(size - 3, 3), b"\0\0!");
+    assert_eq!(read(1 << 38, MIB), vec![0; MIB]);
+    assert_eq!(reader.read_at(&mut [0; 9], size).unwrap(), 0);
+}

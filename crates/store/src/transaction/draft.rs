@@ -140,6 +140,11 @@ impl<'t> Spilled<'t> {
         gathered.clear();
         Ok(())
     }
+
+    fn zeros(&mut self, count: u64) -> Result<(), DiskError> {
+        self.hasher.zeros(count);
+        self.file.add_hole(count)
+    }
 }
 
 /// An unfinished object. Dropping it removes its file.
@@ -168,6 +173,24 @@ impl<'t> Draft<'t> {
             empty => empty.insert(Spilled::new(self.transaction)?),
         };
         spilled.take(&mut self.gathered)
+    }
+
+    /// Adds zeros. More than fit into memory become a hole, which takes no room and no time.
+    ///
+    /// # Errors
+    /// As those of writing.
+    pub fn zeros(&mut self, count: u64) -> io::Result<()> {
+        let gathered =
+            usize::try_from(count).ok().and_then(|it| it.checked_add(self.gathered.len()));
+        if let Some(length) = gathered.filter(|length| *length <= GATHERED_MAX) {
+            self.gathered.resize(length, 0);
+            return Ok(());
+        }
+        let added = self.spill().and_then(|()| match &mut self.spilled {
+            Some(spilled) => spilled.zeros(count),
+            None => unreachable!("it has just been made"),
+        });
+        added.map_err(|error| self.transaction.io_failed("an object", error))
     }
 
     /// Names the object by its bytes. It becomes visible when the transaction is committed.

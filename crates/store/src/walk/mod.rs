@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use image::tree::{Tree, TreeError};
 use image::verity::ObjectId;
 
-pub use source::{Seen, Source};
+pub use source::{FilePart, Seen, Source, parts};
 
 /// The longest file that a composefs image holds itself, in bytes, when it is made from a directory. Source:
 /// `mkcomposefs`.

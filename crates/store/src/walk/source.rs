@@ -5,10 +5,71 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use image::verity::{Algorithm, Hasher, ObjectId};
-use rustix::fs::Statx;
+use rustix::fs::{SeekFrom, Statx};
+use rustix::io::Errno;
 
 /// Bytes read at once. More is not faster, and less means more system calls.
 const BUFFER: usize = 256 << 10;
+
+/// A part of a file, in the order of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePart<'a> {
+    /// Bytes.
+    Data(&'a [u8]),
+    /// So many zeros, for which the file system has no blocks.
+    Hole(u64),
+}
+
+/// Gives all `size` bytes of a file to `each`, in pieces. Holes are not read. The offset of `file` changes.
+///
+/// # Errors
+/// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the file is shorter.
+pub fn parts(
+    file: &File,
+    size: u64,
+    buffer: &mut Vec<u8>,
+    mut each: impl FnMut(FilePart<'_>) -> io::Result<()>,
+) -> io::Result<()> {
+    let wanted = usize::try_from(size).map_or(BUFFER, |size| BUFFER.min(size));
+    if buffer.len() < wanted {
+        buffer.resize(wanted, 0);
+    }
+    let mut offset = 0;
+    // Where the data around `offset` ends. Small files are read at once.
+    let mut data_end = if size > BUFFER as u64 { 0 } else { size };
+    while offset < size {
+        if offset >= data_end {
+            let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+                Ok(data) => data.min(size),
+                // No data from here on: a hole at the end, if the file is as long as it was.
+                Err(Errno::NXIO) if file.metadata()?.len() < size => {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Err(Errno::NXIO) => size,
+                // A file system that knows no holes.
+                Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
+                Err(errno) => return Err(errno.into()),
+            };
+            if data > offset {
+                each(FilePart::Hole(data - offset))?;
+                offset = data;
+                continue;
+            }
+            data_end = rustix::fs::seek(file, SeekFrom::Hole(offset)).unwrap_or(size).min(size);
+        }
+        let end = data_end.max(offset + 1).min(size);
+        let room = usize::try_from(end - offset).map_or(buffer.len(), |it| it.min(buffer.len()));
+        let count = match file.read_at(&mut buffer[..room], offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        each(FilePart::Data(&buffer[..count]))?;
+        offset += count as u64;
+    }
+    Ok(())
+}
 
 /// A regular file that is being read.
 #[derive(Debug)]
@@ -57,14 +118,25 @@ impl Source<'_> {
         if offset == self.size() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
+    /// Gives the file to `each` from beginning to end, in pieces. Holes are not read.
+    ///
+    /// # Errors
+    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the file has become shorter.
+    pub fn parts(&mut self, each: impl FnMut(FilePart<'_>) -> io::Result<()>) -> io::Result<()> {
+        parts(self.file, self.seen.size, self.buffer, each)
+    }
+
     /// The fs-verity digest of its bytes.
     ///
     /// # Errors
-    /// The errors of [`read`](Self::read).
+    /// The errors of [`parts`](Self::parts).
     pub fn digest(&mut self, algorithm: Algorithm) -> io::Result<ObjectId> {
         let mut hasher = Hasher::new(algorithm);
-        self.read(|bytes| {
-            hasher.update(bytes);
+        self.parts(|part| {
+            match part {
+                FilePart::Data(bytes) => hasher.update(bytes),
+                FilePart::Hole(count) => hasher.zeros(count),
+            }
             Ok(())
         })?;
         Ok(hasher.finish().into())

@@ -157,7 +157,7 @@ impl Job<'_> {
         opened.map_err(|source| ImportError::Lookup { object: *object, source: Box::new(source) })
     }
 
-    fn go_on(&self) -> Result<(), ImportError> {
+    pub(super) fn go_on(&self) -> Result<(), ImportError> {
         match self.surroundings.cancel.load(Ordering::Relaxed) {
             true => Err(ImportError::Cancelled),
             false => Ok(()),

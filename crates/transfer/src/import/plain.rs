@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, BufReader, Read as _, Write as _};
+use std::io::{self, BufReader, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use image::dump::Strictness;
 use image::tree::{Content, InodeId, Location, Tree};
 use image::verity::ObjectId;
+use store::walk::FilePart;
 use store::{Form, parallel, walk};
 
 use super::objects::BATCH;
@@ -59,8 +60,22 @@ impl Job<'_> {
                 self.transaction.object(&bytes).map_err(ImportError::Object)
             }
             _ => {
+                let size = source.size();
+                let shared = self
+                    .transaction
+                    .share(source.file(), size, || self.go_on().map_err(io::Error::other));
+                if let Some(object) = shared.map_err(ImportError::Write)? {
+                    return Ok(object);
+                }
                 let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
-                source.read(|piece| draft.write_all(piece)).map_err(ImportError::Write)?;
+                let read = source.parts(|part| {
+                    self.go_on().map_err(io::Error::other)?;
+                    match part {
+                        FilePart::Data(bytes) => draft.write_all(bytes),
+                        FilePart::Hole(count) => draft.zeros(count),
+                    }
+                });
+                read.map_err(ImportError::Write)?;
                 draft.finish().map_err(ImportError::Object)
             }
         }
@@ -136,16 +151,18 @@ impl Job<'_> {
             return Err(refused("its object file has another size than the dump says"));
         }
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
-        let mut buffer = vec![0; 256 << 10];
-        let mut left = file.take(wanted.size);
-        loop {
-            match left.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(read) => draft.write_all(&buffer[..read]).map_err(ImportError::Write)?,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
+        let read = walk::parts(&file, wanted.size, &mut Vec::new(), |part| {
+            self.go_on().map_err(io::Error::other)?;
+            let added = match part {
+                FilePart::Data(bytes) => draft.write_all(bytes),
+                FilePart::Hole(count) => draft.zeros(count),
+            };
+            added.map_err(|error| io::Error::other(ImportError::Write(error)))
+        });
+        read.map_err(|error| match error.downcast() {
+            Ok(error) => error,
+            Err(error) => failed(error),
+        })?;
         let actual = draft.finish().map_err(ImportError::Object)?;
         match wanted.object {
             Some(expected) if expected != actual => {

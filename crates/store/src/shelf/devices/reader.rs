@@ -2,9 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+use rustix::io::Errno;
 
 use super::{StoredObject, StoredPiece};
+
+/// Bytes of holes from which on it is worth looking where they are.
+const HOLES_MIN: u64 = 1 << 20;
 
 /// Reads an object of a store. As long as it is open, `gc` does not remove the bytes.
 ///
@@ -20,6 +25,8 @@ pub struct ObjectReader {
 enum Source {
     /// All of the file.
     Whole(File),
+    /// Likewise, with holes that are not read.
+    Sparse { file: File, runs: Vec<Run> },
     /// So many bytes of the file, from an offset on.
     Part { file: File, offset: u64, size: u64 },
     /// Parts of files.
@@ -55,8 +62,13 @@ pub(super) fn of_pieces(
 }
 
 impl ObjectReader {
-    pub(crate) const fn whole(file: File, size: u64) -> Self {
-        Self { source: Source::Whole(file), size, position: 0 }
+    /// Of all `size` bytes of a file, which has no other user of its offset.
+    pub(crate) fn whole(file: File, size: u64) -> Self {
+        let source = match data_runs(&file, size) {
+            Some(runs) => Source::Sparse { file, runs },
+            None => Source::Whole(file),
+        };
+        Self { source, size, position: 0 }
     }
 
     pub(super) const fn part(file: File, offset: u64, size: u64) -> Self {
@@ -78,7 +90,7 @@ impl ObjectReader {
     #[must_use]
     pub const fn file(&self) -> Option<&File> {
         match &self.source {
-            Source::Whole(file) => Some(file),
+            Source::Whole(file) | Source::Sparse { file, .. } => Some(file),
             Source::Part { .. } | Source::Pieces { .. } => None,
         }
     }
@@ -95,19 +107,10 @@ impl ObjectReader {
                 let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
                 file.read_at(&mut buffer[..length], start + offset)
             }
-            Source::Pieces { files, pieces } => {
-                let at = pieces.partition_point(|it| it.until <= offset);
-                let Some(run) = pieces.get(at) else { return Ok(0) };
-                let left = usize::try_from(run.until - offset).unwrap_or(usize::MAX);
-                let length = left.min(buffer.len());
-                let buffer = &mut buffer[..length];
-                let Some((file, start)) = run.place else {
-                    buffer.fill(0);
-                    return Ok(length);
-                };
-                let first = at.checked_sub(1).map_or(0, |before| pieces[before].until);
-                files[file].read_at(buffer, start + (offset - first))
+            Source::Sparse { file, runs } => {
+                read_run(std::slice::from_ref(file), runs, buffer, offset)
             }
+            Source::Pieces { files, pieces } => read_run(files, pieces, buffer, offset),
         }
     }
 
@@ -127,6 +130,54 @@ impl ObjectReader {
         }
         Ok(())
     }
+}
+
+/// Reads from the run that has the byte at `offset`.
+fn read_run(files: &[File], runs: &[Run], buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let at = runs.partition_point(|it| it.until <= offset);
+    let Some(run) = runs.get(at) else { return Ok(0) };
+    let left = usize::try_from(run.until - offset).unwrap_or(usize::MAX);
+    let length = left.min(buffer.len());
+    let buffer = &mut buffer[..length];
+    let Some((file, start)) = run.place else {
+        buffer.fill(0);
+        return Ok(length);
+    };
+    let first = at.checked_sub(1).map_or(0, |before| runs[before].until);
+    files[file].read_at(buffer, start + (offset - first))
+}
+
+/// Runs of data and holes that are looked for in one file. What follows is read as data.
+const RUNS_MAX: usize = 4096;
+
+/// The runs of data and holes of a file with fewer blocks on the disk than it has bytes; `None` for other files.
+fn data_runs(file: &File, size: u64) -> Option<Vec<Run>> {
+    let on_disk = file.metadata().ok()?.blocks().saturating_mul(512);
+    if on_disk >= size || size - on_disk < HOLES_MIN {
+        return None;
+    }
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < size && runs.len() < RUNS_MAX {
+        let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(size),
+            Err(Errno::NXIO) => size,
+            Err(_) => break,
+        };
+        if data > at {
+            runs.push(Run { until: data, place: None });
+        }
+        if data == size {
+            return Some(runs);
+        }
+        let Ok(hole) = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(data)) else { break };
+        at = hole.min(size);
+        runs.push(Run { until: at, place: Some((0, data)) });
+    }
+    if at < size {
+        runs.push(Run { until: size, place: Some((0, at)) });
+    }
+    Some(runs)
 }
 
 impl Read for ObjectReader {
