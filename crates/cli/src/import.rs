@@ -79,6 +79,27 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
             context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
         }
     }
+    let lost: Vec<_> = done.layers.iter().flat_map(|it| &it.lost_acls).collect();
+    if let Some(first) = lost.first() {
+        let files = report::count(lost.len(), "file");
+        context.remark(&format!(
+            "left out the ACLs of {files}, which name users or groups without a number, such as \"{}\" of {}: \
+             `--skip-xattrs` leaves out all ACLs and xattrs, and bsdtar writes ACLs with numbers",
+            describe::name(&first.line),
+            describe::name(&first.path)
+        ));
+    }
+    if !done.hidden_xattrs.is_empty() {
+        let mut names: Vec<_> =
+            done.hidden_xattrs.iter().take(3).map(|name| describe::name(name)).collect();
+        if done.hidden_xattrs.len() > names.len() {
+            names.push(format!("{} more", done.hidden_xattrs.len() - names.len()));
+        }
+        context.remark(&format!(
+            "EROFS has no place for these extended attributes, so that no mount shows them: {}. `export` writes them",
+            names.join(", ")
+        ));
+    }
     for (number, layer) in (1..).zip(&done.layers) {
         if let LayerIndexed::None(reason) = &layer.index {
             context.remark(&format!("layer {number} has no index: {reason}"));
@@ -108,6 +129,8 @@ pub(crate) struct ImportReport {
     manifest: Option<String>,
     /// Inodes in the image.
     inodes: usize,
+    /// Names of extended attributes that the image has and no mount shows.
+    hidden_xattrs: Vec<String>,
     /// Size of the EROFS image.
     image_bytes: Bytes,
     /// The layers, lowest first.
@@ -136,6 +159,8 @@ pub(crate) struct ImportedLayerReport {
     reused: bool,
     /// Paths that no image can hold. Bytes other than printable ASCII are `\xHH`.
     skipped: Vec<String>,
+    /// Paths of files whose ACL was left out, because it names a user or group without a number.
+    lost_acls: Vec<String>,
     /// Size of the index that was made of it. Null if none was made.
     index_bytes: Option<Bytes>,
     /// Why an index that was wanted was not made. Null if it was, or if the store had it already.
@@ -161,6 +186,9 @@ impl ImportReport {
             tar_bytes: Bytes(layer.tar_bytes),
             reused: layer.is_reused,
             skipped: report::paths(&layer.skipped),
+            lost_acls: report::paths(
+                &layer.lost_acls.iter().map(|it| it.path.clone()).collect::<Vec<_>>(),
+            ),
             index_bytes: match layer.index {
                 LayerIndexed::Made { bytes } => Some(Bytes(bytes)),
                 _ => None,
@@ -176,6 +204,7 @@ impl ImportReport {
             name: done.name.as_ref().map(ToString::to_string),
             manifest: done.manifest.map(|it| it.to_string()),
             inodes: done.inodes,
+            hidden_xattrs: report::paths(&done.hidden_xattrs),
             image_bytes: Bytes(done.image_bytes),
             layers: layers.collect(),
             objects_added: done.objects.objects,

@@ -100,6 +100,10 @@ struct Tally {
     replaced: u64,
 }
 
+/// The mode of every symlink on Linux, whatever a tar states. Source: symlink(7), "Ownership, permissions, and
+/// timestamps".
+const SYMLINK_PERMISSIONS: u16 = 0o777;
+
 /// Names of lower layers that a layer hides.
 #[derive(Debug)]
 enum Hidden {
@@ -216,7 +220,11 @@ impl Layer {
         xattrs: XattrsId,
         node: Node<'_>,
     ) -> Result<Option<InodeId>, LayerError> {
-        let added = self.add_entry(path, metadata, xattrs, node)?;
+        let mut metadata = *metadata;
+        if let Node::Symlink(_) = node {
+            metadata.permissions = SYMLINK_PERMISSIONS;
+        }
+        let added = self.add_entry(path, &metadata, xattrs, node)?;
         self.tally.given += 1;
         Ok(added)
     }

@@ -279,6 +279,13 @@ fn every_entry_is_accounted_for() {
 }
 
 #[test]
+fn symlinks_have_the_mode_of_symlinks() {
+    let tree = lay(&["s a x, f b", "s c x"]).unwrap();
+    let mode = |path: &str| tree.resolve(path.as_bytes()).unwrap().metadata().permissions;
+    assert_eq!([mode("a"), mode("b"), mode("c")], [0o777, 0o750, 0o777]);
+}
+
+#[test]
 fn objects_come_later() {
     let object = crate::verity::digest(crate::verity::Algorithm::Sha256, b"x").into();
     let content =

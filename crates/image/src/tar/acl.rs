@@ -45,7 +45,8 @@ pub(super) enum AclError {
 /// in a file's mode and so the kernel would keep none.
 ///
 /// Entries are split by commas or newlines, as star and libarchive or GNU tar write them; `#` begins a comment. A user
-/// or group may be a number, or a name with the number in a fourth field; a name alone means nothing here.
+/// or group may be a number, or a name with the number in a fourth field. A name without a number has no meaning on another
+/// system.
 pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>, AclError> {
     let mut entries = Vec::new();
     for line in text.split(|byte| matches!(byte, b'\n' | b',')) {

@@ -178,10 +178,6 @@ pub enum Unsupported {
     /// A type flag without a file type: a socket of some writers, a part of a multi-volume archive, and so on.
     #[error("of type {:?}", char::from(*.0))]
     Type(u8),
-    /// An entry with an ACL for a user or group with a name but no number, as GNU tar writes it. Only
-    /// the system that it was made on knows the number.
-    #[error("a file with an ACL entry without a numeric id (\"{}\")", .0.escape_ascii())]
-    AclName(Vec<u8>),
     /// A sparse file in a format other than GNU tar's.
     #[error("a sparse file in the format of {0}")]
     Sparse(&'static str),

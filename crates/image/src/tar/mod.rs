@@ -32,7 +32,7 @@ pub use name::{Whiteout, whiteout};
 pub use pax::{EXTENSION_MAX, GLOBAL_MAX};
 pub use reader::{Entry, Event, Kind, Reader};
 pub use sparse::SPARSE_REGIONS_MAX;
-pub use xattrs::{XATTR_NAMES_MAX, Xattrs};
+pub use xattrs::{XATTR_NAMES_MAX, XattrRecords, Xattrs};
 
 /// Bytes in a block: headers fill one, data is padded to them. Source: POSIX `pax`, "ustar Interchange Format".
 pub const BLOCK: usize = 512;

@@ -256,7 +256,13 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 }
 
 fn id(digits: &[u8]) -> Option<u32> {
-    u32::try_from(decimal(digits)?).ok()
+    u32::try_from(decimal(digits)?).ok().filter(is_id)
+}
+
+/// Whether a user or group can have this number. Source: Linux `include/linux/uidgid.h`, `uid_valid`: for chown(2),
+/// 2^32 - 1 means that the owner stays.
+pub(super) const fn is_id(id: &u32) -> bool {
+    *id != u32::MAX
 }
 
 /// Seconds with a fraction, rounded down to nanoseconds.

@@ -40,12 +40,43 @@ struct Item {
     value: Span,
 }
 
+/// The records of xattrs that a reader takes. Others are not looked at, so that nothing in them is an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum XattrRecords {
+    /// All.
+    #[default]
+    All,
+    /// Those of xattrs whose name begins with `user.`.
+    UserOnly,
+    /// None.
+    None,
+}
+
+impl XattrRecords {
+    /// Whether a record holds an xattr that is not wanted.
+    fn leaves_out(self, key: &[u8]) -> bool {
+        let name =
+            key.strip_prefix(b"SCHILY.xattr.").or_else(|| key.strip_prefix(b"LIBARCHIVE.xattr."));
+        let is_xattr = name.is_some()
+            || matches!(
+                key,
+                b"RHT.security.selinux" | b"SCHILY.acl.access" | b"SCHILY.acl.default"
+            );
+        match self {
+            Self::All => false,
+            Self::UserOnly => is_xattr && !name.is_some_and(|name| name.starts_with(b"user.")),
+            Self::None => is_xattr,
+        }
+    }
+}
+
 /// What was gathered so far.
 #[derive(Debug, Default)]
 pub(super) struct Collector {
     bytes: Vec<u8>,
     items: Vec<Item>,
-    /// A line of an ACL that cannot be understood here, so the entry cannot be held.
+    pub(super) wanted: XattrRecords,
+    /// A line of an ACL that names a user or group without a number. The ACL is left out.
     nameless: Option<Vec<u8>>,
 }
 
@@ -67,6 +98,9 @@ impl Collector {
 
     /// Takes a record if it holds an xattr, in whichever way; else answers `false`.
     pub(super) fn record(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refused> {
+        if self.wanted.leaves_out(key) {
+            return Ok(true);
+        }
         if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
             let start = self.bytes.len();
             unescape(name, &mut self.bytes);
@@ -347,6 +381,35 @@ mod tests {
         check_refused(&key, b"", Refused::Limit(Limit::XattrName(256)));
         let value = vec![0; 65536];
         check_refused(b"SCHILY.xattr.user.a", &value, Refused::Limit(Limit::XattrValue(65536)));
+    }
+
+    /// Records that are not wanted may have any value.
+    #[test]
+    fn not_wanted() {
+        let odd = [
+            ("SCHILY.xattr.", "x"),
+            ("LIBARCHIVE.xattr.security.ima", "no base 64"),
+            ("SCHILY.acl.access", "user::rw-,user:lisa:rw-"),
+            ("SCHILY.acl.default", "no ACL"),
+            ("RHT.security.selinux", ""),
+        ];
+        for (wanted, name) in [(XattrRecords::UserOnly, Some("user.a")), (XattrRecords::None, None)]
+        {
+            let mut collector = Collector { wanted, ..Collector::default() };
+            for (key, value) in odd {
+                assert_eq!(collector.record(key.as_bytes(), value.as_bytes()), Ok(true), "{key}");
+            }
+            collector.record(b"SCHILY.xattr.user.a", b"v").unwrap();
+            collector.record(b"SCHILY.xattr.trusted.b", b"v").unwrap();
+            assert_eq!(collector.record(b"comment", b"v"), Ok(false));
+            collector.settle().unwrap();
+            let found: Vec<_> = collector.view().map(|(name, _)| name.to_vec()).collect();
+            assert_eq!(
+                found,
+                name.map(|it| it.as_bytes().to_vec()).into_iter().collect::<Vec<_>>()
+            );
+            assert_eq!(collector.nameless(), None);
+        }
     }
 
     #[test]

@@ -91,6 +91,12 @@ impl Tree {
         Xattrs { tree: self, pairs: self.xattrs.get(id.0) }
     }
 
+    /// All sets of xattrs, each once, with those that no inode has.
+    pub fn xattr_sets(&self) -> impl Iterator<Item = Xattrs<'_>> {
+        let bound = u32::try_from(self.xattrs.bound()).unwrap_or(u32::MAX);
+        (0..bound).map(|id| self.xattrs(XattrsId(id)))
+    }
+
     /// The inode at `path`, through directories only: symlinks are not followed.
     #[must_use]
     pub fn resolve(&self, path: &[u8]) -> Option<Inode<'_>> {

@@ -1,5 +1,7 @@
 //! What writers of tars do, one row each.
 
+use image::tar::{Reader, XattrRecords};
+
 use super::build::{Header, end, extended, file, member, padded, pax};
 use super::describe::read;
 
@@ -162,6 +164,53 @@ fn acls() {
         \\x04\\x00\\x04\\x00\\xff\\xff\\xff\\xff\\x10\\x00\\x06\\x00\\xff\\xff\\xff\\xff\
         \x20\\x00\\x04\\x00\\xff\\xff\\xff\\xff";
     check(&[pax(&[("SCHILY.acl.access", acl)]), file("f", "")], &[expected]);
+}
+
+/// GNU tar writes names alone. Go's reader, and so containerd, Docker and podman, ignores all records of ACLs.
+#[test]
+fn acls_by_name() {
+    let read = |acl: &str| {
+        let tar =
+            [pax(&[("SCHILY.acl.access", acl)]), file("f", ""), file("g", ""), end()].concat();
+        let mut reader = Reader::new(&tar[..]);
+        let mut found = Vec::new();
+        while let Some(entry) = reader.next_entry().unwrap() {
+            let lost = entry.lost_acl.map(|line| String::from_utf8(line.to_vec()).unwrap());
+            found.push((entry.xattrs.len(), lost));
+        }
+        found
+    };
+    let rest = "group::r--,mask::rw-,other::r--";
+    let none = (0, None);
+    let lost = |line: &str| (0, Some(line.to_owned()));
+    assert_eq!(
+        read(&format!("user::rw-,user:lisa:rw-,{rest}")),
+        [lost("user:lisa:rw-"), none.clone()]
+    );
+    assert_eq!(
+        read(&format!("user::rw-,group:users:rw-,{rest}")),
+        [lost("group:users:rw-"), none.clone()]
+    );
+    // A number is the id, also where a name should be: GNU tar writes it if the user has no name.
+    assert_eq!(read(&format!("user::rw-,user:4242:r--,{rest}")), [(1, None), none.clone()]);
+    assert_eq!(read(&format!("user::rw-,user:lisa:rw-:1001,{rest}")), [(1, None), none]);
+}
+
+#[test]
+fn xattrs_that_are_not_wanted_may_be_anything() {
+    let records = [
+        ("SCHILY.acl.access", "user::rwx,group:rwx"),
+        ("SCHILY.acl.default", "user:lisa:rw-"),
+        ("LIBARCHIVE.xattr.security.ima", "no base 64"),
+        ("SCHILY.xattr.user.a", "1"),
+    ];
+    let tar = [pax(&records), file("f", ""), end()].concat();
+    for (wanted, count) in [(XattrRecords::UserOnly, 1), (XattrRecords::None, 0)] {
+        let mut reader = Reader::new(&tar[..]).taking(wanted);
+        let entry = reader.next_entry().unwrap().unwrap();
+        assert_eq!((entry.xattrs.len(), entry.lost_acl), (count, None), "{wanted:?}");
+    }
+    assert!(Reader::new(&tar[..]).next_entry().is_err());
 }
 
 #[test]

@@ -71,6 +71,13 @@ fn numbers() {
     check(&[header(108, b"00000-1\0")], "field uid has the invalid value");
     check(&[header(108, b"\xff\xff\xff\xff\xff\xff\xff\xfe")], "field uid has the invalid value");
     check(&[header(116, b"\x80\0\0\x01\0\0\0\0")], "field gid has the invalid value");
+    // Linux has no such user: chown(2) takes -1 for "as before".
+    check(&[header(108, b"\x80\0\0\0\xff\xff\xff\xff")], "field uid has the invalid value");
+    check(&[header(116, b"\x80\0\0\0\xff\xff\xff\xff")], "field gid has the invalid value");
+    for key in ["uid", "gid"] {
+        let wrong = pax(&[(key, "4294967295")]);
+        check(&[wrong, file("f", "")], &format!("extended header {key}=4294967295 is invalid"));
+    }
     check(&[header(124, b"00000000009\0")], "field size has the invalid value");
     check(
         &[header(124, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")],
@@ -234,10 +241,6 @@ fn unsupported() {
     check_unsupported(
         &[member(b"s", b'S', b"hello")],
         "entry \"s\" is a sparse file in the format of star, which is not supported",
-    );
-    check_unsupported(
-        &[pax(&[("SCHILY.acl.access", "user::rwx\nuser:joe:rwx\n")]), file("f", "hello")],
-        "entry \"f\" is a file with an ACL entry without a numeric id (\"user:joe:rwx\"), which is not supported",
     );
     check_unsupported(
         &[pax(&[("SCHILY.realsize", "100")]), file("s", "hello")],

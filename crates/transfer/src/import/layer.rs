@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use image::layer::{Layer, LayerError};
 use image::tar::recipe::{ObjectPositions, Skeleton};
-use image::tar::{Entry, Event, Kind, Reader, TarError};
+use image::tar::{Entry, Event, Kind, Reader, TarError, XattrRecords};
 use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
@@ -18,7 +18,7 @@ use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::Pending;
 use super::stop::Stop;
-use super::{LayerIndexed, LayerReport, Unsupported};
+use super::{LayerIndexed, LayerReport, LostAcl, Unsupported};
 use crate::lazy::IndexParts;
 use image::digest::Digest;
 use image::gzip::GzipError;
@@ -237,8 +237,9 @@ pub(super) fn replay<'t>(
     let Some(blob) = info.blobs.first() else { return Ok(None) };
     let mut skipped = Vec::new();
     let (replay, places) = Skeleton::with_positions(stored.recipe()?)?;
-    let mut reader = Reader::new(replay);
+    let mut reader = Reader::new(replay).taking(records(shared.xattrs));
     let mut layer = Layer::new();
+    let mut lost_acls = Vec::new();
     let mut last = None;
     loop {
         if shared.stop.is_set() {
@@ -257,9 +258,9 @@ pub(super) fn replay<'t>(
             layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
         }
         let Some(mut entry) = next else { break };
+        lost_acls.extend(LostAcl::of(&entry));
         count(&entry, shared.limits, shared.totals)?;
-        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.xattrs, shared.times)?
-        {
+        if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.times)? {
             // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
             if entry.segments.is_empty() {
                 return Ok(None);
@@ -272,6 +273,7 @@ pub(super) fn replay<'t>(
         tar_bytes: info.size,
         is_reused: true,
         skipped,
+        lost_acls,
         index: LayerIndexed::NotWanted,
     };
     let (blob, committed) = (blob.clone(), Committed::default());
@@ -289,7 +291,7 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
     let totals = Totals::default();
     while let Some(mut entry) = reader.next_entry()? {
         count(&entry, &limits, &totals)?;
-        let body = add(&mut layer, &mut entry, walk::Xattrs::All, walk::Times::Exact)?;
+        let body = add(&mut layer, &mut entry, walk::Times::Exact)?;
         let Body::Object(Some(inode)) = body else { continue };
         let mut hasher = Hasher::new(algorithm);
         loop {
@@ -301,6 +303,20 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
         layer.set_object(inode, &hasher.finish().into()).map_err(LayerFailure::Tree)?;
     }
     Ok(layer)
+}
+
+const fn records(xattrs: walk::Xattrs) -> XattrRecords {
+    match xattrs {
+        walk::Xattrs::All => XattrRecords::All,
+        walk::Xattrs::UserOnly => XattrRecords::UserOnly,
+        walk::Xattrs::None => XattrRecords::None,
+    }
+}
+
+impl LostAcl {
+    fn of<R>(entry: &Entry<'_, R>) -> Option<Self> {
+        entry.lost_acl.map(|line| Self { path: entry.path.to_vec(), line: line.to_vec() })
+    }
 }
 
 /// The object at `position` of a tar. Those before it are of files that are in no tree.
@@ -340,7 +356,6 @@ enum Body {
 fn add<R: Read>(
     layer: &mut Layer,
     entry: &mut Entry<'_, R>,
-    xattrs: walk::Xattrs,
     times: walk::Times,
 ) -> Result<Body, LayerFailure> {
     let (path, mut metadata) = (entry.path, entry.metadata);
@@ -375,12 +390,7 @@ fn add<R: Read>(
     let xattrs = if entry.xattrs.len() == 0 {
         XattrsId::NONE
     } else {
-        let kept = |(name, _): &(&[u8], &[u8])| match xattrs {
-            walk::Xattrs::All => true,
-            walk::Xattrs::UserOnly => name.starts_with(b"user."),
-            walk::Xattrs::None => false,
-        };
-        let xattrs = layer.xattrs(entry.xattrs.clone().filter(kept));
+        let xattrs = layer.xattrs(entry.xattrs.clone());
         xattrs.map_err(|source| LayerError::Entry { path: path.to_vec(), source })?
     };
     let inode = layer.entry(path, &metadata, xattrs, node)?;
@@ -412,6 +422,7 @@ struct Gatherer<'t, 'a, 'q> {
     /// By their numbers, if the tar is kept.
     files: Vec<Seen>,
     skipped: Vec<Vec<u8>>,
+    lost_acls: Vec<LostAcl>,
     /// Bytes of the blob, if they are known.
     packed: Option<u64>,
     /// Bytes of all files so far that are not in the tar.
@@ -440,13 +451,14 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             ids: Vec::new(),
             files: Vec::new(),
             skipped: Vec::new(),
+            lost_acls: Vec::new(),
             packed,
             holes: 0,
             zeros: 0,
             ended: false,
             shared,
         };
-        let mut reader = Reader::new(feed);
+        let mut reader = Reader::new(feed).taking(records(shared.xattrs));
         loop {
             match reader.next_event() {
                 Ok(Some(Event::Verbatim(bytes))) => {
@@ -481,10 +493,10 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         if self.shared.stop.is_set() {
             return Err(LayerFailure::Stopped);
         }
+        self.lost_acls.extend(LostAcl::of(&entry));
         count(&entry, self.shared.limits, self.shared.totals)?;
         self.count_holes(&entry)?;
-        let Shared { xattrs, times, .. } = *self.shared;
-        match add(&mut self.layer, &mut entry, xattrs, times)? {
+        match add(&mut self.layer, &mut entry, self.shared.times)? {
             Body::None => Ok(()),
             Body::Inline(bytes, length) => {
                 Ok(self.recipe.inline(entry.segments, &bytes[..length])?)
@@ -625,7 +637,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         let Tar { diff_id, length, copy } = tar;
         let diff_id = &diff_id;
         // Without a digest to compare with, an input that was cut off would do for a smaller image.
-        if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !self.ended {
+        let is_whole = self.ended || decoded.is_whole_gzip && length > 0;
+        if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !is_whole {
             return Err(LayerFailure::Endless);
         }
         if let Some(expected) = wanted.diff_id.filter(|expected| *expected != diff_id) {
@@ -645,6 +658,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             tar_bytes: length,
             is_reused: false,
             skipped: self.skipped,
+            lost_acls: self.lost_acls,
             index: LayerIndexed::NotWanted,
         };
         let (mut files, mut sparse) = (Vec::new(), Vec::new());

@@ -79,8 +79,20 @@ pub struct LayerReport {
     pub is_reused: bool,
     /// Paths that were left out, because no tree can hold them.
     pub skipped: Vec<Vec<u8>>,
+    /// ACLs that were left out.
+    pub lost_acls: Vec<LostAcl>,
     /// What became of its index.
     pub index: LayerIndexed,
+}
+
+/// An ACL that names a user or group without a number, so that no image can hold it. The file is in the image without
+/// its ACL, as in containerd, Docker and podman, which ignore all ACLs of tars.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostAcl {
+    /// The file.
+    pub path: Vec<u8>,
+    /// The entry of the ACL.
+    pub line: Vec<u8>,
 }
 
 /// What became of a layer's index.
@@ -114,6 +126,8 @@ pub struct Report {
     pub layers: Vec<LayerReport>,
     /// Inodes in its tree.
     pub inodes: usize,
+    /// Names of xattrs that no mount shows, because EROFS has no number for their namespace. The image has them.
+    pub hidden_xattrs: Vec<Vec<u8>>,
     /// Objects that were added, and those that the store had.
     pub objects: Committed,
     /// Time for each step.
@@ -248,6 +262,7 @@ impl<'a> Job<'a> {
         let start = Instant::now();
         (surroundings.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
+        let hidden_xattrs = image::erofs::hidden_xattrs(&made.tree);
         check_paths(&made.tree)?;
         let mut form = wishes.form;
         let (image, image_bytes) = match made.written {
@@ -292,6 +307,7 @@ impl<'a> Job<'a> {
             name,
             layers: made.layers,
             inodes,
+            hidden_xattrs,
             objects,
             times: made.times,
         })

@@ -159,8 +159,10 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             composefs_xattrs(&mut self.builder, inode, &xattrs)
         } else {
             let hidden = self.native.as_ref().map(|files| &files.fingerprint[..]);
-            let is_shown = |it: &Xattr<'_>| it.is_visible && Some(it.name) != hidden;
-            let visible = xattrs.iter().filter(is_shown);
+            // Of our own images all that they were made of: what no mount shows is there for exports.
+            let is_native = hidden.is_some();
+            let is_kept = |it: &Xattr<'_>| (it.is_visible || is_native) && Some(it.name) != hidden;
+            let visible = xattrs.iter().filter(is_kept);
             let set = self.builder.xattrs(visible.map(|xattr| (xattr.name, xattr.value)));
             (set, Overlay::default())
         };

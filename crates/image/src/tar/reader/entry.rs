@@ -5,7 +5,7 @@ use std::io::Read;
 use super::{CurrentKind, Cursor, Reader, State, bad_number, corrupt, is_zero};
 use crate::tar::error::{Corrupt, Limit, NameError, TarError, Unsupported};
 use crate::tar::header::{Format, Header, RawRegion, RawSparse, number, text};
-use crate::tar::pax::{EXTENSION_MAX, Merged};
+use crate::tar::pax::{EXTENSION_MAX, Merged, is_id};
 use crate::tar::sparse::{TextMap, TextMapError};
 use crate::tar::{BLOCK, Segment, name, padding, wide};
 use crate::tree::Timestamp;
@@ -47,7 +47,7 @@ impl<R: Read> Reader<R> {
             .map_err(|reason| TarError::Name { entry: entry.raw.clone(), reason })?;
 
         let bad = |field, value: &[u8]| bad_number(at, &entry.raw, field, value);
-        let id = |value: &[u8]| number(value).and_then(|id| u32::try_from(id).ok());
+        let id = |value: &[u8]| number(value).and_then(|it| u32::try_from(it).ok()).filter(is_id);
         let mode = number(&raw.mode).and_then(|mode| u16::try_from(mode & 0o7777).ok());
         entry.permissions = mode.ok_or_else(|| bad("mode", &raw.mode))?;
         entry.uid = match merged.uid() {
@@ -176,8 +176,7 @@ impl<R: Read> Reader<R> {
             (_, None, None) | (_, Some(0), Some(0 | 1)) | (_, Some(1), Some(0)) => None,
             _ => Some("a later GNU tar"),
         };
-        let name = || self.entry.xattrs.nameless().map(|line| Unsupported::AclName(line.to_vec()));
-        dialect.map(Unsupported::Sparse).or_else(name)
+        dialect.map(Unsupported::Sparse)
     }
 
     /// Whether the next block is neither a header nor the archive's end.

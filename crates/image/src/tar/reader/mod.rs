@@ -9,7 +9,7 @@ use super::error::{Corrupt, Limit, TarError};
 use super::header::{Header, number, text};
 use super::pax::{EXTENSION_MAX, GLOBAL_MAX, PaxError, Records};
 use super::stream::Stream;
-use super::xattrs::{Collector, Xattrs};
+use super::xattrs::{Collector, XattrRecords, Xattrs};
 use super::{BLOCK, Segment, padding, wide};
 use crate::tree::{Metadata, Timestamp};
 
@@ -110,6 +110,9 @@ pub struct Entry<'a, R> {
     pub size: u64,
     /// Xattrs, in byte order of the names.
     pub xattrs: Xattrs<'a>,
+    /// A line of an ACL that is not among the xattrs, because the line names a user or group without a number, as GNU
+    /// tar writes it. Only the system that the tar was made on knows the number.
+    pub lost_acl: Option<&'a [u8]>,
     /// The parts of the content that are in the tar, ascending: one segment for a file that is not sparse, none for an
     /// empty one. They follow each other in the tar.
     pub segments: &'a [Segment],
@@ -173,6 +176,14 @@ impl<R: Read> Reader<R> {
         }
     }
 
+    /// Leaves out other xattrs than these, whatever their records say.
+    #[must_use]
+    pub const fn taking(mut self, xattrs: XattrRecords) -> Self {
+        self.global.xattrs.wanted = xattrs;
+        self.local.xattrs.wanted = xattrs;
+        self
+    }
+
     /// The next event, or `None` at the end of the stream. Unread content of the last entry is skipped.
     ///
     /// # Errors
@@ -221,6 +232,7 @@ impl<R: Read> Reader<R> {
             metadata: Metadata { permissions: *permissions, uid: *uid, gid: *gid, mtime: *mtime },
             size: *size,
             xattrs: self.entry.xattrs.view(),
+            lost_acl: self.entry.xattrs.nameless(),
             segments: &self.entry.segments,
             position: self.stream.offset(),
             content: Content {

@@ -9,11 +9,11 @@ use image::erofs::{Profile, write};
 use image::tree::Timestamp;
 use image::verity::{Algorithm, Hasher};
 use serde_json::json;
-use store::{Digest, RefName, walk};
+use store::{Digest, Form, RefName, walk};
 
 use super::{Home, chain, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use quire_transfer::import::{ImportError, ImportSurroundings, ImportWishes, Unsupported};
+use quire_transfer::import::{ImportError, ImportSurroundings, ImportWishes, LostAcl, Unsupported};
 use quire_transfer::progress::Event;
 
 /// Files on both sides of every bound: inline, in batches, and in pieces of their own.
@@ -352,6 +352,36 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     check(Xattrs::All, Times::Exact, "1500000000.250000000 - - - trusted.b=two user.a=one");
     check(Xattrs::UserOnly, Times::WholeSeconds, "1500000000.0 - - - user.a=one");
     check(Xattrs::None, Times::Epoch, "0.0 - - -");
+}
+
+/// Tars of macOS, NFS and GNU tar have xattrs that no mount of EROFS shows, and ACLs by name. Nothing is lost silently.
+#[test]
+fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
+    let mut tar = Tar::default();
+    let records = [
+        ("SCHILY.xattr.com.apple.provenance", "1"),
+        ("SCHILY.xattr.system.nfs4_acl", "2"),
+        ("SCHILY.xattr.lustre.lov", "3"),
+        ("SCHILY.xattr.user.ok", "5"),
+        ("SCHILY.acl.access", "user::rw-,user:lisa:rw-,group::r--,mask::rw-,other::r--"),
+    ];
+    tar.pax(&records).entry("f", b'0', "", &[7; 5000]);
+    let home = Home::new();
+    fs::write(home.path("root.tar"), tar.bytes()).unwrap();
+    let hidden: [&[u8]; 3] = [b"com.apple.provenance", b"lustre.lov", b"system.nfs4_acl"];
+    for form in [Form::Objects, Form::Packed, Form::Tar] {
+        let wishes = ImportWishes { form, ..usual_wishes() };
+        let report = home.import_with("tar", "root.tar", &wishes).unwrap();
+        let dump = home.dump(&report.image);
+        let expect = "com.apple.provenance=1 lustre.lov=3 system.nfs4_acl=2 user.ok=5";
+        assert!(dump.lines().last().unwrap().ends_with(expect), "{form}: {dump}");
+        assert_eq!(report.hidden_xattrs, hidden, "{form}");
+        let lost = LostAcl { path: b"f".to_vec(), line: b"user:lisa:rw-".to_vec() };
+        assert_eq!(report.layers[0].lost_acls, [lost], "{form}");
+        let without = ImportWishes { xattrs: walk::Xattrs::None, ..wishes };
+        let report = home.import_with("tar", "root.tar", &without).unwrap();
+        assert!(report.hidden_xattrs.is_empty() && report.layers[0].lost_acls.is_empty());
+    }
 }
 
 #[test]
