@@ -264,9 +264,10 @@ impl Read for Range {
     }
 }
 
-/// The digest in `blobs/sha256/HEX`, or in the `HEX.json` of configs.
+/// The digest in `blobs/sha256/HEX`. The `HEX.json` of configs in older archives is just a name: some tools write
+/// another digest there, and `docker load` and skopeo do not compare them.
 fn named_digest(name: &str) -> Option<Digest> {
-    let hex = name.strip_prefix("blobs/sha256/").or_else(|| name.strip_suffix(".json"))?;
+    let hex = name.strip_prefix("blobs/sha256/")?;
     format!("sha256:{hex}").parse().ok()
 }
 
@@ -305,7 +306,7 @@ mod tests {
         let hex = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
         let digest = Some(Digest::sha256(b""));
         assert_eq!(named_digest(&format!("blobs/sha256/{hex}")), digest);
-        assert_eq!(named_digest(&format!("{hex}.json")), digest);
+        assert_eq!(named_digest(&format!("{hex}.json")), None);
         assert_eq!(named_digest(&format!("{hex}/layer.tar")), None);
         assert_eq!(named_digest("config.json"), None);
     }

@@ -131,6 +131,9 @@ pub struct Descriptor {
     /// Annotations.
     #[serde(default, deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
+    /// Where else the content is, for a layer that may not be distributed.
+    #[serde(default, deserialize_with = "or_default")]
+    pub urls: Vec<String>,
     /// In an index: platform of the image.
     pub platform: Option<Platform>,
 }
@@ -150,6 +153,27 @@ impl Descriptor {
 
     fn name_at(&self, key: &str) -> Option<&str> {
         self.annotations.get(key).map(String::as_str)
+    }
+
+    /// Whether the layer may be absent from registries and archives. Source: OCI image-spec 1.1, `layer.md`,
+    /// "Non-Distributable Layers"; Docker's "foreign" layers.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        !self.urls.is_empty()
+            || [".nondistributable.", ".foreign."].iter().any(|it| self.media_type.contains(it))
+    }
+
+    /// The digest, for messages; for a foreign layer also the addresses at which the manifest says that it is.
+    #[must_use]
+    pub fn title(&self) -> String {
+        if !self.is_foreign() {
+            return self.digest.to_string();
+        }
+        let urls = self.urls.iter().take(3).map(|url| url.escape_debug().to_string());
+        let urls = urls.collect::<Vec<_>>().join(", ");
+        let place =
+            if urls.is_empty() { "with no address".to_owned() } else { format!("of {urls}") };
+        format!("{}, a foreign layer {place}", self.digest)
     }
 
     /// BuildKit puts statements about an image beside it in the index.
@@ -198,21 +222,92 @@ impl Platform {
         &THIS
     }
 
-    /// How well an image for the platform `there` fits: the larger the better. `None` if it does not.
+    /// How well an image for the platform `there` fits: the larger the better. `None` if it does not. An older variant
+    /// of the processor fits, but not a newer one. Source: containerd's `platforms` package, `Only`, without its other
+    /// architectures (386 for amd64, arm for arm64).
     #[must_use]
     pub fn fit(&self, there: &Self) -> Option<u8> {
-        if self.os != there.os || self.architecture != there.architecture {
+        let (wanted, there) = (self.normal(), there.normal());
+        if wanted.os != there.os || wanted.architecture != there.architecture {
             return None;
         }
-        // 64-bit ARM is always v8 in images, said or not.
-        let plain =
-            |variant: &str| variant.is_empty() || (self.architecture == "arm64" && variant == "v8");
-        match (self.variant.as_str(), there.variant.as_str()) {
-            (wanted, found) if wanted == found => Some(2),
-            (wanted, found) if plain(wanted) && plain(found) => Some(2),
-            ("", _) | (_, "") => Some(1),
-            _ => None,
+        let variants = wanted.variants();
+        let place = variants.iter().position(|variant| *variant == there.variant)?;
+        u8::try_from(place).ok().and_then(|place| u8::MAX.checked_sub(place))
+    }
+
+    /// Whether an image may be for this platform by what its config says. Many configs do not state a variant.
+    #[must_use]
+    pub fn may_be(&self, config: &Self) -> bool {
+        let said = if config.variant.is_empty() { &self.variant } else { &config.variant };
+        self.fit(&Self { variant: said.clone(), ..config.clone() }).is_some()
+    }
+
+    /// The same platform in Go's words, with the variant that stands for none. Source: containerd's `platforms`
+    /// package, `database.go`.
+    fn normal(&self) -> Self {
+        let Self { os, architecture, variant } = self;
+        let [os, architecture, variant] =
+            [os, architecture, variant].map(|text| text.to_ascii_lowercase());
+        let os = if os == "macos" { "darwin".to_owned() } else { os };
+        let (architecture, variant) = match (&*architecture, &*variant) {
+            ("i386", _) => ("386", ""),
+            ("x86_64" | "x86-64" | "amd64", "v1") => ("amd64", ""),
+            ("x86_64" | "x86-64" | "amd64", variant) => ("amd64", variant),
+            ("aarch64" | "arm64", "8" | "v8" | "v8.0") => ("arm64", ""),
+            ("aarch64" | "arm64", "9" | "v9.0") => ("arm64", "v9"),
+            ("aarch64" | "arm64", variant) => ("arm64", variant),
+            ("armhf", _) | ("arm", "" | "7") => ("arm", "v7"),
+            ("armel", _) | ("arm", "6") => ("arm", "v6"),
+            ("arm", "5") => ("arm", "v5"),
+            ("arm", "8") => ("arm", "v8"),
+            (architecture, variant) => (architecture, variant),
+        };
+        let [architecture, variant] = [architecture, variant].map(str::to_owned);
+        Self { os, architecture, variant }
+    }
+
+    /// The variants that run on this platform, which is a normal one, with the best first.
+    fn variants(&self) -> Vec<String> {
+        let mut variants = vec![self.variant.clone()];
+        let number = || self.variant.strip_prefix('v');
+        let below = |from: u8, lowest: u8| (lowest..from).rev();
+        match &*self.architecture {
+            "amd64" => {
+                // Level 1 is that of every processor, and has no name.
+                if let Some(level @ 2..=9) = number().and_then(|it| it.parse().ok()) {
+                    variants.extend(below(level, 2).map(|level| format!("v{level}")));
+                    variants.push(String::new());
+                }
+            }
+            "arm" => {
+                if let Some(version @ 6..=9) = number().and_then(|it| it.parse().ok()) {
+                    variants.extend(below(version, 5).map(|version| format!("v{version}")));
+                }
+            }
+            "arm64" => {
+                let (major, minor) =
+                    number().map_or(("8", "0"), |it| it.split_once('.').unwrap_or((it, "0")));
+                let name = |major: u8, minor: u8| match (major, minor) {
+                    (8, 0) => String::new(),
+                    (major, 0) => format!("v{major}"),
+                    (major, minor) => format!("v{major}.{minor}"),
+                };
+                match (major, minor.parse::<u8>()) {
+                    ("8", Ok(minor @ 0..=9)) => {
+                        variants.extend(below(minor, 0).map(|minor| name(8, minor)));
+                    }
+                    // What Armv9.n adds is in Armv8.(n + 5).
+                    ("9", Ok(minor @ 0..=4)) => {
+                        variants.extend(below(minor, 0).map(|minor| name(9, minor)));
+                        variants.extend(below(minor + 6, 0).map(|minor| name(8, minor)));
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
         }
+        variants
     }
 }
 
@@ -242,12 +337,18 @@ impl FromStr for Platform {
             return Err(PlatformError(text.to_owned()));
         }
         let [os, architecture, variant] = [os, architecture, variant].map(str::to_owned);
-        Ok(Self { os, architecture, variant })
+        let given = Self { os, architecture, variant };
+        // In Go's words, but with the variant that was given: it shows in messages.
+        let variant = given.variant.clone();
+        let normal = given.normal();
+        let is_implied = matches!(&*given.architecture, "armhf" | "armel");
+        Ok(if is_implied { normal } else { Self { variant, ..normal } })
     }
 }
 
 /// A manifest or an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "one is read at a time, and taken apart at once")]
 pub enum Document {
     /// One image.
     Image(Manifest),

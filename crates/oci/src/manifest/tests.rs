@@ -181,11 +181,28 @@ fn check_choice(entries: &[&str], wanted: &str, expect: &str) {
 }
 
 #[test]
+fn foreign_layers_say_where_they_are() {
+    let title = |rest: &str| {
+        let text = format!(r#"{{"digest":"{A}","size":1{rest}}}"#);
+        serde_json::from_str::<Descriptor>(&text).unwrap().title().replace(A, "A")
+    };
+    assert_eq!(title(r#","urls":null"#), "A");
+    assert_eq!(title(r#","urls":["https://a/b","c"]"#), "A, a foreign layer of https://a/b, c");
+    let media_type = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
+    assert_eq!(
+        title(&format!(r#","mediaType":"{media_type}""#)),
+        "A, a foreign layer with no address"
+    );
+}
+
+/// Source: containerd's `platforms` package, `database.go` and `compare.go`; its issues 2133 and 2991, and moby's 34875,
+/// 37647 and 41017 show what goes wrong otherwise.
+#[test]
 fn platforms() {
     let all = ["linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8", "windows/amd64"];
     check_choice(&all, "linux/amd64", "1");
     check_choice(&all, "linux/arm/v7", "3");
-    check_choice(&all, "linux/arm", "2");
+    check_choice(&all, "linux/arm", "3");
     check_choice(&all, "linux/arm64", "4");
     check_choice(
         &all,
@@ -202,6 +219,59 @@ fn platforms() {
     check_choice(&["", "linux/amd64"], "linux/amd64", "2");
     check_choice(&["linux/amd64", "linux/amd64"], "linux/amd64", "1");
     check_choice(&["linux/amd64/v3", "linux/amd64"], "linux/amd64", "2");
+    let variants = ["linux/arm/v5", "linux/arm/v6", "linux/arm/v7", "linux/arm/v8", "linux/arm64"];
+    check_choice(&variants, "linux/arm", "3");
+    check_choice(&variants, "linux/arm/v6", "2");
+    check_choice(&variants[..1], "linux/arm/v7", "1");
+    check_choice(&variants, "linux/arm64/v8", "5");
+    check_choice(&["linux/arm/v6", "linux/arm/v5"], "linux/arm/v7", "1");
+    check_choice(&["linux/arm/v5", "linux/arm/v6"], "linux/arm/v7", "2");
+    check_choice(&["linux/arm"], "linux/arm/v7", "1");
+    check_choice(
+        &["linux/arm/v7"],
+        "linux/arm/v6",
+        "there is no image for linux/arm/v6, only for linux/arm/v7",
+    );
+    check_choice(&["linux/amd64/v9", "linux/amd64"], "linux/amd64", "2");
+    check_choice(&["linux/amd64", "linux/amd64/v2"], "linux/amd64/v3", "2");
+    check_choice(
+        &["linux/amd64/v3"],
+        "linux/amd64",
+        "there is no image for linux/amd64, only for linux/amd64/v3",
+    );
+    check_choice(
+        &["linux/386"],
+        "linux/amd64",
+        "there is no image for linux/amd64, only for linux/386",
+    );
+    check_choice(&["linux/arm64/v8.1", "linux/arm64/v9"], "linux/arm64/v8.2", "1");
+    check_choice(&["linux/arm64/v8.5", "linux/arm64/v8.6"], "linux/arm64/v9", "1");
+    check_choice(&["linux/arm64/v8.6"], "linux/arm64/v9.1", "1");
+    check_choice(&["linux/arm64/v300.1", "linux/arm64/v"], "linux/arm64/v300.1", "1");
+    for (there, wanted) in [
+        ("linux/x86_64", "linux/amd64"),
+        ("linux/x86-64/v1", "linux/amd64"),
+        ("linux/aarch64", "linux/arm64"),
+        ("linux/arm64", "linux/aarch64"),
+        ("linux/arm64/8", "linux/arm64"),
+        ("Linux/AMD64", "linux/amd64"),
+        ("linux/amd64", "LINUX/x86_64"),
+        ("linux/i386", "linux/386"),
+        ("linux/armhf", "linux/arm"),
+        ("linux/armel", "linux/arm/v6"),
+        ("linux/arm/7", "linux/armhf"),
+        ("macos/arm64", "darwin/arm64"),
+    ] {
+        check_choice(&[there], wanted, "1");
+    }
+    assert_eq!("Linux/x86_64".parse::<Platform>().unwrap().to_string(), "linux/amd64");
+    assert_eq!("linux/arm64/v8".parse::<Platform>().unwrap().to_string(), "linux/arm64/v8");
+    // Most configs do not state a variant.
+    let is_for = |wanted: &str, config: &str| {
+        wanted.parse::<Platform>().unwrap().may_be(&config.parse().unwrap())
+    };
+    assert!(is_for("linux/arm/v6", "linux/arm") && is_for("linux/arm", "linux/arm/v6"));
+    assert!(!is_for("linux/arm/v6", "linux/arm/v7") && !is_for("linux/amd64", "linux/arm64"));
     for wrong in ["", "linux", "linux/", "/amd64", "linux/arm/", "a/b/c/d"] {
         assert!(wrong.parse::<Platform>().is_err(), "{wrong}");
     }

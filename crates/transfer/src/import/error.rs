@@ -72,6 +72,14 @@ pub enum ImportError {
     /// The layout does not have the image, or cannot be read.
     #[error("cannot import from the layout")]
     Layout(#[source] Box<LayoutError>),
+    /// The layout does not have a foreign layer.
+    #[error("cannot import layer {layer}, from the layout")]
+    Foreign {
+        /// Its digest, and where the manifest says that it is.
+        layer: String,
+        /// The cause.
+        source: Box<LayoutError>,
+    },
     /// The archive does not have the image, or cannot be read.
     #[error("cannot import from the archive {input}")]
     Docker {

@@ -131,9 +131,13 @@ pub(super) fn from_layout<'a>(
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
         // Before any work is done, it is seen whether all are there. A file that changes afterwards has another digest.
-        layout.open_blob(&layer.digest, layer.size).map_err(ImportError::layout)?;
+        let found = layout.open_blob(&layer.digest, layer.size);
+        found.map_err(|source| match layer.is_foreign() {
+            true => ImportError::Foreign { layer: layer.title(), source: Box::new(source) },
+            false => ImportError::layout(source),
+        })?;
         layers.push(LayerSource {
-            name: layer.digest.to_string(),
+            name: layer.title(),
             source: once(layout.blob(&layer.digest, layer.size, 0..layer.size)),
             media_type: layer.media_type.clone(),
             digest: Some(layer.digest),

@@ -32,7 +32,7 @@ pub(crate) fn check(
     wishes: &ImportWishes<'_>,
 ) -> Result<(), PlatformMismatch> {
     let wanted = wishes.platform;
-    let Some(actual) = settings.platform().filter(|actual| wanted.fit(actual).is_none()) else {
+    let Some(actual) = settings.platform().filter(|actual| !wanted.may_be(actual)) else {
         return Ok(());
     };
     match wishes.other_platform {

@@ -455,6 +455,7 @@ pub fn exercise(bytes: &[u8]) {
         size: it.size,
         media_type: String::new(),
         annotations: std::collections::BTreeMap::new(),
+        urls: Vec::new(),
         platform: None,
     };
     // An image of just these layers.

@@ -374,6 +374,7 @@ mod tests {
             size: named.len() as u64,
             media_type: String::new(),
             annotations: std::collections::BTreeMap::new(),
+            urls: Vec::new(),
             platform: None,
         };
         let layer = IndexedLayer {

@@ -235,7 +235,7 @@ pub fn pull(
             .map_err(|error| not_imported(error.into()))?;
     let ways = tables.into_iter().zip(updates);
     let layers = layers.into_iter().zip(ways).map(|((layer, diff_id), ways)| LayerSource {
-        name: layer.digest.to_string(),
+        name: layer.title(),
         source: Mutex::new(Box::new(PulledBlob::new(
             registry,
             store,

@@ -211,6 +211,7 @@ mod tests {
             digest: named.digest,
             size: named.size,
             annotations: BTreeMap::new(),
+            urls: Vec::new(),
             platform: None,
         };
         let whole: Vec<_> = whole.iter().map(|it| of(it)).collect();
