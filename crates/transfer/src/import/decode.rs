@@ -103,6 +103,27 @@ pub(super) struct Decoded {
     pub(super) size: u64,
     /// Of a gzip blob whose index is made.
     pub(super) checkpoints: Option<Result<Vec<Checkpoint>, GzipError>>,
+    /// The blob is gzip, and the length in its trailer is that of the whole tar. So it has one member, and was not cut
+    /// off between two.
+    pub(super) is_whole_gzip: bool,
+}
+
+/// The name of a compression or archive format that layers cannot have, by the first bytes. Each row has bytes that
+/// no name of a tar's first file begins with. Source: magic(5) of file 5.45, and of lz4 its `lz4_Frame_format.md`.
+fn foreign(first: &[u8]) -> Option<&'static str> {
+    Some(match *first {
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => "xz",
+        [b'B', b'Z', b'h', b'1'..=b'9', 0x31 | 0x17, ..] => "bzip2",
+        [0x1f, 0x9d | 0xa0, ..] => "compress (.Z)",
+        [0x04 | 0x02, 0x22 | 0x21, 0x4d | 0x4c, 0x18, ..] => "lz4",
+        // Properties, and a dictionary of 64 KiB or more.
+        [0x5d, 0, 0, low, high, ..] if low | high != 0 => "lzma",
+        [b'L', b'Z', b'I', b'P', 1, ..] => "lzip",
+        [0x89, b'L', b'Z', b'O', 0, ..] => "lzop",
+        [b'7', b'z', 0xbc, 0xaf, 0x27, 0x1c, ..] => "7z",
+        [b'P', b'K', 3, 4, ..] => "zip",
+        _ => return None,
+    })
 }
 
 /// The bytes as they come, hashed and counted.
@@ -114,6 +135,8 @@ struct Raw<'a, R> {
     /// None where the digest is of no use.
     hasher: Option<DigestHasher>,
     read: u64,
+    /// Its last bytes so far.
+    last: [u8; 4],
     expected: Option<u64>,
     stop: &'a Stop<'a>,
     progress: &'a (dyn Fn(u64) + Sync),
@@ -139,11 +162,20 @@ impl<R: Read> Raw<'_, R> {
             hasher.update(&self.buffer[..read]);
         }
         self.read += read as u64;
+        self.keep_last(read);
         if let Some(expected) = self.expected.filter(|expected| self.read > *expected) {
             return Err(DecodeError::Size { expected, actual: self.read });
         }
         (self.progress)(read as u64);
         Ok(())
+    }
+
+    /// Keeps the last bytes of the first `count` in the buffer, which have just been read.
+    fn keep_last(&mut self, count: usize) {
+        for byte in &self.buffer[count.saturating_sub(4)..count] {
+            self.last.rotate_left(1);
+            self.last[3] = *byte;
+        }
     }
 
     /// Reads on to the end, for the digest's sake alone.
@@ -221,6 +253,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             end: 0,
             hasher: Some(expected.digest.map_or_else(DigestHasher::sha256, Digest::hasher)),
             read: 0,
+            last: [0; 4],
             expected: expected.size,
             stop,
             progress,
@@ -242,6 +275,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
         raw.end = filled;
         raw.read = filled as u64;
+        raw.keep_last(filled);
         if let Some(hasher) = &mut raw.hasher {
             hasher.update(&raw.buffer[..filled]);
         }
@@ -249,9 +283,10 @@ impl<'a, R: Read> Decoder<'a, R> {
         let compression = match &raw.buffer[..filled] {
             [0x1f, 0x8b, ..] => Compression::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
-            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => return Err(DecodeError::Unsupported("xz")),
-            [b'B', b'Z', b'h', ..] => return Err(DecodeError::Unsupported("bzip2")),
-            _ => Compression::None,
+            first => match foreign(first) {
+                Some(name) => return Err(DecodeError::Unsupported(name)),
+                None => Compression::None,
+            },
         };
         let inner = match compression {
             Compression::None => Inner::Plain(Box::new(raw)),
@@ -290,6 +325,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             end: 0,
             hasher: None,
             read: 0,
+            last: [0; 4],
             expected: None,
             stop,
             progress,
@@ -431,15 +467,20 @@ impl<'a, R: Read> Decoder<'a, R> {
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {
             let compression = self.compression();
-            return Ok(Decoded { compression, digest, size, checkpoints: None });
+            let (checkpoints, is_whole_gzip) = (None, false);
+            return Ok(Decoded { compression, digest, size, checkpoints, is_whole_gzip });
         }
         let digest = self.check()?;
         let (size, compression) = (self.raw().read, self.compression());
+        // Source: RFC 1952, "ISIZE": the length modulo 2^32, at the very end.
+        let length = u32::from_le_bytes(self.raw().last);
+        let is_whole_gzip =
+            compression == Compression::Gzip && self.unpacked % (1 << 32) == u64::from(length);
         let checkpoints = match self.inner {
             Inner::Indexed(indexer) => Some(indexer.finish()),
             _ => None,
         };
-        Ok(Decoded { compression, digest, size, checkpoints })
+        Ok(Decoded { compression, digest, size, checkpoints, is_whole_gzip })
     }
 }
 

@@ -163,7 +163,26 @@ fn wrappings_that_no_layer_has() {
     let none = Expected::default();
     let supported = "which is not supported: use gzip, zstd or no compression";
     check_fails(b"\xfd7zXZ\0\0\x04", none, &format!("it is compressed with xz, {supported}"));
-    check_fails(b"BZh91AY&SY", none, &format!("it is compressed with bzip2, {supported}"));
+    for (first, name) in [
+        (&b"BZh91AY&SY"[..], "bzip2"),
+        (b"BZh9\x17rE8P\x90", "bzip2"),
+        (b"\x1f\x9d\x90abc", "compress (.Z)"),
+        (b"\x04\x22\x4d\x18\x64\x40", "lz4"),
+        (b"\x02\x21\x4c\x18\0\0", "lz4"),
+        (b"\x5d\0\0\x80\0\xff\xff", "lzma"),
+        (b"LZIP\x01\x0c", "lzip"),
+        (b"\x89LZO\0\r\n", "lzop"),
+        (b"7z\xbc\xaf\x27\x1c", "7z"),
+        (b"PK\x03\x04\x14\0", "zip"),
+    ] {
+        check_fails(first, none, &format!("it is compressed with {name}, {supported}"));
+    }
+    // Names of files.
+    for name in ["BZh", "BZh9", "LZIP", "LZIPx", "PK", "]", "7z"] {
+        let mut block = [0; 512];
+        block[..name.len()].copy_from_slice(name.as_bytes());
+        assert_eq!(foreign(&block[..6]), None, "{name}");
+    }
 }
 
 #[test]
