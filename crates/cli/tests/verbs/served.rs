@@ -82,36 +82,6 @@ impl Lazy {
         Self::with(|_| (), change)
     }
 
-    /// The same, in a store that has an image before, named `liar`, whose index was changed. Another manifest says that it is
-    /// the same image. Returns what came of the honest one, too.
-    pub(crate) fn beside(
-        lie: impl FnOnce(&mut LayerIndex),
-    ) -> Option<(Self, Result<LazyPublished, LazyPublishError>)> {
-        Self::make(
-            |_| (),
-            |_| (),
-            |store, honest| {
-                let LazyImage { documents, indexes: [index], .. } = honest else {
-                    panic!("one layer, and one index")
-                };
-                let mut index = index.clone();
-                lie(&mut index);
-                let [(_, manifest), config] = documents else { panic!("manifest and config") };
-                let bytes = [manifest, &b"\n"[..]].concat();
-                let digest = Digest::sha256(&bytes);
-                let liar = LazyImage {
-                    manifest: &digest,
-                    documents: &[(&digest, &bytes), *config],
-                    indexes: &[index],
-                    name: &"liar:latest".parse().unwrap(),
-                    origin: &Origin { manifest: Some(digest), repository: None },
-                    ..*honest
-                };
-                publish(store, &liar).unwrap();
-            },
-        )
-    }
-
     /// The same, with more in the image.
     pub(crate) fn with(add: impl FnOnce(&Path), change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         let (lazy, published) = Self::make(add, change, |_, _| ())?;
@@ -120,7 +90,7 @@ impl Lazy {
     }
 
     /// The same; `before` is given the store and what is published next.
-    fn make(
+    pub(crate) fn make(
         add: impl FnOnce(&Path),
         change: impl FnOnce(&mut Vec<u8>),
         before: impl FnOnce(&Store, &LazyImage<'_>),

@@ -3,9 +3,10 @@
 use std::fs;
 
 use image::digest::Digest;
-use store::{OpenOptions, Store, Who};
+use store::{OpenOptions, Origin, Store, Who};
 use testing::fake::wait_for;
 use testing::images::{patch, set_checksum};
+use transfer::lazy::{LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish};
 
 use crate::Place;
 use crate::served::{Lazy, end, serve};
@@ -74,17 +75,47 @@ fn is_unproven(place: &Place, name: &str) -> bool {
     serde_json::from_str::<serde_json::Value>(&shown).unwrap()["unproven"].as_bool().unwrap()
 }
 
+/// A lazy image in a store that has an image before, named `liar`, whose index was changed. Another manifest says that it is
+/// the same image. Returns what came of the honest one, too.
+fn beside(
+    lie: impl FnOnce(&mut LayerIndex),
+) -> Option<(Lazy, Result<LazyPublished, LazyPublishError>)> {
+    Lazy::make(
+        |_| (),
+        |_| (),
+        |store, honest| {
+            let LazyImage { documents, indexes: [index], .. } = honest else {
+                panic!("one layer, and one index")
+            };
+            let mut index = index.clone();
+            lie(&mut index);
+            let [(_, manifest), config] = documents else { panic!("manifest and config") };
+            let bytes = [manifest, &b"\n"[..]].concat();
+            let digest = Digest::sha256(&bytes);
+            let liar = LazyImage {
+                manifest: &digest,
+                documents: &[(&digest, &bytes), *config],
+                indexes: &[index],
+                name: &"liar:latest".parse().unwrap(),
+                origin: &Origin { manifest: Some(digest), repository: None },
+                ..*honest
+            };
+            publish(store, &liar).unwrap();
+        },
+    )
+}
+
 /// Which blob a layer is in, and where in it, is what a manifest says of its own layers (OCI image-spec, manifest.md: a
 /// descriptor names the blob by its digest). So it is no reason to ask for another image's layer elsewhere.
 #[test]
 fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
-    let lies: [fn(&mut transfer::lazy::LayerIndex); 3] = [
+    let lies: [fn(&mut LayerIndex); 3] = [
         |index| index.head.blob = Digest::sha256(b"another blob"),
         |index| index.head.spans[1..].iter_mut().for_each(|it| it.packed += 3),
         |index| index.windows.iter_mut().for_each(|it| *it ^= 1),
     ];
     for (number, lie) in (1..).zip(lies) {
-        let Some((lazy, published)) = Lazy::beside(lie) else { return };
+        let Some((lazy, published)) = beside(lie) else { return };
         published.unwrap();
         let place = &lazy.place;
         let mut service = serve(place);
@@ -116,7 +147,7 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
 
 #[test]
 fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
-    let Some((lazy, published)) = Lazy::beside(|index| index.head.units[0][0] ^= 1) else { return };
+    let Some((lazy, published)) = beside(|index| index.head.units[0][0] ^= 1) else { return };
     let place = &lazy.place;
     // Nobody can tell which of the two lies. So this one is not published lazily: a pull brings its layers then.
     assert!(published.unwrap_err().is_contradiction());

@@ -1,11 +1,12 @@
 //! Fills parts of a device with verified bytes.
 
+mod error;
 mod fetch;
+mod source;
 mod spans;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -13,86 +14,22 @@ use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
-use image::gzip::SpanError;
 use image::lazy::UNIT;
-use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use rustix::fs::SeekFrom;
 use store::{SparseError, SparseFill};
 use transfer::lazy::LayerIndex;
 
+pub use self::error::FillError;
 use self::fetch::Fetch;
+pub use self::source::LayerSource;
+pub(super) use self::source::{ImageKey, SourceKey};
 use self::spans::WindowCache;
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
 use super::plan::{Pace, Streams, block};
 use super::seams::Seams;
-
-/// An error while a part of a device is filled.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FillError {
-    /// The blob's bytes cannot be had.
-    #[error("cannot fetch bytes {} to {} of blob {blob}", range.start, range.end)]
-    Blob {
-        /// The blob.
-        blob: Box<Digest>,
-        /// In bytes.
-        range: Range<u64>,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The index has no window for a span.
-    #[error("the index has no sound windows for span {0} of the blob")]
-    Windows(usize),
-    /// The bytes cannot be inflated.
-    #[error("cannot inflate span {span} of the blob")]
-    Span {
-        /// Its number.
-        span: usize,
-        /// The cause.
-        source: SpanError,
-    },
-    /// The bytes of a unit have another digest than the index says.
-    #[error("unit {0} of the device has another digest than its index says")]
-    Digest(usize),
-    /// The disk.
-    #[error("cannot write to the device")]
-    Write(#[source] SparseError),
-    /// The disk.
-    #[error("cannot read what the device has")]
-    Read(#[source] SparseError),
-    /// It failed a moment ago.
-    #[error("unit {unit} of the device did not come, and is not asked for again for {} ms", left.as_millis())]
-    Denied {
-        /// Its number.
-        unit: usize,
-        /// How long still.
-        left: Duration,
-    },
-    /// The disk did not take what it was last given.
-    #[error("the disk took nothing of the device a moment ago, and nothing is fetched for {} ms", .0.as_millis())]
-    DiskPause(Duration),
-    /// What nobody waits for would take the last of the disk.
-    #[error("no room for what nobody waits for")]
-    Room(#[source] SparseError),
-    /// Who brings it waits for a source.
-    #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
-    Silent(Duration),
-}
-
-impl FillError {
-    /// Whether the disk takes nothing.
-    pub(super) const fn is_of_the_disk(&self) -> bool {
-        matches!(self, Self::Write(_) | Self::DiskPause(_) | Self::Room(_))
-    }
-
-    /// Whether other bytes of the blob could help.
-    const fn is_of_the_blob(&self) -> bool {
-        matches!(self, Self::Span { .. } | Self::Digest(_))
-    }
-}
 
 /// The patience of a filler that is given none.
 static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
@@ -105,42 +42,6 @@ const AT_ONCE: u64 = 4 << 20;
 
 /// A file is brought as a whole if that takes no longer than so many requests.
 const FILE_REQUESTS: f64 = 4.0;
-
-/// Where the bytes of a layer's blob come from.
-pub struct LayerSource<'a> {
-    /// Who has them.
-    pub blobs: Box<dyn BlobSource + 'a>,
-    /// The manifest of the image that they are asked for. What its source does, or its index, hurts no other image.
-    pub manifest: Option<Digest>,
-    /// The host that is asked first, if one is.
-    pub host: Option<String>,
-}
-
-impl std::fmt::Debug for LayerSource<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { manifest, host, .. } = self;
-        f.debug_struct("LayerSource")
-            .field("manifest", manifest)
-            .field("host", host)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Whose bytes are asked of whom: readers of one image, and those of one host, do not take all threads.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct SourceKey {
-    pub(super) image: ImageKey,
-    pub(super) host: Option<Arc<str>>,
-}
-
-/// An image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum ImageKey {
-    /// That of this manifest.
-    Manifest(Digest),
-    /// Nobody said which; this device is of it.
-    Device(DeviceId),
-}
 
 /// A device, and what is here of it, whoever has brought it.
 struct DeviceCore<'a> {

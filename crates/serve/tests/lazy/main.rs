@@ -5,6 +5,7 @@ mod deaths;
 mod descriptors;
 mod full;
 mod fuse;
+mod images;
 mod sealed;
 mod service;
 mod still;
@@ -29,9 +30,7 @@ use kernel::mount::{ErofsOptions, erofs};
 use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
-use quire_serve::lazy::{
-    Cause, Door, DoorError, DoorKind, LayerFiller, LayerSource, Recorder, SourcePatience,
-};
+use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
 use store::{Form, OpenOptions, Seconds, SparseFill, Store};
 use testing::fake::wait_for;
@@ -360,33 +359,6 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
         lie(Lie::None);
         compare(&stage.tree, root);
     });
-}
-
-/// Two images have the same device. What the index of one of them says is its own affair.
-#[test]
-fn an_index_that_lies_takes_nothing_from_another_image() {
-    let Some(stage) = Stage::new() else { return };
-    let all = 0..stage.index.head.device_bytes;
-    let source = |manifest: &[u8]| {
-        let manifest = Some(Digest::sha256(manifest));
-        LayerSource { blobs: Box::new(&stage.blob), manifest, host: None }
-    };
-    let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
-    let lazy = store(&folder.path().join("lazy"));
-    let device = lazy.create_sparse(&stage.device(), all.end).unwrap();
-    let mut lie = stage.index.clone();
-    lie.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
-    let liar = LayerFiller::from_source(lie, source(b"liar"), device);
-    let honest = liar.beside(stage.index.clone(), source(b"honest")).unwrap();
-    liar.ensure(all.clone(), |_| ()).unwrap_err();
-    assert!(liar.is_denied(&all) && !honest.is_denied(&all));
-    honest.ensure(all.clone(), |_| ()).unwrap();
-    // They are the right bytes, so they are there for both.
-    assert!(liar.has(&all) && liar.is_full() && liar.ensure(all, |_| ()).is_ok());
-    // Nobody can tell which of two that contradict each other lies.
-    let mut other = stage.index.clone();
-    other.head.units[0][0] ^= 1;
-    assert!(honest.beside(other, source(b"other")).is_none());
 }
 
 /// An index says where bytes are, and which digests they have. Whatever it says, readers get the bytes of those digests, or an

@@ -26,6 +26,7 @@ use store::{SparseState, Store, Trace, TraceRun};
 use testing::fake::wait_for;
 use transfer::lazy::LayerIndex;
 
+use super::images::{SILENT, SilentBlob};
 use super::{OneBlob, Stage, store};
 
 /// The first Linux version that asks again what a dead server had taken.
@@ -34,35 +35,16 @@ const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 const FOLDER: &str = "QUIRE_TEST_FOLDER";
 
 /// What a service has in the folder of a test.
-struct Files {
-    folder: PathBuf,
-    blob: FolderBlob,
-}
-
-/// A manifest of whose image the registry is silent while a file says so.
-const SILENT: &[u8] = b"silent";
-
-/// The source of that image.
-struct SilentBlob<'a>(&'a Files);
-
-impl BlobSource for SilentBlob<'_> {
-    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
-        let silent = self.0.folder.join("silent");
-        if !silent.exists() {
-            return self.0.blob.blob(digest, size, range);
-        }
-        while silent.exists() && !STOP.load(Ordering::Relaxed) {
-            thread::sleep(std::time::Duration::from_millis(5));
-        }
-        Box::new(FailingReader::new(io::ErrorKind::TimedOut.into()))
-    }
+pub(super) struct Files {
+    pub(super) folder: PathBuf,
+    pub(super) blob: FolderBlob,
 }
 
 /// Set to end the service of this process.
-static STOP: AtomicBool = AtomicBool::new(false);
+pub(super) static STOP: AtomicBool = AtomicBool::new(false);
 
 /// The one blob, which is not there, or does not come, while a file says so.
-struct FolderBlob {
+pub(super) struct FolderBlob {
     blob: OneBlob,
     gone: PathBuf,
     wait: PathBuf,
@@ -161,56 +143,6 @@ pub(super) fn program(folder: &Path, test: &str) -> Program {
     Program { path: "/usr/bin/env".into(), arguments }
 }
 
-/// Two images have the same layer, and the registry of one of them stops to answer.
-#[test]
-fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
-    fs::write(served.path("silent"), "").unwrap();
-    let mut service = served.start();
-    let lend = |manifest: &[u8]| {
-        let service = served.service().of(Some(Digest::sha256(manifest)));
-        service.lend(&served.stage.device()).unwrap()
-    };
-    let (silent, other) = (lend(SILENT), lend(b"another"));
-    let head = &served.stage.index.head;
-    let length = head.device_bytes;
-    // More than there are threads for one image.
-    assert!(head.units.len() > 100, "{}", head.units.len());
-    thread::scope(|scope| {
-        let mut waiting = Vec::new();
-        for unit in 0..head.units.len() as u64 {
-            let silent = &silent;
-            let read = move || silent.read_exact_at(&mut [0; 512], unit * UNIT);
-            waiting.push(scope.spawn(read));
-        }
-        thread::sleep(std::time::Duration::from_millis(500));
-        assert!(waiting.iter().all(|it| !it.is_finished()));
-        let begun = std::time::Instant::now();
-        // A service that has to begin again knows for whom it lends.
-        for (unit, is_last) in (0..head.units.len()).map(|it| (it, it == 90)) {
-            if is_last {
-                service.kill().unwrap();
-                service.wait().unwrap();
-            }
-            let place = unit as u64 * UNIT;
-            let mut bytes = vec![0; usize::try_from(UNIT.min(length - place)).unwrap()];
-            other.read_exact_at(&mut bytes, place).unwrap();
-            assert!(head.is_unit(unit, &bytes), "{unit}");
-        }
-        // No reader waits until a source has been silent for too long.
-        assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
-        fs::remove_file(served.path("silent")).unwrap();
-        // What the other one has brought is theirs, too. Before Linux 6.9 a killed service fails what it had taken.
-        for reader in waiting {
-            let read = reader.join().unwrap();
-            assert!(read.is_ok() || !served.resends, "{read:?}");
-        }
-    });
-    drop((silent, other));
-    let service = served.start();
-    served.end(service);
-}
-
 #[test]
 #[ignore = "the process of a keeper"]
 fn a_keeper() {
@@ -255,7 +187,7 @@ fn note(folder: &Path, name: &str) {
 /// A store with an empty device, and a service for it.
 pub(super) struct Served {
     /// Whether the kernel asks again what a service on FUSE had taken.
-    resends: bool,
+    pub(super) resends: bool,
     pub(super) stage: Stage,
     store: Store,
     pub(super) expect: Vec<u8>,

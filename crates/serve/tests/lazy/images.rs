@@ -1,0 +1,115 @@
+//! Images that have a device in common: what one of them claims, and who has its bytes, is no affair of another.
+
+use std::fs;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use image::digest::Digest;
+use image::lazy::UNIT;
+use oci::blobs::{BlobSource, FailingReader};
+use quire_serve::lazy::{DoorKind, LayerFiller, LayerSource};
+
+use super::service::{Files, STOP, Served};
+use super::{Stage, store};
+
+/// A manifest of whose image the registry is silent while a file says so.
+pub(super) const SILENT: &[u8] = b"silent";
+
+/// The source of that image.
+pub(super) struct SilentBlob<'a>(pub(super) &'a Files);
+
+impl BlobSource for SilentBlob<'_> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        let silent = self.0.folder.join("silent");
+        if !silent.exists() {
+            return self.0.blob.blob(digest, size, range);
+        }
+        while silent.exists() && !STOP.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Box::new(FailingReader::new(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+/// Two images have the same device. What the index of one of them says is its own affair.
+#[test]
+fn an_index_that_lies_takes_nothing_from_another_image() {
+    let Some(stage) = Stage::new() else { return };
+    let all = 0..stage.index.head.device_bytes;
+    let source = |manifest: &[u8]| {
+        let manifest = Some(Digest::sha256(manifest));
+        LayerSource { blobs: Box::new(&stage.blob), manifest, host: None }
+    };
+    let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
+    let lazy = store(&folder.path().join("lazy"));
+    let device = lazy.create_sparse(&stage.device(), all.end).unwrap();
+    let mut lie = stage.index.clone();
+    lie.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
+    let liar = LayerFiller::from_source(lie, source(b"liar"), device);
+    let honest = liar.beside(stage.index.clone(), source(b"honest")).unwrap();
+    liar.ensure(all.clone(), |_| ()).unwrap_err();
+    assert!(liar.is_denied(&all) && !honest.is_denied(&all));
+    honest.ensure(all.clone(), |_| ()).unwrap();
+    // They are the right bytes, so they are there for both.
+    assert!(liar.has(&all) && liar.is_full() && liar.ensure(all, |_| ()).is_ok());
+    // Nobody can tell which of two that contradict each other lies.
+    let mut other = stage.index.clone();
+    other.head.units[0][0] ^= 1;
+    assert!(honest.beside(other, source(b"other")).is_none());
+}
+
+/// Two images have the same layer, and the registry of one of them stops to answer.
+#[test]
+fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    fs::write(served.path("silent"), "").unwrap();
+    let mut service = served.start();
+    let lend = |manifest: &[u8]| {
+        let service = served.service().of(Some(Digest::sha256(manifest)));
+        service.lend(&served.stage.device()).unwrap()
+    };
+    let (silent, other) = (lend(SILENT), lend(b"another"));
+    let head = &served.stage.index.head;
+    let length = head.device_bytes;
+    // More than there are threads for one image.
+    assert!(head.units.len() > 100, "{}", head.units.len());
+    thread::scope(|scope| {
+        let mut waiting = Vec::new();
+        for unit in 0..head.units.len() as u64 {
+            let silent = &silent;
+            let read = move || silent.read_exact_at(&mut [0; 512], unit * UNIT);
+            waiting.push(scope.spawn(read));
+        }
+        thread::sleep(Duration::from_millis(500));
+        assert!(waiting.iter().all(|it| !it.is_finished()));
+        let begun = Instant::now();
+        let compare = |units: Range<usize>| {
+            for unit in units {
+                let place = unit as u64 * UNIT;
+                let mut bytes = vec![0; usize::try_from(UNIT.min(length - place)).unwrap()];
+                other.read_exact_at(&mut bytes, place).unwrap();
+                assert!(head.is_unit(unit, &bytes), "{unit}");
+            }
+        };
+        compare(0..90);
+        // A service that has to begin again knows for whom it lends.
+        service.kill().unwrap();
+        service.wait().unwrap();
+        compare(90..head.units.len());
+        // No reader waits until a source has been silent for too long.
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        fs::remove_file(served.path("silent")).unwrap();
+        // What the other one has brought is theirs, too. Before Linux 6.9 a killed service fails what it had taken.
+        for reader in waiting {
+            let read = reader.join().unwrap();
+            assert!(read.is_ok() || !served.resends, "{read:?}");
+        }
+    });
+    drop((silent, other));
+    let service = served.start();
+    served.end(service);
+}
