@@ -93,7 +93,7 @@ pub(super) const EXAMPLES: [(&str, &str); 44] = [
     ("wait", "quire wait web"),
     ("images", "quire images\n  quire images --digests"),
     ("show", "quire show debian\n  quire show --json debian"),
-    ("ls", "quire ls -l debian:/etc\n  quire ls -R root.erofs"),
+    ("ls", "quire ls -l debian:/etc\n  quire ls -R ./root.erofs"),
     ("tree", "quire tree -L 2 debian"),
     ("cat", "quire cat debian:/etc/os-release"),
     ("dump", "quire dump debian"),

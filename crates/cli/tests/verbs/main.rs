@@ -14,6 +14,8 @@ mod deaths;
 mod direct;
 mod disk;
 #[cfg(feature = "serve")]
+mod documents;
+#[cfg(feature = "serve")]
 mod doors;
 mod ends;
 #[cfg(feature = "serve")]
