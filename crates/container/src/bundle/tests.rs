@@ -1,0 +1,170 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn wishes() -> Wishes {
+    Wishes::new("h".to_owned())
+}
+
+fn image() -> ImageConfig {
+    ImageConfig {
+        env: vec!["A=1".to_owned(), "PATH=/bin".to_owned()],
+        working_dir: "/work".to_owned(),
+        entrypoint: vec!["entry".to_owned()],
+        cmd: vec!["image".to_owned(), "command".to_owned()],
+        ..ImageConfig::default()
+    }
+}
+
+fn root_user() -> User {
+    User { uid: 0, gid: 0, groups: vec![4], home: "/root".to_owned() }
+}
+
+fn check(change: impl FnOnce(&mut ImageConfig, &mut Wishes), expect: Result<&str, &BundleError>) {
+    let (mut image, mut wishes) = (image(), wishes());
+    change(&mut image, &mut wishes);
+    let found = Process::new(&image, &wishes, &root_user());
+    let found = found
+        .map(|it| format!("{} | {} | {}", it.args.join(" "), it.env.join(" "), it.working_dir));
+    assert_eq!(found.as_deref(), expect.as_deref().map_err(|it| *it));
+}
+
+#[test]
+fn the_caller_overrides_the_image() {
+    check(|_, _| {}, Ok("entry image command | A=1 PATH=/bin HOME=/root | /work"));
+    check(
+        |_, w| w.command = vec!["mine".to_owned()],
+        Ok("entry mine | A=1 PATH=/bin HOME=/root | /work"),
+    );
+    check(
+        |_, w| {
+            w.entrypoint = Some(vec!["e".to_owned()]);
+            w.env = vec!["A=2=3".to_owned(), "HOME=".to_owned()];
+            w.working_dir = Some("/".to_owned());
+        },
+        Ok("e | A=2=3 PATH=/bin HOME= | /"),
+    );
+    check(
+        |i, w| {
+            i.env.clear();
+            i.working_dir.clear();
+            w.terminal = Terminal::New;
+        },
+        Ok(
+            "entry image command | PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+            HOME=/root TERM=xterm | /",
+        ),
+    );
+    check(|_, w| w.entrypoint = Some(Vec::new()), Err(&BundleError::NoCommand));
+    check(
+        |i, _| i.env.extend(["=x".to_owned(), "B".to_owned()]),
+        Ok("entry image command | A=1 PATH=/bin HOME=/root | /work"),
+    );
+    check(|_, w| w.env.push("=x".to_owned()), Err(&BundleError::Env("=x".to_owned())));
+    check(|_, w| w.env.push("B".to_owned()), Err(&BundleError::Env("B".to_owned())));
+}
+
+#[test]
+fn only_root_starts_with_capabilities() {
+    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    for (uid, expect) in [(0, 11), (1, 0)] {
+        let user = User { uid, ..root_user() };
+        let config = runtime_config(&process, &user, &wishes(), &image(), "rootfs");
+        assert_eq!(config.process.capabilities.effective.len(), expect);
+    }
+}
+
+#[test]
+fn a_host_network_is_no_namespace_of_its_own() {
+    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    for (network, expect) in [(Network::None, true), (Network::Host, false)] {
+        let wishes = Wishes { network, ..wishes() };
+        let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
+        let network = SpecNamespace::new("network");
+        assert_eq!(config.linux.namespaces.contains(&network), expect);
+    }
+}
+
+#[test]
+fn limits_that_no_controller_sets_are_dropped() {
+    let limited = || Wishes {
+        memory: NonZeroU64::new(1),
+        pids: NonZeroU32::new(2),
+        cpu: Cpu {
+            quota: NonZeroU32::new(3),
+            shares: NonZeroU64::new(4),
+            cpus: Some("5".to_owned()),
+        },
+        ..wishes()
+    };
+    assert_eq!(limited().controllers(), Controller::ALL);
+    for kept in Controller::ALL {
+        let mut wishes = limited();
+        wishes.drop_limits(&[kept]);
+        assert_eq!(wishes.controllers(), [kept]);
+        assert_eq!(wishes.cpu.quota.is_some(), wishes.cpu.shares.is_some());
+    }
+}
+
+#[test]
+fn an_image_gives_no_orders_to_the_runtime() {
+    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    let orders = [
+        "run.oci.pidfd_receiver",
+        "run.oci.keep_original_groups",
+        "run.oci.seccomp_bpf_data",
+        "run.oci.delegate-cgroup",
+        "org.systemd.property.DefaultDependencies",
+        "org.opencontainers.imagine",
+        "io.kubernetes.cri.x",
+        "",
+    ];
+    let mut labels: BTreeMap<_, _> =
+        orders.map(|it| (it.to_owned(), "1".to_owned())).into_iter().collect();
+    labels.insert("org.opencontainers.image.title".to_owned(), "t".to_owned());
+    let image = ImageConfig { labels, ..image() };
+    let config = runtime_config(&process, &root_user(), &wishes(), &image, "rootfs");
+    let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
+    assert_eq!(config.annotations, [title].into());
+}
+
+/// To the byte: another order of the fields would be another file for everybody who compares bundles.
+#[test]
+fn a_bundle_with_everything() {
+    let volumes = ["/host:/a:ro", "/shm:/dev/shm"].map(|it| it.parse().unwrap());
+    let memory = Volume {
+        source: mounts::Source::Memory { bytes: NonZeroU64::new(4096), mode: 0o700 },
+        destination: "/b".to_owned(),
+        access: Access::Writable,
+    };
+    let wishes = Wishes {
+        env: vec!["B=\"2\"".to_owned()],
+        terminal: Terminal::New,
+        network: Network::Joined("/run/netns/n".to_owned()),
+        access: Access::ReadOnly,
+        volumes: volumes.into_iter().chain([memory]).collect(),
+        map: Some("0:100000:1000,1000:7:1\n0:200000:65536\n".parse().unwrap()),
+        cgroup: Some("/quire-h-1".to_owned()),
+        memory: NonZeroU64::new(1 << 20),
+        pids: NonZeroU32::new(8),
+        cpu: Cpu {
+            quota: NonZeroU32::new(50_000),
+            shares: NonZeroU64::new(512),
+            cpus: Some("0-1".to_owned()),
+        },
+        security: Security {
+            filter: security::Filter::Unconfined,
+            apparmor: security::AppArmor::Usual,
+            no_new_privileges: true,
+            limits: vec!["nofile=1:2".parse().unwrap(), "core=0:-1".parse().unwrap()],
+            ..Security::default()
+        },
+        ..wishes()
+    };
+    let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
+    let image = ImageConfig { labels: [title].into(), ..image() };
+    let process = Process::new(&image, &wishes, &root_user()).unwrap();
+    let config = runtime_config(&process, &root_user(), &wishes, &image, "rootfs");
+    let text = serde_json::to_string_pretty(&config).unwrap() + "\n";
+    assert_eq!(text, include_str!("everything.json"));
+}
