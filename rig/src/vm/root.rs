@@ -14,7 +14,7 @@ use crate::process::{cargo, line, need, quiet, repository, target_dir};
 /// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
 const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown chroot stat head tail sed grep cut tr sort wc \
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
-    expr test printf echo timeout setsid setpriv strace kill mknod mkfifo sha256sum cmp diff tar gzip ldd \
+    expr test printf echo timeout setsid setpriv strace kill mknod mkfifo sha256sum md5sum cmp diff tar gzip ldd \
     newuidmap newgidmap fusermount3 apparmor_parser pgrep mount umount unshare nsenter losetup mountpoint findmnt ip \
     chattr lsattr mkfs.ext4 mke2fs e2fsck debugfs script python3 docker-registry df du fincore setfattr getfattr setfacl getfacl mkfs.erofs fsck.erofs dump.erofs crun runc";
 
