@@ -139,7 +139,7 @@ export HOME=$base/home PATH=$base:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/
 cd work
 remove_containers() {
     quire ps --all --json > ../ps.json 2> /dev/null || return 0
-    set -- $(sed 's/"name":/\n&/g' ../ps.json | sed -n 's/^"name": *"\([^"]*\)".*/\1/p')
+    set -- $(sed -n 's/.*"container": *"\([^"]*\)".*/\1/p' ../ps.json)
     [ $# = 0 ] || quire rm --force "$@"
 }
 end() {
