@@ -187,7 +187,7 @@ impl ImportReport {
             reused: layer.is_reused,
             skipped: report::paths(&layer.skipped),
             lost_acls: report::paths(
-                &layer.lost_acls.iter().map(|it| it.path.clone()).collect::<Vec<_>>(),
+                layer.lost_acls.iter().map(|it| it.path.clone()).collect::<Vec<_>>(),
             ),
             index_bytes: match layer.index {
                 LayerIndexed::Made { bytes } => Some(Bytes(bytes)),

@@ -132,7 +132,7 @@ mod tests {
         let mut is_moved = false;
         let walked = walk(fs::File::open(at("upper")).unwrap(), &mut |_, name, _| {
             if name == c"c" {
-                fs::rename(at("upper/a/b"), at("host/b")).unwrap();
+                rustix::fs::rename(at("upper/a/b"), at("host/b")).unwrap();
                 is_moved = true;
             }
             assert_ne!(name, c"secret");
