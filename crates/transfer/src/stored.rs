@@ -122,20 +122,20 @@ pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
 }
 
 /// Whether all that a name promises is in the store: the image, the data of all of its files, its documents, and its
-/// layers. Nothing is hashed. What cannot be looked up counts as lost.
+/// layers. Nothing is hashed. What cannot be looked up counts as lost. An image that is fetched on demand promises none of
+/// its layers.
 #[must_use]
 pub fn is_whole(store: &Store, image: &ImageId, manifest: Option<&Digest>) -> bool {
-    let is_here = match store.open_image(image) {
-        Ok(_) | Err(OpenImageError::Partial(_) | OpenImageError::Unproven(_)) => true,
-        Err(_) => false,
-    };
     let has_layers = |manifest: &Digest| {
         let loaded = StoredImage::load(store, manifest);
         loaded.is_ok_and(|it| store.has_whole_layers(image, it.config.diff_ids()).unwrap_or(false))
     };
-    is_here
-        && manifest.is_none_or(has_layers)
-        && store.lacking(image).is_ok_and(|lacking| lacking.is_empty())
+    let is_here = match store.open_image(image) {
+        Ok(_) => manifest.is_none_or(has_layers),
+        Err(OpenImageError::Partial(_) | OpenImageError::Unproven(_)) => true,
+        Err(_) => false,
+    };
+    is_here && store.lacking(image).is_ok_and(|lacking| lacking.is_empty())
 }
 
 /// The manifest of one image.

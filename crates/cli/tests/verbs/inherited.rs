@@ -30,10 +30,13 @@ fn by_shell(place: &Place, script: &str, arguments: &[&str]) -> Ran {
     Ran::of(&by(place, &["sh", "-c", script, "sh"], arguments).output().unwrap())
 }
 
-/// A mask of signals of this process as it sees itself. Source: proc_pid_status(5).
+/// Signals 32 and 33, which the C library keeps for itself: its posix_spawn(3) has them ignored. Source: nptl(7).
+const OF_THE_LIBRARY: u64 = 0b11 << 31;
+
+/// A mask of signals of this process as it sees itself, without those of the C library. Source: proc_pid_status(5).
 fn mask(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|it| it.strip_prefix(name)).unwrap();
-    u64::from_str_radix(line.trim(), 16).unwrap()
+    u64::from_str_radix(line.trim(), 16).unwrap() & !OF_THE_LIBRARY
 }
 
 /// Perl's `$SIG{CHLD} = 'IGNORE'`, C daemons and others ignore signals or block them, and exec(2) keeps that. Containers begin

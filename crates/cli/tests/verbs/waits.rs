@@ -13,13 +13,13 @@ fn interrupted(place: &Place, line: &str) -> Ran {
     let mut command = place.command(&arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Before it handles the signal, it would be killed by it (proc_pid_status(5): SigCgt, whose bit 1 is INT).
+    // Until it blocks the signal to read it from a descriptor, the signal kills it (proc_pid_status(5): SigBlk, bit 1 is INT).
     let status = format!("/proc/{}/status", child.id());
     crate::runs::wait_for("the handler of signals", || {
         let status = std::fs::read_to_string(&status).unwrap();
-        let caught = status.lines().find_map(|it| it.strip_prefix("SigCgt:"));
-        let caught = caught.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
-        caught.is_some_and(|it| it & 2 != 0)
+        let blocked = status.lines().find_map(|it| it.strip_prefix("SigBlk:"));
+        let blocked = blocked.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+        blocked.is_some_and(|it| it & 2 != 0)
     });
     // Whether it has come to where it waits cannot be seen; most often it has.
     std::thread::sleep(Duration::from_millis(700));
