@@ -1,6 +1,6 @@
 //! Laying a layer over those below.
 
-use super::follow::{self, Missing, Place};
+use super::follow::{self, Blocked, Missing, Place, Steps};
 use super::{Hidden, Layer, LayerError, Pending, Role, Tally, role};
 use crate::tree::{Builder, Copied, InodeId, Link, TreeError, components};
 
@@ -19,10 +19,22 @@ impl Layer {
     ///
     /// # Errors
     /// [`LayerError`] with the entry that cannot be laid.
-    pub fn onto(mut self, lower: Option<Builder>) -> Result<Builder, LayerError> {
+    pub fn onto(self, lower: Option<Builder>) -> Result<Builder, LayerError> {
+        self.onto_until(lower, &|| false)
+    }
+
+    /// The same, until `is_stopped` says so. It is asked before each entry.
+    ///
+    /// # Errors
+    /// [`LayerError`], also [`LayerError::Stopped`].
+    pub fn onto_until(
+        mut self,
+        lower: Option<Builder>,
+        is_stopped: IsStopped<'_>,
+    ) -> Result<Builder, LayerError> {
         match lower {
             None => {
-                let links = self.targets(&mut Builder::new())?;
+                let links = self.targets(&mut Builder::new(), is_stopped)?;
                 let links: Vec<_> = links
                     .into_iter()
                     .map(|(placeholder, target)| match target {
@@ -35,9 +47,10 @@ impl Layer {
                 Ok(self.tree)
             }
             Some(mut lower) => {
-                let links = self.targets(&mut lower)?;
-                self.hide(&mut lower);
-                let laid = Merge::new(&mut self.tree, &mut lower, &links)?.all()?;
+                let links = self.targets(&mut lower, is_stopped)?;
+                self.hide(&mut lower, is_stopped)?;
+                let merge = Merge::new(&mut self.tree, &mut lower, &links, &mut self.steps)?;
+                let laid = merge.all(is_stopped)?;
                 self.account(laid, Entries::of(&self.tree).below_replaced)?;
                 Ok(lower)
             }
@@ -56,7 +69,11 @@ impl Layer {
     }
 
     /// What each placeholder stands for: the lower layers' first, then later entries of this layer.
-    fn targets(&mut self, lower: &mut Builder) -> Result<Vec<(InodeId, Target)>, LayerError> {
+    fn targets(
+        &mut self,
+        lower: &mut Builder,
+        is_stopped: IsStopped<'_>,
+    ) -> Result<Vec<(InodeId, Target)>, LayerError> {
         if self.pending.is_empty() {
             return Ok(Vec::new());
         }
@@ -65,11 +82,13 @@ impl Layer {
         self.pending.retain(|pending| named[pending.placeholder.index()]);
         let mut known = vec![None; self.tree.inode_bound()];
         for pending in &self.pending {
-            let target = match find(lower, pending)? {
+            go_on(is_stopped)?;
+            let target = match find(lower, pending, &mut self.steps)? {
                 Some(found) => Target::Lower(found),
-                None => Target::Own(
-                    find(&mut self.tree, pending)?.ok_or_else(|| pending.leads_nowhere())?,
-                ),
+                None => {
+                    let found = find(&mut self.tree, pending, &mut self.steps)?;
+                    Target::Own(found.ok_or_else(|| pending.leads_nowhere())?)
+                }
             };
             known[pending.placeholder.index()] = Some(target);
         }
@@ -98,14 +117,17 @@ impl Layer {
     }
 
     /// Removes what this layer hides. All paths are resolved before anything is removed.
-    fn hide(&self, lower: &mut Builder) {
+    fn hide(&mut self, lower: &mut Builder, is_stopped: IsStopped<'_>) -> Result<(), LayerError> {
         let mut names = Vec::new();
         let mut cleared = Vec::new();
         for hidden in &self.hidden {
             let (Hidden::Name { directory: at, .. } | Hidden::Children(at)) = hidden;
-            // A path that leads nowhere, or round in circles, hides nothing.
-            let Ok(Place::Directory(found)) = follow::directory(lower, at, Missing::Stop) else {
-                continue;
+            go_on(is_stopped)?;
+            let found = match follow::directory(lower, at, Missing::Stop, &mut self.steps) {
+                Ok(Place::Directory(found)) => found,
+                Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(at)),
+                // A path that leads nowhere, or round in circles, hides nothing.
+                Ok(Place::Missing) | Err(_) => continue,
             };
             if replaces_symlink(&self.tree, lower, at) {
                 continue;
@@ -119,7 +141,15 @@ impl Layer {
             lower.remove(directory, name);
         }
         lower.clear(&cleared);
+        Ok(())
     }
+}
+
+/// Whether the caller wants no more of it.
+type IsStopped<'a> = &'a dyn Fn() -> bool;
+
+fn go_on(is_stopped: IsStopped<'_>) -> Result<(), LayerError> {
+    if is_stopped() { Err(LayerError::Stopped) } else { Ok(()) }
 }
 
 impl Pending {
@@ -129,10 +159,16 @@ impl Pending {
 }
 
 /// What the link names in `tree`, if it names anything.
-fn find(tree: &mut Builder, pending: &Pending) -> Result<Option<InodeId>, LayerError> {
+fn find(
+    tree: &mut Builder,
+    pending: &Pending,
+    steps: &mut Steps,
+) -> Result<Option<InodeId>, LayerError> {
     let Role::Entry(directory, name) = role(&pending.target)? else { return Ok(None) };
-    let Ok(Place::Directory(directory)) = follow::directory(tree, directory, Missing::Stop) else {
-        return Ok(None);
+    let directory = match follow::directory(tree, directory, Missing::Stop, steps) {
+        Ok(Place::Directory(directory)) => directory,
+        Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(&pending.path)),
+        Ok(Place::Missing) | Err(_) => return Ok(None),
     };
     let found = tree.lookup(directory, name);
     if found.is_some_and(|found| tree.is_directory(found)) {
@@ -222,6 +258,7 @@ struct Merge<'a> {
     removed: u32,
     /// By inode of `upper`: `removed` when its path was last resolved in `lower`.
     resolved: Vec<u32>,
+    steps: &'a mut Steps,
 }
 
 impl<'a> Merge<'a> {
@@ -229,6 +266,7 @@ impl<'a> Merge<'a> {
         upper: &'a mut Builder,
         lower: &'a mut Builder,
         links: &[(InodeId, Target)],
+        steps: &'a mut Steps,
     ) -> Result<Self, LayerError> {
         let mut copied = Copied::new(upper);
         // What a placeholder stands for in `upper`; what it stands for in `lower` is as good as copied.
@@ -248,17 +286,19 @@ impl<'a> Merge<'a> {
         copied.is_now(InodeId::ROOT, InodeId::ROOT);
         let resolved = vec![0; upper.inode_bound()];
         let paths = Paths::new(upper);
-        Ok(Self { upper, lower, copied, paths, is_through_symlinks: false, removed: 0, resolved })
+        let (is_through_symlinks, removed) = (false, 0);
+        Ok(Self { upper, lower, copied, paths, is_through_symlinks, removed, resolved, steps })
     }
 
     /// Returns the number of entries laid, without directories that no entry described.
-    fn all(mut self) -> Result<u64, LayerError> {
+    fn all(mut self, is_stopped: IsStopped<'_>) -> Result<u64, LayerError> {
         let upper = self.upper;
         let named = named(upper);
         let mut laid = u64::from(!upper.is_implicit(InodeId::ROOT));
         let mut postponed = Vec::new();
         let mut is_postponed = vec![false; upper.inode_bound()];
         for (directory, name, inode) in upper.names() {
+            go_on(is_stopped)?;
             // Entries below directories that this layer itself replaced later.
             if !named[directory.index()] {
                 continue;
@@ -278,6 +318,7 @@ impl<'a> Merge<'a> {
             }
         }
         for name in postponed {
+            go_on(is_stopped)?;
             match self.lay(name, IfBlocked::Replace)? {
                 Outcome::Laid => laid += u64::from(!upper.is_implicit(name.inode)),
                 Outcome::Postponed => return Err(LayerError::Lost(self.path(name))),
@@ -305,14 +346,14 @@ impl<'a> Merge<'a> {
             }
             if is_implicit {
                 let path = self.paths.of(name.inode);
-                match (follow::directory(self.lower, &path, Missing::Stop), blocked) {
+                match (self.follow(&path), blocked) {
                     (Ok(Place::Directory(found)), _) => {
                         self.is_through_symlinks = true;
                         self.is_now(name.inode, found, removed);
                         return Ok(Outcome::Laid);
                     }
-                    (Err(follow::Blocked::Tree(source)), _) => {
-                        return Err(LayerError::Entry { path, source });
+                    (Err(error @ (Blocked::Tree(_) | Blocked::Steps { .. })), _) => {
+                        return Err(error.of(&path));
                     }
                     (_, IfBlocked::Postpone) => return Ok(Outcome::Postponed),
                     // As overlay file systems show it: the upper layer has a directory of that name.
@@ -347,7 +388,7 @@ impl<'a> Merge<'a> {
             return Ok(parent);
         }
         let path = self.paths.of(directory);
-        match follow::directory(self.lower, &path, Missing::Stop) {
+        match self.follow(&path) {
             Ok(Place::Directory(found)) => {
                 self.is_now(directory, found, self.removed);
                 Ok(found)
@@ -355,6 +396,13 @@ impl<'a> Merge<'a> {
             Ok(Place::Missing) => Err(LayerError::ParentNotDirectory(path)),
             Err(blocked) => Err(blocked.of(&path)),
         }
+    }
+
+    /// Finds a directory of the layer in the lower tree. One path may be looked for many times, so that its own
+    /// components count as steps, too.
+    fn follow(&mut self, path: &[u8]) -> Result<Place, Blocked> {
+        self.steps.take(path)?;
+        follow::directory(self.lower, path, Missing::Stop, self.steps)
     }
 
     fn is_now(&mut self, inode: InodeId, here: InodeId, removed: u32) {

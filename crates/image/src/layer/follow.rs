@@ -9,6 +9,43 @@ use crate::tree::{Builder, InodeId, TreeError, components};
 /// The most symlinks on one path. Source: Linux `MAXSYMLINKS`.
 const SYMLINKS_MAX: usize = 40;
 
+/// Steps through symlinks that any layer may take. Each layer may also take [`STEPS_PER_ENTRY`].
+pub(super) const STEPS_AT_LEAST: u64 = 1 << 18;
+
+/// Steps through symlinks for each entry of a layer, on average. A path through `/lib -> usr/lib` takes two.
+pub(super) const STEPS_PER_ENTRY: u64 = 64;
+
+/// The steps that all paths of a layer take through symlinks. A few symlinks can give each path 80,000 steps
+/// (40 targets of 4095 bytes), so that a small layer would take hours.
+#[derive(Debug)]
+pub(super) struct Steps {
+    taken: u64,
+    limit: u64,
+}
+
+impl Steps {
+    pub(super) const fn new() -> Self {
+        Self { taken: 0, limit: STEPS_AT_LEAST }
+    }
+
+    /// The layer has one more entry.
+    pub(super) const fn add_entry(&mut self) {
+        self.limit = self.limit.saturating_add(STEPS_PER_ENTRY);
+    }
+
+    /// Takes [`STEPS_AT_LEAST`] away.
+    #[cfg(test)]
+    pub(super) const fn spare_nothing(&mut self) {
+        self.limit -= STEPS_AT_LEAST;
+    }
+
+    /// Counts one step for each component of `path`.
+    pub(super) fn take(&mut self, path: &[u8]) -> Result<(), Blocked> {
+        self.taken = self.taken.saturating_add(components(path).map(|_| 1).sum());
+        if self.taken > self.limit { Err(Blocked::Steps { limit: self.limit }) } else { Ok(()) }
+    }
+}
+
 /// What to do where a component is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
@@ -29,6 +66,10 @@ pub(super) enum Place {
 pub(super) enum Blocked {
     NotDirectory,
     Loop,
+    /// The layer has used all its [`Steps`].
+    Steps {
+        limit: u64,
+    },
     Tree(TreeError),
 }
 
@@ -38,23 +79,25 @@ impl Blocked {
         match self {
             Self::NotDirectory => LayerError::ParentNotDirectory(path),
             Self::Loop => LayerError::SymlinkLoop(path),
+            Self::Steps { limit } => LayerError::Steps { path, limit },
             Self::Tree(source) => LayerError::Entry { path, source },
         }
     }
 }
 
-/// The directory at `path`, below the root.
+/// The directory at `path`, below the root. The components of symlinks' targets count as `steps`.
 pub(super) fn directory(
     tree: &mut Builder,
     path: &[u8],
     missing: Missing,
+    steps: &mut Steps,
 ) -> Result<Place, Blocked> {
     let mut here = InodeId::ROOT;
     for name in components(path).filter(|name| *name != b".") {
         match tree.lookup(here, name) {
             Some(found) if tree.is_directory(found) => here = found,
             Some(found) if tree.symlink_target(found).is_some() => {
-                return through_symlinks(tree, path, missing);
+                return through_symlinks(tree, path, missing, steps);
             }
             Some(_) => return Err(Blocked::NotDirectory),
             None if missing == Missing::Stop => return Ok(Place::Missing),
@@ -64,7 +107,12 @@ pub(super) fn directory(
     Ok(Place::Directory(here))
 }
 
-fn through_symlinks(tree: &mut Builder, path: &[u8], missing: Missing) -> Result<Place, Blocked> {
+fn through_symlinks(
+    tree: &mut Builder,
+    path: &[u8],
+    missing: Missing,
+    steps: &mut Steps,
+) -> Result<Place, Blocked> {
     let mut left: VecDeque<Vec<u8>> = components(path).map(<[u8]>::to_vec).collect();
     let mut above = Vec::new();
     let mut here = InodeId::ROOT;
@@ -87,6 +135,7 @@ fn through_symlinks(tree: &mut Builder, path: &[u8], missing: Missing) -> Result
             if symlinks > SYMLINKS_MAX {
                 return Err(Blocked::Loop);
             }
+            steps.take(target)?;
             if target.starts_with(b"/") {
                 above.clear();
                 here = InodeId::ROOT;

@@ -14,7 +14,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-use follow::{Missing, Place};
+use follow::{Blocked, Missing, Place, Steps};
 
 use crate::tar::{Whiteout, whiteout};
 use crate::tree::{
@@ -42,6 +42,21 @@ pub enum LayerError {
     /// Symlinks among the components lead in circles.
     #[error("the path \"{}\" has more than 40 symlinks", .0.escape_ascii())]
     SymlinkLoop(Vec<u8>),
+    /// Symlinks give the layer's paths more steps than a layer of its size may take. It is made to take long.
+    #[error(
+        "the symlinks on the path \"{}\" lead too far: all paths of the layer together may take {limit} steps through \
+         symlinks",
+        path.escape_ascii()
+    )]
+    Steps {
+        /// The path at which the limit was exceeded.
+        path: Vec<u8>,
+        /// The steps that the layer may take.
+        limit: u64,
+    },
+    /// The caller wants no more of it.
+    #[error("stopped")]
+    Stopped,
     /// The target of the hard link is neither in this layer nor in those below, or is the link itself.
     #[error(
         "\"{}\" is a hard link to \"{}\", which does not exist",
@@ -133,6 +148,7 @@ pub struct Layer {
     hidden: Vec<Hidden>,
     pending: Vec<Pending>,
     tally: Tally,
+    steps: Steps,
     /// The directory of the last entry, since the next is often in the same: its path as the entry had it.
     last: (Vec<u8>, InodeId),
 }
@@ -193,6 +209,7 @@ impl Layer {
             hidden: Vec::new(),
             pending: Vec::new(),
             tally: Tally::default(),
+            steps: Steps::new(),
             last: (Vec::new(), InodeId::ROOT),
         }
     }
@@ -226,6 +243,7 @@ impl Layer {
         }
         let added = self.add_entry(path, &metadata, xattrs, node)?;
         self.tally.given += 1;
+        self.steps.add_entry();
         Ok(added)
     }
 
@@ -273,6 +291,7 @@ impl Layer {
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), LayerError> {
         self.add_link(path, target)?;
         self.tally.given += 1;
+        self.steps.add_entry();
         Ok(())
     }
 
@@ -301,8 +320,10 @@ impl Layer {
         let to_directory =
             || LayerError::LinkToDirectory { path: path.to_vec(), target: target.to_vec() };
         let (below, target_name) = to.ok_or_else(to_directory)?;
-        let earlier = match follow::directory(&mut self.tree, below, Missing::Stop) {
+        let earlier = match follow::directory(&mut self.tree, below, Missing::Stop, &mut self.steps)
+        {
             Ok(Place::Directory(found)) => self.tree.lookup(found, target_name),
+            Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(path)),
             Ok(Place::Missing) | Err(_) => None,
         };
         let inode = match earlier {
@@ -360,7 +381,8 @@ impl Layer {
             return Ok(self.last.1);
         }
         let Place::Directory(found) =
-            follow::directory(&mut self.tree, at, Missing::Make).map_err(|it| it.of(path))?
+            follow::directory(&mut self.tree, at, Missing::Make, &mut self.steps)
+                .map_err(|it| it.of(path))?
         else {
             return Err(LayerError::ParentNotDirectory(path.to_vec()));
         };

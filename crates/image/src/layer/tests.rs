@@ -1,5 +1,7 @@
+use std::cell::Cell;
+
 use super::model::{self, Op};
-use super::{Layer, LayerError};
+use super::{Layer, LayerError, follow};
 use crate::tree::{Builder, Content, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
 
 use proptest::prelude::{Strategy, prop, prop_oneof};
@@ -276,6 +278,100 @@ fn every_entry_is_accounted_for() {
             "of 9 entries, 3 are laid out, 2 hide others, and 3 are replaced"
         );
     }
+}
+
+/// Symlinks that lead to `t` by way of all others: each path through `l0` takes 60,838 steps.
+fn links_in_a_row() -> String {
+    let there_and_back = "d/../".repeat(800);
+    let links = (0..38).map(|at| match at {
+        37 => format!("s l37 {there_and_back}t"),
+        _ => format!("s l{at} {there_and_back}l{}", at + 1),
+    });
+    format!("d d, d t, f t/f, {}", links.collect::<Vec<_>>().join(", "))
+}
+
+fn many(entry: impl Fn(u32) -> String) -> String {
+    (0..200).map(entry).collect::<Vec<_>>().join(", ")
+}
+
+/// A small layer must not keep an import busy for hours. It fails after a few of its entries, whichever way it resolves
+/// paths again and again.
+#[test]
+fn steps_through_symlinks_are_bounded() {
+    let links = links_in_a_row();
+    let below = format!("{links}, {}", many(|at| format!("s t/n{at} x")));
+    let expect = |error: LayerError, path: &str, entries: u64| {
+        let limit = follow::STEPS_AT_LEAST + follow::STEPS_PER_ENTRY * entries;
+        assert_eq!(error, LayerError::Steps { path: path.as_bytes().to_vec(), limit });
+    };
+    // Over other layers.
+    for (above, path) in [
+        (many(|at| format!("f l0/n{at}")), "l0/"),
+        (many(|at| format!("d l0/n{at}")), "l0/"),
+        (many(|at| format!("f l0/.wh.n{at}")), "l0/"),
+        (many(|at| format!("f l0/n{at}/.wh..wh..opq")), "l0/n4/"),
+        (many(|at| format!("l h{at} l0/f")), "h4"),
+    ] {
+        let lower = gather(1, &below).unwrap().onto(None).unwrap();
+        let layer = gather(2, &above).unwrap();
+        let asked = Cell::new(0);
+        let is_stopped = || {
+            asked.set(asked.get() + 1);
+            false
+        };
+        expect(layer.onto_until(Some(lower), &is_stopped).unwrap_err(), path, 200);
+        assert!(asked.get() < 10, "{path}: {}", asked.get());
+    }
+    // In a layer by itself, as soon as the entry comes.
+    let own = 3 + 38;
+    for (entries, path, before) in [
+        (many(|at| format!("l h{at} l0/f")), "h4", 4),
+        (many(|at| format!("f l0/n{at}, f d/n{at}")), "l0/n4", 8),
+    ] {
+        expect(gather(1, &format!("{links}, {entries}")).unwrap_err(), path, own + before);
+    }
+    // Links whose target comes later.
+    let layer = gather(1, &format!("{}, {links}", many(|at| format!("l h{at} l0/f")))).unwrap();
+    expect(layer.onto(None).unwrap_err(), "h4", 200 + own);
+    // Nothing is resolved again where nothing is removed.
+    lay(&[&links, &many(|at| format!("f l0/n{at}"))]).unwrap();
+}
+
+/// A layer may lead through symlinks with each of its entries, however many there are.
+#[test]
+fn usual_layers_take_few_steps() {
+    let below =
+        format!("d usr/lib/x, s lib usr/lib, {}", many(|at| format!("s usr/lib/x/n{at} y")));
+    let lower = gather(1, &below).unwrap().onto(None).unwrap();
+    let above = many(|at| format!("f lib/x/n{at}, l lib/x/h{at} lib/x/n{at}, f lib/x/.wh.g{at}"));
+    let mut layer = gather(2, &above).unwrap();
+    // Nothing beyond the share of each entry.
+    layer.steps.spare_nothing();
+    layer.onto(Some(lower)).unwrap();
+}
+
+#[test]
+fn laying_stops_at_any_entry() {
+    let below = "d d, s x d, f d/a, f d/b, f d/c, s gone nowhere";
+    // How often it asks: before each hard link that is found later, each whiteout, and each name, also of directories
+    // that no entry describes. What is laid after all others is asked about again.
+    for (above, times) in [
+        ("f x/a, f x/b, f x/c", 4),
+        ("f x/.wh.a, f x/.wh.b, f x/.wh.c", 3),
+        ("l e x/a, l f x/b, l g x/c", 6),
+        ("f gone/a, f gone/b", 6),
+    ] {
+        for after in 0..=times {
+            let lower = gather(1, below).unwrap().onto(None).unwrap();
+            let asked = Cell::new(0);
+            let is_stopped = || asked.replace(asked.get() + 1) == after;
+            let laid = gather(2, above).unwrap().onto_until(Some(lower), &is_stopped);
+            let expect = if after < times { Some(LayerError::Stopped) } else { None };
+            assert_eq!(laid.err(), expect, "{above} {after}");
+        }
+    }
+    let links = gather(1, "l a c, l b c, f c").unwrap();
+    assert_eq!(links.onto_until(None, &|| true).unwrap_err(), LayerError::Stopped);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use image::layer::{Layer, LayerError};
 use image::tree::Builder;
 use store::parallel::{self, ThreadError};
 use store::{Committed, Form, LayerInfo};
@@ -176,6 +177,20 @@ pub(super) fn from_tar<'a>(
     Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
 }
 
+/// Lays a layer over those below, until the import is cancelled.
+pub(super) fn onto(
+    layer: Layer,
+    below: Option<Builder>,
+    cancel: &AtomicBool,
+    failed: impl FnOnce(LayerFailure) -> ImportError,
+) -> Result<Builder, ImportError> {
+    let is_cancelled = || cancel.load(Ordering::Relaxed);
+    layer.onto_until(below, &is_cancelled).map_err(|error| match error {
+        LayerError::Stopped => ImportError::Cancelled,
+        error => failed(error.into()),
+    })
+}
+
 impl Job<'_> {
     /// Reads all layers and lays them one over the other.
     pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
@@ -210,12 +225,13 @@ impl Job<'_> {
         let mut tree: Option<Builder> = None;
         let count = gathered.len();
         for (number, gathered) in (1..).zip(gathered) {
-            tree = Some(gathered.layer.onto(tree).map_err(|source| ImportError::Layer {
+            let failed = |failure| ImportError::Layer {
                 number,
                 count,
                 name: names[number - 1].to_owned(),
-                source: Box::new(source.into()),
-            })?);
+                source: Box::new(failure),
+            };
+            tree = Some(onto(gathered.layer, tree, self.surroundings.cancel, failed)?);
             reports.push(gathered.report);
             blobs.push(gathered.blob);
             committed += gathered.committed;

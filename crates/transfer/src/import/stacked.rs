@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use image::tree::{Builder, Tree};
@@ -9,7 +10,7 @@ use image::verity::Algorithm;
 use store::{Blob, Store};
 
 use super::layer::Totals;
-use super::layers::{LayerSource, Once, Title};
+use super::layers::{LayerSource, Once, Title, onto};
 use super::stop::Stop;
 use super::{
     ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report, Times,
@@ -107,8 +108,8 @@ pub fn stack(
     let mut tree: Option<Builder> = None;
     let mut reports = Vec::new();
     for (number, gathered) in (1..).zip(gathered) {
-        let onto = gathered.layer.onto(tree);
-        tree = Some(onto.map_err(|error| failed(number, error.into()))?);
+        let failed = |failure| failed(number, failure);
+        tree = Some(onto(gathered.layer, tree, surroundings.cancel, failed)?);
         reports.push(gathered.report);
     }
     let made = Made::of(tree.unwrap_or_default().finish(), None);
@@ -126,12 +127,17 @@ pub fn preview(
 ) -> Result<(Tree, Tree), ImportError> {
     let added = layer::look(tar, algorithm).map_err(|failure| failed(1, failure))?;
     let before = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
-    Ok((before.finish(), put(added, below, 1)?))
+    Ok((before.finish(), put(added, below, 1, &AtomicBool::new(false))?))
 }
 
-fn put(added: image::layer::Layer, below: &Tree, number: usize) -> Result<Tree, ImportError> {
+fn put(
+    added: image::layer::Layer,
+    below: &Tree,
+    number: usize,
+    cancel: &AtomicBool,
+) -> Result<Tree, ImportError> {
     let below = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
-    Ok(added.onto(Some(below)).map_err(|it| failed(number, it.into()))?.finish())
+    Ok(onto(added, Some(below), cancel, |failure| failed(number, failure))?.finish())
 }
 
 /// What it is called in messages.
@@ -170,7 +176,7 @@ impl Job<'_> {
         let stop = Stop::new(self.surroundings.cancel);
         let mut gathered = self.gather(&[source], 0, &stop, &Totals::default())?;
         let gathered = gathered.pop().expect("as many as there were sources");
-        let tree = put(gathered.layer, below.tree, number)?;
+        let tree = put(gathered.layer, below.tree, number, self.surroundings.cancel)?;
         let diff_id = gathered.report.diff_id;
         let layers = [below.diff_ids, &[diff_id]].concat();
         let tar = gathered.tar.map(|tar| (diff_id, tar));

@@ -208,3 +208,26 @@ fn layers_are_counted_from_the_first() {
     assert!(error.to_string().contains("layer 2 of 2 (a layer)"), "{error}");
     assert_eq!(*layers.lock().unwrap(), [0, 1]);
 }
+
+/// Layers of many entries take a while to be laid over each other, after all of them were read.
+#[test]
+fn cancelled_layers_are_not_laid() {
+    let home = Home::new();
+    let before = home.files();
+    let [lower, _] = tars();
+    // This layer cannot be laid, which shows whether that was tried.
+    let upper = Tar::of("l a nowhere").bytes();
+    for is_cancelled in [false, true] {
+        let cancel = AtomicBool::new(false);
+        let surroundings = ImportSurroundings { cancel: &cancel, ..home.surroundings() };
+        let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
+        let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
+        let running = running.layer(incoming(&upper, &upper[..], &upper)).unwrap();
+        cancel.store(is_cancelled, Ordering::Relaxed);
+        match running.image(None, None).unwrap_err() {
+            ImportError::Cancelled => assert!(is_cancelled),
+            error => assert!(!is_cancelled, "{}", chain(&error)),
+        }
+    }
+    assert_eq!(home.files(), before);
+}
