@@ -65,8 +65,14 @@ pub enum WorkingDirError {
     /// Its links lead to a name that cannot be written into the runtime's configuration.
     #[error("the working directory \"{0}\" leads to a name that is not UTF-8, which runtimes need")]
     Name(String),
+    /// Neither the kernel nor a runtime takes a path of this length.
+    #[error(
+        "the working directory \"{0}\" leads to a path of more than {PLACE_MAX} bytes, or with a name of more than \
+         {NAME_MAX}: choose another with --workdir"
+    )]
+    TooLong(String),
     /// The file system's answer.
-    #[error("cannot look up the working directory \"{path}\": {source}")]
+    #[error("cannot look up the working directory \"{path}\"")]
     Look {
         /// As given.
         path: String,
@@ -250,7 +256,7 @@ impl<'a> View<'a> {
         let path = String::from_utf8([b"/", &names.join(&b'/')[..]].concat());
         let path = path.map_err(|_bytes| Errno::ILSEQ)?;
         // The kernel has not checked the names of missing files.
-        if names.iter().any(|it| it.len() > NAME_MAX) || path.len() > PLACE_MAX {
+        if is_too_long(&names, path.len()) {
             return Err(Errno::NAMETOOLONG);
         }
         let is_on_host = self.mounts.iter().any(|it| {
@@ -275,11 +281,15 @@ impl<'a> View<'a> {
         let steps = self.walk(path.as_bytes()).map_err(|errno| match errno {
             Errno::NOTDIR => WorkingDirError::NotDirectory(given()),
             Errno::LOOP => WorkingDirError::Links(given()),
+            Errno::NAMETOOLONG => WorkingDirError::TooLong(given()),
             source => WorkingDirError::Look { path: given(), source },
         })?;
         let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
         let resolved = OsString::from_vec([b"/", &names.join(&b'/')[..]].concat());
         let resolved = resolved.into_string().map_err(|_bytes| WorkingDirError::Name(given()))?;
+        if is_too_long(&names, resolved.len()) {
+            return Err(WorkingDirError::TooLong(given()));
+        }
         let Some(last) = steps.last() else { return Ok(resolved) };
         match (&last.place, last.access) {
             (Place::Found(_, FileType::Directory, _) | Place::Empty | Place::Kernel, _)
@@ -334,7 +344,7 @@ impl<'a> View<'a> {
             return Ok(FilePlace::Taken);
         }
         // What is not there has names that no kernel has looked at.
-        if names.iter().any(|it| it.len() > NAME_MAX) || resolved.len() > PLACE_MAX {
+        if is_too_long(&names, resolved.len()) {
             return Ok(FilePlace::Taken);
         }
         Ok(match (&last.place, last.access) {
@@ -448,6 +458,11 @@ impl<'a> View<'a> {
 /// Whether nothing can be reached by a name, whoever asks and when. A user's FUSE may be closed to all others.
 const fn is_about_path(errno: Errno) -> bool {
     matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ACCESS)
+}
+
+/// Whether the kernel or a runtime would refuse a path of so many bytes with these names.
+fn is_too_long(names: &[&[u8]], bytes: usize) -> bool {
+    names.iter().any(|it| it.len() > NAME_MAX) || bytes > PLACE_MAX
 }
 
 /// Whether one is below the other, which is a file, or both are one path of different types.

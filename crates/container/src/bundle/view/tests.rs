@@ -87,6 +87,12 @@ fn working_directories_stay_inside() {
         check(&config, path, expect);
     }
     config.root.readonly = false;
+    let (name, deep) = (format!("/new/{}", "n".repeat(256)), "/d".repeat(1025));
+    for long in [&*name, &format!("{name}/x"), &format!("/den{name}"), &deep] {
+        check(&config, long, Err("bytes, or with a name of more than 255: choose another"));
+    }
+    check(&config, &name[..260], Ok(&name[..260]));
+    check(&config, &deep[..2048], Ok(&deep[..2048]));
     check(&config, "/den/new/one", Ok("/den/new/one"));
     check(&config, "/opt/shared/new", Err("cannot be made in a read-only"));
     for number in 0..40 {
