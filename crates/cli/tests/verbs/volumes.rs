@@ -250,6 +250,8 @@ fn mounts_go_where_links_of_the_image_lead() {
         ("gone", "/nowhere/deep"),
         ("loop", "loop"),
         ("terminals", "dev/pts"),
+        ("cgroups", "/sys/fs"),
+        ("firmware", "sys/firmware"),
     ] {
         std::os::unix::fs::symlink(target, tree.join(link)).unwrap();
     }
@@ -294,6 +296,10 @@ fn mounts_go_where_links_of_the_image_lead() {
                 ),
                 (vec![volume("one/file", "/null")], "one of the container's own devices"),
                 (vec![volume("one", "/terminals/x")], "it has the container's terminals"),
+                (vec![volume("one", "/cgroups")], "leads /cgroups to /sys/fs: it is the kernel's"),
+                (vec![volume("one", "/firmware/x")], "leads /firmware/x to /sys/firmware/x: it"),
+                (vec![volume("one", "/sys/fs")], "would hide the one on /sys/fs/cgroup"),
+                (vec![volume("one", "/sys/firmware")], "the container hides /sys/firmware, and"),
                 (vec![volume("one", "/top")], "it is the root itself"),
                 (vec![volume("one", "/loop")], "cannot look up /loop"),
                 (

@@ -4,7 +4,6 @@
 //! while they prepare it, and then write to the host (crun before 1.28: CVE-2026-47766; runc before 1.3.6: CVE-2026-41579). So a
 //! runtime gets paths without links only, and no root in which the kernel's directories are something else.
 
-use std::collections::BTreeSet;
 use std::os::fd::BorrowedFd;
 
 use rustix::fs::{FileType, Mode, OFlags};
@@ -38,7 +37,10 @@ pub enum DestinationError {
         source: Errno,
     },
     /// Links lead it to a path that a container needs.
-    #[error("a link in the container's root leads {path} to {target}: {reason}")]
+    #[error(
+        "a link in the container's root leads {path} to {target}: {reason}. Choose another destination, or remove the link \
+         from the image"
+    )]
     Led {
         /// As given.
         path: String,
@@ -60,13 +62,27 @@ pub enum DestinationError {
     },
     /// A mount hides another one.
     #[error(
-        "the mount on {path} would hide the one on {hidden}: choose another place for one of them"
+        "the mount on {path}{} would hide the one on {hidden}: choose another place for one of them",
+        and_led(path, target)
     )]
     Hides {
-        /// The path of the mount without links.
+        /// As given.
         path: String,
+        /// The path without links.
+        target: String,
         /// The path of the other one.
         hidden: String,
+    },
+    /// The container hides what is mounted there.
+    #[error(
+        "cannot mount on {path} in a container: the container hides {masked}, and the mount with it. Choose another \
+         destination (only --privileged shows {masked})"
+    )]
+    Masked {
+        /// As given, which is the path without links.
+        path: String,
+        /// The masked path.
+        masked: String,
     },
     /// A device has the path of something else.
     #[error(
@@ -135,20 +151,30 @@ pub(crate) fn resolve_mounts(
         sorted.push((path.matches('/').count(), mount));
     }
     sorted.sort_by_key(|it| it.0);
-    let mut taken: BTreeSet<String> = BTreeSet::new();
     for (_, mount) in sorted {
         let found = target(&view, &mount.destination)?;
         check_mount(&mount.destination, &found)?;
-        let below = format!("{}/", found.path);
-        if let Some(hidden) = taken.iter().find(|it| **it == found.path || it.starts_with(&below)) {
-            return Err(DestinationError::Hides { path: found.path, hidden: hidden.clone() });
+        // A mount above a masked path is allowed: lxcfs has one on /sys/devices/system/cpu.
+        let mut masked = spec.linux.masked_paths.iter();
+        if let Some(masked) = masked.find(|it| is_at_or_below(&found.path, it)) {
+            let (path, masked) = (mount.destination, masked.clone());
+            return Err(DestinationError::Masked { path, masked });
         }
-        let mount = SpecMount { destination: found.path.clone(), ..mount };
-        taken.insert(found.path);
+        // The bundle's own mounts are among them. The caller's mount on exactly such a path has replaced it.
+        let mut others = spec.mounts.iter().map(|it| &it.destination);
+        if let Some(hidden) = others.find(|it| is_at_or_below(it, &found.path)) {
+            let (path, hidden) = (mount.destination, hidden.clone());
+            return Err(DestinationError::Hides { path, target: found.path, hidden });
+        }
+        let mount = SpecMount { destination: found.path, ..mount };
         view.add(&mount);
         spec.mounts.push(mount);
     }
     Ok(())
+}
+
+fn is_at_or_below(path: &str, place: &str) -> bool {
+    path.strip_prefix(place).is_some_and(|it| it.is_empty() || it.starts_with('/'))
 }
 
 fn target(view: &View<'_>, path: &str) -> Result<LinkTarget, DestinationError> {
@@ -168,6 +194,10 @@ fn check_mount(given: &str, found: &LinkTarget) -> Result<(), DestinationError> 
     }
     if given == found.path {
         return Ok(());
+    }
+    // The caller may choose a place in the kernel's files, but not an image.
+    if is_at_or_below(&found.path, "/sys") {
+        return led("it is the kernel's, and tells about devices".to_owned());
     }
     match destination(&found.path) {
         Err(VolumeError::Taken { reason, .. }) => led(reason.to_owned()),
@@ -239,6 +269,10 @@ mod tests {
             ("null", "/dev/null"),
             ("kernel", "../../proc/sys"),
             ("loop", "loop"),
+            ("cgroups", "/sys/fs"),
+            ("class", "lib/../../../sys/class"),
+            ("firmware", "sys/firmware"),
+            ("devices", "/sys"),
         ] {
             symlink(target, folder.join(link)).unwrap();
         }
@@ -250,8 +284,10 @@ mod tests {
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
             {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs"},
+            {"destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup"},
             {"destination": "/host", "type": "bind", "source": host},
-        ]});
+        ], "linux": {"maskedPaths": ["/sys/firmware", "/sys/devices/virtual/powercap"]}});
         serde_json::from_value(spec).unwrap()
     }
 
@@ -300,12 +336,38 @@ mod tests {
         check(&["/lib", "/usr"], Ok(&["/usr", "/usr/lib"]));
         check(&["/dev/shm/x"], Ok(&["/dev/shm/x"]));
         check(&["/lib", "/usr/lib"], Err("hide the one on /usr/lib"));
+        check(&["/host"], Err("the mount on /host would hide the one on /host"));
         check(
             &["/null"],
             Err("leads /null to /dev/null: it is one of the container's own devices"),
         );
         check(&["/kernel/x"], Err("leads /kernel/x to /proc/sys/x"));
         check(&["/loop/x"], Err("cannot look up /loop/x"));
+        let way_out = ". Choose another destination, or remove the link from the image";
+        for (given, led) in [
+            ("/cgroups", "/sys/fs"),
+            ("/cgroups/cgroup", "/sys/fs/cgroup"),
+            ("/cgroups/cgroup/x", "/sys/fs/cgroup/x"),
+            ("/cgroups/fuse", "/sys/fs/fuse"),
+            ("/class", "/sys/class"),
+            ("/class/net/x", "/sys/class/net/x"),
+            ("/firmware", "/sys/firmware"),
+            ("/firmware/x", "/sys/firmware/x"),
+            ("/devices", "/sys"),
+            ("/devices/devices", "/sys/devices"),
+        ] {
+            let reason = "it is the kernel's, and tells about devices";
+            check(&[given], Err(&format!("leads {given} to {led}: {reason}{way_out}")));
+        }
+        // What the caller wrote.
+        check(&["/sys/fs/fuse", "/sys/class"], Ok(&["/sys/class", "/sys/fs/fuse"]));
+        check(&["/sys/fs/cgroup/x"], Ok(&["/sys/fs/cgroup/x"]));
+        check(&["/sys/firmwares"], Ok(&["/sys/firmwares"]));
+        check(&["/sys/devices/virtual"], Ok(&["/sys/devices/virtual"]));
+        check(&["/sys/fs"], Err("the mount on /sys/fs would hide the one on /sys/fs/cgroup"));
+        check(&["/sys/firmware"], Err("cannot mount on /sys/firmware in a container: the"));
+        check(&["/sys/firmware/efi"], Err("the container hides /sys/firmware, and the mount"));
+        check(&["/sys/devices/virtual/powercap/x"], Err("hides /sys/devices/virtual/powercap"));
     }
 
     #[test]
