@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -310,6 +311,75 @@ fn a_container_whose_runtime_is_stuck_is_removed() {
             wait_for("nothing to be left", || crate::runs::processes_with(&name).is_empty());
             assert_eq!(crate::runs::cgroups(&name), Vec::<String>::new(), "{runtime}");
         }
+    }
+}
+
+/// A runtime in front of the usual one, which waits for a dead disk for example, in these calls.
+fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
+    let real = testing::program(runtime).unwrap();
+    let script = format!(
+        "#!/bin/sh\nfor word; do case $word in {calls}) exec sleep 1000;; esac; done\nexec {} \"$@\"\n",
+        real.display()
+    );
+    let folder = place.path(&format!("hanging-{}", calls.replace('|', "-")));
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(runtime);
+    fs::write(place.path("script"), script).unwrap();
+    // By another process: what this one has open for writing, its children may have when it is executed (ETXTBSY).
+    let mut install = Command::new("install");
+    install.args(["-m", "755"]).arg(place.path("script")).arg(&path);
+    assert!(install.status().unwrap().success());
+    path.display().to_string()
+}
+
+/// As with podman: a container goes at `rm --force`, whatever its runtime does.
+#[test]
+fn a_container_whose_runtime_hangs_when_it_is_called_is_removed() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        for (calls, has_monitor) in [
+            ("kill", true),
+            ("kill", false),
+            ("delete", true),
+            ("kill|delete|state", true),
+            ("kill|delete|state", false),
+        ] {
+            let what = format!("{runtime} {calls} {has_monitor}");
+            let name = format!("hangs-{runtime}-{}-{has_monitor}", calls.len());
+            let path = hanging(&place, runtime, calls);
+            let _guard = Rm(&place, &name);
+            start(&place, &["--name", &name, "--runtime", &path], "sleep 1000");
+            if !has_monitor {
+                let state = place.path(&format!("store/containers/{name}/state.json"));
+                let state: serde_json::Value =
+                    serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+                let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
+                kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
+                wait_for("its end", || ps(&place, &name).unwrap()["status"] == "unwatched");
+            }
+            let since = Instant::now();
+            let ran = place.run_each(&["rm", "--force", &name]);
+            assert_eq!(ran.code, Some(0), "{what}: {}", ran.err);
+            assert!(since.elapsed() < Duration::from_secs(60), "{what}: {:?}", since.elapsed());
+            assert!(!place.path(&format!("store/containers/{name}")).exists(), "{what}");
+            wait_for("nothing to be left", || crate::runs::processes_with(&name).is_empty());
+            assert_eq!(crate::runs::cgroups(&name), Vec::<String>::new(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_a_runtime_that_hangs_does_not_do_is_an_error() {
+    let Some(place) = place() else { return };
+    let Some(runtime) = runtimes().next() else { return };
+    let path = hanging(&place, runtime, "kill|pause");
+    let _guard = Rm(&place, "late");
+    start(&place, &["--name", "late", "--runtime", &path], "sleep 1000");
+    for (words, call) in [(&["stop", "late"][..], "kill"), (&["diff", "late"], "pause")] {
+        let ran = place.run_each(words);
+        assert_eq!(ran.code, Some(2), "{words:?}: {}", ran.err);
+        let why = format!("{path} did not finish its call `{call}` within 10 seconds");
+        assert!(ran.err.contains(&why), "{words:?}: {}", ran.err);
     }
 }
 

@@ -23,7 +23,7 @@ use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
 use crate::runtime::call::{
-    Asked, HeldFolder, add_log, ask, chain, command, complaint, complaints, enter,
+    ANSWER, Asked, HeldFolder, KILLING, add_log, ask, chain, command, complaint, complaints, enter,
 };
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
@@ -186,7 +186,8 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     if is_kill(signal) {
         crate::life::memory::note_kill(folder);
     }
-    match ask(folder, &["kill", id, signal]) {
+    let most = if is_kill(signal) { KILLING } else { ANSWER };
+    match ask(folder, &["kill", id, signal], most) {
         Asked::Answer(Ok(Exit::Code(0))) => Ok(()),
         Asked::Answer(asked) => signal_elsewhere(folder, signal).ok_or_else(|| match asked {
             Ok(_) => format!("the runtime did not send {signal} to {id}"),

@@ -15,6 +15,7 @@ use crate::life::state::{Reason, State};
 use crate::life::{cgroups, detached, pause, spared};
 use crate::owner::{OwnerError, check_containers};
 use crate::pace::GLANCE;
+use crate::runtime::call::KILLING;
 
 /// Why something is not done with a container.
 #[derive(Debug, thiserror::Error)]
@@ -238,6 +239,10 @@ impl KnownContainer {
             if since.elapsed() >= STUCK * (forced + 1) {
                 self.end_without_runtime(forced > 0);
                 forced = forced.saturating_add(1);
+                // The runtime may hang again when it is called.
+                if detached::wait(Some(STUCK), &|| self.is_alive(store))? {
+                    return Ok(());
+                }
             }
             if since.elapsed() >= DEATH {
                 told.map_err(KnownError::Untold)?;
@@ -291,7 +296,7 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
 }
 
 /// After so long the runtime counts as stuck, and after as long again the monitor.
-const STUCK: Duration = Duration::from_secs(4);
+const STUCK: Duration = KILLING;
 
 /// How long the kernel may take to end what is killed.
 const DEATH: Duration = Duration::from_secs(20);

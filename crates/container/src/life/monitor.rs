@@ -25,7 +25,9 @@ use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
 use crate::notes::Notes;
 use crate::root::headroom::Headroom;
-use crate::runtime::call::{add_log, command, complaint, complaints, hide_obstacle};
+use crate::runtime::call::{
+    AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
+};
 use crate::runtime::compiled::{Compiled, Lesson};
 use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::streams::Streams;
@@ -428,12 +430,24 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
     command.args(["kill", start.id]).arg(signal.as_raw().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let setup = Setup { signals: Some(start.signals), ..Setup::default() };
-    let exit = kernel::process::spawn(command, &setup).and_then(|it| it.process.wait());
-    if !matches!(exit, Ok(Exit::Code(0))) {
-        tracing::debug!(id = start.id, ?exit, ?signal, "the runtime did not signal the container");
-        return false;
+    let exit = kernel::process::spawn(command, &setup)
+        .map_err(AskError::from)
+        .and_then(|it| finish(&it.process, start.runtime, "kill", KILLING));
+    match exit {
+        Ok(Exit::Code(0)) => return true,
+        Ok(exit) => {
+            tracing::debug!(
+                id = start.id,
+                ?exit,
+                ?signal,
+                "the runtime did not signal the container"
+            );
+        }
+        Err(error) => {
+            tracing::warn!(id = start.id, error = chain(&error), "cannot signal the container");
+        }
     }
-    true
+    false
 }
 
 /// runsc notes the process before it has set up everything, and ends with this code when it fails then: so may the program,

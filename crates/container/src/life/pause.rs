@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::folder::PAUSE;
 use crate::pace::GLANCE;
-use crate::runtime::call::{Asked, ask, chain};
+use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
 /// A container whose processes are paused until this is dropped. A child of this process then resumes them, also if
 /// this process is killed.
@@ -103,7 +103,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         // The parent's end has to be the only one.
         drop(parent_end.take());
         let mut report = File::from(report);
-        let _heard = report.write_all(&answer(ask(folder, &["pause", id])));
+        let _heard = report.write_all(&answer(ask(folder, &["pause", id], ANSWER)));
         if let Some(mut held) = own_end.take() {
             // Until the other end is closed, by whatever.
             let _nothing = held.read(&mut [0]);
@@ -162,7 +162,7 @@ fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
 
 /// Resumes a paused container; does nothing if it is not paused.
 pub fn resume(folder: &Path, id: &str) {
-    match ask(folder, &["resume", id]) {
+    match ask(folder, &["resume", id], ANSWER) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
         Asked::Answer(Ok(exit)) => {
             tracing::debug!(id, ?exit, "the runtime does not resume the container");
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(told(Asked::Answer(Ok(Exit::Code(1)))), PauseError::Refused.to_string());
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let text = told(ask(&file, &["pause"]));
+        let text = told(ask(&file, &["pause"], ANSWER));
         assert!(text.contains("file: Not a directory"), "{text}");
         assert!(told(Asked::Gone).ends_with("it is gone"));
         assert!(read_answer(&mut &[UNASKED, 9, 0, b'x'][..]).is_err());

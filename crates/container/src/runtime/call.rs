@@ -8,9 +8,10 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use kernel::mount::{MountError, Propagation, Reach};
-use kernel::process::{Exit, ProcessError, Setup};
+use kernel::process::{Exit, Process, ProcessError, Setup, Signal};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -100,6 +101,49 @@ pub(crate) enum AskError {
     /// The runtime cannot be started, or not be waited for.
     #[error(transparent)]
     Process(#[from] ProcessError),
+    /// The runtime did not end in time.
+    #[error(
+        "{} did not finish its call `{call}` within {} seconds, and was killed",
+        runtime.display(),
+        most.as_secs()
+    )]
+    Late {
+        /// The runtime's program.
+        runtime: PathBuf,
+        /// The command that it was called with.
+        call: String,
+        /// How long it had.
+        most: Duration,
+    },
+}
+
+/// How long a runtime has for a call that does not end the container.
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
+
+/// How long a runtime has to kill a container. After that Quire kills it.
+pub(crate) const KILLING: Duration = Duration::from_secs(4);
+
+/// How long a runtime has to delete a container. This is shorter than the time after which `rm --force` kills a monitor
+/// that does not end.
+const DELETION: Duration = Duration::from_secs(6);
+
+/// How long the kernel has to end a runtime that was killed. One that waits for a dead disk stays.
+const DEATH: Duration = Duration::from_secs(1);
+
+/// Waits for a call of a runtime, and kills the runtime's process when that takes longer than `most`.
+pub(crate) fn finish(
+    process: &Process,
+    runtime: &Runtime,
+    call: &str,
+    most: Duration,
+) -> Result<Exit, AskError> {
+    if let Some(exit) = process.wait_at_most(most)? {
+        return Ok(exit);
+    }
+    // It may have ended just now.
+    let _gone = process.signal(Signal::KILL);
+    let _exit = process.wait_at_most(DEATH)?;
+    Err(AskError::Late { runtime: runtime.path.clone(), call: call.to_owned(), most })
 }
 
 /// What became of a question to a container's runtime.
@@ -115,7 +159,7 @@ pub(crate) enum Asked {
 
 /// Has the runtime kill what still runs in a container, and forget it.
 pub(crate) fn delete(folder: &Path, id: &str) {
-    match ask(folder, &["delete", "--force", id]) {
+    match ask(folder, &["delete", "--force", id], DELETION) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
         Asked::Answer(Ok(exit)) => {
             tracing::debug!(id, ?exit, "the runtime did not delete the container");
@@ -126,8 +170,8 @@ pub(crate) fn delete(folder: &Path, id: &str) {
     }
 }
 
-/// Calls the runtime that runs a container.
-pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Asked {
+/// Calls the runtime that runs a container, and kills the runtime's process when the call takes longer than `most`.
+pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     let held = match HeldFolder::open(folder) {
         Ok(held) => held,
         Err(Errno::NOENT) => return Asked::Gone,
@@ -156,7 +200,8 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str]) -> Asked {
                 Err(ProcessError::Call { source: Errno::PERM, .. }) => {}
                 entered => entered?,
             }
-            Ok(kernel::process::spawn(command, &Setup::default())?.process.wait()?)
+            let process = kernel::process::spawn(command, &Setup::default())?.process;
+            finish(&process, &runtime, arguments.first().copied().unwrap_or_default(), most)
         };
         scope.spawn(work).join()
     });
@@ -240,7 +285,7 @@ mod tests {
     #[test]
     fn a_runtime_that_cannot_be_asked_is_not_one_that_is_unknown() {
         let folder = tempfile::tempdir().unwrap();
-        let told = |folder: &Path| match ask(folder, &["kill"]) {
+        let told = |folder: &Path| match ask(folder, &["kill"], ANSWER) {
             Asked::Answer(Err(error)) => chain(&error),
             other => format!("{other:?}"),
         };
@@ -259,6 +304,34 @@ mod tests {
         assert!(text.starts_with(&read), "{text}");
         let said = crate::life::detached::signal(path, "c1", "TERM").unwrap_err();
         assert_eq!(said, format!("cannot send TERM to c1: {text}"));
+    }
+
+    #[test]
+    fn a_runtime_that_does_not_answer_is_killed() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("hanging");
+        // A file that is still open for writing in a child of another test cannot be executed (ETXTBSY): a copy by another
+        // process was never open in this one.
+        let script = folder.path().join("script");
+        std::fs::write(&script, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let copied = Command::new("cp").arg(&script).arg(&program).status().unwrap();
+        assert!(copied.success());
+        std::fs::write(folder.path().join(RUNTIME_PATH), program.as_os_str().as_bytes()).unwrap();
+        std::fs::create_dir(folder.path().join(RUNTIME_STATE)).unwrap();
+        let since = std::time::Instant::now();
+        let asked = ask(folder.path(), &["pause", "c1"], Duration::from_secs(2));
+        assert!(since.elapsed() < Duration::from_secs(60));
+        let Asked::Answer(Err(error)) = asked else { panic!("{asked:?}") };
+        let expect = format!(
+            "{} did not finish its call `pause` within 2 seconds, and was killed",
+            program.display()
+        );
+        assert_eq!(chain(&error), expect);
+        let pid = std::fs::read_to_string(folder.path().join("pid")).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists());
     }
 
     #[test]

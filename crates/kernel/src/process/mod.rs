@@ -185,6 +185,25 @@ impl Process {
         }
     }
 
+    /// Waits until it ends, but for no longer than `most`; returns how it ended, or none if it has not. It must be a child,
+    /// as for [`Process::wait`].
+    ///
+    /// # Errors
+    /// As [`Process::wait`].
+    pub fn wait_at_most(&self, most: Duration) -> Result<Option<Exit>, ProcessError> {
+        let since = Instant::now();
+        loop {
+            let rest = Timespec::try_from(most.saturating_sub(since.elapsed())).ok();
+            let mut fds = [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN)];
+            match rustix::event::poll(&mut fds, rest.as_ref()) {
+                Ok(0) => return Ok(None),
+                Ok(_) => return self.wait().map(Some),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
+            }
+        }
+    }
+
     /// Waits until it is a child of this process, whose own parent ends now ([`set_subreaper`]). All other children
     /// that have ended by then are waited for, so no other code may wait for children of this process.
     ///
