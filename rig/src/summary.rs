@@ -66,6 +66,11 @@ impl Summary {
             let reason = reason.trim_start_matches(", ");
             self.skipped.insert((name.to_owned(), format!("#[ignore]: {reason}")));
         }
+        // The runner of `cargo xtask test` says so of processes, mounts and files of a test program.
+        if line.starts_with("LEFT BEHIND ") {
+            self.failed.push(line.to_owned());
+            return Some(line);
+        }
         self.in_failures |= line == "failures:";
         (self.in_failures || line.contains("SKIPPED: ")).then_some(line)
     }
@@ -80,11 +85,12 @@ mod tests {
         let text = "\nrunning 4 tests\ntest a ... ok\ntest b ... FAILED\ntest c ... ok\ntest d ... ignored, a measurement\n\n\
             successes:\n\n---- c stdout ----\nSKIPPED: mkfs.erofs is not installed\nSKIPPED: and more\n\n\
             successes:\n    a\n    c\n\nfailures:\n\n---- b stdout ----\nthread panicked\n\nfailures:\n    b\n\n\
-            test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+            test result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\
+            LEFT BEHIND by e: the file /tmp/f\n";
         let mut summary = Summary::default();
         let shown: Vec<_> = text.lines().filter_map(|line| summary.line(line)).collect();
         assert_eq!(summary.passed, 2);
-        assert_eq!(summary.failed, ["b"]);
+        assert_eq!(summary.failed, ["b", "LEFT BEHIND by e: the file /tmp/f"]);
         let skipped: Vec<_> =
             summary.skipped.iter().map(|(test, why)| format!("{test}: {why}")).collect();
         assert_eq!(

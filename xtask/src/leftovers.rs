@@ -22,6 +22,15 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 
 /// Folders that programs of containers keep their state in. Only in continuous integration the machine is ours alone.
 const STATE: [&str; 5] = ["/run", "/run/crun", "/run/lock", "/run/quire", "/run/runc"];
+/// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
+/// filters and user namespaces, and the state of podman, skopeo and buildah.
+const KEPT: [&str; 5] = [
+    "/run/containers",
+    "/run/quire/filter-",
+    "/run/quire/fixes-",
+    "/run/quire/runtime-",
+    "/run/quire/userns",
+];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -157,7 +166,8 @@ fn places_left(folder: &Path) -> Result<Vec<String>> {
 
 fn state() -> BTreeSet<String> {
     let entries = STATE.iter().filter_map(|it| fs::read_dir(it).ok()).flatten().flatten();
-    entries.map(|it| it.path().display().to_string()).collect()
+    let paths = entries.map(|it| it.path().display().to_string());
+    paths.filter(|path| !KEPT.iter().any(|kept| path.starts_with(kept))).collect()
 }
 
 #[cfg(test)]

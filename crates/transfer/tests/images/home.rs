@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use image::erofs::read::{Image, Owners, View, to_tree};
+use image::erofs::read::Owners;
 use image::tree::Tree;
 use image::verity::ImageId;
 use oci::manifest::Platform;
@@ -40,8 +40,8 @@ impl Home {
 
     /// The tree of an image.
     pub(crate) fn tree(&self, id: &ImageId) -> Tree {
-        let image = Image::open(self.store.open_image(id).unwrap().image).unwrap();
-        to_tree(&image, View::Composefs(Owners::AsWritten)).unwrap().tree
+        let image = self.store.open_image(id).unwrap();
+        self.store.tree(&image, Owners::AsWritten).unwrap().tree
     }
 
     /// Such that every thread has somebody to race with.

@@ -161,7 +161,7 @@ mod tests {
 
     use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
 
-    use super::{DATA_LAYERS, EACH, Naming, overlay_as};
+    use super::{DATA_LAYERS, EACH, Naming, Unmount, overlay_as, unmount};
     use crate::mount::{
         Credentials, Detached, Durability, OverlayOptions, Propagation, TmpfsOptions, Upper,
         Verity, XattrNamespace, tmpfs,
@@ -244,6 +244,7 @@ mod tests {
         }
         let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         assert!(!mounts.contains(&own));
+        unmount(at.path(), Unmount::Lazy).unwrap();
     }
 
     /// In one test, since each looks for what another has for the time being.
