@@ -429,7 +429,8 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
     let mut command = command(start.runtime, start.folder);
     command.args(["kill", start.id]).arg(signal.as_raw().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let setup = Setup { signals: Some(start.signals), ..Setup::default() };
+    let die_with_parent = Some(Signal::KILL);
+    let setup = Setup { signals: Some(start.signals), die_with_parent, ..Setup::default() };
     let exit = kernel::process::spawn(command, &setup)
         .map_err(AskError::from)
         .and_then(|it| finish(&it.process, start.runtime, "kill", KILLING));

@@ -200,7 +200,9 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
                 Err(ProcessError::Call { source: Errno::PERM, .. }) => {}
                 entered => entered?,
             }
-            let process = kernel::process::spawn(command, &Setup::default())?.process;
+            // A monitor that is killed while it waits leaves no runtime that hangs.
+            let setup = Setup { die_with_parent: Some(Signal::KILL), ..Setup::default() };
+            let process = kernel::process::spawn(command, &setup)?.process;
             finish(&process, &runtime, arguments.first().copied().unwrap_or_default(), most)
         };
         scope.spawn(work).join()
