@@ -208,6 +208,8 @@ impl PortsReport {
 }
 
 pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answer> {
+    // A file of them may be a pipe without a writer, and a signal ends the wait for it.
+    let env = crate::wanted::environment(&args.program)?;
     let signals = Signals::block(&FORWARDED)?;
     let terminal = crate::wanted::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
@@ -234,7 +236,7 @@ pub(crate) fn exec(context: &Context, args: &args::Exec) -> anyhow::Result<Answe
     });
     let more = More {
         args: args.command.clone(),
-        env: crate::wanted::environment(&args.program)?,
+        env,
         working_dir: args.program.workdir.clone(),
         user: user.transpose()?,
         terminal,

@@ -37,9 +37,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
-    // Before anything else: no signal may end us between the container's folder and its removal.
+    // A file of them may be a pipe without a writer, and a signal ends the wait for it.
+    let env = crate::wanted::environment(&args.wanted.program)?;
+    // Before the rest: no signal may end us between the container's folder and its removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let ready = prepare(context, args, signals)?;
+    let ready = prepare(context, args, env, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -64,7 +66,12 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow::Result<Ready> {
+fn prepare(
+    context: &Context,
+    args: &args::Run,
+    env: Vec<String>,
+    signals: Arc<Signals>,
+) -> anyhow::Result<Ready> {
     let terminal = terminal_of_run(args)?;
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
@@ -106,8 +113,11 @@ fn prepare(context: &Context, args: &args::Run, signals: Arc<Signals>) -> anyhow
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Before it is taken for a host name.
     store::check_id(&id)?;
-    let plan =
-        ContainerPlan::new(config, container_wish(context, args, terminal, id)?, runtime.kind)?;
+    let plan = ContainerPlan::new(
+        config,
+        container_wish(context, args, terminal, id, env)?,
+        runtime.kind,
+    )?;
     let asked = Arc::clone(&signals);
     let input = std::io::stdin();
     let ways = Ways::new(context.who(), &args.wanted.trust);

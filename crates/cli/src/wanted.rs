@@ -1,7 +1,7 @@
 //! Options for a container, which override its image's configuration.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
@@ -59,6 +59,7 @@ pub(crate) fn wishes(
     terminal: Terminal,
     id: &str,
     access: Access,
+    env: Vec<String>,
 ) -> anyhow::Result<Wishes> {
     let command = command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
@@ -79,7 +80,7 @@ pub(crate) fn wishes(
             "" => Vec::new(),
             program => vec![program.to_owned()],
         }),
-        env: environment(&wanted.program)?,
+        env,
         working_dir: wanted.program.workdir.clone(),
         terminal,
         network: match &wanted.network {
@@ -108,10 +109,11 @@ pub(crate) fn container_wish(
     args: &args::Run,
     terminal: Terminal,
     id: String,
+    env: Vec<String>,
 ) -> anyhow::Result<ContainerWish> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted);
-    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access())?;
+    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), env)?;
     bundle.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
     crate::security::remark_on_labels(context, wanted);
     let pasta = crate::network::pasta(context, args, &mut bundle.network)?;
@@ -200,19 +202,30 @@ pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> Writabl
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
+/// The largest `--env-file`: more than execve(2) passes to a program.
+const LARGEST: u64 = 4 << 20;
+
 /// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
+/// A file may be a pipe that nobody writes to, so this is called while signals still end the process.
 pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
     for path in &program.env_file {
         let failed = || format!("--env-file {}", path.display());
-        let bytes = std::fs::read(path).with_context(failed)?;
+        let mut bytes = Vec::new();
+        let file = std::fs::File::open(path).with_context(failed)?;
+        file.take(LARGEST + 1).read_to_end(&mut bytes).with_context(failed)?;
+        if bytes.len() as u64 > LARGEST {
+            return Err(anyhow!("it is larger than {} MiB", LARGEST >> 20).context(failed()));
+        }
         let text = String::from_utf8(bytes).ok().context("it is not UTF-8, which runtimes need");
         env.extend(variables(&text.with_context(failed)?, &of_caller).with_context(failed)?);
     }
     for variable in &program.env {
-        match variable.contains('=') {
-            true => env.push(variable.clone()),
-            false => env.extend(of_caller(variable)?),
+        match variable.split_once('=') {
+            // The value may be a secret.
+            Some(("", _)) => bail!("--env: a variable has no name before the ="),
+            Some(_) => env.push(variable.clone()),
+            None => env.extend(of_caller(variable)?),
         }
     }
     Ok(env)
@@ -227,17 +240,22 @@ fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
 }
 
 /// The variables of a file: in each line NAME=VALUE, or NAME for the caller's value. Blanks before the name are left out, and
-/// nothing else: quotes are part of the value. Empty lines and lines that begin with # are passed over. Source: podman
+/// nothing else: quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is left out. Empty lines and lines that begin with # are passed over. Source: podman
 /// `pkg/env/env.go`, `ParseFile`.
 fn variables(
     text: &str,
     of_caller: &dyn Fn(&str) -> anyhow::Result<Option<String>>,
 ) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     for (index, line) in text.lines().enumerate() {
         let line = line.trim_start_matches([' ', '\t']);
         if line.is_empty() || line.starts_with('#') {
             continue;
+        }
+        // Source: environ(7): a variable is a string that ends with a NUL.
+        if line.contains('\0') {
+            bail!("line {} has a NUL byte, which no variable can have", index + 1);
         }
         match line.split_once('=') {
             // The line itself may be a secret.
@@ -268,6 +286,12 @@ mod tests {
         for text in ["=secret", "A=1\n  =secret"] {
             let error = variables(text, &of_caller).unwrap_err().to_string();
             assert!(error.contains("has no name") && !error.contains("secret"), "{error}");
+        }
+        check("\u{feff}A=1\nB=\u{feff}\n", &["A=1", "B=\u{feff}"]);
+        check("\u{feff}# no\n", &[]);
+        for text in ["\nA=secret\0B=2", "A=1\nsecret\0", "A=1\nse\0cret=1"] {
+            let error = variables(text, &of_caller).unwrap_err().to_string();
+            assert_eq!(error, "line 2 has a NUL byte, which no variable can have", "{text:?}");
         }
     }
 }

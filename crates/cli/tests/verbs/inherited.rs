@@ -253,16 +253,47 @@ fn variables_come_from_files() {
     start(&place, &["--name", "files"], "sleep 60");
     let ran = show(&[&["exec"], &both[..], &["files", "sh", "-c", script]].concat());
     assert_eq!(ran.out, "mine|2|caller's|none\n", "{}", ran.err);
-    for (file, text) in [("bad", "line 2 has no name"), ("absent", "--env-file absent")] {
+    fs::write(place.path("zero"), "A=1\0B=hush\n").unwrap();
+    fs::File::create(place.path("large")).unwrap().set_len(1 << 40).unwrap();
+    for (file, text) in [
+        ("bad", "line 2 has no name"),
+        ("absent", "--env-file absent"),
+        ("zero", "--env-file zero: line 1 has a NUL byte"),
+        ("large", "--env-file large: it is larger than 4 MiB"),
+    ] {
         let ran = show(&["run", "--quiet", "--env-file", file, "a", "true"]);
         assert_eq!(ran.code, Some(125), "{file}: {}", ran.err);
         assert!(ran.err.contains(text) && !ran.err.contains("hush"), "{file}: {}", ran.err);
     }
+    let ran = show(&["run", "--quiet", "-e", "=hush", "a", "true"]);
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
+    assert!(ran.err.contains("no name before the =") && !ran.err.contains("hush"), "{}", ran.err);
     fs::create_dir(place.path("bundle")).unwrap();
     place.out("bundle --quiet --env-file more a bundle -- true");
     let config = fs::read_to_string(place.path("bundle/config.json")).unwrap();
     place.out("umount bundle/rootfs");
     assert!(config.contains("\"B=2\""), "{config}");
+}
+
+/// fifo(7): who opens one waits for a writer. signal(7): SIGTERM ends a process that does nothing about it.
+#[test]
+fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
+    let Some(place) = place() else { return };
+    let made = Command::new("mkfifo").arg(place.path("fifo")).status().unwrap();
+    assert!(made.success());
+    let _guard = Rm(&place, "piped");
+    start(&place, &["--name", "piped"], "sleep 1000");
+    for words in [
+        &["run", "--quiet", "--env-file", "fifo", "a", "true"][..],
+        &["exec", "--env-file", "fifo", "piped", "true"],
+    ] {
+        for signal in ["TERM", "INT"] {
+            let before = ["timeout", "-s", signal, "-k", "10", "2"];
+            let ran = Ran::of(&by(&place, &before, words).output().unwrap());
+            // Source: timeout(1): 124 if its signal ended the command, 137 if only KILL did.
+            assert_eq!(ran.code, Some(124), "{words:?} {signal}: {}", ran.err);
+        }
+    }
 }
 
 /// timeout(1) sends its signal to the command and then to the group, so that it arrives twice.
