@@ -177,7 +177,10 @@ impl Model {
         }
         // A repair that was not done may have left what is damaged, and has taken nothing else.
         if self.repairs() && !says_done {
-            let lost: Vec<_> = self.store.keys().filter(|it| !store.contains_key(*it)).collect();
+            // The mark of an image that lacks something goes when nothing is lacking: what is damaged is still there.
+            let is_mark = |it: &Path| it.extension().is_some_and(|it| it == "lacking");
+            let kept = self.store.keys().filter(|it| !is_mark(it.as_ref()));
+            let lost: Vec<_> = kept.filter(|it| !store.contains_key(*it)).collect();
             if !lost.is_empty() {
                 wrong.push(format!("sound files were removed: {lost:?}"));
             }

@@ -191,6 +191,7 @@ pub(crate) const SKIPS: &[(&str, &str)] = &[
     ("mkfs.xfs is not installed", "stores on XFS are tested on the host"),
     ("mkfs.btrfs is not installed", "stores on btrfs are tested on the host"),
     ("perl is not installed", "networks by pasta are tested on the host"),
+    ("no C compiler for a static program", "images without a C library are tested on the host"),
 ];
 
 /// Whether a reason may be given on this kernel; `host_lacks` knows the programs that no guest can have.
