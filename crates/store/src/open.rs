@@ -92,7 +92,7 @@ pub enum OpenImageError {
         files: usize,
         /// Path of the first one.
         path: Vec<u8>,
-        /// What it lacks.
+        /// The missing data.
         data: Box<LackingData>,
     },
     /// A device is filled on demand, and who fills it does not lend it.

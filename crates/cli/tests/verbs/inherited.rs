@@ -40,7 +40,7 @@ fn mask(status: &str, name: &str) -> u64 {
 }
 
 /// Perl's `$SIG{CHLD} = 'IGNORE'`, C daemons and others ignore signals or block them, and exec(2) keeps that. Containers begin
-/// with default actions, as those of podman and Docker do: signal(7) says what is inherited.
+/// with default actions, as in podman and Docker. Source: signal(7), on what exec keeps.
 #[test]
 fn signals_that_the_caller_ignores_or_blocks_change_nothing() {
     let Some(place) = place() else { return };

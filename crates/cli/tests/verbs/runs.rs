@@ -436,7 +436,7 @@ fn home_is_that_of_the_programs_user() {
     }
 }
 
-/// crun(1), `--log`: what is before a colon is the kind of log. Others have their own little languages.
+/// crun(1), `--log`: the text before a colon names the kind of log. Other programs have similar syntax for paths.
 #[test]
 fn a_store_may_be_below_any_folder() {
     use std::os::unix::ffi::OsStrExt as _;

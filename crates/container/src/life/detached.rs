@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(process.env, ["AB=2", "A=3"]);
         assert_eq!(process.user, SpecUser::new(&user));
         assert!(process.capabilities.effective.is_empty());
-        // As podman and Docker have it: what somebody has set stays, and else it is this user's.
+        // As in podman and Docker: a HOME that the caller or the image set stays, otherwise the user's own is set.
         let first = SpecProcess { env: vec!["HOME=/root".to_owned(), "B=1".to_owned()], ..first };
         let check = |env: &[&str], user: Option<&User>, home, expect: &[&str]| {
             let process = more(env, user.cloned()).process(first.clone(), home);

@@ -30,7 +30,7 @@ impl Usage {
     }
 }
 
-/// How often a directory is walked in which directories are moved meanwhile.
+/// The number of walks before a measurement fails because directories keep moving.
 const TRIES: u32 = 4;
 
 /// The use of a directory and all in it, however deep. What vanishes meanwhile counts nothing.

@@ -99,7 +99,7 @@ pub enum LazyPublishError {
 }
 
 impl LazyPublishError {
-    /// Whether what is in the way are claims about a device that came with another image, and that nobody has compared.
+    /// Whether the publication failed because another image's unproven index describes a shared device differently.
     #[must_use]
     pub const fn is_contradiction(&self) -> bool {
         use SparseError::{Condemned, Indexed, OtherIndex};

@@ -1,4 +1,4 @@
-//! What is damaged or lost comes back from the registry that it came from.
+//! `fsck --repair` fetches damaged or lost data from the registry that the image was pulled from.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -179,7 +179,6 @@ fn requests_for_more_are_refused() {
     attack(&user, &service, "lent_and_held", &image);
 }
 
-/// Rule S6: what a user has mounted is counted, and given back.
 /// A user's connections take nothing that other users need: whose they are is known before they have a place.
 #[test]
 fn a_flood_of_one_user_keeps_no_other_out() {
@@ -251,6 +250,7 @@ fn no_user_of_the_host_can_end_what_speaks_with_clients() {
     }
 }
 
+/// Rule S6: what a user has mounted is counted, and given back.
 #[test]
 fn images_are_counted_for_each_user() {
     let Some(user) = user_with_image() else { return };
