@@ -208,8 +208,8 @@ impl Session {
         Some(Self { place, registry, xtask })
     }
 
-    /// Runs a script in a session of its own, with what `page` takes for granted, for five minutes at most. On a terminal, where somebody types
-    /// `exit` again and again: programs that read it are asked to end.
+    /// Runs a script in a session of its own, with what `page` takes for granted, for five minutes at most. It has a
+    /// terminal, where `exit` is typed again and again, so that programs that read it end.
     fn run(&self, page: &str, script: &str) -> Ran {
         let base = tempfile::tempdir_in(self.place.folder.path()).unwrap();
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -232,13 +232,19 @@ impl Session {
         ];
         let words: Vec<_> = words.iter().map(|it| format!("'{}'", it.display())).collect();
         let inner = format!(
-            "timeout --kill-after=5 300 unshare --mount --pid --fork --kill-child --mount-proc --propagation private sh '{}' {}",
+            "exec timeout --foreground --kill-after=5 300 \
+             unshare --mount --pid --fork --kill-child --mount-proc --propagation private sh '{}' {}",
             file.display(),
             words.join(" ")
         );
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &inner, "/dev/null"]);
-        command.env_remove("QUIRE_STORE").stdin(Stdio::piped()).stdout(Stdio::piped());
+        // `script` starts the user's shell. It is the same for all who run this test.
+        command
+            .env("SHELL", "/bin/sh")
+            .env_remove("QUIRE_STORE")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut typed = child.stdin.take().unwrap();
         let typing = std::thread::spawn(move || {
@@ -276,9 +282,9 @@ fn run_lines(page: &str, script: &str, used: &mut [bool]) -> String {
     lines
 }
 
-/// The last lines of a session's output.
+/// The last lines of a session's output, without what the terminal repeats of what is typed.
 fn tail(text: &str) -> String {
-    let lines: Vec<_> = text.lines().collect();
+    let lines: Vec<_> = text.lines().filter(|it| it.trim_end() != "exit").collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
