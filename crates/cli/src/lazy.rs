@@ -23,7 +23,7 @@ use container::owner::check_lazy;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use kernel::process::{Signal, Signals};
-use oci::blobs::{BlobSource, FailingReader};
+use oci::blobs::{BlobSource, FailingReader, Whole};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use serve::lazy::{
@@ -282,7 +282,7 @@ impl<'a> StoreBlobs<'a> {
 
 impl BlobSource for ImageBlobs<'_, '_> {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
-        match self.ranges(digest, size, &[range]) {
+        match self.ranges(digest, size, &[range], Whole::Read) {
             Ok(parts) => Box::new(Cursor::new(parts.concat())),
             Err(error) => Box::new(FailingReader::new(error)),
         }
@@ -293,19 +293,20 @@ impl BlobSource for ImageBlobs<'_, '_> {
         digest: &Digest,
         size: u64,
         ranges: &[Range<u64>],
+        whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
         let mut failed =
             io::Error::other("the store keeps no such blob, and knows no registry that has it");
         let all = self.all;
         if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
-            match all.kept.ranges(digest, size, ranges) {
+            match all.kept.ranges(digest, size, ranges, whole) {
                 Ok(parts) => return Ok(parts),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => failed = error,
             }
         }
         for registry in all.registries((self.manifest, *digest)) {
-            match BlobSource::ranges(&*registry, digest, size, ranges) {
+            match BlobSource::ranges(&*registry, digest, size, ranges, whole) {
                 Ok(parts) => return Ok(parts),
                 Err(error) => failed = error,
             }

@@ -5,6 +5,15 @@ use std::ops::Range;
 
 use crate::Digest;
 
+/// What becomes of a request for a part of a blob that the source can only send as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whole {
+    /// All of it is read, and the part is kept.
+    Read,
+    /// It is an error.
+    Refuse,
+}
+
 /// A place that has blobs. It compares no digest: the reader has to.
 pub trait BlobSource: Send + Sync {
     /// The bytes `range` of a blob that has `size` bytes, in order. Every error comes with a read, also that there is no such
@@ -20,7 +29,10 @@ pub trait BlobSource: Send + Sync {
         digest: &Digest,
         size: u64,
         ranges: &[Range<u64>],
+        whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
+        // A reader of a part reads no more.
+        let _ = whole;
         within(size, ranges)?;
         let read = |range: &Range<u64>| {
             let (mut bytes, length) = (Vec::new(), range.end.saturating_sub(range.start));
@@ -32,19 +44,6 @@ pub trait BlobSource: Send + Sync {
             }
         };
         ranges.iter().map(read).collect()
-    }
-
-    /// As [`ranges`](Self::ranges), but a source that would have to read the whole blob for them gives an error.
-    ///
-    /// # Errors
-    /// As for [`ranges`](Self::ranges).
-    fn exact_ranges(
-        &self,
-        digest: &Digest,
-        size: u64,
-        ranges: &[Range<u64>],
-    ) -> io::Result<Vec<Vec<u8>>> {
-        self.ranges(digest, size, ranges)
     }
 
     /// Notes that the blob had wrong bytes: later reads ask other hosts first. Returns whether there is another host.
@@ -65,17 +64,9 @@ impl<T: BlobSource + ?Sized> BlobSource for &T {
         digest: &Digest,
         size: u64,
         ranges: &[Range<u64>],
+        whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        (**self).ranges(digest, size, ranges)
-    }
-
-    fn exact_ranges(
-        &self,
-        digest: &Digest,
-        size: u64,
-        ranges: &[Range<u64>],
-    ) -> io::Result<Vec<Vec<u8>>> {
-        (**self).exact_ranges(digest, size, ranges)
+        (**self).ranges(digest, size, ranges, whole)
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

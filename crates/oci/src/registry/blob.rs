@@ -16,7 +16,7 @@ use super::patience::Patience;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
-use crate::blobs::{BlobSource, within};
+use crate::blobs::{BlobSource, Whole, within};
 
 /// Bytes that are passed on at once.
 const PIECE: usize = 256 << 10;
@@ -84,19 +84,10 @@ impl BlobSource for Registry {
         digest: &Digest,
         size: u64,
         ranges: &[Range<u64>],
+        whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
         within(size, ranges)?;
-        Self::ranges(self, digest, ranges).map_err(io::Error::other)
-    }
-
-    fn exact_ranges(
-        &self,
-        digest: &Digest,
-        size: u64,
-        ranges: &[Range<u64>],
-    ) -> io::Result<Vec<Vec<u8>>> {
-        within(size, ranges)?;
-        Self::exact_ranges(self, digest, ranges).map_err(io::Error::other)
+        self.parts(digest, ranges, whole).map_err(io::Error::other)
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

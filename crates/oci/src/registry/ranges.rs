@@ -12,6 +12,7 @@ use super::patience::Patience;
 use super::transport::{Answer, Ask};
 use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
+use crate::blobs::Whole;
 
 /// The most ranges in one request: more would not fit into the lines that servers take.
 const RANGES_MAX: usize = 64;
@@ -19,15 +20,6 @@ const RANGES_MAX: usize = 64;
 const PARALLEL: usize = 4;
 /// The most bytes before each part of an answer.
 const PART_HEAD_MAX: u64 = 1024;
-
-/// A server that sends the whole blob where a part was asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whole {
-    /// The part is taken out of it.
-    Read,
-    /// An error: the caller has other ways.
-    Refuse,
-}
 
 impl Registry {
     /// Fetches a part of a blob. It cannot be compared with the digest.
@@ -54,19 +46,7 @@ impl Registry {
         self.parts(digest, ranges, Whole::Read)
     }
 
-    /// As [`ranges`](Self::ranges), but a host that can only send the whole blob is not asked to.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
-    pub fn exact_ranges(
-        &self,
-        digest: &Digest,
-        ranges: &[Range<u64>],
-    ) -> Result<Vec<Vec<u8>>, RegistryError> {
-        self.parts(digest, ranges, Whole::Refuse)
-    }
-
-    fn parts(
+    pub(super) fn parts(
         &self,
         digest: &Digest,
         ranges: &[Range<u64>],

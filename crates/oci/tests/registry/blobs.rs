@@ -1,6 +1,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use quire_oci::blobs::{BlobSource, Whole};
+
 use super::*;
 use testing::fake::{Reply, Request, Server, content, reply, wait_for};
 
@@ -382,7 +384,8 @@ fn a_refused_range_is_read_from_the_start() {
     assert_same(&registry.range(&digest(&bytes), 10..20).unwrap(), &bytes[10..20]);
     let middle = registry.blob(&digest(&bytes), Some(5000), 100).until(200);
     assert_same(&read(middle).unwrap(), &bytes[100..200]);
-    registry.exact_ranges(&digest(&bytes), std::slice::from_ref(&(10..20))).unwrap_err();
+    let part = std::slice::from_ref(&(10..20));
+    BlobSource::ranges(&registry, &digest(&bytes), 5000, part, Whole::Refuse).unwrap_err();
 }
 
 /// Source: RFC 9110, 12.5.3: without `Accept-Encoding`, any content coding is acceptable.

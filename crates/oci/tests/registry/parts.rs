@@ -1,6 +1,6 @@
 //! Parts of blobs: no byte behind them is asked for.
 
-use quire_oci::blobs::BlobSource;
+use quire_oci::blobs::{BlobSource, Whole};
 use quire_oci::layout::Layout;
 
 use super::*;
@@ -76,7 +76,8 @@ fn every_source_of_blobs_gives_the_same_bytes() {
             let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
             assert_same(&part(range).unwrap(), &bytes[start..end]);
         }
-        let parts = source.ranges(&digest(&bytes), 300_000, &[9..12, 0..3, 100_000..100_001]);
+        let parts =
+            source.ranges(&digest(&bytes), 300_000, &[9..12, 0..3, 100_000..100_001], Whole::Read);
         let expect = [&bytes[9..12], &bytes[..3], &bytes[100_000..100_001]].map(<[u8]>::to_vec);
         assert_eq!(parts.unwrap(), expect);
         // What is not there, and another length than was claimed, are errors of the first read.
@@ -86,9 +87,13 @@ fn every_source_of_blobs_gives_the_same_bytes() {
         assert!(got.is_empty());
         absent.read(&mut [0]).unwrap_err();
         source.blob(&digest(&bytes), 300_001, 0..300_001).read_to_end(&mut got).unwrap_err();
-        let behind = source.ranges(&digest(&bytes), 300_000, &[0..1, 299_999..300_002]);
+        let behind =
+            source.ranges(&digest(&bytes), 300_000, &[0..1, 299_999..300_002], Whole::Read);
         assert_eq!(behind.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
-        assert_eq!(source.ranges(&digest(&bytes), 300_000, &[]).unwrap(), Vec::<Vec<u8>>::new());
+        assert_eq!(
+            source.ranges(&digest(&bytes), 300_000, &[], Whole::Read).unwrap(),
+            Vec::<Vec<u8>>::new()
+        );
         assert!(!source.distrust(&digest(&bytes)), "there is no other place");
     }
 }

@@ -345,6 +345,7 @@ mod tests {
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
+    use oci::blobs::Whole;
 
     use super::*;
 
@@ -419,10 +420,10 @@ mod tests {
         // In part it is not there yet.
         source.blob(&digest, 10_000, 0..1).read(&mut [0]).unwrap_err();
         kept.finish().unwrap();
-        let parts = source.ranges(&digest, 10_000, &[5000..5003, 0..10_000]).unwrap();
+        let parts = source.ranges(&digest, 10_000, &[5000..5003, 0..10_000], Whole::Read).unwrap();
         assert!(parts[0] == bytes[5000..5003] && parts[1] == bytes);
         source.blob(&digest, 9999, 0..1).read(&mut [0]).unwrap_err();
-        source.ranges(&digest, 10_000, &[0..1, 9999..10_001]).unwrap_err();
+        source.ranges(&digest, 10_000, &[0..1, 9999..10_001], Whole::Read).unwrap_err();
         assert!(!source.distrust(&digest));
     }
 

@@ -12,7 +12,7 @@ use crate::chunked::{Plan, Ranges, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
 use crate::lazy::update::UpdatePlan;
 use image::digest::Digest;
-use oci::blobs::{BlobSource, FailingReader};
+use oci::blobs::{BlobSource, FailingReader, Whole};
 use oci::manifest::Descriptor;
 
 /// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
@@ -40,7 +40,7 @@ impl Ranges for Parts<'_> {
         if length > RANGE_MAX {
             return self.blobs.blob(&self.digest, self.size, range);
         }
-        match self.blobs.ranges(&self.digest, self.size, &[range]) {
+        match self.blobs.ranges(&self.digest, self.size, &[range], Whole::Read) {
             Ok(parts) => Box::new(Cursor::new(parts.concat())),
             Err(error) => Box::new(FailingReader::new(error)),
         }

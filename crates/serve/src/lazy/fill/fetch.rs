@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use image::lazy::UNIT;
+use oci::blobs::Whole;
 
 use super::{Cause, FillError, LayerFiller, Why, cause_of, lock};
 use crate::lazy::seams::Side;
@@ -132,7 +133,12 @@ impl LayerFiller<'_> {
     fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, FillError> {
         let head = &self.index.head;
         let begun = Instant::now();
-        let parts = self.blobs.ranges(&head.blob, head.blob_bytes, std::slice::from_ref(&range));
+        let parts = self.blobs.ranges(
+            &head.blob,
+            head.blob_bytes,
+            std::slice::from_ref(&range),
+            Whole::Read,
+        );
         let wanted = range.end - range.start;
         if parts.is_ok() {
             lock(&self.pace).took(wanted, begun.elapsed());

@@ -10,7 +10,7 @@ use image::lazy::{HEAD_MAX, Head, SpanPlace};
 use image::tar::Segment;
 use image::tar::recipe::{Operation, Reader};
 use image::verity::{Algorithm, DeviceId, ObjectId};
-use oci::blobs::BlobSource;
+use oci::blobs::{BlobSource, Whole};
 use oci::manifest::Descriptor;
 use store::{LookupError, Store};
 
@@ -245,7 +245,9 @@ fn frames(
     let fetched = match &ranges[..] {
         [] => return Ok(BTreeMap::new()),
         [all] if *all == (0..windows.size) => vec![whole(source, windows)?],
-        some => source.exact_ranges(&windows.digest, windows.size, some).map_err(failed)?,
+        some => {
+            source.ranges(&windows.digest, windows.size, some, Whole::Refuse).map_err(failed)?
+        }
     };
     let cut = |group: usize| {
         let place = &places[group];

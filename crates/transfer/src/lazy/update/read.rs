@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use image::gzip::Window;
 use image::tar::recipe::{Objects, TarReader};
 use image::verity::ObjectId;
-use oci::blobs::BlobSource;
+use oci::blobs::{BlobSource, Whole};
 use store::ObjectReader;
 
 use super::UpdateError;
@@ -164,7 +164,8 @@ impl Contents<'_, '_> {
                 return Err(bad("the plan lacks a span"));
             }
             let head = &self.plan.head;
-            let fetched = self.source.exact_ranges(&head.blob, head.blob_bytes, &ranges)?;
+            let fetched =
+                self.source.ranges(&head.blob, head.blob_bytes, &ranges, Whole::Refuse)?;
             let bytes: usize = fetched.iter().map(Vec::len).sum();
             self.fetched.fetch_add(bytes as u64, Ordering::Relaxed);
             self.batch.extend((self.next..).zip(fetched));
