@@ -30,7 +30,7 @@ use zlink::tokio::unix::Stream;
 use super::connection::{LendAnswer, PIECE_MAX};
 use super::images::{Copies, Copy, CopyKey};
 use super::namespace;
-use super::users::{MountPolicy, Peer, UserCounts};
+use super::users::{MountPolicy, Peer, TurnOf, UserCounts};
 use super::wire::{DescribeReply, LendReply, MountsError};
 use super::writer;
 use crate::descriptor::{receive_piece, send_piece};
@@ -338,7 +338,8 @@ impl Service {
         let policy = self.policy()?;
         policy.admits(peer)?;
         let mut counts = lock(&self.counts);
-        let wait = counts.connection_turn(peer.user, &policy.limits, Instant::now())?;
+        let (user, limits) = (peer.user, &policy.limits);
+        let wait = counts.turn(TurnOf::Connection, user, limits, Instant::now())?;
         Ok((policy, wait))
     }
 
@@ -448,7 +449,8 @@ impl Service {
     ) -> Result<(LendReply, OwnedFd), MountsError> {
         let policy = self.policy()?;
         policy.admits(peer)?;
-        let wait = lock(&self.counts).request_turn(peer.user, &policy.limits, Instant::now())?;
+        let (user, limits) = (peer.user, &policy.limits);
+        let wait = lock(&self.counts).turn(TurnOf::Request, user, limits, Instant::now())?;
         tokio::time::sleep(wait).await;
         let turn = {
             let mut turns = lock(&self.turns);

@@ -178,28 +178,20 @@ impl UserCounts {
         }
     }
 
-    /// How long a connection has to wait for its turn: each costs a process.
-    pub(super) fn connection_turn(
+    /// How long something has to wait for its turn.
+    pub(super) fn turn(
         &mut self,
+        of: TurnOf,
         user: u32,
         limits: &MountLimits,
         now: Instant,
     ) -> Result<Duration, MountsError> {
-        self.0
-            .get_mut(&user)
-            .map_or(Ok(Duration::ZERO), |it| turn(&mut it.next_connection, user, limits, now))
-    }
-
-    /// How long a request has to wait for its turn.
-    pub(super) fn request_turn(
-        &mut self,
-        user: u32,
-        limits: &MountLimits,
-        now: Instant,
-    ) -> Result<Duration, MountsError> {
-        self.0
-            .get_mut(&user)
-            .map_or(Ok(Duration::ZERO), |it| turn(&mut it.next_request, user, limits, now))
+        let Some(count) = self.0.get_mut(&user) else { return Ok(Duration::ZERO) };
+        let next = match of {
+            TurnOf::Connection => &mut count.next_connection,
+            TurnOf::Request => &mut count.next_request,
+        };
+        turn(next, user, limits, now)
     }
 
     /// Whether a user may have an image copied.
@@ -226,6 +218,15 @@ impl UserCounts {
             count.copies_paid = count.copies_paid.max(begun) + price;
         }
     }
+}
+
+/// What has to wait for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TurnOf {
+    /// A connection: each costs a process.
+    Connection,
+    /// A request.
+    Request,
 }
 
 fn turn(
@@ -286,20 +287,20 @@ mod tests {
         counts.leave(1);
         assert!(counts.serve(1, &limits));
         // Those of two seconds at once, and then one in each tenth of a second.
-        let mut turn = |user, now| counts.request_turn(user, &limits, now);
+        let mut turn = |user, now| counts.turn(TurnOf::Request, user, &limits, now);
         let waits: Vec<_> = (0..22).map(|_| turn(1, now).unwrap()).collect();
         assert!(waits[..21].iter().all(|it| it.is_zero()), "{waits:?}");
         assert_eq!(waits[21], Duration::from_millis(100));
         assert_eq!(turn(2, now), Ok(Duration::ZERO));
         assert_eq!((0..100).find(|_| turn(1, now).is_err()), Some(49));
-        assert_eq!(counts.connection_turn(1, &limits, now), Ok(Duration::ZERO));
+        assert_eq!(counts.turn(TurnOf::Connection, 1, &limits, now), Ok(Duration::ZERO));
         // What a user owes is not forgotten.
         for _ in 0..3 {
             counts.leave(1);
             counts.close(1, now);
         }
         assert!(counts.open(1, now));
-        assert!(counts.request_turn(1, &limits, now).is_err());
+        assert!(counts.turn(TurnOf::Request, 1, &limits, now).is_err());
         counts.close(1, now + Duration::from_secs(60));
         assert!(!counts.0.contains_key(&1));
     }
