@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use ::store::FsckOptions;
 use tonic::Code;
 
-use crate::lies::{apply, tar};
-use crate::store::FakeStore;
+use crate::lies::{Bringer, apply};
 use crate::{Engine, Stage, code, is_root, unpacked};
 
 /// The only file of this size or more in a folder.
@@ -27,10 +26,7 @@ fn a_layer_that_has_lost_something_is_read_again() {
         return;
     }
     let stage = Stage::new();
-    let store = FakeStore::start(&stage);
-    let mut engine = Engine::start(&stage, None);
-    let bytes = tar(&stage);
-    let digest = store.add(&bytes);
+    let Bringer { store, mut engine, bytes, digest } = Bringer::start(&stage);
     let folder = |name: &str| stage.0.path().join("store").join(name);
     let object = || file(&folder("objects"), 1);
     let recipe = || folder("layers").join(digest.to_string().replace(':', "-"));

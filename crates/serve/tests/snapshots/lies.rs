@@ -39,7 +39,7 @@ impl Engine {
 }
 
 /// A tar with a file.
-pub(crate) fn tar(stage: &Stage) -> Vec<u8> {
+fn tar(stage: &Stage) -> Vec<u8> {
     let tree = stage.0.path().join("tree");
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("file"), "file".repeat(5000)).unwrap();
@@ -49,16 +49,32 @@ pub(crate) fn tar(stage: &Stage) -> Vec<u8> {
     made.stdout
 }
 
+/// An engine with a layer in its content store.
+pub(crate) struct Bringer {
+    pub(crate) store: FakeStore,
+    pub(crate) engine: Engine,
+    /// The layer: a tar with a file.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) digest: Digest,
+}
+
+impl Bringer {
+    pub(crate) fn start(stage: &Stage) -> Self {
+        let store = FakeStore::start(stage);
+        let engine = Engine::start(stage, None);
+        let bytes = tar(stage);
+        let digest = store.add(&bytes);
+        Self { store, engine, bytes, digest }
+    }
+}
+
 #[test]
 fn no_lie_of_a_content_store_becomes_a_layer() {
     if !is_root() {
         return;
     }
     let stage = Stage::with(Duration::from_secs(1));
-    let store = FakeStore::start(&stage);
-    let mut engine = Engine::start(&stage, None);
-    let bytes = tar(&stage);
-    let digest = store.add(&bytes);
+    let Bringer { store, mut engine, bytes, digest } = Bringer::start(&stage);
     let key = unpacked("1");
     let root = engine.prepare(&key, "").unwrap();
     let socket = stage.engine().display().to_string();
@@ -142,10 +158,7 @@ fn a_call_that_is_given_up_ends_its_work() {
         return;
     }
     let stage = Stage::new();
-    let store = FakeStore::start(&stage);
-    let mut engine = Engine::start(&stage, None);
-    let bytes = tar(&stage);
-    let digest = store.add(&bytes);
+    let Bringer { store, mut engine, bytes, digest } = Bringer::start(&stage);
     let (left, right) = roots(&mut engine);
     fs::write(right.join("file"), testing::noise(16 << 20)).unwrap();
     let key = unpacked("1");
