@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::crash::{Recorded, record};
 use super::lazy::Lazy;
 use super::{Failure, NOW, add_as, check, check_clean, import_as, name, open, sample};
+use crate::shelf::downloads::unproven::MANIFESTS_MAX;
 use crate::trace::Change;
 use crate::{
     BlobFile, Damage, Form, FsckOptions, OpenImageError, OpenOptions, Presence, Store, StoreItem,
@@ -106,6 +107,41 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     store.remove_ref(&name("two")).unwrap();
     import_proven(&store, "one");
     assert_eq!(marked(&store, &lazy.image), None);
+}
+
+/// Whoever may push can make as many manifests of an image as they like.
+#[test]
+fn a_mark_has_room_for_what_it_takes() {
+    let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
+    let store = open(directory.path());
+    lazy.publish(&store).unwrap();
+    let claim = |count: usize| {
+        let add = store.begin().unwrap();
+        for number in 0..count {
+            let mut longest = [0; 64];
+            longest[..8].copy_from_slice(&(number as u64).to_le_bytes());
+            add.unproven(lazy.image, Digest::from_sha512(&longest));
+        }
+        add.commit()
+    };
+    claim(MANIFESTS_MAX - 1).unwrap();
+    assert_eq!(marked(&store, &lazy.image).unwrap().len(), MANIFESTS_MAX);
+    let own = lazy.manifest();
+    assert_eq!(store.presence_of(&lazy.image, Some(&own)).unwrap(), Presence::Partial);
+    // Those that no name leads to make room.
+    let other = Digest::sha256(b"another manifest");
+    let add = store.begin().unwrap();
+    add.manifest(&other, b"another manifest").unwrap();
+    add.commit().unwrap();
+    lazy.publish_as(&store, "two", other).unwrap();
+    assert_eq!(marked(&store, &lazy.image), Some([own, other].into()));
+    // What does not fit is refused, before anything has a name, and the mark stays as it is.
+    let refused = claim(MANIFESTS_MAX - 1).unwrap_err();
+    assert!(format!("{refused:?}").contains("4097 manifests"), "{refused:?}");
+    assert_eq!(marked(&store, &lazy.image), Some([own, other].into()));
+    import_proven(&store, "one");
+    assert_eq!(marked(&store, &lazy.image), Some([other].into()));
+    check(&store).unwrap();
 }
 
 #[test]

@@ -2,13 +2,14 @@
 //! layers.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use image::verity::ImageId;
 
 use super::{State, Transaction};
 use crate::disk::DiskError;
 use crate::shelf::downloads::BlobFile;
-use crate::shelf::downloads::unproven::{UnprovenError, UnprovenMark, encode};
+use crate::shelf::downloads::unproven::{MANIFESTS_MAX, UnprovenError, UnprovenMark, encode};
 use crate::store::Store;
 use image::digest::Digest;
 
@@ -74,6 +75,7 @@ impl Transaction<'_> {
     }
 
     fn write_mark(&self, image: &ImageId, mark: &UnprovenMark) -> Result<(), DiskError> {
+        self.store.check_mark(image, mark)?;
         let (number, mut file) = self.new_file()?;
         file.write_all(&encode(image, mark))?;
         let (number, name) = (number.to_string(), BlobFile::Unproven(*image).file_name());
@@ -103,12 +105,37 @@ impl Store {
                 UnprovenMark { manifests: self.manifests_of(image)?, is_proven: false }
             }
         };
-        Ok(Some(UnprovenMark { manifests: &before.manifests | new, ..before }))
+        let mut manifests = &before.manifests | new;
+        if manifests.len() > MANIFESTS_MAX {
+            // Most of them have no name any more, or else the store has thousands of names for one image.
+            let (all, bad) = self.refs.readable()?;
+            if bad.is_empty() {
+                let named = all.into_values().filter(|it| it.image == *image);
+                let named: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
+                manifests = &(&before.manifests & &named) | new;
+            }
+        }
+        Ok(Some(UnprovenMark { manifests, ..before }))
+    }
+
+    /// Refuses a mark that nobody could read again.
+    fn check_mark(&self, image: &ImageId, mark: &UnprovenMark) -> Result<(), DiskError> {
+        if mark.manifests.len() <= MANIFESTS_MAX {
+            return Ok(());
+        }
+        let many = format!(
+            "{} manifests say that their layers make this image, and none of them was compared: remove some of its names, or \
+             pull them without --lazy",
+            mark.manifests.len()
+        );
+        let many = io::Error::new(io::ErrorKind::QuotaExceeded, many);
+        Err(self.downloads.directory.failed("write", BlobFile::Unproven(*image).file_name(), many))
     }
 
     /// Makes a damaged mark again, so that the image stays unproven. The store's lock is held exclusively.
     pub(crate) fn mend_mark(&self, image: &ImageId) -> Result<(), DiskError> {
         let mark = UnprovenMark { manifests: self.manifests_of(image)?, is_proven: false };
+        self.check_mark(image, &mark)?;
         let mark = encode(image, &mark);
         let name = BlobFile::Unproven(*image).file_name();
         self.tmp.replace(&self.downloads.directory, name, &mark)

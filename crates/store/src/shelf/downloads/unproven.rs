@@ -13,6 +13,9 @@ use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
+/// The most manifests in a mark: with the longest digests, they take 600 KB of a record.
+pub(crate) const MANIFESTS_MAX: usize = 4096;
+
 /// Why it is not known which manifests an image is to be compared with. The image is unproven all the same.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
