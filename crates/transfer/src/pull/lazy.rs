@@ -4,7 +4,7 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::reference::Reference;
 use oci::registry::Registry;
-use store::{Form, OpenImageError, Origin, RefName, Store};
+use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
     Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, tell_wrong_index,
@@ -148,7 +148,7 @@ pub fn pull_lazy(
         && let Err(error) = keep_traces(store, &parts)
     {
         // Programs start without them, only later.
-        let error: &dyn std::error::Error = &*error;
+        let error: &dyn std::error::Error = &error;
         tracing::warn!(image = %parts.id, error, "its traces are not kept");
     }
     let heads = parts.indexes.iter().map(|it| &it.head);
@@ -192,20 +192,22 @@ fn import_here(
     Ok(made)
 }
 
-/// Keeps the traces that came with an index. Those that were made here stay, unless one of the same name came.
-fn keep_traces(
-    store: &Store,
-    parts: &LazyParts,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// Keeps the traces that came with an index. Others of the image stay, as far as there is room.
+fn keep_traces(store: &Store, parts: &LazyParts) -> Result<(), DiskError> {
     let before = store.downloads.traces(&parts.id).unwrap_or_default();
-    let mut traces = parts.traces.clone();
-    for trace in before.iter().filter(|it| parts.traces.get(&it.name).is_none()) {
-        traces.set(trace.clone())?;
+    let traces = with_earlier(&parts.traces, &before);
+    if traces == before { Ok(()) } else { store.downloads.set_traces(&parts.id, &traces) }
+}
+
+/// The earlier ones may have come with another manifest of the image, and take no room from those that came now.
+fn with_earlier(came: &Traces, before: &Traces) -> Traces {
+    let mut all = came.clone();
+    for trace in before.iter().filter(|it| came.get(&it.name).is_none()) {
+        if let Err(error) = all.set(trace.clone()) {
+            tracing::info!(trace = trace.name, %error, "an earlier trace is dropped");
+        }
     }
-    if traces != before {
-        store.downloads.set_traces(&parts.id, &traces)?;
-    }
-    Ok(())
+    all
 }
 
 /// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read: and can be.
@@ -219,4 +221,28 @@ fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> 
     // One that was damaged, and perhaps removed, comes again.
     let has_index = |it| store.sparse.index_for(it, Some(manifest)).is_ok_and(|it| it.is_some());
     store.sparse_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
+}
+
+#[cfg(test)]
+mod tests {
+    use store::{Trace, Traces};
+
+    use super::with_earlier;
+
+    /// Another manifest of the image may have brought as many as there can be.
+    #[test]
+    fn earlier_traces_take_no_room_from_later_ones() {
+        let trace = |name: String| Trace { name, runs: Vec::new() };
+        let mut before = Traces::default();
+        let mut count = 0;
+        while before.set(trace(format!("a{count}"))).is_ok() {
+            count += 1;
+        }
+        let mut came = Traces::default();
+        came.set(trace("default".to_owned())).unwrap();
+        let all = with_earlier(&came, &before);
+        assert!(all.get("default").is_some() && all.iter().count() == count);
+        // What fits stays.
+        assert_eq!(with_earlier(&Traces::default(), &before), before);
+    }
 }
