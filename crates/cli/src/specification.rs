@@ -2,7 +2,8 @@
 //!
 //! `docs/format/mount-specification.md` describes it for those who read it.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::iter;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
@@ -111,7 +112,10 @@ fn overlay(image: &OpenImage) -> anyhow::Result<Option<OverlayReport>> {
         Form::Objects => {
             let mut options = vec!["metacopy=on", "redirect_dir=on"];
             options.extend(image.kernel_verity.then_some("verity=require"));
-            Ok(Some(OverlayReport { data: vec![path(image.objects.as_fd())?], options }))
+            let data =
+                iter::once(image.objects.as_fd()).chain(image.absent.as_ref().map(AsFd::as_fd));
+            let data = data.map(path).collect::<anyhow::Result<_>>()?;
+            Ok(Some(OverlayReport { data, options }))
         }
     }
 }

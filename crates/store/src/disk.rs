@@ -225,6 +225,14 @@ impl Directory {
         Ok(true)
     }
 
+    /// Makes a symlink that leads to itself, unless there is something of its name. No crash test looks at it.
+    pub(crate) fn link_to_itself(&self, name: &str) -> Result<(), DiskError> {
+        match rustix::fs::symlinkat(name, &self.fd, name) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => Err(self.failed("make symlink", name, errno)),
+        }
+    }
+
     /// Makes a directory for this user alone. `false` if there was something of that name before.
     pub(crate) fn make_private(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
         let name = name.as_ref();

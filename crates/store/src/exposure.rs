@@ -8,6 +8,7 @@ use rustix::fs::{Mode, Stat};
 use crate::disk::{Directory, DiskError};
 use crate::inventory::Inventory;
 use crate::open::OpenImage;
+use crate::shelf::absent::ABSENT;
 use crate::shelf::refs::Form;
 use crate::store::{Sharing, Store};
 
@@ -166,6 +167,14 @@ impl Store {
             }
         }
         if image.form == Form::Objects {
+            // Objects are looked for there, too.
+            if let Some(absent) = &image.absent {
+                let failed = |errno| self.root.failed("stat", ABSENT, errno);
+                let stat = rustix::fs::fstat(absent).map_err(failed)?;
+                if let Some(found) = exposure(&stat, who, || self.root.path_of(ABSENT)) {
+                    return Ok(Some(found));
+                }
+            }
             for shard in 0..=u8::MAX {
                 let name = format!("{shard:02x}");
                 let stat = self.objects.directory.stat(&name)?;
@@ -187,6 +196,7 @@ impl Store {
             found.extend(stat.and_then(|it| exposure(&it, who, || directory.path_of(name))));
             Ok(())
         };
+        look(&self.root, ABSENT)?;
         for image in &all.images {
             look(&self.images.directory, &image.to_string())?;
         }

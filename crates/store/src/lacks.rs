@@ -2,18 +2,21 @@
 //! if they did not exist, so none is made. See `docs/format/object-store.md`, "Images that lack data".
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use image::tar::recipe::{Operation, Reader};
 use image::verity::{ImageId, ObjectId};
 use serde::Serialize;
 
 use crate::disk::{DiskError, length};
-use crate::open::OpenImageError;
+use crate::open::{OpenImage, OpenImageError};
 use crate::record;
+use crate::shelf::absent;
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::images::{self, LackingData, Use};
 use crate::shelf::is_file_of;
 use crate::shelf::layers::LayerError;
+use crate::shelf::refs::Form;
 use crate::store::Store;
 use image::digest::Digest;
 
@@ -157,16 +160,23 @@ impl Store {
         Ok(stat.is_some_and(|stat| is_file_of(&stat, length(&stat)) && is_size(length(&stat))))
     }
 
-    /// Refuses an image that a repair has marked, as long as it lacks something.
-    pub(crate) fn check_lacking(&self, image: &ImageId) -> Result<(), OpenImageError> {
-        if !self.downloads.is_lacking(image)? {
+    /// Refuses an image that a repair has marked, as long as it lacks something. Of others, a root tells at each file what
+    /// it lacks. If it could not, all of the image is looked at.
+    pub(crate) fn check_lacking(&self, opened: &mut OpenImage) -> Result<(), OpenImageError> {
+        let image = &opened.id;
+        if opened.form == Form::Objects && opened.absent.is_none() && self.is_writable() {
+            opened.absent = self.make_absent();
+        }
+        let tells = opened.form != Form::Objects || opened.absent.is_some();
+        let is_marked = self.downloads.is_lacking(image)?;
+        if tells && !is_marked {
             return Ok(());
         }
         // No repair removes anything meanwhile.
         let _lock = self.lock_shared()?;
         let lacking = self.lacking_locked(image)?;
         let Some(LackingFile { path, data }) = lacking.first() else {
-            if self.is_writable() {
+            if is_marked && self.is_writable() {
                 self.unmark_lacking(image);
             }
             return Ok(());
@@ -177,6 +187,23 @@ impl Store {
             path: path.clone(),
             data: Box::new(*data),
         })
+    }
+
+    /// The directory `absent/`, if it is whole.
+    pub(crate) fn absent(&self) -> Option<OwnedFd> {
+        let opened = absent::open(&self.root).unwrap_or_else(|error| {
+            tracing::debug!(%error, "objects that vanish are looked for");
+            None
+        });
+        opened?.as_fd().try_clone_to_owned().ok()
+    }
+
+    /// The same, after it was made whole.
+    fn make_absent(&self) -> Option<OwnedFd> {
+        if let Err(error) = absent::make(&self.root) {
+            tracing::debug!(%error, "objects that vanish are looked for");
+        }
+        self.absent()
     }
 
     /// Takes away the marks of images that lack nothing any more. The store's lock is held.

@@ -175,6 +175,9 @@ pub struct OpenImage {
     pub devices: Vec<OpenDevice>,
     /// The directory `objects/`, for `datadir+`.
     pub objects: OwnedFd,
+    /// For a composefs image the directory `absent/`: the last `datadir+`, by which an object that is gone is an error and
+    /// not a file that does not exist. `None` where the store has none.
+    pub absent: Option<OwnedFd>,
     /// Whether the kernel checks every read of the image file against `id`, and of each device against its id.
     pub kernel_verity: bool,
     /// Whether all objects are in the store.
@@ -345,6 +348,10 @@ impl Store {
             image,
             form,
             objects,
+            absent: match form {
+                Form::Objects => self.absent(),
+                Form::Packed | Form::Tar => None,
+            },
             kernel_verity: kernel_verity && devices.iter().all(|it| it.kernel_verity),
             presence,
             devices,

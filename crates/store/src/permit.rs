@@ -69,8 +69,8 @@ impl Permitted {
     /// # Errors
     /// As [`Store::open_found`], and [`OpenImageError::Lacking`].
     pub fn open(self, store: &Store) -> Result<PermittedImage, OpenImageError> {
-        let image = store.open_found(&self.found)?;
-        store.check_lacking(&image.id)?;
+        let mut image = store.open_found(&self.found)?;
+        store.check_lacking(&mut image)?;
         Ok(PermittedImage { found: self.found, image })
     }
 
@@ -83,8 +83,8 @@ impl Permitted {
         store: &Store,
         lender: &dyn LendDevices,
     ) -> Result<PermittedImage, OpenImageError> {
-        let image = store.open_lazy_found(&self.found, lender)?;
-        store.check_lacking(&image.id)?;
+        let mut image = store.open_lazy_found(&self.found, lender)?;
+        store.check_lacking(&mut image)?;
         Ok(PermittedImage { found: self.found, image })
     }
 }

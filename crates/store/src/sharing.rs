@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::disk::DiskError;
 use crate::meta::SHARED_MARK;
+use crate::shelf::absent::ABSENT;
 use crate::shelf::devices::DATA;
 use crate::store::{
     Lock, OWN, OpenOptions, PRIVATE, READ_BY_ALL, SHARED, Sharing, Store, StoreError,
@@ -106,7 +107,7 @@ fn overflow_user() -> u32 {
 }
 
 /// What is read of it.
-const READ: [&str; 7] = ["blobs", DATA, "images", "layers", "manifests", "objects", "refs"];
+const READ: [&str; 8] = [ABSENT, "blobs", DATA, "images", "layers", "manifests", "objects", "refs"];
 
 fn check(path: &Path, found: &std::fs::Metadata, owners: Owners) -> Result<(), NotShared> {
     let (user, mode) = (found.uid(), Mode::from_raw_mode(found.mode()));

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::disk::{Directory, DiskError, Renamed, Trace};
 use crate::meta::{META, Meta, MetaError, SHARED_MARK, Sealing};
 use crate::record::RECORD_MAX;
+use crate::shelf::absent::{self, ABSENT};
 use crate::shelf::containers::ContainerShelf;
 use crate::shelf::devices::{DATA, DeviceShelf};
 use crate::shelf::downloads::DownloadShelf;
@@ -238,7 +239,7 @@ pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, SHARED_MARK, DATA, SPARSE, SNAPSHOTS].contains(&name)
+    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, SPARSE, SNAPSHOTS].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -551,6 +552,10 @@ fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     let objects = root.open("objects")?;
     for shard in 0..=u8::MAX {
         objects.make(format!("{shard:02x}"), SHARED)?;
+    }
+    // Without it, each start of a container looks for all of its image's objects.
+    if let Err(error) = absent::make(root) {
+        tracing::warn!(%error, "the store has no directory {ABSENT}");
     }
     match root.create(GC_LOCK) {
         Ok(_) => root.set_mode(GC_LOCK, mode_of(GC_LOCK, Sharing::Owner))?,

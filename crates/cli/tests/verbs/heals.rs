@@ -2,13 +2,107 @@
 
 use std::fs;
 
-use crate::{Place, is_root};
+use image::verity::{Algorithm, ObjectId, digest};
+use rustix::io::Errno;
+
+use crate::{Place, add_programs, is_root};
 
 /// Removes the object of `etc/long`, the only one of the tree.
 fn lose(place: &Place) {
     let mut shards = fs::read_dir(place.path("store/objects")).unwrap();
     let object = shards.find_map(|it| fs::read_dir(it.unwrap().path()).unwrap().next());
     fs::remove_file(object.unwrap().unwrap().path()).unwrap();
+}
+
+/// The error of reading a file whose object is gone. That of overlayfs has the last data layer's symlinks.
+fn error_of(path: &std::path::Path) -> Errno {
+    Errno::from_io_error(&fs::read(path).unwrap_err()).unwrap()
+}
+
+/// Nobody has run `fsck`: no mark is there.
+#[test]
+fn what_vanishes_is_an_error_and_not_absent() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "long");
+    add_programs(&tree, &["/bin/cat"]);
+    place.out("import --form objects dir:tree a:1");
+    let bytes = fs::read(tree.join("etc/long")).unwrap();
+    let object = ObjectId::new(digest(Algorithm::Sha256, &bytes));
+    fs::remove_file(place.path("store/objects").join(object.path())).unwrap();
+    fs::create_dir(place.path("mount")).unwrap();
+    fs::create_dir(place.path("kept")).unwrap();
+    for way in ["", "--writable dir=kept "] {
+        place.out(&format!("mount {way}a:1 mount"));
+        let long = place.path("mount/etc/long");
+        let read = error_of(&long);
+        let written = fs::OpenOptions::new().append(true).open(&long).map(drop);
+        let size = fs::metadata(&long).map(|it| it.len());
+        place.out("umount mount");
+        assert_eq!(read, Errno::LOOP, "{way}");
+        assert_eq!(size.unwrap(), 400);
+        let expect = if way.is_empty() { Errno::ROFS } else { Errno::LOOP };
+        assert_eq!(Errno::from_io_error(&written.unwrap_err()), Some(expect), "{way}");
+    }
+    place.out("mount --via fuse a:1 mount");
+    let read = error_of(&place.path("mount/etc/long"));
+    place.out("umount mount");
+    assert_eq!(read, Errno::IO);
+    place.out("bundle a:1 bundle -- /bin/cat");
+    let read = error_of(&place.path("bundle/rootfs/etc/long"));
+    place.out("umount bundle/rootfs");
+    assert_eq!(read, Errno::LOOP);
+    for flags in ["", "--read-only ", "--userns auto ", "--via fuse "] {
+        let line = format!("run --rm {flags}a:1 /bin/cat /etc/long");
+        let ran = place.run(&line);
+        assert_ne!(ran.code, Some(0), "{line}");
+        assert!(ran.err.contains("/etc/long"), "{line}: {}", ran.err);
+        assert!(!ran.err.contains("No such file"), "{line}: {}", ran.err);
+    }
+    // Whoever mounts by the specification has the same.
+    let data = place.out("mount --specification a:1");
+    assert!(data.contains("store/absent\""), "{data}");
+    // A file that is back can be read at once, also through a mount that was there.
+    place.out("mount a:1 mount");
+    assert_eq!(error_of(&place.path("mount/etc/long")), Errno::LOOP);
+    place.out("import --form objects dir:tree a:2");
+    let long = fs::read_to_string(place.path("mount/etc/long"));
+    place.out("umount mount");
+    assert_eq!(long.unwrap(), "long".repeat(100));
+}
+
+/// Such as one of an earlier version, or one that has lost the directory, too.
+#[test]
+fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    place.tree("tree", "long");
+    place.out("import --form objects dir:tree a:1");
+    fs::create_dir(place.path("mount")).unwrap();
+    let absent = place.path("store/absent");
+    let harms: [&dyn Fn(); 3] = [
+        &|| fs::remove_file(absent.join("a7")).unwrap(),
+        &|| fs::create_dir(absent.join("a7")).unwrap(),
+        &|| fs::remove_dir_all(&absent).unwrap(),
+    ];
+    for harm in harms {
+        harm();
+        // What is whole is mounted.
+        place.out("mount a:1 mount");
+        place.out("umount mount");
+    }
+    lose(&place);
+    let refused = place.run("mount a:1 mount");
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("lacks the data of 1 file"), "{}", refused.err);
+    // Where it can be made again, it is.
+    let ran = place.run("run --rm a:1 /bin/true");
+    assert!(!ran.err.contains("lacks the data"), "{}", ran.err);
+    assert_eq!(fs::read_dir(&absent).unwrap().count(), 256);
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! The root of an image of a store, as far as it is trusted.
 
-use std::os::fd::AsFd as _;
+use std::iter;
+use std::os::fd::AsFd;
 
 use image::erofs::read::Image;
 use image::verity::ImageId;
 use kernel::cache;
-use kernel::mount::{Acl, Backing, DETACHED_SOURCES, Detached, OVERLAY_USER_DATA, XattrNamespace};
+use kernel::mount::{
+    Acl, Backing, DATA_LAYERS, DETACHED_SOURCES, Detached, OVERLAY_USER_DATA, XattrNamespace,
+};
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
 use store::{Form, OpenImage, Store};
@@ -228,7 +231,9 @@ pub fn make(
     let source = format!("{SOURCE}{name}");
     let domain = trust::domain(store, &trust.domain)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
-    let objects = [image.objects.as_fd()];
+    let absent = image.absent.as_ref().filter(|_| ends_with_an_error());
+    let objects: Vec<_> =
+        iter::once(image.objects.as_fd()).chain(absent.map(AsFd::as_fd)).collect();
     let layers = Layers {
         name: &source,
         image: image.image.fd(),
@@ -262,6 +267,12 @@ pub fn make(
         }
         root => Ok(root?),
     }
+}
+
+/// Whether an overlay asks its data layers in turn, and gives a reader the last one's error. Before, a file without its data
+/// cannot be looked up, and a symlink would pass for data.
+fn ends_with_an_error() -> bool {
+    KernelVersion::running().is_none_or(|it| it >= DATA_LAYERS)
 }
 
 /// The same without the kernel's EROFS: nobody but the host's root may have it read an image.

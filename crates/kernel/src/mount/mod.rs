@@ -29,11 +29,11 @@ pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, ext4};
 pub use few::FewMounts;
 pub use fuse::{FuseAccess, FuseOptions, fuse, is_on_fuse};
+pub(crate) use overlay::by_descriptor;
 pub use overlay::{
-    Credentials, Durability, OVERLAY_USER_DATA, OVERLAY_VERITY, OverlayOptions, Upper, Verity,
-    XattrNamespace, overlay,
+    Credentials, DATA_LAYERS, Durability, OVERLAY_USER_DATA, OVERLAY_VERITY, OverlayOptions, Upper,
+    Verity, XattrNamespace, overlay,
 };
-pub(crate) use overlay::{DATA_LAYERS, by_descriptor};
 pub use rustix::mount::MountAttrFlags;
 pub use table::{Mounted, mounted};
 pub use tmpfs::{TmpfsOptions, tmpfs};

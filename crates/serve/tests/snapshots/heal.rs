@@ -61,6 +61,13 @@ fn a_layer_that_has_lost_something_is_read_again() {
             engine.remove("container").unwrap();
         }
     }
+    // Nobody has looked: the file is an error, and is not taken for one that does not exist.
+    fs::remove_file(object()).unwrap();
+    let root = engine.prepare("container", &first).unwrap();
+    let read = fs::read(root.join("file")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
+    engine.remove("container").unwrap();
+    bring(&mut engine);
     // After a repair, the blob is read before something runs without the file.
     let lose = || {
         fs::remove_file(object()).unwrap();

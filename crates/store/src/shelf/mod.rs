@@ -2,6 +2,7 @@
 //!
 //! A shelf knows the names in its directory and the files under them. It knows neither the store nor an import.
 
+pub(crate) mod absent;
 pub(crate) mod containers;
 pub(crate) mod devices;
 pub(crate) mod downloads;

@@ -46,9 +46,11 @@ fn files(root: &Path) -> Vec<PathBuf> {
     while let Some(path) = open.pop() {
         for entry in fs::read_dir(path).unwrap() {
             let entry = entry.unwrap();
-            match entry.file_type().unwrap().is_dir() {
-                true => open.push(entry.path()),
-                false => found.push(entry.path()),
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                open.push(entry.path());
+            } else if kind.is_file() {
+                found.push(entry.path());
             }
         }
     }

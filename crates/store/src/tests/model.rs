@@ -76,7 +76,7 @@ impl Disk {
             if entry.file_type().unwrap().is_dir() {
                 self.now.insert(path.clone(), Node::Directory);
                 self.load(root, &path);
-            } else {
+            } else if !entry.file_type().unwrap().is_symlink() {
                 let data = fs::read(root.join(&path)).unwrap();
                 self.now.insert(path, Node::File(self.files.len()));
                 self.files.push(File { synced: data.clone(), data, holes: Vec::new() });

@@ -2,7 +2,7 @@
 
 mod named;
 
-pub(crate) use named::DATA_LAYERS;
+pub use named::DATA_LAYERS;
 
 use std::os::fd::BorrowedFd;
 
@@ -22,8 +22,9 @@ pub struct OverlayOptions<'a> {
     /// The lower layers, uppermost first: detached mounts or directories.
     pub lower: &'a [BorrowedFd<'a>],
     /// Directories that redirects in the lower layers point into and that are seen by no name;
-    /// searched in this order. Their owners need no mapping. Before Linux 6.5 they are ordinary
-    /// lower layers: what the lower layers do not hide is seen by its name there as well.
+    /// searched in this order. If none has what is looked for, the reader gets the last one's error.
+    /// Their owners need no mapping. Before Linux 6.5 they are ordinary lower layers: what the lower
+    /// layers do not hide is seen by its name there as well.
     pub data: &'a [BorrowedFd<'a>],
     /// The writable layer; none makes the overlay read-only.
     pub upper: Option<Upper<'a>>,

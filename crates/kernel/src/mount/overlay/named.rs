@@ -28,7 +28,7 @@ enum Naming {
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
 /// The first kernel with data-only layers. Before, redirects lead into ordinary layers too; that their files are seen by
 /// name as well is what the whiteouts in the roots of composefs images are for.
-pub(crate) const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
+pub const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
 /// Every layer has a path. Those in /proc lead to what is attached somewhere; a detached mount is
 /// attached at a temporary directory for the time being.
@@ -160,6 +160,7 @@ mod tests {
     use std::os::fd::{AsFd as _, OwnedFd};
 
     use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
+    use rustix::io::Errno;
 
     use super::{DATA_LAYERS, EACH, Naming, Unmount, overlay_as, unmount};
     use crate::mount::{
@@ -201,18 +202,31 @@ mod tests {
         set("trusted.overlay.metacopy", b"");
         set("trusted.overlay.redirect", b"/object");
         drop(big);
+        let gone = file(&image, "gone");
+        rustix::fs::ftruncate(&gone, 6).unwrap();
+        let set = |name: &str, value: &[u8]| {
+            rustix::fs::fsetxattr(&gone, name, value, XattrFlags::empty()).unwrap();
+        };
+        set("trusted.overlay.metacopy", b"");
+        set("trusted.overlay.redirect", b"/ab/gone");
+        drop(gone);
         // Upper and data layers are attached somewhere on such kernels.
         let at = tempfile::tempdir().unwrap();
         store.attach_at(at.path()).unwrap();
         let (data, upper, work) =
             (directory(&store, "data"), directory(&store, "upper"), directory(&store, "work"));
+        let absent = directory(&store, "absent");
+        rustix::fs::symlinkat("ab", &absent, "ab").unwrap();
+        let data_layers = [data.as_fd(), absent.as_fd()];
+        // A symlink in an ordinary layer would pass for data.
+        let data_layers = if naming == Naming::Plain { &data_layers[..1] } else { &data_layers };
         rustix::io::write(file(&store, "data/object"), b"object").unwrap();
 
         let overlay = overlay_as(
             &OverlayOptions {
                 name: "quire:by-name",
                 lower: &[image.as_fd()],
-                data: &[data.as_fd()],
+                data: data_layers,
                 upper: Some(Upper {
                     upper: upper.as_fd(),
                     work: work.as_fd(),
@@ -229,6 +243,9 @@ mod tests {
         let big = rustix::fs::openat(&overlay, "big", OFlags::RDONLY, Mode::empty()).unwrap();
         assert_eq!(rustix::io::read(big, &mut content), Ok(6));
         assert_eq!(&content[..6], b"object");
+        let gone = rustix::fs::openat(&overlay, "gone", OFlags::RDONLY, Mode::empty());
+        let expect = if naming == Naming::Plain { Errno::IO } else { Errno::LOOP };
+        assert_eq!(gone.unwrap_err(), expect, "{naming:?}");
         assert!(overlay.is_writable().unwrap());
         rustix::fs::mkdirat(&overlay, "new", Mode::RWXU).unwrap();
         rustix::fs::statat(&upper, "new", AtFlags::empty()).unwrap();

@@ -7,6 +7,8 @@ use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use image::verity::{Algorithm, ObjectId, digest};
+
 use super::{LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree};
 use crate::runs::{runtimes, wait_for};
 use crate::{Place, Ran, add_programs, write};
@@ -566,6 +568,26 @@ fn a_changed_image_is_not_lent() {
         let script = format!("$Q run --rm {options} a true; echo $?");
         let ran = beside_service(&user, "", &script);
         assert!(ran.out == "125\n" && ran.err.contains("quire fsck"), "{}{}", ran.out, ran.err);
+    }
+}
+
+/// Nobody has run `fsck`: a file whose bytes are gone is an error, and does not seem not to exist.
+#[test]
+fn what_vanishes_is_an_error_whichever_way() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    user.import(&tree);
+    let large = fs::read(tree.join("large")).unwrap();
+    let object = ObjectId::new(digest(Algorithm::Sha256, &large)).path();
+    fs::remove_file(user.home().join(".local/share/quire/objects").join(object)).unwrap();
+    for (way, error) in [
+        ("service", "Too many levels of symbolic links"),
+        ("tree", "Too many levels of symbolic links"),
+        ("fuse", "Input/output error"),
+    ] {
+        let script = format!("$Q run --rm --quiet --via {way} a cat large");
+        let ran = beside_service(&user, "", &script);
+        assert!(ran.code == Some(1) && ran.err.contains(error), "{way}: {}{}", ran.out, ran.err);
     }
 }
 
