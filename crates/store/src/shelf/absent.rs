@@ -1,12 +1,15 @@
 //! `absent/`: what overlayfs finds in the place of an object that is gone. See `docs/format/object-store.md`, "Objects
 //! that vanish".
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode};
 
 use crate::disk::{Directory, DiskError};
 
 /// The directory.
 pub(crate) const ABSENT: &str = "absent";
+
+/// All users whom a store is shared with look through it.
+const READABLE: Mode = Mode::from_raw_mode(0o755);
 
 fn names() -> impl Iterator<Item = String> {
     (0..=u8::MAX).map(|it| format!("{it:02x}"))
@@ -14,7 +17,7 @@ fn names() -> impl Iterator<Item = String> {
 
 /// Makes what is missing of it. Nothing is synced: [`open`] finds out what a crash has taken.
 pub(crate) fn make(root: &Directory) -> Result<(), DiskError> {
-    root.make(ABSENT, crate::store::SHARED)?;
+    root.make(ABSENT, READABLE)?;
     let directory = root.open(ABSENT)?;
     // Each leads to itself: nobody gets anywhere by it.
     names().try_for_each(|name| directory.link_to_itself(&name))
