@@ -7,6 +7,7 @@ mod cri;
 mod lazy;
 mod operators;
 mod podman;
+mod trees;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
