@@ -115,6 +115,10 @@ impl fmt::Display for Shown<'_> {
 /// [`MapError`] with the range that cannot be.
 pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
     let ranges: Vec<IdRange> = text.split(',').map(parse_range).collect::<Result<_, _>>()?;
+    // As the kernel reads it a range is as long as here. First, since each range is compared with all others.
+    if show(&ranges).len() >= TEXT_MAX {
+        return Err(MapError::TooMany);
+    }
     let overlap = |a: (u32, u32), b: (u32, u32)| {
         let end = |(first, count): (u32, u32)| u64::from(first) + u64::from(count);
         u64::from(a.0) < end(b) && u64::from(b.0) < end(a)
@@ -127,10 +131,6 @@ pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
                 return Err(MapError::Overlap(Shown(other).to_string(), Shown(one).to_string()));
             }
         }
-    }
-    // As the kernel reads it a range is as long as here.
-    if show(&ranges).len() >= TEXT_MAX {
-        return Err(MapError::TooMany);
     }
     Ok(ranges)
 }
@@ -494,17 +494,17 @@ fn taken_by(ranges: &[IdRange]) -> impl Iterator<Item = Stretch> {
 
 fn first_free(from: &[Stretch], used: &[Stretch], size: NonZeroU32) -> Option<u32> {
     let size = u64::from(size.get());
+    let mut used = used.to_vec();
+    used.sort_unstable();
     from.iter().find_map(|&(first, end)| {
         let mut at = first;
-        while at.checked_add(size)? <= end {
-            let mut over = used.iter().filter(|(first, end)| at < *end && *first < at + size);
-            match over.next() {
-                // Whatever comes next begins behind it.
-                Some((_, end)) => at = *end,
-                None => return u32::try_from(at).ok(),
+        for (taken, after) in &used {
+            if at.checked_add(size)? <= *taken {
+                break;
             }
+            at = at.max(*after);
         }
-        None
+        (at.checked_add(size)? <= end).then_some(at).and_then(|at| u32::try_from(at).ok())
     })
 }
 
@@ -597,6 +597,8 @@ mod tests {
         }
         let many: Vec<_> = (0..1000).map(|it| format!("{it}:{}:1", it + 1_000_000)).collect();
         assert_eq!(parse_ranges(&many.join(",")), Err(MapError::TooMany));
+        // Before they are compared, as a map of a hundred thousand ranges would be.
+        assert_eq!(parse_ranges(&["0:1:1"; 1000].join(",")), Err(MapError::TooMany));
     }
 
     #[test]

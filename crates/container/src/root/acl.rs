@@ -1,6 +1,7 @@
 //! POSIX ACLs of an image, in a user namespace that lacks some of its ids.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use crate::bundle::userns::OwnIds;
 
@@ -27,23 +28,27 @@ pub fn acl_for_ids<'v>(name: &[u8], value: &'v [u8], ids: &OwnIds) -> Cow<'v, [u
         return Cow::Borrowed(value);
     }
     let mut kept: Vec<[u8; ENTRY]> = Vec::new();
+    // An image chooses how many there are: an xattr has room for 8191.
+    let mut places: HashMap<(u16, u32), usize> = HashMap::new();
     for entry in entries.chunks_exact(ENTRY) {
         let [t0, t1, p0, p1, i0, i1, i2, i3] = *entry else { continue };
         let id = u32::from_le_bytes([i0, i1, i2, i3]);
-        let (id, is_named) = match u16::from_le_bytes([t0, t1]) {
+        let tag = u16::from_le_bytes([t0, t1]);
+        let (id, is_named) = match tag {
             USER => (ids.user(id), true),
             GROUP => (ids.group(id), true),
             _ => (id, false),
         };
-        let [i0, i1, i2, i3] = id.to_le_bytes();
-        let same = |it: &&mut [u8; ENTRY]| it[..2] == [t0, t1] && it[4..] == [i0, i1, i2, i3];
-        match kept.iter_mut().find(same).filter(|_| is_named) {
-            Some(first) => {
+        if is_named {
+            let place = *places.entry((tag, id)).or_insert(kept.len());
+            if let Some(first) = kept.get_mut(place) {
                 first[2] &= p0;
                 first[3] &= p1;
+                continue;
             }
-            None => kept.push([t0, t1, p0, p1, i0, i1, i2, i3]),
         }
+        let [i0, i1, i2, i3] = id.to_le_bytes();
+        kept.push([t0, t1, p0, p1, i0, i1, i2, i3]);
     }
     let changed = [&VERSION[..], kept.as_flattened()].concat();
     if changed == value { Cow::Borrowed(value) } else { Cow::Owned(changed) }
@@ -101,6 +106,12 @@ mod tests {
             assert!(matches!(acl_for_ids(name, &given, &ids(100_000)), Cow::Borrowed(_)));
         }
         assert_eq!(*acl_for_ids(b"user.x", &given, &ids(1)), *given);
+        // As many as an xattr has room for, half of which the namespace has.
+        let entries: Vec<_> = (0..8191).map(|it| (USER, 7, 65_000 + it)).collect();
+        let kept: Vec<_> = (65_000..65_536).map(|it| (USER, 7, it)).collect();
+        let found =
+            acl_for_ids(b"system.posix_acl_access", &acl(&entries), &ids(65_536)).into_owned();
+        assert_eq!(found, acl(&kept));
         // Nothing that the kernel refuses gets another form.
         for odd in [&given[..given.len() - 1], &given[1..], b""] {
             assert_eq!(*acl_for_ids(b"system.posix_acl_access", odd, &ids(1)), *odd);
