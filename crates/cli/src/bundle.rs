@@ -24,12 +24,12 @@ use crate::Answer;
 use crate::args::{self, volumes};
 use crate::context::Context;
 use crate::rootless::Ways;
-use crate::wanted::{image_config, init_wish, wish, wishes, writable_wish};
+use crate::wanted::{GivenFiles, image_config, init_wish, wish, wishes, writable_wish};
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
     check_empty(&args.directory)?;
-    let env = crate::wanted::environment(&args.wanted.program)?;
+    let given = GivenFiles::read(&args.wanted)?;
     #[cfg(feature = "serve")]
     crate::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
     let store = context.open_with(&args.image)?;
@@ -50,7 +50,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let place = writable_wish(context, wanted).make(&store, Backing::Whole, &context.search())?;
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
-    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access(), env)?;
+    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access(), given)?;
     wishes.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
     crate::security::remark_on_labels(context, wanted);
     if wishes.network == Network::Pasta {

@@ -40,7 +40,7 @@ pub(crate) fn settings(
 ) -> anyhow::Result<Settings> {
     if let Some(file) = &options.authfile {
         // Without it, registries would be asked as by a stranger.
-        std::fs::File::open(file)
+        oci::files::read_settings(file, oci::registry::credentials::FILE_MAX)
             .with_context(|| format!("--authfile {}: cannot read it", file.display()))?;
     }
     lenient_settings(who, options, cancel, pauses)

@@ -26,7 +26,7 @@ use crate::context::{Context, now};
 use crate::report;
 use crate::rootless::Ways;
 use crate::signals::FORWARDED;
-use crate::wanted::{container_wish, image_config, terminal_of_run};
+use crate::wanted::{GivenFiles, container_wish, image_config, terminal_of_run};
 
 /// The exit code for a container that did not run.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
@@ -37,11 +37,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer> {
-    // A file of them may be a pipe without a writer, and a signal ends the wait for it.
-    let env = crate::wanted::environment(&args.wanted.program)?;
+    // A file may be a pipe without a writer, and a signal ends the wait for it.
+    let given = GivenFiles::read(&args.wanted)?;
     // Before the rest: no signal may end us between the container's folder and its removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let ready = prepare(context, args, env, signals)?;
+    let ready = prepare(context, args, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -69,7 +69,7 @@ pub(crate) fn run(context: &Context, args: &args::Run) -> anyhow::Result<Answer>
 fn prepare(
     context: &Context,
     args: &args::Run,
-    env: Vec<String>,
+    given: GivenFiles,
     signals: Arc<Signals>,
 ) -> anyhow::Result<Ready> {
     let terminal = terminal_of_run(args)?;
@@ -115,7 +115,7 @@ fn prepare(
     store::check_id(&id)?;
     let plan = ContainerPlan::new(
         config,
-        container_wish(context, args, terminal, id, env)?,
+        container_wish(context, args, terminal, id, given)?,
         runtime.kind,
     )?;
     let asked = Arc::clone(&signals);

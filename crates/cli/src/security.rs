@@ -13,9 +13,6 @@ use container::bundle::security::{
 use crate::args::{self, SecurityOpt};
 use crate::context::Context;
 
-/// More than any profile has.
-const LARGEST: u64 = 4 << 20;
-
 /// The most processes and threads; none for no limit.
 pub(crate) fn pids(wanted: &args::Security) -> anyhow::Result<Option<NonZeroU32>> {
     match wanted.pids_limit {
@@ -36,7 +33,11 @@ fn can_limit_pids() -> bool {
         || controllers.is_ok_and(|it| it.split_whitespace().any(|it| it == "pids"))
 }
 
-pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
+/// The rights that options ask for; `profile` is what [`profile`] has read for them.
+pub(crate) fn security(
+    wanted: &args::Security,
+    mut profile: Option<Profile>,
+) -> anyhow::Result<Security> {
     let mut filter = if wanted.privileged { Filter::Unconfined } else { Filter::Usual };
     let (mut no_new_privileges, mut socketcall, mut is_said) = (false, false, false);
     for option in &wanted.security_opt {
@@ -48,7 +49,10 @@ pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
                 bail!("--security-opt: seccomp is given twice");
             }
             SecurityOpt::Unconfined => filter = Filter::Unconfined,
-            SecurityOpt::Seccomp(path) => filter = Filter::Profile(profile(path)?),
+            SecurityOpt::Seccomp(path) => {
+                let unread = || format!("the seccomp profile {} was not read", path.display());
+                filter = Filter::Profile(profile.take().with_context(unread)?);
+            }
         }
     }
     match filter {
@@ -78,13 +82,17 @@ pub(crate) fn security(wanted: &args::Security) -> anyhow::Result<Security> {
     })
 }
 
-fn profile(path: &Path) -> anyhow::Result<Profile> {
-    use std::io::Read as _;
+/// The seccomp profile that is asked for, if one is. Its file may be a pipe that no process writes to, so this is called while
+/// signals still end the process.
+pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>> {
+    let path = wanted.security_opt.iter().find_map(|it| match it {
+        SecurityOpt::Seccomp(path) => Some(path),
+        _ => None,
+    });
+    let Some(path) = path else { return Ok(None) };
     let failed = || format!("cannot read the seccomp profile {}", path.display());
-    let mut bytes = Vec::new();
-    let file = std::fs::File::open(path).with_context(failed)?;
-    file.take(LARGEST).read_to_end(&mut bytes).with_context(failed)?;
-    Profile::read(&bytes).with_context(failed)
+    let bytes = crate::wanted::read(path).with_context(failed)?;
+    Ok(Some(Profile::read(&bytes).with_context(failed)?))
 }
 
 /// The AppArmor profile of a container, which is loaded if the host lacks it. Remarks if there should be one, and is not.

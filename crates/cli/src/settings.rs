@@ -2,7 +2,6 @@
 
 mod mounts;
 
-use std::fs;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
@@ -16,6 +15,8 @@ use crate::args;
 use crate::other_root::regular;
 pub(crate) use mounts::{COPIES, MountsSettings};
 
+/// The largest file of settings.
+const FILE_MAX: u64 = 1 << 20;
 /// The administrator's. It need not be there.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// In the place of a trace: none is fetched.
@@ -158,7 +159,8 @@ impl ServeFile {
     fn read(&self) -> anyhow::Result<Option<ServeSettings>> {
         let path = self.path.display();
         let read = || match &self.root {
-            None => fs::read_to_string(&self.path),
+            None => String::from_utf8(oci::files::read_settings(&self.path, FILE_MAX)?)
+                .map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error)),
             Some(root) => {
                 let mut text = String::new();
                 regular(root, Path::new(SYSTEM))?.read_to_string(&mut text).map(|_| text)
@@ -369,6 +371,8 @@ fn set_snapshotter(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn check(text: &str, expect: Result<(Option<u32>, Option<&str>), &str>) {

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
+use container::bundle::security::Profile;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
 use container::plan::{ContainerWish, InitWish};
 use container::root::WritableWish;
@@ -59,7 +60,7 @@ pub(crate) fn wishes(
     terminal: Terminal,
     id: &str,
     access: Access,
-    env: Vec<String>,
+    given: GivenFiles,
 ) -> anyhow::Result<Wishes> {
     let command = command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
@@ -80,7 +81,7 @@ pub(crate) fn wishes(
             "" => Vec::new(),
             program => vec![program.to_owned()],
         }),
-        env,
+        env: given.env,
         working_dir: wanted.program.workdir.clone(),
         terminal,
         network: match &wanted.network {
@@ -98,7 +99,7 @@ pub(crate) fn wishes(
             shares: wanted.cpu.cpu_shares,
             cpus: wanted.cpu.cpuset_cpus.clone(),
         },
-        security: crate::security::security(&wanted.security)?,
+        security: crate::security::security(&wanted.security, given.profile)?,
         ..Wishes::new(hostname)
     })
 }
@@ -109,11 +110,11 @@ pub(crate) fn container_wish(
     args: &args::Run,
     terminal: Terminal,
     id: String,
-    env: Vec<String>,
+    given: GivenFiles,
 ) -> anyhow::Result<ContainerWish> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted);
-    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), env)?;
+    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
     crate::security::remark_on_labels(context, wanted);
     let pasta = crate::network::pasta(context, args, &mut bundle.network)?;
@@ -202,8 +203,33 @@ pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> Writabl
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
-/// The largest `--env-file`: more than execve(2) passes to a program.
+/// What is in the files that the command line names.
+#[derive(Debug)]
+pub(crate) struct GivenFiles {
+    env: Vec<String>,
+    profile: Option<Profile>,
+}
+
+impl GivenFiles {
+    /// Reads the files. One may be a pipe that no process writes to, so this is called while signals still end the process.
+    pub(crate) fn read(wanted: &args::Wanted) -> anyhow::Result<Self> {
+        let env = environment(&wanted.program)?;
+        Ok(Self { env, profile: crate::security::profile(&wanted.security)? })
+    }
+}
+
+/// The largest file of options: more than execve(2) passes to a program, and than any profile has.
 const LARGEST: u64 = 4 << 20;
+
+/// Reads a file of options.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST {
+        bail!("it is larger than {} MiB", LARGEST >> 20);
+    }
+    Ok(bytes)
+}
 
 /// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
 /// A file may be a pipe that nobody writes to, so this is called while signals still end the process.
@@ -211,12 +237,7 @@ pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>
     let mut env = Vec::new();
     for path in &program.env_file {
         let failed = || format!("--env-file {}", path.display());
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(path).with_context(failed)?;
-        file.take(LARGEST + 1).read_to_end(&mut bytes).with_context(failed)?;
-        if bytes.len() as u64 > LARGEST {
-            return Err(anyhow!("it is larger than {} MiB", LARGEST >> 20).context(failed()));
-        }
+        let bytes = read(path).with_context(failed)?;
         let text = String::from_utf8(bytes).ok().context("it is not UTF-8, which runtimes need");
         env.extend(variables(&text.with_context(failed)?, &of_caller).with_context(failed)?);
     }

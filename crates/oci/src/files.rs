@@ -48,6 +48,27 @@ pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     }
 }
 
+/// Reads a file of settings, which may be another one than a regular file, such as `/dev/null`. A pipe is refused, because it
+/// could be read only once and may have no writer.
+///
+/// # Errors
+/// As `open` and `read`, `InvalidInput` for a pipe, and `FileTooLarge` for more than `most` bytes.
+pub fn read_settings(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_fifo() {
+        let refused = format!("it is {}, which can be read only once: use a file", name(kind));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, refused));
+    }
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let refused = format!("it has more than {most} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, refused));
+    }
+    Ok(bytes)
+}
+
 fn check_regular(file: File) -> io::Result<File> {
     let kind = file.metadata()?.file_type();
     if kind.is_file() {
@@ -190,6 +211,24 @@ mod tests {
         let path = folder.path().join("socket");
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         check_regular(path.to_str().unwrap(), "No such device or address (os error 6)");
+    }
+
+    #[test]
+    fn settings_are_small_files_and_no_pipes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("small"), "12345").unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, path("pipe"), Mode::RWXU).unwrap();
+        let check = |path: &Path, most, expect: Result<&[u8], &str>| {
+            let found = read_settings(path, most).map_err(|error| error.to_string());
+            assert_eq!(found.as_deref().map_err(|it| &**it), expect, "{}", path.display());
+        };
+        check(&path("small"), 5, Ok(b"12345"));
+        check(&path("small"), 4, Err("it has more than 4 bytes"));
+        check(Path::new("/dev/null"), 4, Ok(b""));
+        check(Path::new("/dev/zero"), 4, Err("it has more than 4 bytes"));
+        check(&path("pipe"), 4, Err("it is a FIFO, which can be read only once: use a file"));
+        check(folder.path(), 4, Err("Is a directory (os error 21)"));
     }
 
     #[test]

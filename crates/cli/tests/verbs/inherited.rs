@@ -292,6 +292,7 @@ fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
     for words in [
         &["run", "--quiet", "--env-file", "fifo", "a", "true"][..],
         &["exec", "--env-file", "fifo", "piped", "true"],
+        &["run", "--quiet", "--security-opt", "seccomp=fifo", "a", "true"],
     ] {
         for signal in ["TERM", "INT"] {
             let before = ["timeout", "-s", signal, "-k", "10", "2"];
@@ -299,6 +300,32 @@ fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
             // Source: timeout(1): 124 if its signal ended the command, 137 if only KILL did.
             assert_eq!(ran.code, Some(124), "{words:?} {signal}: {}", ran.err);
         }
+    }
+}
+
+/// fifo(7): who opens one waits for a writer.
+#[test]
+fn files_of_options_are_bounded_and_no_pipes() {
+    let Some(place) = place() else { return };
+    for fifo in ["fifo", "settings.toml"] {
+        let made = Command::new("mkfifo").arg(place.path(fifo)).status().unwrap();
+        assert!(made.success());
+    }
+    fs::File::create(place.path("large")).unwrap().set_len(1 << 40).unwrap();
+    let image = "127.0.0.1:1/none:1";
+    let pipe = "it is a FIFO, which can be read only once: use a file";
+    for (words, code, why) in [
+        (&["run", "--security-opt", "seccomp=large", "a", "true"][..], 125, "larger than 4 MiB"),
+        (&["run", "--writable", "dir=fifo", "a", "true"], 125, "\"fifo\" is not a directory"),
+        (&["pull", "--authfile", "fifo", image], 2, pipe),
+        (&["pull", "--authfile", "large", image], 2, "it has more than 4194304 bytes"),
+        (&["run", "--authfile", "fifo", "--pull", "always", image, "true"], 125, pipe),
+        (&["serve", "--lazy", "--config", "settings.toml"], 2, pipe),
+    ] {
+        let before = ["timeout", "-k", "10", "60"];
+        let ran = Ran::of(&by(&place, &before, words).output().unwrap());
+        assert_eq!(ran.code, Some(code), "{words:?}: {}", ran.err);
+        assert!(ran.err.contains(why), "{words:?}: {}", ran.err);
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Durability;
 use kernel::process::Who;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use store::Store;
 
@@ -157,10 +157,13 @@ impl WritableWish {
             }
             Self::Directory(path, durability) => {
                 let failed = |source| PlaceError::Open { path: path.clone(), source };
-                let opened = File::open(path).map_err(failed)?;
-                if !opened.metadata().map_err(failed)?.is_dir() {
-                    return Err(PlaceError::NoDirectory(path.clone()));
-                }
+                // Not by `File::open`, which waits for the writer of a pipe.
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let opened = match rustix::fs::open(path, flags, Mode::empty()) {
+                    Ok(opened) => File::from(opened),
+                    Err(Errno::NOTDIR) => return Err(PlaceError::NoDirectory(path.clone())),
+                    Err(errno) => return Err(failed(errno.into())),
+                };
                 if !lock(&opened) {
                     return Err(PlaceError::InUse(path.clone()));
                 }

@@ -233,9 +233,12 @@ impl Keyring {
     }
 }
 
+/// The largest file of credentials.
+pub const FILE_MAX: u64 = 4 << 20;
+
 /// What a file has; `None` for one that is not there, or empty.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, CredentialError> {
-    let text = match std::fs::read(path) {
+    let text = match crate::files::read_settings(path, FILE_MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(CredentialError::Read { path: path.to_owned(), source }),

@@ -187,6 +187,9 @@ enum Client {
     Pairs(Vec<(String, String)>),
 }
 
+/// The largest `hosts.toml`.
+const FILE_MAX: u64 = 1 << 20;
+
 /// The hosts to ask for `registry`, in order: its mirrors, then the registry itself. `plain_http` applies to the
 /// registry itself only; a mirror's address says whether it uses HTTP.
 ///
@@ -201,7 +204,10 @@ pub fn endpoints(
         return Ok(vec![own(registry, Tls::default(), plain_http)]);
     };
     let path = directory.join("hosts.toml");
-    match std::fs::read_to_string(&path) {
+    let text = crate::files::read_settings(&path, FILE_MAX).and_then(|bytes| {
+        String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    });
+    match text {
         Ok(text) => parse(registry, &path, &text, plain_http),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Ok(vec![own(registry, docker_certificates(&directory)?, plain_http)])

@@ -63,7 +63,8 @@ impl Pair {
         provider: &CryptoProvider,
     ) -> Result<Self, Cause> {
         let key = key.as_ref().unwrap_or(chain);
-        let private = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, error))?;
+        let private = PrivateKeyDer::from_pem_slice(&read(key)?);
+        let private = private.map_err(|error| wrong(key, error))?;
         let certificates = certificates(chain)?;
         let mut issuers = Vec::new();
         for certificate in &certificates {
@@ -114,8 +115,16 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
+/// The largest file of certificates or of a key.
+const FILE_MAX: u64 = 4 << 20;
+
+fn read(path: &Path) -> Result<Vec<u8>, Cause> {
+    crate::files::read_settings(path, FILE_MAX).map_err(|error| wrong(path, error))
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Cause> {
-    let found = CertificateDer::pem_file_iter(path).map_err(|error| wrong(path, error))?;
+    let pem = read(path)?;
+    let found = CertificateDer::pem_slice_iter(&pem);
     let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(path, error))?;
     if found.is_empty() {
         return Err(wrong(path, "there is no certificate in it"));
