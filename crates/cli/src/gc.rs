@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use container::life::reap::{Sweep, clear_dead};
 use serde::Serialize;
 use store::{Dead, Freeing, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept};
 
@@ -24,7 +25,7 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     let (plan, swept) = if args.dry_run {
         (store.plan_gc(when)?, None)
     } else {
-        let (cleared, _) = container::life::reap::clear_dead(&store, &|| crate::context::now().0);
+        let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
         // A lazy device is open in its service, whoever else has it open.
         #[cfg(feature = "serve")]
         crate::lazy::release(&store);

@@ -10,7 +10,7 @@ use anyhow::bail;
 use container::life::ended::LOST;
 use container::life::monitor::{FAILED, RunError, Watch};
 use container::life::prepare::{Ready, Surroundings, random_id};
-use container::life::reap::clear_dead;
+use container::life::reap::{Sweep, clear_dead};
 use container::life::running::Finish;
 use container::life::stop::signal_number;
 use container::life::told::{MonitorReport, NotStarted, StartReport, TakenBack, take_back};
@@ -100,7 +100,7 @@ fn prepare(
         let asked = Arc::clone(&signals);
         store.give_up_when(move || asked.ending().is_some());
     }
-    let (_, living) = clear_dead(&store, &|| now().0);
+    let (_, living) = clear_dead(&store, Sweep::Brief, &|| now().0);
     let found = crate::resolve::resolve(images, &args.image)?;
     let image = crate::policy::permit(context, images, found)?;
     #[cfg(feature = "serve")]

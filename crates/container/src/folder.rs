@@ -41,6 +41,8 @@ pub const LOG_TURNING: &str = "log.turn";
 pub const KILLED: &str = "killed";
 /// Empty: nothing is left of the container outside of its folder.
 pub const OVER: &str = "over";
+/// When a start last could not end all that is left of the container, in seconds since 1970.
+pub const LATE: &str = "late";
 /// Empty: the monitor removes the container at its end, although it was to be kept.
 pub const UNWANTED: &str = "unwanted";
 /// Locked while the container is paused.
@@ -72,7 +74,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// The names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 34] = [
+pub const NAMES: [&str; 35] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -90,6 +92,7 @@ pub const NAMES: [&str; 34] = [
     LOG_TURNING,
     KILLED,
     OVER,
+    LATE,
     UNWANTED,
     PAUSE,
     SUPERBLOCK,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
+use store::ContainerDir;
 
 use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
@@ -23,7 +24,8 @@ use crate::life::state::{Code, End, State};
 use crate::pace::GLANCE;
 use crate::plan::Stop;
 use crate::runtime::call::{
-    ANSWER, Asked, HeldFolder, KILLING, add_log, ask, chain, command, complaint, complaints, enter,
+    ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
+    complaints, enter,
 };
 use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
@@ -450,12 +452,25 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
 ///
 /// # Errors
 /// An error of the disk.
-pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
+pub fn bury(dir: &ContainerDir, now: i64) -> std::io::Result<()> {
+    bury_within(dir, now, DELETION).map(|_is_clear| ())
+}
+
+/// The same, where the runtime has at most the time `most`. Returns whether nothing is left of the container.
+///
+/// # Errors
+/// An error of the disk.
+pub(crate) fn bury_within(
+    dir: &ContainerDir,
+    now: i64,
+    most: std::time::Duration,
+) -> std::io::Result<bool> {
+    let (folder, id) = (dir.path(), dir.id());
     if is_over(folder) {
-        return Ok(());
+        return Ok(true);
     }
     // First what still runs has to end.
-    let is_clear = crate::life::teardown::clear(folder, id);
+    let is_clear = crate::life::teardown::clear_within(folder, id, most);
     if let Some(mut state) = State::load(folder)?
         && state.finished.is_none()
     {
@@ -464,7 +479,7 @@ pub fn bury(folder: &Path, id: &str, now: i64) -> std::io::Result<()> {
     if is_clear {
         note_over(folder, id);
     }
-    Ok(())
+    Ok(is_clear)
 }
 
 /// Asks the monitor of a running container to remove it at its end. The monitor does that faster than a caller who

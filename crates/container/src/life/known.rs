@@ -470,8 +470,7 @@ pub fn remove(
             Err(error) => return Err(error.into()),
         }
     };
-    detached::bury(folder.path(), id, now())
-        .map_err(|source| KnownError::Bury { id: id.clone(), source })?;
+    detached::bury(&folder, now()).map_err(|source| KnownError::Bury { id: id.clone(), source })?;
     folder.remove()?;
     Ok(true)
 }

@@ -141,8 +141,7 @@ pub fn look(
     } else {
         let lock = lock(store, &found.id)?;
         // Its monitor may have been killed, and the container with it or not.
-        detached::bury(lock.path(), &found.id, now())
-            .map_err(|source| LookError::Bury { id: id(), source })?;
+        detached::bury(&lock, now()).map_err(|source| LookError::Bury { id: id(), source })?;
         (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })

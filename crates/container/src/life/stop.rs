@@ -46,7 +46,7 @@ pub fn stop(
     for it in known.iter().filter(|it| it.liveness == Liveness::Dead) {
         // Its monitor was killed, and it may go on.
         if let Some(folder) = store.containers.lock(&it.id)? {
-            detached::bury(folder.path(), &it.id, now())
+            detached::bury(&folder, now())
                 .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
         }
     }

@@ -1,13 +1,14 @@
 //! Remains of a container whose processes are gone, or should be.
 
 use std::path::Path;
+use std::time::Duration;
 
 use kernel::mount::Unmount;
 
 use crate::folder::RUNTIME_STATE;
 use crate::life::cgroups::remove_cgroups;
 use crate::life::stage::is_place;
-use crate::runtime::call::delete;
+use crate::runtime::call::{DELETION, delete};
 
 /// Ends all that the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
 /// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
@@ -17,8 +18,14 @@ use crate::runtime::call::delete;
 /// left.
 #[must_use]
 pub fn clear(folder: &Path, id: &str) -> bool {
+    clear_within(folder, id, DELETION)
+}
+
+/// The same, where the runtime has at most the time `most`.
+#[must_use]
+pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     if has_records(folder, id) {
-        delete(folder, id);
+        delete(folder, id, most);
     }
     let is_clear = remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());

@@ -125,7 +125,7 @@ pub(crate) const KILLING: Duration = Duration::from_secs(4);
 
 /// How long a runtime has to delete a container. This is shorter than the time after which `rm --force` kills a monitor
 /// that does not end.
-const DELETION: Duration = Duration::from_secs(6);
+pub(crate) const DELETION: Duration = Duration::from_secs(6);
 
 /// How long the kernel has to end a runtime that was killed. One that waits for a dead disk stays.
 const DEATH: Duration = Duration::from_secs(1);
@@ -157,9 +157,9 @@ pub(crate) enum Asked {
     Answer(Result<Exit, AskError>),
 }
 
-/// Has the runtime kill what still runs in a container, and forget it.
-pub(crate) fn delete(folder: &Path, id: &str) {
-    match ask(folder, &["delete", "--force", id], DELETION) {
+/// Has the runtime kill what still runs in a container, and forget it. The runtime has at most the time `most`.
+pub(crate) fn delete(folder: &Path, id: &str, most: Duration) {
+    match ask(folder, &["delete", "--force", id], most) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
         Asked::Answer(Ok(exit)) => {
             tracing::debug!(id, ?exit, "the runtime did not delete the container");

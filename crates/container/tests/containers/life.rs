@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,13 @@ use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::folder::{LOG, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
+use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
 use quire_container::life::{detached, reap};
 use quire_container::plan::{ContainerPlan, ContainerWish};
 use quire_container::root::{Via, WritableWish};
 use quire_container::runtime::Runtime;
-use store::Seconds;
+use store::{ContainerRecord, Seconds};
 
 use crate::fixture::{Fixture, runtimes, turn};
 
@@ -113,7 +115,11 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
                 assert!(detached::is_over(&folder));
                 // It is kept, so it is not reaped.
                 assert_eq!(
-                    patiently(|| reap::clear_dead(&fixture.store, &|| 8), |it| it.1.is_empty()).0,
+                    patiently(
+                        || reap::clear_dead(&fixture.store, Sweep::Brief, &|| 8),
+                        |it| it.1.is_empty()
+                    )
+                    .0,
                     0
                 );
                 let lock = || fixture.store.containers.lock("behind").unwrap();
@@ -156,4 +162,61 @@ fn a_call_that_comes_too_late_makes_no_folder_again() {
     });
     assert!(!folder.exists());
     assert!(hidden.join(RUNTIME_STATE).join("c").exists());
+}
+
+/// An executable in `folder`, called `crun`.
+fn script(folder: &Path, text: &str) -> PathBuf {
+    let script = folder.join("crun");
+    std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    script
+}
+
+/// The folder of a container without a monitor, which a runtime has noted.
+fn left(fixture: &Fixture, id: &str, runtime: &Path, keep: bool) -> PathBuf {
+    let record = ContainerRecord {
+        image: fixture.found.image,
+        manifest: None,
+        name: None,
+        created: Seconds(1),
+        keep,
+        shared: None,
+    };
+    let folder = fixture.store.create_container(id, &record).unwrap();
+    let path = folder.path().to_owned();
+    std::fs::write(path.join(RUNTIME_PATH), runtime.as_os_str().as_bytes()).unwrap();
+    std::fs::create_dir_all(path.join(RUNTIME_STATE).join(id)).unwrap();
+    path
+}
+
+/// A runtime may wait for a dead disk, and no start waits for it again and again.
+#[test]
+fn starts_do_not_wait_for_a_runtime_that_hangs() {
+    let Some(_turn) = turn() else { return };
+    let fixture = Fixture::new();
+    let calls = fixture.folder.path().join("calls");
+    let hangs = format!("echo >>{}\nexec sleep 1000", calls.display());
+    let runtime = script(fixture.folder.path(), &hangs);
+    let folders = [("a", false), ("b", false), ("c", true)]
+        .map(|(id, keep)| left(&fixture, id, &runtime, keep));
+    let state = serde_json::json!({
+        "monitor": 1, "pid": 1, "started": 1, "stop_signal": "TERM", "finished": null, "code": null,
+    });
+    std::fs::write(folders[2].join("state.json"), state.to_string()).unwrap();
+    let called = || std::fs::read(&calls).unwrap_or_default().len();
+    let clear = |sweep, now| {
+        patiently(|| fixture.store.containers.living_and_dead().unwrap().0, Vec::is_empty);
+        reap::clear_dead(&fixture.store, sweep, &|| now).0
+    };
+    // Only the first one is tried: the others have the same runtime.
+    for (now, calls) in [(1000, 1), (1001, 1), (999 + PUT_OFF, 1), (1000 + PUT_OFF, 2), (1000, 3)] {
+        assert_eq!(clear(Sweep::Brief, now), 0);
+        assert_eq!(called(), calls, "{now}");
+    }
+    // Whoever asks for it has patience, and a runtime that works again is called.
+    script(fixture.folder.path(), &format!("echo >>{}\nrm -r \"$2\"/*", calls.display()));
+    assert_eq!(clear(Sweep::Thorough, 1001), 2);
+    assert_eq!(called(), 6);
+    assert!(!folders[0].exists() && !folders[1].exists());
+    assert!(detached::is_over(&folders[2]));
 }
