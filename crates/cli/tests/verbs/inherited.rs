@@ -444,6 +444,34 @@ fn what_a_runtime_that_hangs_does_not_do_is_an_error() {
     }
 }
 
+/// The cgroups of a container that are frozen, or are being frozen. Source: Linux Documentation/admin-guide/cgroup-v2.rst,
+/// `cgroup.freeze`, and cgroup-v1/freezer-subsystem.rst.
+fn frozen(name: &str) -> Vec<String> {
+    let has = |path: String, texts: &[&str]| {
+        fs::read_to_string(path).is_ok_and(|it| texts.contains(&it.trim()))
+    };
+    let is_frozen = |it: &String| {
+        has(format!("{it}/cgroup.freeze"), &["1"])
+            || has(format!("{it}/freezer.state"), &["FROZEN", "FREEZING"])
+    };
+    crate::runs::cgroups(name).into_iter().filter(is_frozen).collect()
+}
+
+#[test]
+fn a_container_goes_on_whatever_its_runtime_does() {
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("thaws-{runtime}");
+        let path = hanging(&place, runtime, "resume");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", &path], "sleep 1000");
+        let ran = place.run_each(&["diff", &name]);
+        assert!(matches!(ran.code, Some(0 | 1)), "{runtime}: {}", ran.err);
+        assert_eq!(frozen(&name), Vec::<String>::new(), "{runtime}");
+        assert_eq!(place.out(&format!("exec {name} sh -c echo")), "\n", "{runtime}");
+    }
+}
+
 #[test]
 fn a_container_without_a_monitor_is_listed() {
     let Some(place) = place() else { return };

@@ -1,6 +1,6 @@
 //! Cgroups of containers: what they are called, and how they go.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -133,6 +133,24 @@ pub(crate) fn kill(folder: &Path) {
             continue;
         }
         kill_below(folder, &cgroup);
+    }
+}
+
+/// Lets the processes in a container's cgroups go on after a pause, without its runtime. Source: Linux
+/// Documentation/admin-guide/cgroup-v2.rst, `cgroup.freeze`, and cgroup-v1/freezer-subsystem.rst.
+pub(crate) fn thaw(folder: &Path) {
+    let Ok(Some((name, roots))) = places(folder) else { return };
+    for cgroup in roots.iter().map(|root| root.join(&name)) {
+        for (file, text) in [("cgroup.freeze", "0"), ("freezer.state", "THAWED")] {
+            let opened = std::fs::File::options().write(true).open(cgroup.join(file));
+            let written = opened.and_then(|mut it| it.write_all(text.as_bytes()));
+            match written {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    tracing::debug!(%error, cgroup = %cgroup.display(), "the cgroup stays frozen");
+                }
+                _ => {}
+            }
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::folder::PAUSE;
+use crate::life::cgroups;
 use crate::pace::GLANCE;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
@@ -160,10 +161,10 @@ fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
     }
 }
 
-/// Resumes a paused container; does nothing if it is not paused.
+/// Resumes a paused container, without its runtime if that does not do it; does nothing if it is not paused.
 pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id], ANSWER) {
-        Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
+        Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => return,
         Asked::Answer(Ok(exit)) => {
             tracing::debug!(id, ?exit, "the runtime does not resume the container");
         }
@@ -171,6 +172,7 @@ pub fn resume(folder: &Path, id: &str) {
             tracing::warn!(id, error = chain(&error), "cannot ask the runtime to resume");
         }
     }
+    cgroups::thaw(folder);
 }
 
 impl Drop for Paused {
