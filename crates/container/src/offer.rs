@@ -3,10 +3,10 @@
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use kernel::process::{Pid, Process, start_of};
+use kernel::process::ProcessIdentity;
 
 /// Offers a descriptor, as long as this process has it, with words about it that have no spaces. The note is a line:
-/// process, its start, the number of its descriptor, and these words.
+/// the process ([`ProcessIdentity`]), the number of its descriptor, and these words.
 ///
 /// # Errors
 /// The disk's; then nobody can take it.
@@ -15,11 +15,10 @@ pub(crate) fn offer(
     descriptor: BorrowedFd<'_>,
     words: &[&str],
 ) -> std::io::Result<()> {
-    let pid = rustix::process::getpid();
-    let Some(start) = start_of(pid) else { return Ok(()) };
+    let Some(process) = ProcessIdentity::of(rustix::process::getpid()) else { return Ok(()) };
     let number = descriptor.as_raw_fd();
     // Whoever finds half of it takes nothing.
-    let text = format!("{} {start} {number} {}\n", pid.as_raw_nonzero(), words.join(" "));
+    let text = format!("{process} {number} {}\n", words.join(" "));
     std::fs::write(note, text)
 }
 
@@ -28,15 +27,10 @@ pub(crate) fn offer(
 pub(crate) fn take(note: &Path) -> Option<(OwnedFd, Vec<String>)> {
     let text = std::fs::read_to_string(note).ok()?;
     let text = text.strip_suffix('\n')?;
-    let mut words = text.split_whitespace();
-    let pid = words.next()?.parse().ok().and_then(Pid::from_raw)?;
-    let start = words.next()?.parse().ok()?;
+    let (end, _) = text.match_indices(' ').nth(2)?;
+    let process: ProcessIdentity = text[..end].parse().ok()?;
+    let mut words = text[end..].split_whitespace();
     let number = words.next()?.parse().ok()?;
-    let process = Process::open(pid).ok()?;
-    let taken = process.descriptor(number).ok()?;
-    // Asked last: it was the same process all the time, then.
-    if start_of(pid) != Some(start) {
-        return None;
-    }
+    let taken = process.open()?.descriptor(number).ok()?;
     Some((taken, words.map(str::to_owned).collect()))
 }

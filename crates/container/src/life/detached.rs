@@ -8,7 +8,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use kernel::process::{Executed, Exit, Pid, Process, Setup, Signal, Signals};
+use kernel::process::{Executed, Exit, Pid, Process, ProcessIdentity, Setup, Signal, Signals};
 use store::ContainerDir;
 
 use crate::bundle::security::{of_caller, of_user};
@@ -134,7 +134,7 @@ pub fn watch(
     let mut state = State {
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
-        pid_start: kernel::process::start_of(pid),
+        process: ProcessIdentity::of(pid),
         started: now(),
         stop_signal: stop.signal.clone(),
         finished: None,
@@ -469,6 +469,7 @@ pub(crate) fn bury_within(
     if is_over(folder) {
         return Ok(true);
     }
+    crate::life::teardown::forget_earlier_boot(dir);
     // First what still runs has to end.
     let is_clear = crate::life::teardown::clear_within(folder, id, most);
     if let Some(mut state) = State::load(folder)?

@@ -288,11 +288,12 @@ impl KnownContainer {
 
 /// The first process of a container that may have no monitor, if it is certain to be that.
 fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
+    if let Some(noted) = state.and_then(|it| it.process.as_ref()) {
+        return noted.open();
+    }
     let pid = spared::first_process(folder)?;
     let process = Process::open(pid).ok()?;
-    let is_noted = state
-        .is_some_and(|it| it.pid_start.is_some() && it.pid_start == kernel::process::start_of(pid));
-    (is_noted || cgroups::has(folder, pid)).then_some(process)
+    cgroups::has(folder, pid).then_some(process)
 }
 
 /// After so long the runtime counts as stuck, and after as long again the monitor.

@@ -243,6 +243,7 @@ pub fn prepare(
         created: around.now,
         keep: wish.keep,
         shared: (!images.is_own()).then(|| images.path().display().to_string()),
+        boot: kernel::process::boot_id(),
     };
     let id = std::mem::take(&mut wish.id);
     let folder = store.create_container(&id, &record)?;

@@ -111,6 +111,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
                 }
             }
         } else {
+            teardown::forget_earlier_boot(&locked);
             teardown::clear_within(locked.path(), &id, sweep.most())
         };
         if !is_clear {

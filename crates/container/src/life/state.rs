@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 
-use kernel::process::Exit;
+use kernel::process::{Exit, ProcessIdentity};
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{CODE, STATE, STATE_NEXT};
@@ -22,9 +22,9 @@ pub struct State {
     pub monitor: u32,
     /// Its first process, as the host numbers it.
     pub pid: u32,
-    /// When that process started, in clock ticks since the boot: its number alone may be another one's by now.
-    #[serde(default)]
-    pub pid_start: Option<u64>,
+    /// The name of that process: its number may be another one's by now.
+    #[serde(default, with = "identity")]
+    pub process: Option<ProcessIdentity>,
     /// Since when it runs.
     pub started: i64,
     /// The signal that asks it to end, as the image names it.
@@ -45,6 +45,30 @@ pub struct State {
     /// Size of its writable layer at the end, in bytes; `None` while it runs, and for a directory of the host.
     #[serde(default)]
     pub written: Option<u64>,
+}
+
+/// The name of a process as a text, or null. A text of another version names no process.
+mod identity {
+    use kernel::process::ProcessIdentity;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde passes the field")]
+    pub(super) fn serialize<S: Serializer>(
+        process: &Option<ProcessIdentity>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match process {
+            Some(process) => serializer.collect_str(process),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<ProcessIdentity>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        Ok(text.and_then(|it| it.parse().ok()))
+    }
 }
 
 /// Who ended a container, if its program did not.
@@ -223,7 +247,7 @@ mod tests {
         let mut state = State {
             monitor: 1,
             pid: 2,
-            pid_start: Some(4),
+            process: ProcessIdentity::of(rustix::process::getpid()),
             started: 3,
             stop_signal: "SIGINT".to_owned(),
             finished: None,

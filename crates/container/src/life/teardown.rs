@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kernel::mount::Unmount;
+use store::ContainerDir;
 
 use crate::folder::RUNTIME_STATE;
 use crate::life::cgroups::remove_cgroups;
@@ -39,6 +40,21 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
         }
     }
     is_clear && !has_records(folder, id)
+}
+
+/// Removes what the runtime has noted of a container that was made before this boot of the machine. Nothing of that container
+/// runs, and the runtime would take another process for the container's if that has the same number and start.
+pub(crate) fn forget_earlier_boot(folder: &ContainerDir) {
+    let made = folder.record().and_then(|it| it.boot.as_ref());
+    if made.is_none() || made == kernel::process::boot_id().as_ref() {
+        return;
+    }
+    match std::fs::remove_dir_all(folder.path().join(RUNTIME_STATE)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::debug!(id = folder.id(), %error, "the runtime's records of an earlier boot stay");
+        }
+        _ => {}
+    }
 }
 
 /// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for

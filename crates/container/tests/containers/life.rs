@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kernel::process::Signals;
+use kernel::process::{Pid, ProcessIdentity, Signals, boot_id};
 use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::folder::{LOG, RUNTIME_PATH, RUNTIME_STATE};
+use quire_container::folder::{LOG, PID, RUNTIME_PATH, RUNTIME_STATE};
+use quire_container::life::known::{self, IfRunning};
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
@@ -173,7 +174,7 @@ fn script(folder: &Path, text: &str) -> PathBuf {
 }
 
 /// The folder of a container without a monitor, which a runtime has noted.
-fn left(fixture: &Fixture, id: &str, runtime: &Path, keep: bool) -> PathBuf {
+fn left(fixture: &Fixture, id: &str, boot: Option<String>, runtime: &Path, keep: bool) -> PathBuf {
     let record = ContainerRecord {
         image: fixture.found.image,
         manifest: None,
@@ -181,12 +182,50 @@ fn left(fixture: &Fixture, id: &str, runtime: &Path, keep: bool) -> PathBuf {
         created: Seconds(1),
         keep,
         shared: None,
+        boot,
     };
     let folder = fixture.store.create_container(id, &record).unwrap();
     let path = folder.path().to_owned();
     std::fs::write(path.join(RUNTIME_PATH), runtime.as_os_str().as_bytes()).unwrap();
     std::fs::create_dir_all(path.join(RUNTIME_STATE).join(id)).unwrap();
     path
+}
+
+/// proc_pid_stat(5): the start of a process is counted from the boot, so both may occur again after the next one.
+#[test]
+fn a_process_of_this_boot_is_not_a_container_of_another() {
+    let Some(_turn) = turn() else { return };
+    let fixture = Fixture::new();
+    let called = fixture.folder.path().join("called");
+    let runtime = script(fixture.folder.path(), &format!("touch {}", called.display()));
+    let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let this = ProcessIdentity::of(Pid::from_child(&other)).unwrap().to_string();
+    let boot = boot_id().unwrap();
+    for (id, of, boot, is_container) in [
+        ("now", this.clone(), boot.clone(), true),
+        ("before", this.replace(&boot, "before"), "before".to_owned(), false),
+    ] {
+        let folder = left(&fixture, id, Some(boot), &runtime, true);
+        std::fs::write(folder.join(PID), other.id().to_string()).unwrap();
+        let state = serde_json::json!({
+            "monitor": 1, "pid": other.id(), "process": of, "started": 1, "stop_signal": "TERM",
+            "finished": null, "code": null,
+        });
+        std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
+        let found = patiently(
+            || known::find(&fixture.store, id).unwrap(),
+            |it| it.liveness == store::Liveness::Dead,
+        );
+        assert_eq!(found.is_unwatched, is_container, "{id}");
+    }
+    // The runtime knows them by their numbers and starts, too.
+    assert!(known::remove(&fixture.store, "before", IfRunning::Kill, &|| 8).unwrap());
+    assert!(!called.exists(), "the runtime was called");
+    assert!(other.try_wait().unwrap().is_none(), "another process was killed");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert!(known::remove(&fixture.store, "now", IfRunning::Kill, &|| 8).unwrap());
+    assert!(called.exists());
 }
 
 /// A runtime may wait for a dead disk, and no start waits for it again and again.
@@ -198,7 +237,7 @@ fn starts_do_not_wait_for_a_runtime_that_hangs() {
     let hangs = format!("echo >>{}\nexec sleep 1000", calls.display());
     let runtime = script(fixture.folder.path(), &hangs);
     let folders = [("a", false), ("b", false), ("c", true)]
-        .map(|(id, keep)| left(&fixture, id, &runtime, keep));
+        .map(|(id, keep)| left(&fixture, id, boot_id(), &runtime, keep));
     let state = serde_json::json!({
         "monitor": 1, "pid": 1, "started": 1, "stop_signal": "TERM", "finished": null, "code": null,
     });

@@ -7,6 +7,7 @@ mod behind;
 mod given;
 mod heap;
 mod holders;
+mod identity;
 mod inherited;
 mod namespaces;
 mod own;
@@ -28,6 +29,7 @@ pub use behind::{Done, finish_behind, start_behind, start_server};
 pub use given::given_descriptors;
 pub use heap::{keep_little_heap, trim_heap};
 pub use holders::{Holder, holders};
+pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
 pub use namespaces::{
     IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
@@ -371,7 +373,7 @@ pub fn has_executed(pid: Pid) -> Option<bool> {
 }
 
 /// When a process started, in clock ticks since the boot; none if there is none of this number. With the number, this names
-/// a process for as long as the machine runs. Source: proc_pid_stat(5), field 22.
+/// a process for as long as the machine runs: [`ProcessIdentity`] is for what may be read after the next boot. Source: proc_pid_stat(5), field 22.
 #[must_use]
 pub fn start_of(pid: Pid) -> Option<u64> {
     stat_field(pid, 22)

@@ -31,6 +31,9 @@ pub struct ContainerRecord {
     /// The directory of the store that has the image, if it is one that others share. Then nothing of the image is here to be
     /// kept.
     pub shared: Option<String>,
+    /// The boot of the machine in which it was made: in another one none of its processes runs. None in folders of older
+    /// versions.
+    pub boot: Option<String>,
 }
 
 /// As written.
@@ -44,6 +47,8 @@ struct Raw {
     keep: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     shared: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<String>,
 }
 
 /// Whether a process holds the container's lock.
@@ -188,8 +193,8 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
-        let Raw { name, created, keep, shared, .. } = raw;
-        Ok(ContainerRecord { image, manifest, name, created, keep, shared })
+        let Raw { name, created, keep, shared, boot, .. } = raw;
+        Ok(ContainerRecord { image, manifest, name, created, keep, shared, boot })
     }))
 }
 
@@ -239,6 +244,7 @@ impl ContainerShelf {
             created: record.created,
             keep: record.keep,
             shared: record.shared.clone(),
+            boot: record.boot.clone(),
         }))?;
         file.publish_mode()?;
         drop(file);

@@ -515,6 +515,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
                 created: Seconds(2),
                 keep: true,
                 shared: None,
+                boot: None,
             };
             drop(store.create_container("kept", &record).unwrap());
         },

@@ -144,6 +144,7 @@ fn fields(of: &str) -> Vec<&'static str> {
     // Each field is in code before a colon or a value; values are in code too, but behind their field.
     let known = [
         "algorithm",
+        "boot",
         "created",
         "form",
         "format",
@@ -180,6 +181,7 @@ fn records_are_written_as_the_document_has_them() {
         created: Seconds(5),
         keep: false,
         shared: None,
+        boot: Some("b".to_owned()),
     };
     let _container = store.create_container("c", &container).unwrap();
     let path = |name: &str| directory.path().join(name);

@@ -103,6 +103,7 @@ fn containers_are_alive_while_locked() {
         created: Seconds(7),
         keep: false,
         shared: None,
+        boot: None,
     };
     for id in ["", ".x", "-x", "a/b", "a b", &"x".repeat(65), "é"] {
         let refused = store.create_container(id, &record).unwrap_err();
