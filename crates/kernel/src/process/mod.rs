@@ -39,7 +39,7 @@ pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
 };
 pub use own::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
-pub use peer::is_peer_its_users_own;
+pub use peer::{is_peer_its_users_own, is_unread};
 pub use prompt::{Prompt, be_prompt};
 pub use rustix::process::{Pid, Resource, Rlimit, Signal};
 pub use signals::{Received, Sender, Signals, die_of};

@@ -51,6 +51,20 @@ pub fn is_peer_its_users_own(
     }
 }
 
+/// Whether the other end of a socket of the local machine has not read yet all that was written to this one. Nobody knows it of
+/// a socket that is broken: `false`.
+#[must_use]
+pub fn is_unread(socket: BorrowedFd<'_>) -> bool {
+    // Source: Linux `include/uapi/linux/sockios.h`, `SIOCOUTQ`; `net/unix/af_unix.c`, `unix_outq_len`: the memory that messages
+    // take until they are read.
+    const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+    // SAFETY: the ioctl writes one int.
+    let unread = unsafe { rustix::ioctl::Getter::<SIOCOUTQ, libc::c_int>::new() };
+    // SAFETY: as above; it lives through the call.
+    let found = unsafe { rustix::ioctl::ioctl(socket, unread) };
+    found.is_ok_and(|it| it > 0)
+}
+
 /// Whether a process is in this process's own user namespace, as far as its map tells, which everybody may read: no user makes
 /// one with this map.
 fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, Errno> {
@@ -133,6 +147,21 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    #[test]
+    fn what_is_unread_is_known_until_it_is_read() {
+        use std::io::{Read as _, Write as _};
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        assert!(!is_unread(ours.as_fd()));
+        ours.write_all(b"ab").unwrap();
+        assert!(is_unread(ours.as_fd()) && !is_unread(theirs.as_fd()));
+        let mut byte = [0];
+        theirs.read_exact(&mut byte).unwrap();
+        assert!(is_unread(ours.as_fd()), "one byte is left");
+        theirs.read_exact(&mut byte).unwrap();
+        assert!(!is_unread(ours.as_fd()));
+        assert!(!is_unread(std::fs::File::open("/dev/null").unwrap().as_fd()));
+    }
 
     /// Real, effective and saved user, and the same of the group.
     fn ids() -> Vec<String> {

@@ -10,11 +10,13 @@ use kernel::mount::Detached;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
-use crate::varlink::{CallError, Client};
+use crate::varlink::{CallError, Client, Patience};
 
-/// How long the service may take. It works on one request of a user's at a time, and lets connections wait for ten seconds if a
-/// user has many.
+/// How long the service may take once it has read what is asked. It works on one request of a user's at a time.
 const ANSWER: Duration = Duration::from_secs(25);
+/// How long a user's connections may wait for each other. The service refuses them much earlier if none has its turn.
+const LINE: Duration = Duration::from_secs(120);
+const PATIENCE: Patience = Patience { answer: ANSWER, line: LINE };
 /// How long it may take to say who it is.
 const DESCRIBED: Duration = Duration::from_secs(2);
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
@@ -66,7 +68,7 @@ impl MountClient {
         };
         let parameters = serde_json::to_value(ask).map_err(talk)?;
         let (reply, descriptors): (LendReply, _) =
-            self.call("io.quire.Mounts.Lend", parameters, vec![image, user_namespace], ANSWER)?;
+            self.call("io.quire.Mounts.Lend", parameters, vec![image, user_namespace], PATIENCE)?;
         let mount = descriptors.into_iter().nth(reply.mount_file_descriptor);
         let mount = mount.ok_or_else(|| MountClientError::Talk("it sent no mount".to_owned()))?;
         match rustix::fs::fstatfs(&mount) {
@@ -103,9 +105,9 @@ impl MountClient {
         method: &str,
         parameters: serde_json::Value,
         descriptors: Vec<OwnedFd>,
-        most: Duration,
+        patience: impl Into<Patience>,
     ) -> Result<(R, Vec<OwnedFd>), MountClientError> {
-        self.0.call(method, parameters, descriptors, most).map_err(|error| match error {
+        self.0.call(method, parameters, descriptors, patience).map_err(|error| match error {
             CallError::Refused(error) => MountClientError::Refused(error),
             CallError::Unknown(error) => MountClientError::Talk(error.to_string()),
             CallError::Talk(why) => MountClientError::Talk(why),

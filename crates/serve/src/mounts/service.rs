@@ -30,7 +30,7 @@ use zlink::tokio::unix::Stream;
 use super::connection::{LendAnswer, PIECE_MAX};
 use super::images::{Copies, Copy, CopyKey};
 use super::namespace;
-use super::users::{MountPolicy, Peer, TurnOf, UserCounts};
+use super::users::{LineNumber, MountPolicy, Peer, TurnOf, UserCounts};
 use super::wire::{DescribeReply, LendReply, MountsError};
 use super::writer;
 use crate::descriptor::{receive_piece, send_piece};
@@ -39,8 +39,9 @@ use crate::descriptor::{receive_piece, send_piece};
 const REFUSED: Duration = Duration::from_secs(1);
 /// The most refused clients that are told why at once. Others are not.
 const REFUSED_MAX: usize = 64;
-/// How long a connection waits until its user has fewer.
-const CROWDED: Duration = Duration::from_secs(10);
+/// How long a connection waits in its user's line while that does not move: none that is served ends. One that asks nothing ends
+/// within this time.
+const CROWDED: Duration = Duration::from_secs(15);
 /// The most copies at a time that take long.
 const SLOW_MAX: usize = 1;
 /// How often copies are looked for that nobody has mounted any more.
@@ -210,7 +211,29 @@ struct ServedConnection<'a>(&'a Place);
 impl Drop for ServedConnection<'_> {
     fn drop(&mut self) {
         let Place { service, user } = self.0;
-        lock(&service.counts).leave(*user);
+        lock(&service.counts).leave(*user, Instant::now());
+        service.left.notify_waiters();
+    }
+}
+
+/// A connection in its user's line.
+struct LineUp<'a> {
+    place: &'a Place,
+    number: LineNumber,
+}
+
+impl<'a> LineUp<'a> {
+    fn new(place: &'a Place) -> Self {
+        let number = lock(&place.service.counts).line_up(place.user, Instant::now());
+        Self { place, number }
+    }
+}
+
+impl Drop for LineUp<'_> {
+    fn drop(&mut self) {
+        let Place { service, user } = self.place;
+        lock(&service.counts).step_out(*user, self.number);
+        // The next one may be the first now.
         service.left.notify_waiters();
     }
 }
@@ -343,22 +366,28 @@ impl Service {
         Ok((policy, wait))
     }
 
-    /// Waits until a user may have one more connection that is served.
+    /// Waits until the connection is the first of its user's, and the user may have one more that is served: as long as others
+    /// end, however long the line is.
     async fn wait_to_be_served<'p>(
         &self,
         place: &'p Place,
         policy: &MountPolicy,
     ) -> Result<ServedConnection<'p>, MountsError> {
         let user = place.user;
-        let deadline = tokio::time::Instant::now() + CROWDED;
+        let in_line = LineUp::new(place);
         loop {
             let mut left = pin!(self.left.notified());
             // Before the look, so that none is missed.
             left.as_mut().enable();
-            if lock(&self.counts).serve(user, &policy.limits) {
-                return Ok(ServedConnection(place));
-            }
-            if tokio::time::timeout_at(deadline, left).await.is_err() {
+            let moved = {
+                let mut counts = lock(&self.counts);
+                if counts.serve(user, in_line.number, &policy.limits) {
+                    return Ok(ServedConnection(place));
+                }
+                counts.moved(user)
+            };
+            let patience = moved.map_or(Duration::ZERO, |it| CROWDED.saturating_sub(it.elapsed()));
+            if patience.is_zero() {
                 return Err(MountsError::too_much(format!(
                     "user {user} has {} connections to the mount service, and none has ended for {} seconds: wait until one \
                      has, or raise `connections` below [mounts] in /etc/quire/serve.toml",
@@ -366,6 +395,8 @@ impl Service {
                     CROWDED.as_secs()
                 )));
             }
+            // Whether it moved is looked at again.
+            let _timed_out = tokio::time::timeout(patience, left).await;
         }
     }
 

@@ -1,6 +1,6 @@
 //! Who may ask, and for how much.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use image::verity::ImageId;
@@ -107,12 +107,22 @@ const COPYING_PERIOD: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct UserCounts(BTreeMap<u32, UserCount>);
 
+/// A connection's place in the line of those of its user that wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct LineNumber(u64);
+
 #[derive(Debug)]
 struct UserCount {
     /// Connections that are open.
     open: u64,
     /// Those of them that are served.
     served: u64,
+    /// Those that wait for it, in the order in which they came.
+    line: VecDeque<LineNumber>,
+    /// The number of the next one that waits.
+    next_in_line: LineNumber,
+    /// When the last one that was served ended, or the first began to wait.
+    moved: Instant,
     /// When the next connection has its turn, if all come as fast as they may. It may be in the past, by [`BURST`] at most.
     next_connection: Instant,
     /// The same of the next request.
@@ -133,6 +143,9 @@ impl UserCounts {
         let new = || UserCount {
             open: 0,
             served: 0,
+            line: VecDeque::new(),
+            next_in_line: LineNumber(0),
+            moved: now,
             next_connection: before,
             next_request: before,
             copies_paid: now,
@@ -160,10 +173,32 @@ impl UserCounts {
         });
     }
 
-    /// Begins to serve a connection that has a place; returns whether the user may have one more that is served.
-    pub(super) fn serve(&mut self, user: u32, limits: &MountLimits) -> bool {
+    /// Puts a connection that has a place at the end of its user's line.
+    pub(super) fn line_up(&mut self, user: u32, now: Instant) -> LineNumber {
+        let Some(count) = self.0.get_mut(&user) else { return LineNumber(0) };
+        if count.line.is_empty() {
+            count.moved = now;
+        }
+        let number = count.next_in_line;
+        count.next_in_line = LineNumber(number.0.wrapping_add(1));
+        count.line.push_back(number);
+        number
+    }
+
+    /// Takes a connection out of the line, if it is in there.
+    pub(super) fn step_out(&mut self, user: u32, number: LineNumber) {
+        if let Some(count) = self.0.get_mut(&user) {
+            count.line.retain(|it| *it != number);
+        }
+    }
+
+    /// Begins to serve the connection, if it is the first of the line and its user may have one more that is served.
+    pub(super) fn serve(&mut self, user: u32, number: LineNumber, limits: &MountLimits) -> bool {
         match self.0.get_mut(&user) {
-            Some(count) if count.served < limits.connections => {
+            Some(count)
+                if count.served < limits.connections && count.line.front() == Some(&number) =>
+            {
+                count.line.pop_front();
                 count.served += 1;
                 true
             }
@@ -171,11 +206,17 @@ impl UserCounts {
         }
     }
 
-    /// Stops to serve it.
-    pub(super) fn leave(&mut self, user: u32) {
+    /// Stops to serve one.
+    pub(super) fn leave(&mut self, user: u32, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
             count.served = count.served.saturating_sub(1);
+            count.moved = now;
         }
+    }
+
+    /// Since when a user's line has not moved.
+    pub(super) fn moved(&self, user: u32) -> Option<Instant> {
+        self.0.get(&user).map(|it| it.moved)
     }
 
     /// How long something has to wait for its turn.
@@ -277,15 +318,24 @@ mod tests {
     fn connections_and_requests_have_an_end() {
         let limits = MountLimits { requests: 10, connections: 2, ..MountLimits::default() };
         let (mut counts, now) = (UserCounts::default(), Instant::now() + BURST);
-        for _ in 0..3 {
+        for _ in 0..4 {
             assert!(counts.open(1, now));
         }
-        assert!(counts.serve(1, &limits) && counts.serve(1, &limits));
-        assert!(!counts.serve(1, &limits), "the third one waits");
+        let [first, second, third, fourth] = [(); 4].map(|()| counts.line_up(1, now));
+        assert!(!counts.serve(1, second, &limits), "the first one is before it");
+        assert!(counts.serve(1, first, &limits) && counts.serve(1, second, &limits));
+        assert!(!counts.serve(1, third, &limits), "the third one waits");
         // Another user does not wait for this one.
-        assert!(counts.open(2, now) && counts.serve(2, &limits));
-        counts.leave(1);
-        assert!(counts.serve(1, &limits));
+        assert!(counts.open(2, now));
+        let other = counts.line_up(2, now);
+        assert!(counts.serve(2, other, &limits));
+        let later = now + Duration::from_secs(1);
+        counts.leave(1, later);
+        assert_eq!((counts.moved(1), counts.moved(2)), (Some(later), Some(now)));
+        // Whoever goes away keeps nobody.
+        counts.step_out(1, third);
+        assert!(counts.serve(1, fourth, &limits));
+        counts.close(1, now);
         // Those of two seconds at once, and then one in each tenth of a second.
         let mut turn = |user, now| counts.turn(TurnOf::Request, user, &limits, now);
         let waits: Vec<_> = (0..22).map(|_| turn(1, now).unwrap()).collect();
@@ -296,7 +346,7 @@ mod tests {
         assert_eq!(counts.turn(TurnOf::Connection, 1, &limits, now), Ok(Duration::ZERO));
         // What a user owes is not forgotten.
         for _ in 0..3 {
-            counts.leave(1);
+            counts.leave(1, now);
             counts.close(1, now);
         }
         assert!(counts.open(1, now));

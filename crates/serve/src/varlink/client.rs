@@ -2,11 +2,14 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::time::Duration;
 
+use kernel::process::is_unread;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 use zlink::Call;
 use zlink::tokio::unix::{self, Connection};
 
@@ -16,12 +19,33 @@ use super::MethodCall;
 const QUEUED: Duration = Duration::from_secs(5);
 /// The time between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often a client looks whether the service has read its call.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How long a client waits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// For the answer, once the service has read the call.
+    pub(crate) answer: Duration,
+    /// Until the service reads the call. One that has connections wait says itself when they have waited for too long. This is
+    /// for one that has stopped.
+    pub(crate) line: Duration,
+}
+
+impl From<Duration> for Patience {
+    /// For a service that has no connection wait.
+    fn from(answer: Duration) -> Self {
+        Self { answer, line: Duration::ZERO }
+    }
+}
 
 /// A connection to a service.
 #[derive(Debug)]
 pub(crate) struct Client {
     runtime: tokio::runtime::Runtime,
     connection: Connection,
+    /// The same socket.
+    socket: OwnedFd,
 }
 
 /// Why there is no answer.
@@ -46,13 +70,13 @@ impl Client {
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let connected = runtime.block_on(async {
-            let deadline = tokio::time::Instant::now() + QUEUED;
+            let deadline = Instant::now() + QUEUED;
             loop {
                 match unix::connect(socket).await {
                     // More connections wait for the service than its queue takes: unix(7), `EAGAIN`.
                     Err(zlink::Error::Io(error))
                         if error.kind() == io::ErrorKind::WouldBlock
-                            && tokio::time::Instant::now() < deadline =>
+                            && Instant::now() < deadline =>
                     {
                         tokio::time::sleep(PAUSE).await;
                     }
@@ -61,7 +85,10 @@ impl Client {
             }
         });
         match connected {
-            Ok(connection) => Ok(Some(Self { runtime, connection })),
+            Ok(connection) => {
+                let socket = connection.read().read_half().as_fd().try_clone_to_owned()?;
+                Ok(Some(Self { runtime, connection, socket }))
+            }
             Err(zlink::Error::Io(error)) => match error.kind() {
                 // One that has ended without taking it away.
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
@@ -71,20 +98,33 @@ impl Client {
         }
     }
 
-    /// Calls a method, with descriptors, and waits for the answer for so long. `E` reads the service's own errors.
+    /// Calls a method, with descriptors, and waits for the answer. `E` reads the service's own errors.
     pub(crate) fn call<R: DeserializeOwned + Debug, E: DeserializeOwned + Debug>(
         &mut self,
         method: &str,
         parameters: serde_json::Value,
         descriptors: Vec<OwnedFd>,
-        most: Duration,
+        patience: impl Into<Patience>,
     ) -> Result<(R, Vec<OwnedFd>), CallError<E>> {
         let talk = |error: &dyn std::error::Error| CallError::Talk(error.to_string());
         let call = Call::new(MethodCall { method: method.to_owned(), parameters });
-        let connection = &mut self.connection;
+        let patience = patience.into();
+        let (connection, socket) = (&mut self.connection, &self.socket);
         let answered = self.runtime.block_on(async {
-            let asked = connection.call_method::<_, R, E>(&call, descriptors);
-            tokio::time::timeout(most, asked).await
+            let mut asked = pin!(connection.call_method::<_, R, E>(&call, descriptors));
+            let begun = Instant::now();
+            let mut deadline = begun + patience.answer;
+            loop {
+                let look = deadline.min(Instant::now() + LOOK);
+                match tokio::time::timeout_at(look, asked.as_mut()).await {
+                    Ok(answered) => return Ok(answered),
+                    Err(_) if begun.elapsed() < patience.line && is_unread(socket.as_fd()) => {
+                        deadline = Instant::now() + patience.answer;
+                    }
+                    Err(error) if Instant::now() >= deadline => return Err(error),
+                    Err(_) => {}
+                }
+            }
         });
         let answered = answered.map_err(|error| talk(&error))?;
         let (reply, descriptors) = answered.map_err(|error| match error {
@@ -94,5 +134,47 @@ impl Client {
         let reply = reply.map_err(CallError::Refused)?;
         let lacks = || CallError::Talk("its answer says nothing".to_owned());
         Ok((reply.into_parameters().ok_or_else(lacks)?, descriptors))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixListener;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    struct Reply {
+        count: u32,
+    }
+
+    /// What a client gets of a service that answers after a second, and reads nothing.
+    fn ask(patience: Patience) -> Result<u32, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                std::thread::sleep(Duration::from_secs(1));
+                // A client that has gone hears nothing.
+                let _told = stream.write_all(b"{\"parameters\":{\"count\":7}}\0");
+            });
+            let mut client = Client::connect(&socket).unwrap().unwrap();
+            let nothing = serde_json::Value::Null;
+            let called = client.call::<Reply, Reply>("a.b.C", nothing, Vec::new(), patience);
+            called.map(|it| it.0.count).map_err(|it| format!("{it:?}"))
+        })
+    }
+
+    #[test]
+    fn a_client_waits_as_long_as_its_call_is_not_read() {
+        let answer = Duration::from_millis(50);
+        assert_eq!(ask(Patience { answer, line: Duration::from_secs(600) }), Ok(7));
+        let error = ask(Patience::from(answer)).unwrap_err();
+        assert!(error.contains("deadline"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use zlink::varlink_service::Error;
 
 pub(crate) use bounded::Bounded;
-pub(crate) use client::{CallError, Client};
+pub(crate) use client::{CallError, Client, Patience};
 
 /// varlink's own interface.
 pub(crate) const SERVICE: &str = "org.varlink.service";

@@ -317,9 +317,8 @@ fn many_connections() {
     assert!(!fifth.is_finished(), "it is served beside four others");
     drop(clients);
     assert_eq!(fifth.join().unwrap(), "none");
-    // So do many, which all come to their turn. How many do within the time that one waits depends on the machine: guests
-    // without KVM are slow.
-    let crowd: Vec<_> = (0..12).map(|_| std::thread::spawn(move || info(&connect()))).collect();
+    // So do many, which all come to their turn, however long that takes.
+    let crowd: Vec<_> = (0..50).map(|_| std::thread::spawn(move || info(&connect()))).collect();
     for one in crowd {
         assert_eq!(one.join().unwrap(), "none");
     }
