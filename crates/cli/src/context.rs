@@ -102,19 +102,37 @@ pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
     }
 }
 
+/// What is logged unless options say otherwise, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Log {
+    /// Warnings, without the time: whoever has called reads them at once.
+    OfCommand,
+    /// From this level on, each line with its time in UTC: it may be read days later, and not all go to journald.
+    OfService(&'static str),
+}
+
+impl Log {
+    const fn level(self) -> &'static str {
+        match self {
+            Self::OfCommand => "warn",
+            Self::OfService(level) => level,
+        }
+    }
+}
+
 impl Context {
-    /// `usual` is what is logged unless options say otherwise. `outside` is who this process was before it went into a
+    /// `outside` is who this process was before it went into a
     /// namespace of its own.
     pub(crate) fn new(
         global: Global,
         shared: Vec<SharedStore>,
-        usual: &str,
+        log: Log,
         who: Who,
         outside: Who,
     ) -> Self {
         let level = match (global.quiet, global.verbose) {
             (true, _) => "error",
-            (false, 0) => usual,
+            (false, 0) => log.level(),
             (false, 1) => "info",
             (false, _) => "debug",
         };
@@ -122,13 +140,15 @@ impl Context {
             .with_env_var("QUIRE_LOG")
             .try_from_env()
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-        tracing_subscriber::fmt()
+        let lines = tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
-            .without_time()
-            .with_target(false)
-            .init();
+            .with_target(false);
+        match log {
+            Log::OfCommand => lines.without_time().init(),
+            Log::OfService(_) => lines.init(),
+        }
         let sealing = global.seal.map(|seal| match seal {
             Seal::Verity => Sealing::Verity,
             Seal::Immutable => Sealing::VerityOrImmutable,

@@ -112,6 +112,10 @@ fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
     )
 }
 
+/// What containerd unpacks for unless its file names another. A list in the file takes the place of its own list, so that
+/// this has to be in it again. Source: containerd, docs/transfer.md of the stargz snapshotter.
+pub(crate) const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
+
 /// What makes the service known to containerd.
 fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
     let (socket, root) = (quoted(socket), quoted(root));
@@ -131,7 +135,9 @@ fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
         let Platform { os, architecture, .. } = Platform::of_this_machine();
         add(format_args!(
             "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"{os}/{architecture}\"\n  \
-             snapshotter = \"quire\"\n  differ = \"quire-diff\"\n"
+             snapshotter = \"quire\"\n  differ = \"quire-diff\"\n\
+             [[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]\n  platform = \"{os}/{architecture}\"\n  \
+             snapshotter = \"{DEFAULT_SNAPSHOTTER}\"\n"
         ));
     }
     text

@@ -32,7 +32,7 @@ use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::shelf::snapshots::{LazySnapshot, SeenSnapshot, SnapshotContent};
-use crate::store::{Store, belongs};
+use crate::store::{LOST_AND_FOUND, Store, belongs};
 use image::digest::Digest;
 
 /// Options of a check.
@@ -573,7 +573,7 @@ impl Store {
             }
             Ok::<(), DiskError>(())
         };
-        look(&self.root, &|name, _| belongs(name))?;
+        look(&self.root, &|name, _| belongs(name) || name == LOST_AND_FOUND)?;
         look(&self.refs.directory, &|name, _| RefName::from_file_name(name).is_some())?;
         let work = |name: &str, kind| {
             let is_ours =

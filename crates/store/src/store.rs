@@ -237,6 +237,9 @@ pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
     LOCKED.iter().find(|it| it.0 == name).map_or(SHARED, |it| it.1)
 }
 
+/// What `mkfs.ext4` makes in the root directory, so that a store can have a disk of its own. Source: fsck(8) and e2fsck(8).
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
+
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
     [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, SPARSE, SNAPSHOTS].contains(&name)
@@ -494,7 +497,8 @@ fn absent_or_foreign(root: &Directory) -> Result<StoreError, DiskError> {
 }
 
 fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
-    let found = root.list()?.into_iter().find(|it| !it.text().is_some_and(belongs));
+    let is_foreign = |name: &str| !belongs(name) && name != LOST_AND_FOUND;
+    let found = root.list()?.into_iter().find(|it| it.text().is_none_or(is_foreign));
     Ok(found.map(|found| StoreError::Foreign {
         directory: root.path().to_owned(),
         found: String::from_utf8_lossy(&found.name).into_owned(),
@@ -516,7 +520,7 @@ fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
     if let Some(foreign) = foreign(root)? {
         return Err(foreign);
     }
-    for part in root.list()? {
+    for part in root.list()?.iter().filter(|it| it.text() != Some(LOST_AND_FOUND)) {
         if let Some(stat) = root.stat(&part.name)? {
             check(&stat, root.path_of(&part.name))?;
         }

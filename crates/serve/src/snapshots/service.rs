@@ -168,13 +168,20 @@ fn listen(socket: &Path, snapshotter: &Snapshotter) -> io::Result<UnixListener> 
     UnixListener::from_std(listener)
 }
 
+/// Calls that change nothing. Kubernetes makes two of them every ten seconds for each snapshot of a node.
+const READS: [&str; 4] = ["list", "mounts", "stat", "usage"];
+
+/// A call that changes nothing, and takes longer, is worth a line in the log: the engine's own patience is some seconds.
+const SLOW: Duration = Duration::from_secs(1);
+
 struct Service {
     snapshotter: Arc<Snapshotter>,
     content: ContentStore,
 }
 
 impl Service {
-    /// Does what may wait for disks where it keeps no connection waiting. Each call is a line of the log.
+    /// Does what may wait for disks where it keeps no connection waiting. Each call is a line of the log, at the level
+    /// `info` if it changes something, was refused or took long.
     async fn call<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -188,6 +195,10 @@ impl Service {
         let took = begun.elapsed();
         let done = done.map_err(|error| Status::internal(error.to_string()))?;
         match done {
+            Ok(answer) if READS.contains(&call) && took < SLOW => {
+                tracing::debug!(call, key = %name.escape_debug(), ?took, "done");
+                Ok(Response::new(answer))
+            }
             Ok(answer) => {
                 tracing::info!(call, key = %name.escape_debug(), ?took, "done");
                 Ok(Response::new(answer))
@@ -199,7 +210,13 @@ impl Service {
                     tracing::info!(call, key = %name.escape_debug(), ?took, skipped = %snapshot, "done");
                     return Err(status);
                 }
-                tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
+                let is_question = READS.contains(&call) && status.code() == Code::NotFound;
+                if is_question && took < SLOW {
+                    // Engines ask so whether they have to make a snapshot.
+                    tracing::debug!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
+                } else {
+                    tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
+                }
                 Err(status)
             }
         }

@@ -373,6 +373,12 @@ fn what_is_no_store_is_refused() {
         },
         "cannot open directory",
     );
+    // A disk of its own has this from mkfs.ext4, and it is no damage.
+    let disk = TempDir::new().unwrap();
+    std::fs::create_dir(disk.path().join("lost+found")).unwrap();
+    let store = open(disk.path());
+    import(&store, "one", &sample("one", 1)).unwrap();
+    check_clean(&store).unwrap();
     let nowhere = Path::new("/nonexistent/store");
     let error = Store::open(nowhere, crate::Who::this_process(), OpenOptions::read()).unwrap_err();
     assert_eq!(error.to_string(), "there is no store in /nonexistent/store");

@@ -133,6 +133,9 @@ fn an_operator_sees_what_an_engine_does() {
     let socket = host.socket.display().to_string();
     let metrics = |socket: &str| place.out(&format!("ps --engine --metrics --socket {socket}"));
     let seen = metrics(&socket);
+    let was_asked =
+        |it: &&str| it.starts_with("quire_snapshotter_calls_total") && it.contains("\"Stat\"");
+    assert!(seen.lines().any(|it| was_asked(&it)), "{seen}");
     for line in [
         "quire_snapshotter_up 1",
         "quire_snapshotter_mounted_roots{instance=\"containerd\",kind=\"active\"} 1",
@@ -149,8 +152,23 @@ fn an_operator_sees_what_an_engine_does() {
     let mut command = Command::new(&host.engine.ctr);
     let _refused = command.arg("--address").arg(&host.engine.socket).args(prepare).output();
     let log = fs::read_to_string(place.path("log")).unwrap();
-    for call in ["prepare", "apply", "commit", "mounts"] {
+    for call in ["prepare", "apply", "commit"] {
         assert!(log.lines().any(|it| it.contains(&format!("call=\"{call}\""))), "{call}\n{log}");
+    }
+    // Kubernetes asks these all the time: they are logged if they take long.
+    for call in ["list", "mounts", "stat", "usage"] {
+        let is_quick = |it: &&str| {
+            let took = it.split_once(" took=").and_then(|it| it.1.split(' ').next());
+            let of_call = it.contains(&format!(" call=\"{call}\""));
+            of_call && took.is_some_and(|it| it.ends_with("ms") || it.ends_with("µs"))
+        };
+        let quick: Vec<_> = log.lines().filter(is_quick).collect();
+        assert!(quick.is_empty(), "{quick:?}");
+    }
+    for line in log.lines() {
+        // As in RFC 3339, in UTC.
+        let (time, _) = line.split_once(' ').unwrap();
+        assert!(time.len() > 20 && time.as_bytes()[10] == b'T' && time.ends_with('Z'), "{line}");
     }
     assert!(log.contains("a\\u{1b}[2Jb\\nc\\u{202e}d"), "{log}");
     assert!(!log.contains(|it: char| (it.is_control() && it != '\n') || it == '\u{202e}'), "{log}");
