@@ -1,7 +1,7 @@
 //! Options for a container, which override its image's configuration.
 
 use std::ffi::OsString;
-use std::io::{IsTerminal as _, Read as _};
+use std::io::IsTerminal as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
@@ -19,6 +19,7 @@ use transfer::StoredImage;
 use crate::args::{self, NetworkKind, When, volumes};
 use crate::context::Context;
 use crate::hosts::name_files;
+use crate::option_file;
 
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
@@ -218,26 +219,13 @@ impl GivenFiles {
     }
 }
 
-/// The largest file of options: more than execve(2) passes to a program, and than any profile has.
-const LARGEST: u64 = 4 << 20;
-
-/// Reads a file of options.
-pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > LARGEST {
-        bail!("it is larger than {} MiB", LARGEST >> 20);
-    }
-    Ok(bytes)
-}
-
 /// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
 /// A file may be a pipe that nobody writes to, so this is called while signals still end the process.
 pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
     for path in &program.env_file {
         let failed = || format!("--env-file {}", path.display());
-        let bytes = read(path).with_context(failed)?;
+        let bytes = option_file::read(path).with_context(failed)?;
         let text = String::from_utf8(bytes).ok().context("it is not UTF-8, which runtimes need");
         env.extend(variables(&text.with_context(failed)?, &of_caller).with_context(failed)?);
     }
@@ -261,8 +249,8 @@ fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
 }
 
 /// The variables of a file: in each line NAME=VALUE, or NAME for the caller's value. Blanks before the name are left out, and
-/// nothing else: quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is left out. Empty lines and lines that begin with # are passed over. Source: podman
-/// `pkg/env/env.go`, `ParseFile`.
+/// nothing else: quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is left out. Empty
+/// lines and lines that begin with # are passed over. Source: podman `pkg/env/env.go`, `ParseFile`.
 fn variables(
     text: &str,
     of_caller: &dyn Fn(&str) -> anyhow::Result<Option<String>>,

@@ -1,0 +1,20 @@
+//! Files that options name, such as those of `--env-file` and of `--security-opt seccomp=`.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+use anyhow::bail;
+
+/// The largest one, in bytes: more than execve(2) passes to a program, and than any profile has.
+const LARGEST: u64 = 4 << 20;
+
+/// All bytes of a file. It may be a pipe.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LARGEST {
+        bail!("it is larger than {} MiB", LARGEST >> 20);
+    }
+    Ok(bytes)
+}
