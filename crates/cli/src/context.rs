@@ -37,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) json: bool,
     /// Print no progress and no remarks, and ids alone where there are lists.
     pub(crate) quiet: bool,
+    /// Whether remarks are lines of a log.
+    is_service: bool,
 }
 
 /// Who this process is at its start.
@@ -108,6 +110,7 @@ pub(crate) enum Log {
     /// Warnings, without the time: whoever has called reads them at once.
     OfCommand,
     /// From this level on, each line with its time in UTC: it may be read days later, and not all go to journald.
+    #[cfg(feature = "serve")]
     OfService(&'static str),
 }
 
@@ -115,7 +118,16 @@ impl Log {
     const fn level(self) -> &'static str {
         match self {
             Self::OfCommand => "warn",
+            #[cfg(feature = "serve")]
             Self::OfService(level) => level,
+        }
+    }
+
+    const fn is_service(self) -> bool {
+        match self {
+            Self::OfCommand => false,
+            #[cfg(feature = "serve")]
+            Self::OfService(_) => true,
         }
     }
 }
@@ -145,9 +157,9 @@ impl Context {
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
-        match log {
-            Log::OfCommand => lines.without_time().init(),
-            Log::OfService(_) => lines.init(),
+        match log.is_service() {
+            false => lines.without_time().init(),
+            true => lines.init(),
         }
         let sealing = global.seal.map(|seal| match seal {
             Seal::Verity => Sealing::Verity,
@@ -162,6 +174,7 @@ impl Context {
             sealing,
             json: global.json,
             quiet: global.quiet,
+            is_service: log.is_service(),
         }
     }
 
@@ -266,9 +279,11 @@ impl Context {
         std::env::var_os("PATH").unwrap_or_default()
     }
 
-    /// A remark that a person may want to read, in one line on standard error.
+    /// A remark that a person may want to read, in one line on standard error. A service's is a line of its log.
     pub(crate) fn remark(&self, text: &str) {
-        if !self.quiet {
+        if self.is_service {
+            tracing::warn!("{}", report::plain(text));
+        } else if !self.quiet {
             report::error_line(&format!("quire: {text}"));
         }
     }
