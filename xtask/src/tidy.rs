@@ -221,7 +221,7 @@ fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
 
 /// Programs of every Debian that a compiler is on, which tests call without asking for them.
 const EVERYWHERE: &str = "chmod chown cp echo env find fincore install ldd losetup mkfifo mkfs.ext4 e2fsck mknod mount nsenter \
-    script setpriv setsid sh sha256sum tar umount unshare";
+    script setpriv setsid sh sha256sum sleep tar umount unshare";
 
 /// A test that calls another program asks `testing` for it, which skips the test by that program's name.
 #[test]

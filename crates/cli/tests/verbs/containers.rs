@@ -262,7 +262,8 @@ pub(crate) fn superblock(place: &Place, name: &str) -> u64 {
     let offer = place.path(&format!("store/containers/{name}/superblock"));
     let offer = fs::read_to_string(offer).unwrap();
     let words: Vec<_> = offer.split(' ').collect();
-    fs::metadata(format!("/proc/{}/fd/{}", words[0], words[2])).unwrap().dev()
+    // Number, start and boot of the process, and the number of its descriptor.
+    fs::metadata(format!("/proc/{}/fd/{}", words[0], words[3])).unwrap().dev()
 }
 
 /// Says so when this kernel cannot.
@@ -329,7 +330,9 @@ fn containers_of_one_image_share_its_superblock() {
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
     }
     // An offer that says nothing true is none.
-    for lie in ["", "1", "1 2 3 file", "x y z file", &format!("{} 1 0 file", std::process::id())] {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let other = format!("{} 1 {} 0 file x\n", std::process::id(), boot.trim());
+    for lie in ["", "1", "1 2 3 4 file", "x y z 4 file x\n", &other] {
         for name in ["two", "three"] {
             fs::write(place.path(&format!("store/containers/{name}/superblock")), lie).unwrap();
         }
