@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use kernel::process::{Process, Signal};
+use kernel::process::{Holder, Process, Signal};
 use store::{ContainerError, ContainerRecord, Liveness, Store};
 
 use crate::bundle::spec::RuntimeSpec;
@@ -273,9 +273,16 @@ impl KnownContainer {
             let process = Process::open(spared::first_process(&self.folder)?).ok()?;
             is_holder(kernel::process::parent_of(process.pid())).then_some(process)
         });
+        // Where nothing but the monitor is left, it may be busy with what remains, and only it knows how the container ended.
+        let monitor = self.state.as_ref().map(|it| it.monitor);
+        let is_monitor = |it: &&Holder| {
+            let pid = it.process.pid().as_raw_nonzero().get();
+            monitor.is_some_and(|monitor| i32::try_from(monitor) == Ok(pid))
+        };
         let runtimes: Vec<_> = holders.iter().filter(|it| is_holder(it.parent)).collect();
-        let doomed: Vec<_> = match runtimes.is_empty() || deaf {
+        let doomed: Vec<_> = match deaf || runtimes.is_empty() && monitor.is_none() {
             true => holders.iter().collect(),
+            false if runtimes.is_empty() => holders.iter().filter(|it| !is_monitor(it)).collect(),
             false => runtimes,
         };
         for process in first.iter().chain(doomed.iter().map(|it| &it.process)) {
