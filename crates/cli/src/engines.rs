@@ -112,8 +112,8 @@ fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
     )
 }
 
-/// What containerd unpacks for unless its file names another. A list in the file takes the place of its own list, so that
-/// this has to be in it again. Source: containerd, docs/transfer.md of the stargz snapshotter.
+/// The snapshotter in containerd's default `unpack_config`. A list in the configuration file replaces that default, so
+/// the printed list names it again. Source: stargz-snapshotter, docs/transfer.md.
 pub(crate) const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
 
 /// What makes the service known to containerd.

@@ -237,7 +237,7 @@ pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
     LOCKED.iter().find(|it| it.0 == name).map_or(SHARED, |it| it.1)
 }
 
-/// What `mkfs.ext4` makes in the root directory, so that a store can have a disk of its own. Source: fsck(8) and e2fsck(8).
+/// The directory that `mkfs.ext4` creates in the root of a disk. A store may be that root. Source: mklost+found(8).
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Whether something of this name belongs into a store's own directory.
