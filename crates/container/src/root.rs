@@ -8,6 +8,7 @@ mod layers;
 pub mod lend;
 pub mod limit;
 mod make;
+mod mount_points;
 mod place;
 pub mod share;
 mod tree;

@@ -176,7 +176,8 @@ fn assemble_in(
         check_owner(layers, highest, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
-    let missing = crate::root::upper::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
+    let missing =
+        crate::root::mount_points::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
     let bottom = match (missing.is_empty(), layers.records, layers.data) {
         (true, ..) => None,
         // Only the lowest layer but objects may lead to them there, so nothing can be below a tree.

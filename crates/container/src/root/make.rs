@@ -15,10 +15,10 @@ use store::{Form, OpenImage, Store};
 
 use crate::bundle::userns::OwnIds;
 use crate::root::assemble::assemble;
+use crate::root::mount_points;
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
-use crate::root::upper;
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
@@ -381,7 +381,7 @@ fn lent(
         if of != image.id {
             return Err(MakeRootError::Changed { image: image.id, found: Box::new(of) });
         }
-        let missing = match upper::missing(mount.as_fd(), shape.places) {
+        let missing = match mount_points::missing(mount.as_fd(), shape.places) {
             Err(error) => return Ok(Lent::Refused(error.into())),
             Ok(missing) => missing,
         };

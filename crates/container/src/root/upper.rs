@@ -13,9 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::bundle::Access;
 use crate::bundle::userns::IdMap;
-use crate::bundle::view::{FilePlace, View};
 use crate::root::filestore;
 use crate::root::headroom::{self, Headroom, HeadroomError};
 
@@ -248,19 +246,6 @@ pub(crate) fn empty(image: Shown<'_>) -> Result<Detached, UpperError> {
     let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())?;
     copy_root(image, root.as_fd())?;
     Ok(mount)
-}
-
-/// Which files an image lacks, where its links lead: paths without links. Paths of directories end with a slash.
-///
-/// # Errors
-/// An error of the kernel.
-pub(crate) fn missing(image: BorrowedFd<'_>, files: &[&str]) -> Result<Vec<String>, UpperError> {
-    let view = View::of_root(image, Access::ReadOnly);
-    let absent = view.places(files)?.into_iter().filter_map(|place| match place {
-        FilePlace::Absent(path) => Some(path),
-        FilePlace::At(_) | FilePlace::Taken => None,
-    });
-    Ok(absent.collect())
 }
 
 /// A file system that has empty files and directories at these paths, which belong to the container's root, and nothing else.
