@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
-use container::bundle::mounts::mount_points;
+use container::bundle::mounts::{MountPoints, mount_points};
 use container::bundle::names::{NameFile, NameMount};
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Network, Terminal, configure};
@@ -62,19 +62,17 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     let names = crate::hosts::name_files(&wanted.names, &wishes)?;
     let volumes = volumes(wanted)?;
     let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
-    let points = match wishes.access {
-        Access::ReadOnly => mount_points(&volumes, &wanted.mount, working_dir),
-        Access::Writable => Vec::new(),
-    };
-    let places = names.iter().map(|it| it.place).chain(points.iter().map(String::as_str));
-    let places: Vec<_> = places.collect();
+    let points = mount_points(&volumes, &wanted.mount, working_dir);
+    let places: Vec<_> = names.iter().map(|it| it.place).collect();
+    let points = MountPoints::new(wishes.access, &points, &wishes.security.devices, &places);
     let ways = Ways::new(context.who(), &wanted.trust);
     let via = ways.via(&wanted.trust);
     let shape = Shape {
         writable: place.writable(),
         map: map.as_ref(),
         space,
-        places: &places,
+        places: &points.places,
+        claimed: &points.claimed,
         between: &[],
         via,
     };

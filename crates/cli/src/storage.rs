@@ -162,6 +162,7 @@ impl Images<'_> {
                     map: None,
                     space: Space::AsIs,
                     places: &[],
+                    claimed: &[],
                     between: &[],
                     via: Via::Auto { lender: None, server: None },
                 };

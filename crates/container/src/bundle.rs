@@ -17,10 +17,10 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
 use crate::bundle::config::ImageConfig;
-use crate::bundle::destinations::{check_kernels, resolve_devices, resolve_mounts};
+use crate::bundle::destinations::{check_kernels, is_at_or_below, resolve_devices, resolve_mounts};
 use crate::bundle::mounts::Volume;
 use crate::bundle::names::NameMount;
-use crate::bundle::security::{Interfaces, Security, write_devices};
+use crate::bundle::security::{Device, Interfaces, Security, write_devices};
 use crate::bundle::spec::{
     RuntimeSpec, SpecCpu, SpecLinux, SpecMemory, SpecMount, SpecNamespace, SpecPids, SpecProcess,
     SpecResources, SpecRoot, SpecUser, VERSION, strings,
@@ -343,11 +343,24 @@ pub fn configure(
     process.working_dir = view.working_dir(&process.working_dir)?;
     let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
     let places = view.places(&paths).map_err(BundleError::Places)?;
+    let places = places.into_iter().map(|place| match place {
+        FilePlace::At(path) if is_needed(&path, &config, &devices, &process) => FilePlace::Taken,
+        place => place,
+    });
     let names = wishes.names.iter().zip(places);
     let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
     config.process.cwd.clone_from(&process.working_dir);
     config.mounts.extend(names);
     Ok((process, config))
+}
+
+/// Whether a file at a path would take the place of a mount, of a device or of the working directory. All are without links.
+fn is_needed(path: &str, config: &RuntimeSpec, devices: &[Device], process: &Process) -> bool {
+    let mounts = config.mounts.iter().map(|it| it.destination.as_str());
+    let mut above = mounts.chain([process.working_dir.as_str()]);
+    let mut files = devices.iter().map(Device::path);
+    above.any(|it| is_at_or_below(it, path))
+        || files.any(|it| is_at_or_below(it, path) || is_at_or_below(path, it))
 }
 
 /// Directories that count how often each processor was too hot, by which a program can watch others. Docker hides those of all

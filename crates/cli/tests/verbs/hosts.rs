@@ -196,6 +196,55 @@ fn links_of_an_image_lead_nowhere_else() {
     }
 }
 
+/// What the caller asks for comes before files that Quire adds, wherever links of the image lead these.
+#[test]
+fn links_of_an_image_take_no_place_from_the_caller() {
+    let Some(place) = place() else { return };
+    image(&place, "trap", |tree| {
+        std::fs::create_dir(tree.join("etc")).unwrap();
+        symlink("../vol", tree.join("etc/hosts")).unwrap();
+        symlink("/node/null", tree.join("etc/hostname")).unwrap();
+        symlink("../start", tree.join("etc/resolv.conf")).unwrap();
+        symlink("vol", tree.join("way")).unwrap();
+    });
+    image(&place, "below", |tree| {
+        std::fs::create_dir(tree.join("etc")).unwrap();
+        symlink("/node/null", tree.join("etc/hosts")).unwrap();
+    });
+    std::fs::create_dir(place.path("host")).unwrap();
+    write(&place.path("host/file"), b"host\n", 0o644);
+    let host = place.path("host").display().to_string();
+    let (directory, file) = (format!("{host}:/vol/data"), format!("{host}/file:/vol/data/file"));
+    let memory = ["--mount", "type=memory,dst=/vol/data"];
+    let (device, dns) = (["--device", "/dev/null:/node/null"], ["--dns", "192.0.2.1"]);
+    for runtime in runtimes() {
+        for more in [&[][..], &["--read-only"], &["--writable", "memory"], &["--userns", "auto"]] {
+            let run = |wanted: &[&str], script: &str| {
+                let before = ["--runtime", runtime, "--network", "host"];
+                run(&place, &[&before[..], &dns, more, wanted].concat(), "trap", script)
+            };
+            for volume in [&directory, &file] {
+                let shown = run(&["--volume", volume], "cat /vol/data/file");
+                assert_eq!(shown, "host\n", "{runtime} {more:?} {volume}");
+            }
+            run(&memory, ": >/vol/data/new");
+            let by_link = ["--volume", &format!("{host}:/way/data")];
+            assert_eq!(run(&by_link, "cat /vol/data/file"), "host\n", "{runtime} {more:?}");
+            assert_eq!(run(&["--workdir", "/start/inner"], "pwd"), "/start/inner\n");
+            // A device needs a file, which nothing can make in a read-only root.
+            if more != ["--read-only"] {
+                run(&device, "echo >/node/null && test ! -s /node/null");
+                let above = ["--runtime", runtime, "--device", "/dev/null:/node"];
+                let above = [&above[..], more].concat();
+                self::run(&place, &above, "below", "echo >/node && test -c /node");
+            }
+            // Without any of them the links lead as ever.
+            let shown = run(&[], "cat /vol /start");
+            assert!(shown.contains("localhost") && shown.contains("192.0.2.1"), "{shown}");
+        }
+    }
+}
+
 #[test]
 fn a_container_writes_its_own_and_no_more() {
     let Some(place) = place() else { return };

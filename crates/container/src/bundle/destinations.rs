@@ -173,7 +173,7 @@ pub(crate) fn resolve_mounts(
     Ok(())
 }
 
-fn is_at_or_below(path: &str, place: &str) -> bool {
+pub(crate) fn is_at_or_below(path: &str, place: &str) -> bool {
     path.strip_prefix(place).is_some_and(|it| it.is_empty() || it.starts_with('/'))
 }
 

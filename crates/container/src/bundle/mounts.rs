@@ -7,6 +7,7 @@ use kernel::mount::Durability;
 use rustix::io::Errno;
 
 use crate::bundle::choices::Access;
+use crate::bundle::security::Device;
 use crate::bundle::spec::SpecMount;
 use crate::bundle::view::KERNELS;
 
@@ -218,6 +219,35 @@ pub fn mount_points(volumes: &[Volume], mounts: &[MountWish], working_dir: &str)
             format!("{path}{end}")
         })
         .collect()
+}
+
+/// Paths in the root at which something is mounted or made later.
+#[derive(Debug)]
+pub struct MountPoints<'a> {
+    /// Those that the root has to have.
+    pub places: Vec<&'a str>,
+    /// Those that the caller named, where Quire puts nothing else.
+    pub claimed: Vec<&'a str>,
+}
+
+impl<'a> MountPoints<'a> {
+    /// The caller's mounts are at `points`, from [`mount_points`], and Quire's own at `files`.
+    #[must_use]
+    pub fn new(
+        access: Access,
+        points: &'a [String],
+        devices: &'a [Device],
+        files: &[&'a str],
+    ) -> Self {
+        let points = points.iter().map(String::as_str);
+        let devices = devices.iter().map(Device::path);
+        // No runtime can make them in a read-only root.
+        let made = points.clone().filter(|_| access == Access::ReadOnly);
+        Self {
+            places: made.chain(files.iter().copied()).collect(),
+            claimed: points.chain(devices).collect(),
+        }
+    }
 }
 
 impl Volume {

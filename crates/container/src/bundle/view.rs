@@ -311,14 +311,19 @@ impl<'a> View<'a> {
         }
         let mut places: Vec<FilePlace> = Vec::new();
         for path in paths {
-            let place = match path.strip_suffix('/') {
-                Some(path) => self.directory_place(path)?,
-                None => self.file_place(path.as_bytes())?,
-            };
+            let place = self.place(path)?;
             let clashes = places.iter().any(|it| clash(it, &place));
             places.push(if clashes { FilePlace::Taken } else { place });
         }
         Ok(places)
+    }
+
+    /// Where a file can be mounted in the place of what a path leads to, or a directory if the path ends with a slash.
+    pub(crate) fn place(&self, path: &str) -> Result<FilePlace, Errno> {
+        match path.strip_suffix('/') {
+            Some(path) => self.directory_place(path),
+            None => self.file_place(path.as_bytes()),
+        }
     }
 
     /// Where a file can be mounted in the place of what a path leads to. What somebody has mounted from the host stays as it

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
-use crate::bundle::mounts::mount_points;
+use crate::bundle::mounts::{MountPoints, mount_points};
 use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::LookupError;
 use crate::bundle::userns::{MapError, OwnIds};
-use crate::bundle::{Access, BundleError, Home, Process, Terminal, configure, user};
+use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
 use crate::life::claim::ClaimError;
 use crate::life::filestores::{Filestores, MountWishError, volumes};
@@ -194,16 +194,15 @@ pub fn prepare(
     let map = claim.as_ref().map(|it| &it.map);
     let shared = share(store, living, image.image().id);
     let working_dir = wish.bundle.working_dir.as_ref().unwrap_or(&config.working_dir);
-    let points = match wish.bundle.access {
-        Access::ReadOnly => mount_points(&wish.volumes, &wish.mounts, working_dir),
-        Access::Writable => Vec::new(),
-    };
-    let places: Vec<_> = places.into_iter().chain(points.iter().map(String::as_str)).collect();
+    let points = mount_points(&wish.volumes, &wish.mounts, working_dir);
+    let points =
+        MountPoints::new(wish.bundle.access, &points, &wish.bundle.security.devices, &places);
     let shape = Shape {
         writable: place.writable(),
         map,
         space,
-        places: &places,
+        places: &points.places,
+        claimed: &points.claimed,
         between: &[],
         via: around.via,
     };

@@ -45,6 +45,9 @@ pub struct Shape<'a> {
     /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones. Paths that end
     /// with a slash are directories, as [`mount_points`](crate::bundle::mounts::mount_points) returns them.
     pub places: &'a [&'a str],
+    /// Paths that others use later, such as destinations of the caller's mounts and devices, written as `places`. None of the
+    /// files of `places` is made where one of them leads, or above that: a link of the image may lead there.
+    pub claimed: &'a [&'a str],
     /// What other roots of this image were written to, uppermost first: the `upper` directories of overlays, on which
     /// nothing is written meanwhile. They lie between the image and the writable layer, as they are: nobody verifies them.
     /// At most 400, since an overlay has at most 500 layers.
@@ -176,8 +179,8 @@ fn assemble_in(
         check_owner(layers, highest, map)?;
     }
     let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
-    let missing =
-        crate::root::mount_points::missing(lower.as_fd(), shape.places).map_err(upper_failed)?;
+    let missing = crate::root::mount_points::missing(lower.as_fd(), shape.claimed, shape.places)
+        .map_err(upper_failed)?;
     let bottom = match (missing.is_empty(), layers.records, layers.data) {
         (true, ..) => None,
         // Only the lowest layer but objects may lead to them there, so nothing can be below a tree.
@@ -472,6 +475,7 @@ mod tests {
             map: None,
             space: Space::AsIs,
             places: &[],
+            claimed: &[],
             between: &[],
             via: Via::Tree,
         };
@@ -513,6 +517,7 @@ mod tests {
             map: Some(&map),
             space: Space::AsIs,
             places: &[],
+            claimed: &[],
             between: &[],
             via: Via::Tree,
         };
@@ -609,7 +614,15 @@ mod tests {
         for (writable, map, space, kind) in cases {
             for workshop in [Workshop::AsNeeded, Workshop::Apart] {
                 let root = native.root(
-                    &Shape { writable, map, space, places: &[], between: &[], via: Via::Tree },
+                    &Shape {
+                        writable,
+                        map,
+                        space,
+                        places: &[],
+                        claimed: &[],
+                        between: &[],
+                        via: Via::Tree,
+                    },
                     workshop,
                 );
                 let point = tempfile::tempdir().unwrap();

@@ -370,8 +370,9 @@ fn lent(
     // Most images have the directories, and a mount is shared by all requests for the same places.
     let files = shape.places.iter().filter(|it| !it.ends_with('/'));
     let mut places: Vec<_> = files.map(ToString::to_string).collect();
+    let mut is_first = true;
     // Links of the image may lead elsewhere. Nothing can be added to the mount, so another one is asked for.
-    for _ in 0..2 {
+    for _ in 0..3 {
         let wanted: Vec<_> = places.iter().map(String::as_str).collect();
         let LentMount { mount, of } = match lender.lend(image, &wanted) {
             Ok(Some(lent)) => lent,
@@ -381,7 +382,18 @@ fn lent(
         if of != image.id {
             return Err(MakeRootError::Changed { image: image.id, found: Box::new(of) });
         }
-        let missing = match mount_points::missing(mount.as_fd(), shape.places) {
+        if std::mem::take(&mut is_first) {
+            match mount_points::meets(mount.as_fd(), shape.claimed, shape.places) {
+                Err(error) => return Ok(Lent::Refused(error.into())),
+                // The service knows nothing of the paths that come first, so it gets those that remain, without links.
+                Ok(true) if !places.is_empty() => {
+                    places.clear();
+                    continue;
+                }
+                Ok(_) => {}
+            }
+        }
+        let missing = match mount_points::missing(mount.as_fd(), shape.claimed, shape.places) {
             Err(error) => return Ok(Lent::Refused(error.into())),
             Ok(missing) => missing,
         };

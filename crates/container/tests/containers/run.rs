@@ -25,6 +25,7 @@ impl Fixture {
             map: None,
             space: Space::AsIs,
             places: &[],
+            claimed: &[],
             between: &[],
             via: Via::Tree,
         };

@@ -121,6 +121,7 @@ impl Roots {
             map,
             space: Space::AsIs,
             places: &[],
+            claimed: &[],
             between: &between,
             via: Via::Tree,
         };

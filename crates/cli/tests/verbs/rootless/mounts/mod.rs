@@ -524,6 +524,28 @@ fn links_of_an_image_that_lead_to_nothing_are_followed() {
     );
 }
 
+/// The service knows of no volumes, and makes no file in the place of one.
+#[test]
+fn links_of_an_image_take_no_place_of_a_volume() {
+    let Some(user) = User::new(true) else { return };
+    let tree = tree(&user);
+    let etc = tree.join("etc");
+    std::os::unix::fs::symlink("../vol", etc.join("hosts")).unwrap();
+    std::os::unix::fs::symlink("/names/resolver", etc.join("resolv.conf")).unwrap();
+    std::os::unix::fs::symlink("etc/hostname", tree.join("way")).unwrap();
+    user.import(&tree);
+    let script = "
+        mkdir host; echo mine > host/name
+        for more in '' --read-only; do
+            $Q run --rm --quiet --via service --network host --dns 192.0.2.1 $more -v ./host:/vol/data a \
+                sh -c 'cat /vol/data/name /names/resolver'
+            $Q run --rm --quiet --via service $more a cat /vol >shown && echo hosts
+            $Q run --rm --quiet --via service $more -v ./host:/way/data a cat /etc/hostname/data/name
+        done";
+    let ran = beside_service(&user, "", script);
+    assert_eq!(ran.out, "mine\nnameserver 192.0.2.1\nhosts\nmine\n".repeat(2), "{}", ran.err);
+}
+
 /// Without the service, or where it refuses, there is another way; what was asked for by name is an error.
 #[test]
 fn who_is_refused_has_another_way() {
