@@ -155,14 +155,12 @@ pub(crate) fn preview(
         _ => error,
     })?;
     let paused = looked.paused.take();
-    let cancel = AtomicBool::new(false);
     let algorithm = store.algorithm();
-    let work = || {
-        looked.through(&store, paused, &cancel, |tar| -> anyhow::Result<_> {
-            Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
-        })
-    };
-    let (report, trees) = until_signal(&cancel, work)??;
+    // A signal ends this process at once: nothing is stored, and the child of `paused` resumes the container.
+    let never = AtomicBool::new(false);
+    let (report, trees) = looked.through(&store, paused, &never, |tar| -> anyhow::Result<_> {
+        Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
+    })?;
     tell_skipped(context, &report);
     Ok(trees)
 }

@@ -377,11 +377,12 @@ fn a_container_whose_runtime_is_stuck_is_removed() {
     }
 }
 
-/// A runtime in front of the usual one, which waits for a dead disk for example, in these calls.
+/// A runtime in front of the usual one, which waits for a dead disk for example, in these calls. A file beside it, with `.called`
+/// added to its name, shows that it waits.
 fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
     let real = testing::program(runtime).unwrap();
     let script = format!(
-        "#!/bin/sh\nfor word; do case $word in {calls}) exec sleep 1000;; esac; done\nexec {} \"$@\"\n",
+        "#!/bin/sh\nfor word; do case $word in {calls}) : >\"$0.called\"; exec sleep 1000;; esac; done\nexec {} \"$@\"\n",
         real.display()
     );
     let folder = place.path(&format!("hanging-{}", calls.replace('|', "-")));
@@ -468,6 +469,28 @@ fn a_container_goes_on_whatever_its_runtime_does() {
         let ran = place.run_each(&["diff", &name]);
         assert!(matches!(ran.code, Some(0 | 1)), "{runtime}: {}", ran.err);
         assert_eq!(frozen(&name), Vec::<String>::new(), "{runtime}");
+        assert_eq!(place.out(&format!("exec {name} sh -c echo")), "\n", "{runtime}");
+    }
+}
+
+/// Whatever the command waits for.
+#[test]
+fn an_interrupt_ends_a_diff_and_the_container_goes_on() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let Some(place) = place() else { return };
+    for runtime in runtimes() {
+        let name = format!("interrupted-{runtime}");
+        let path = hanging(&place, runtime, "resume");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", &path], "sleep 1000");
+        let mut child = place.command(&["diff", &name]).stdout(Stdio::null()).spawn().unwrap();
+        wait_for("the call of the runtime", || Path::new(&format!("{path}.called")).exists());
+        let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        let ended = child.wait().unwrap();
+        assert_eq!(ended.signal(), Some(Signal::INT.as_raw()), "{runtime}: {ended}");
+        // A child of that process sees to it, when it has given up waiting.
+        wait_for("the container to go on", || frozen(&name).is_empty());
         assert_eq!(place.out(&format!("exec {name} sh -c echo")), "\n", "{runtime}");
     }
 }
