@@ -3,6 +3,7 @@
 //! Everything is named by a directory and one name in it, symlinks are never followed, and every
 //! change passes through [`Trace`], so that a test can record an import and replay it to any point.
 
+mod list;
 mod lock;
 mod placed;
 mod punch;
@@ -19,6 +20,7 @@ use kernel::depth::Walked;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+pub(crate) use self::list::ListFile;
 pub(crate) use self::placed::PlacedFile;
 pub(crate) use self::room::Room;
 pub(crate) use crate::trace::{Change, Trace};

@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use image::verity::{DeviceId, ImageId, ObjectId};
 
 use crate::disk::{Directory, DiskError, on_disk};
+use crate::found::RunningImports;
 use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::containers::Liveness;
@@ -142,7 +143,7 @@ pub struct Swept {
     pub freed: u64,
     /// Part of `freed`: bytes of devices that stay.
     pub trimmed: u64,
-    /// Bytes on disk set aside for running imports; the next command after these frees them.
+    /// Bytes on disk that running imports may rely on: a `gc` after these frees them.
     pub set_aside: u64,
 }
 
@@ -166,8 +167,8 @@ impl Store {
     /// [`GcError`] when something that is kept cannot be read.
     pub fn plan_gc(&self, now: Seconds) -> Result<GcPlan, GcError> {
         let _lock = self.lock_shared()?;
-        let imports = self.running_imports()?;
-        self.plan(now, !imports.is_empty()).map(|plan| self.describe(&plan))
+        let imports = RunningImports::of(self)?;
+        self.plan(now, &imports).map(|plan| self.describe(&plan))
     }
 
     /// Removes everything that nothing needs. Holds the store's lock, so imports and mounts may begin or run at the
@@ -180,17 +181,24 @@ impl Store {
             return Err(GcError::ReadOnly(self.path().to_owned()));
         }
         let _lock = self.lock_exclusive()?;
-        let imports = self.running_imports()?;
-        let plan = self.plan(now, !imports.is_empty())?;
+        let mut imports = RunningImports::of(self)?;
+        let mut plan = self.plan(now, &imports)?;
         let mut described = self.describe(&plan);
         let mut swept = Swept::default();
-        let trash = match (imports.as_slice(), plan.items.as_slice()) {
+        let trash = match (imports.names.as_slice(), plan.items.as_slice()) {
             ([], _) | (_, []) => None,
             (imports, _) => Some(Trash::make(self, imports)?),
         };
+        if imports.need_devices() && !imports.has_unlisted {
+            plan.items.retain(|it| !is_of_device(it));
+        }
         let trims = plan.trimmings.iter().filter(|it| it.dead.freeing == Freeing::Now);
         let trims: Vec<_> = trims.collect();
-        self.sweep(&plan.items, trash.as_ref(), !trims.is_empty())?;
+        self.sweep(&plan.items, trash.as_ref(), (!trims.is_empty(), &imports))?;
+        if let Some(trash) = &trash {
+            let back = self.put_back(trash, &plan.items, &mut imports)?;
+            described.garbage.retain(|(item, _)| !back.contains(item));
+        }
         for trimming in trims {
             if self.trim(trimming)? {
                 swept.trimmed += trimming.dead.bytes;
@@ -205,22 +213,32 @@ impl Store {
         for id in &plan.containers {
             self.containers.remove_dead(id)?;
         }
+        if let Some(trash) = trash
+            && !imports.has_unlisted
+        {
+            trash.remove(&self.tmp)?;
+        }
         work::clear(&self.tmp)?;
         trash::clear(&self.tmp)?;
 
         for (garbage, bytes) in &described.garbage {
             swept.removed += 1;
             let leftover = matches!(garbage, StoreItem::Container(_) | StoreItem::Leftover(_));
-            match &trash {
-                Some(_) if !leftover => swept.set_aside += bytes,
-                _ => swept.freed += bytes,
+            let waits = match is_of_device(garbage) {
+                true => imports.need_devices(),
+                false => imports.has_unlisted && !leftover,
+            };
+            if waits {
+                swept.set_aside += bytes;
+            } else {
+                swept.freed += bytes;
             }
         }
         tracing::info!(removed = swept.removed, freed = swept.freed, "collected garbage");
         Ok((described, swept))
     }
 
-    fn plan(&self, now: Seconds, importing: bool) -> Result<Plan, GcError> {
+    fn plan(&self, now: Seconds, imports: &RunningImports) -> Result<Plan, GcError> {
         let seen = self.containers.see_all()?;
         let mut roots = BTreeSet::new();
         let mut kept = Vec::new();
@@ -288,21 +306,22 @@ impl Store {
         }
         let indexes = self.readable_indexes(&found)?;
         let needs = Needed { layers, kept, ..Needed::default() };
-        let mut needed = self.needed((roots, manifests), &pinned, needs, (&found, &indexes))?;
+        let roots = Roots { images: roots, manifests, pinned, imports };
+        let mut needed = self.needed(roots, needs, (&found, &indexes))?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
             }
         }
-        let trimmings = self.trimmings(&needed.data, &indexes, importing)?;
+        let trimmings = self.trimmings(&needed.data, &indexes, imports.need_devices())?;
         let mut leftovers = Vec::new();
         for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
             if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
                 leftovers.push(name);
             }
         }
-        let mut items = garbage(&found, &needed);
-        if importing {
+        let mut items = garbage(&found, &needed, |it| imports.has_object(it));
+        if imports.has_unlisted {
             // An import may take an image back that goes now. Its mark has to be there then.
             items.retain(|it| !is_mark(it));
         }
@@ -321,11 +340,13 @@ impl Store {
     /// Follows images and manifests to all they need.
     fn needed(
         &self,
-        (images, mut manifests): (BTreeSet<ImageId>, Vec<Digest>),
-        pinned: &BTreeSet<Digest>,
+        roots: Roots<'_>,
         mut needed: Needed,
         (found, indexes): (&Inventory, &Indexes),
     ) -> Result<Needed, GcError> {
+        let Roots { images, mut manifests, pinned, imports } = roots;
+        // A pull writes its pin before the manifest.
+        needed.blobs.extend(pinned.iter().map(|it| BlobFile::Pin(*it)));
         while let Some(digest) = manifests.pop() {
             if !needed.manifests.insert(digest) {
                 continue;
@@ -341,11 +362,11 @@ impl Store {
             needed.blobs.insert(BlobFile::Signatures(digest));
             needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Whole(*it)));
             if pinned.contains(&digest) {
-                needed.blobs.insert(BlobFile::Pin(digest));
                 needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Partial(*it)));
             }
         }
-        needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
+        needed.manifests.extend(&imports.manifests);
+        needed.blobs.extend(imports.manifests.iter().map(|it| BlobFile::Signatures(*it)));
         // These may be anywhere.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
@@ -353,8 +374,17 @@ impl Store {
                 wanted.extend(&layer.info().objects);
             }
         }
+        for layer in &imports.layers - &needed.layers {
+            // The import replaces a damaged one.
+            if let Ok(Some(layer)) = self.layers.open(&layer) {
+                wanted.extend(&layer.info().objects);
+            }
+            needed.layers.insert(layer);
+        }
+        needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
         let mut files = BTreeSet::new();
-        for image in images {
+        let listed = &imports.images - &images;
+        for image in images.into_iter().chain(listed.iter().copied()) {
             let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; fsck reports it.
             if let Some(file) = self.images.open(&image)? {
@@ -362,8 +392,13 @@ impl Store {
                     Use::Object { object, .. } => drop(files.insert(object)),
                     Use::Range(range) => needed.data.range(&range),
                 };
-                images::uses(&file, &mut visit).map_err(failed)?;
-                Self::needed_of_native(&file, &mut needed.data, &mut wanted).map_err(failed)?;
+                let read = images::uses(&file, &mut visit)
+                    .and_then(|()| Self::needed_of_native(&file, &mut needed.data, &mut wanted));
+                match read {
+                    // Likewise.
+                    Err(_) if listed.contains(&image) => {}
+                    read => read.map_err(failed)?,
+                }
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
                 needed.blobs.extend([BlobFile::Unproven(image), BlobFile::Lacking(image)]);
@@ -374,15 +409,25 @@ impl Store {
         Ok(needed)
     }
 
-    pub(crate) fn running_imports(&self) -> Result<Vec<String>, DiskError> {
-        let mut running = Vec::new();
-        let works = work::names(&self.tmp)?.into_iter().filter(|name| !work::is_hidden(name));
-        for name in works {
-            if matches!(work::owner(&self.tmp, &name)?, Owner::Alive) {
-                running.push(name);
+    /// Puts objects back that an import has listed while they were taken away. Each import that looks after that sees that
+    /// they are gone.
+    fn put_back(
+        &self,
+        trash: &Trash,
+        items: &[StoreItem],
+        imports: &mut RunningImports,
+    ) -> Result<BTreeSet<StoreItem>, DiskError> {
+        imports.read_objects()?;
+        let mut back = BTreeSet::new();
+        for item in items {
+            if let StoreItem::Object(id) = item
+                && imports.has_object(id)
+                && trash.put_back(self, item)?
+            {
+                back.insert(item.clone());
             }
         }
-        Ok(running)
+        Ok(back)
     }
 
     /// Removes items, or sets them aside: objects last, and what needs them durably before; also if `trims` says that
@@ -391,22 +436,24 @@ impl Store {
         &self,
         items: &[StoreItem],
         trash: Option<&Trash>,
-        trims: bool,
+        (trims, imports): (bool, &RunningImports),
     ) -> Result<(), DiskError> {
         let remove = |place: &Directory, item: &StoreItem| -> Result<(), DiskError> {
             let name = item.file_name();
             match (trash, item) {
                 // Nothing relies on these.
                 (_, StoreItem::Blob(file)) => self.downloads.remove(file).map(drop),
-                (Some(trash), _) => trash.take(place, item, &name),
-                (None, _) => place.unlink_sealed(&name).map(drop),
+                // All that imports rely on is listed, but for objects that they look for at this moment.
+                (Some(trash), item) if imports.has_unlisted || is_object(item) => {
+                    trash.take(place, item, &name)
+                }
+                _ => place.unlink_sealed(&name).map(drop),
             }
         };
-        let is_data =
-            |item: &&StoreItem| matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_));
-        let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) = items.iter().partition(is_data);
+        let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) =
+            items.iter().partition(|item| is_of_device(item));
         let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
-            items.into_iter().partition(|item| matches!(item, StoreItem::Object(_)));
+            items.into_iter().partition(|item| is_object(item));
         let (mut sparse, mut marks) = (Vec::new(), Vec::new());
         for item in &users {
             match item {
@@ -483,6 +530,15 @@ impl Store {
     }
 }
 
+/// What is needed for its own sake.
+struct Roots<'i> {
+    images: BTreeSet<ImageId>,
+    manifests: Vec<Digest>,
+    /// Those of them that a pull has pinned.
+    pinned: BTreeSet<Digest>,
+    imports: &'i RunningImports,
+}
+
 /// A decision.
 #[derive(Debug)]
 struct Plan {
@@ -494,13 +550,17 @@ struct Plan {
 }
 
 /// What is there and not needed: images, layers, manifests, then objects.
-fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
+fn garbage(
+    found: &Inventory,
+    needed: &Needed,
+    is_listed: impl Fn(&ObjectId) -> bool,
+) -> Vec<StoreItem> {
     let is_needed = |id: &DeviceId| {
         needed.data.devices.contains_key(id) || needed.kept.contains(&Kept::Device(*id))
     };
     // An index without its device is what a crash may leave.
     let has_device = |id: &DeviceId| found.devices.binary_search(id).is_ok();
-    let is_object = |id: &ObjectId| needed.objects.binary_search(id).is_ok();
+    let is_object = |id: &ObjectId| needed.objects.binary_search(id).is_ok() || is_listed(id);
     let mut items = unneeded(&found.images, |it| needed.images.contains(it), StoreItem::Image);
     items.extend(unneeded(&found.layers, |it| needed.layers.contains(it), StoreItem::Layer));
     let manifests =
@@ -516,6 +576,14 @@ fn garbage(found: &Inventory, needed: &Needed) -> Vec<StoreItem> {
     items.extend(unneeded(&found.devices, is_needed, StoreItem::Device));
     items.extend(unneeded(&found.objects, is_object, StoreItem::Object));
     items
+}
+
+const fn is_object(item: &StoreItem) -> bool {
+    matches!(item, StoreItem::Object(_))
+}
+
+const fn is_of_device(item: &StoreItem) -> bool {
+    matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_))
 }
 
 /// Whether this says of an image that it was not compared with its layers, or that it lacks data.
@@ -536,11 +604,55 @@ fn unneeded<T: Copy>(
 mod tests {
     use image::verity::{Algorithm, Id, digest};
 
-    use super::{Kept, Needed, NeededData, garbage};
+    use super::{Kept, Needed, NeededData, RunningImports, Seconds, Trash, garbage};
     use crate::Digest;
     use crate::StoreItem;
     use crate::inventory::Inventory;
-    use crate::shelf::downloads::BlobFile;
+    use crate::shelf::downloads::{BlobFile, PIN_SECONDS};
+    use crate::tests::{NOW, check_clean, import, name, open, sample};
+
+    /// Imports look for objects without the lock. Each does before `gc` takes the object away, or after that.
+    #[test]
+    fn an_object_that_an_import_finds_while_gc_works_is_put_back() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let store = open(directory.path());
+        let files = sample("old", 3);
+        import(&store, "old", &files).unwrap();
+        store.remove_ref(&name("old")).unwrap();
+        let found = ["own-0", "own-1", "own-2"].map(|it| {
+            let id = digest(Algorithm::Sha256, &files[it]).into();
+            (id, files[it].len() as u64)
+        });
+        let has = || found.map(|(id, size)| store.has(&id, size).unwrap());
+        let transaction = store.begin().unwrap();
+        let mut imports = RunningImports::of(&store).unwrap();
+        let plan = store.plan(NOW, &imports).unwrap();
+        assert!(transaction.reuse(&found[0].0, found[0].1).unwrap());
+        let trash = Trash::make(&store, &imports.names).unwrap();
+        store.sweep(&plan.items, Some(&trash), (false, &imports)).unwrap();
+        assert_eq!(has(), [false; 3]);
+        assert!(!transaction.reuse(&found[1].0, found[1].1).unwrap());
+        let back = store.put_back(&trash, &plan.items, &mut imports).unwrap();
+        // The second is listed, too, and does no harm.
+        assert_eq!(back, found[..2].iter().map(|it| StoreItem::Object(it.0)).collect());
+        trash.remove(&store.tmp).unwrap();
+        assert_eq!(has(), [true, true, false]);
+        transaction.commit().unwrap();
+        check_clean(&store).unwrap();
+        assert_eq!(has(), [false; 3]);
+    }
+
+    /// A pull writes it before the manifest. Without it, the pull's layers would go before the pull ends.
+    #[test]
+    fn a_pin_does_not_wait_for_its_manifest() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let (store, manifest) = (open(directory.path()), Digest::sha256(b"manifest"));
+        store.downloads.pin(&manifest, NOW).unwrap();
+        for (age, is_pinned) in [(0, true), (PIN_SECONDS, true), (PIN_SECONDS + 1, false)] {
+            store.gc(Seconds(NOW.0 + age)).unwrap();
+            assert_eq!(store.downloads.is_pinned(&manifest, NOW).unwrap(), is_pinned, "{age}");
+        }
+    }
 
     #[test]
     fn what_is_not_needed_is_garbage() {
@@ -586,9 +698,8 @@ mod tests {
             // Needed, but its device is gone.
             StoreItem::DeviceIndex(id("f")),
             StoreItem::Device(id("d")),
-            StoreItem::Object(id("1")),
             StoreItem::Object(id("3")),
         ];
-        assert_eq!(garbage(&found, &needed), expected);
+        assert_eq!(garbage(&found, &needed, |it| *it == id("1")), expected);
     }
 }

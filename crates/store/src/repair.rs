@@ -6,6 +6,7 @@ use image::verity::{DeviceId, ObjectId};
 
 use crate::disk::{Directory, DiskError};
 use crate::fault::{self, FsckError};
+use crate::found::RunningImports;
 use crate::fsck::{Damage, FsckReport};
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
@@ -31,7 +32,7 @@ impl Store {
             return Err(FsckError::ReadOnly(self.path().to_owned()));
         }
         let _lock = self.lock_exclusive()?;
-        if !self.running_imports()?.is_empty() {
+        if !RunningImports::of(self)?.names.is_empty() {
             return Err(FsckError::Busy);
         }
         let mut removed = 0;

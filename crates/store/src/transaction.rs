@@ -5,12 +5,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use image::verity::{self, Algorithm, DeviceId, ImageId, ObjectId};
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, NewFile};
+use crate::found::FoundLists;
 use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
 use crate::shelf::item::StoreItem;
@@ -112,6 +113,12 @@ impl std::ops::AddAssign for Committed {
 pub struct Transaction<'s> {
     store: &'s Store,
     work: Workspace,
+    /// What it relies on in the store.
+    lists: Arc<FoundLists>,
+    /// The lists of imports that keep what this one publishes.
+    keepers: Vec<Arc<FoundLists>>,
+    /// Whether it has noted that it looks into devices.
+    looks_into_devices: AtomicBool,
     /// The name of the next file in `work`.
     next: AtomicU64,
     state: Mutex<State>,
@@ -168,6 +175,13 @@ impl Store {
     /// # Errors
     /// [`TransactionError`] when the store is read-only or full.
     pub fn begin(&self) -> Result<Transaction<'_>, TransactionError> {
+        self.begin_for(Vec::new())
+    }
+
+    fn begin_for(
+        &self,
+        keepers: Vec<Arc<FoundLists>>,
+    ) -> Result<Transaction<'_>, TransactionError> {
         if !self.is_writable() {
             return Err(TransactionError::ReadOnly(self.path().to_owned()));
         }
@@ -176,12 +190,14 @@ impl Store {
         // Either gc sees that this import runs, or the import sees what gc has left.
         let lock = self.lock_shared()?;
         let work = Workspace::make(&self.tmp)?.leaving(self.tmp.room()?);
+        let lists = Arc::new(FoundLists::make(&work.directory)?);
         drop(lock);
-        // From now on gc drops nothing from a device.
-        self.devices.forget_indexes();
         Ok(Transaction {
             store: self,
             work,
+            lists,
+            keepers,
+            looks_into_devices: AtomicBool::new(false),
             next: AtomicU64::new(0),
             state: Mutex::default(),
             modes: AtomicU8::new(UNKNOWN),
@@ -197,6 +213,15 @@ impl<'s> Transaction<'s> {
     #[must_use]
     pub const fn store(&self) -> &'s Store {
         self.store
+    }
+
+    /// Begins another import of the same store. What it publishes is protected from `gc` until this one ends.
+    ///
+    /// # Errors
+    /// As [`Store::begin`].
+    pub fn begin_inner(&self) -> Result<Self, TransactionError> {
+        let keepers = self.keepers.iter().chain([&self.lists]);
+        self.store.begin_for(keepers.map(Arc::clone).collect())
     }
 
     /// Adds an object whose bytes are all in memory. This is the fast path: an object that is already
@@ -261,6 +286,8 @@ impl<'s> Transaction<'s> {
             DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
         };
         self.store.objects.check_algorithm(id).map_err(failed)?;
+        // Before the look: then gc sees this, or this sees what gc has done.
+        self.lists.add_objects([id]).map_err(|error| failed(error.into()))?;
         let shard = self.store.objects.shard(id).map_err(|error| failed(error.into()))?;
         let Some(shard) = shard else { return Ok(None) };
         let (_, rest) = crate::shelf::objects::split(id);
@@ -389,8 +416,10 @@ impl<'s> Transaction<'s> {
         size: u64,
     ) -> Result<ImageId, DraftError> {
         drop(file);
+        let failed = |source| self.write_failed("an image", source);
+        self.list(&StoreItem::Image(id)).map_err(failed)?;
         let there = self.store.images.directory.stat(id.to_string());
-        let there = there.map_err(|source| self.write_failed("an image", source))?;
+        let there = there.map_err(failed)?;
         let found = match there {
             _ if self.state().users.contains_key(&StoreItem::Image(id)) => None,
             Some(stat) if is_file_of(&stat, size) => Some(Found::Store),
@@ -412,8 +441,10 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_image(&self, id: &ImageId) -> Result<bool, DraftError> {
+        let failed = |source| self.write_failed("an image", source);
+        self.list(&StoreItem::Image(*id)).map_err(failed)?;
         let there = self.store.images.directory.stat(id.to_string());
-        let there = there.map_err(|source| self.write_failed("an image", source))?;
+        let there = there.map_err(failed)?;
         let there = there.is_some_and(|stat| is_file_of(&stat, crate::disk::length(&stat)));
         if there {
             self.state().users.entry(StoreItem::Image(*id)).or_insert(Found::Store);
@@ -428,6 +459,7 @@ impl<'s> Transaction<'s> {
     /// # Errors
     /// [`LayerError`] when it cannot be looked up.
     pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
+        self.list(&StoreItem::Layer(*diff_id)).map_err(LayerError::Disk)?;
         let layer = match self.store.layers.open(diff_id) {
             Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
             Err(error) => {
@@ -438,6 +470,8 @@ impl<'s> Transaction<'s> {
             Ok(Some(layer)) => layer,
         };
         let (mut present, mut devices) = (Vec::new(), BTreeSet::new());
+        // A layer needs them anywhere, an image of this import as files.
+        self.lists.add_objects(&layer.info().objects).map_err(LayerError::Disk)?;
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
@@ -513,6 +547,7 @@ impl<'s> Transaction<'s> {
             if self.state().users.contains_key(&StoreItem::Manifest(*digest)) {
                 return Ok(());
             }
+            self.list(&StoreItem::Manifest(*digest))?;
             let there = self.store.manifests.directory.stat(digest.file_name())?;
             let found = match there {
                 Some(stat) if is_file_of(&stat, bytes.len() as u64) => Found::Store,
@@ -545,6 +580,34 @@ impl<'s> Transaction<'s> {
     /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref then names another image.
     pub fn expect_ref(&self, name: RefName, image: ImageId) {
         self.state().expected.insert(name, image);
+    }
+
+    /// Protects an image, a layer or a manifest from `gc`, before the caller looks whether it is there.
+    pub(crate) fn list(&self, item: &StoreItem) -> Result<(), DiskError> {
+        let _lock = self.store.lock_shared()?;
+        self.lists.add(item)
+    }
+
+    /// Makes this an import of an earlier version, which lists nothing.
+    #[cfg(test)]
+    pub(crate) fn forget_lists(&self) {
+        for list in crate::found::LISTS {
+            self.work.directory.unlink(list).unwrap();
+        }
+    }
+
+    /// Protects all devices from `gc`, before the caller looks into one.
+    pub(crate) fn look_into_devices(&self) -> Result<(), DiskError> {
+        if self.looks_into_devices.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let lock = self.store.lock_shared()?;
+        self.lists.add_devices()?;
+        drop(lock);
+        // From now on gc drops nothing from a device.
+        self.store.devices.forget_indexes();
+        self.looks_into_devices.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// A new file in the import's own directory, which it has a number for.

@@ -1,9 +1,9 @@
 //! Garbage that a running import may still want back.
 //!
-//! An import relies on what it has found in the store, and `gc` does not know what that is. So while
-//! imports run, `gc` removes nothing: it renames garbage into `tmp/trash-…/`, with a list of these
-//! imports beside it. Each of them looks there before it publishes, and puts back what it needs. Once
-//! all of them have ended, the trash is removed by whoever comes next.
+//! While imports run, `gc` renames garbage into `tmp/trash-…/` before it removes it, with the names of these imports
+//! beside it. It reads what they have listed by then, puts that back, and removes the rest. Imports of earlier versions
+//! list nothing: then the trash stays until all of these imports have ended. Each of them looks there before it publishes,
+//! and puts back what it needs. The same holds for the trash of a `gc` that was killed.
 
 use std::os::fd::AsFd as _;
 
@@ -37,6 +37,7 @@ fn trash_name(item: &StoreItem) -> String {
 #[derive(Debug)]
 pub(crate) struct Trash {
     directory: Directory,
+    name: String,
 }
 
 impl Trash {
@@ -50,9 +51,19 @@ impl Trash {
             let name = work.name.replacen(work::PREFIX, PREFIX, 1);
             // Taken by a process of this id, dead or in another PID namespace: the next number.
             if let Some(directory) = work.publish(&store.tmp, &name)? {
-                return Ok(Self { directory });
+                return Ok(Self { directory, name });
             }
         }
+    }
+
+    /// Puts something back in its place. `false` if it is not here.
+    pub(crate) fn put_back(&self, store: &Store, item: &StoreItem) -> Result<bool, DiskError> {
+        put_back(store, std::slice::from_ref(&self.directory), item)
+    }
+
+    /// Removes it and what is in it.
+    pub(crate) fn remove(self, tmp: &Directory) -> Result<(), DiskError> {
+        tmp.remove_tree(&self.name)
     }
 
     /// Takes something from its place.

@@ -53,9 +53,88 @@ fn threads_share_a_transaction() {
     }
 }
 
-/// The object is garbage when the import finds it, and `gc` comes before the import ends.
+/// All of it is garbage when the import finds it, and `gc` comes before the import ends.
 #[test]
 fn an_import_keeps_what_it_has_found() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "old", &sample("same", 3)).unwrap();
+    import(&store, "other", &sample("other", 3)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+    store.remove_ref(&name("other")).unwrap();
+    let transaction = store.begin().unwrap();
+    let reference = add(&transaction, &sample("same", 3)).unwrap();
+    let other = again(&store);
+    let (plan, swept) = other.gc(NOW).unwrap();
+    // What the import has not found is freed at once.
+    assert_eq!(plan.garbage.len(), 3 + 4, "{plan:?}");
+    assert!(swept.freed > 0 && swept.set_aside == 0, "{swept:?}");
+    assert_eq!(other.images.ids().unwrap(), [reference.image]);
+    assert_eq!(store.tmp.list().unwrap().len(), 1);
+    check(&store).unwrap();
+    transaction.set_ref(name("new"), reference);
+    let committed = transaction.commit().unwrap();
+    assert_eq!((committed.objects, committed.reused), (0, 6));
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// What an import only looks for is no garbage to it: it makes its own.
+#[test]
+fn an_import_adds_what_it_did_not_find() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let transaction = store.begin().unwrap();
+    let reference = add(&transaction, &sample("same", 3)).unwrap();
+    import(&store, "old", &sample("same", 3)).unwrap();
+    store.remove_ref(&name("old")).unwrap();
+    again(&store).gc(NOW).unwrap();
+    transaction.set_ref(name("new"), reference);
+    transaction.commit().unwrap();
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// A layer is in the store before the import that needs it has ended.
+#[test]
+fn an_import_keeps_what_an_import_inside_it_has_published() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let outer = store.begin().unwrap();
+    let middle = outer.begin_inner().unwrap();
+    let inner = middle.begin_inner().unwrap();
+    let reference = add(&inner, &sample("one", 3)).unwrap();
+    inner.commit().unwrap();
+    for kept_by in [Some(middle), None] {
+        let (plan, _) = again(&store).gc(NOW).unwrap();
+        assert_eq!(plan.garbage, [], "{kept_by:?}");
+        assert_eq!(store.images.ids().unwrap(), [reference.image]);
+        check(&store).unwrap();
+    }
+    drop(outer);
+    check_clean(&store).unwrap();
+    assert_eq!(store.images.ids().unwrap(), []);
+}
+
+/// A line that only a later version knows may stand for anything.
+#[test]
+fn a_list_that_cannot_be_read_keeps_everything() {
+    for line in [&b"pool sha256:0\n"[..], b"image 0\n", b"\0\xff\n", b"layer"] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        import(&store, "old", &sample("same", 1)).unwrap();
+        store.remove_ref(&name("old")).unwrap();
+        let transaction = store.begin().unwrap();
+        let work = std::fs::read_dir(directory.path().join("tmp")).unwrap().next().unwrap();
+        std::fs::write(work.unwrap().path().join("kept"), line).unwrap();
+        let (_, swept) = again(&store).gc(NOW).unwrap();
+        assert!(swept.freed == 0 && swept.set_aside > 0, "{swept:?}");
+        drop(transaction);
+        check_clean(&store).unwrap();
+    }
+}
+
+/// Imports of earlier versions list nothing.
+#[test]
+fn an_import_without_lists_keeps_what_it_has_found() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import(&store, "old", &sample("same", 3)).unwrap();
@@ -63,6 +142,7 @@ fn an_import_keeps_what_it_has_found() {
 
     let transaction = store.begin().unwrap();
     let reference = add(&transaction, &sample("same", 3)).unwrap();
+    transaction.forget_lists();
     let other = again(&store);
     let (plan, swept) = other.gc(NOW).unwrap();
     assert_eq!(plan.garbage.len(), 6 + 4, "{plan:?}");
@@ -88,6 +168,7 @@ fn what_was_set_aside_is_freed_in_the_end() {
     import(&store, "old", &sample("same", 3)).unwrap();
     store.remove_ref(&name("old")).unwrap();
     let transaction = store.begin().unwrap();
+    transaction.forget_lists();
     again(&store).gc(NOW).unwrap();
     assert_eq!(store.tmp.list().unwrap().len(), 2);
     drop(transaction);
@@ -106,6 +187,7 @@ fn what_has_vanished_is_an_error() {
     store.remove_ref(&name("old")).unwrap();
     let transaction = store.begin().unwrap();
     let reference = add(&transaction, &sample("same", 3)).unwrap();
+    transaction.forget_lists();
     again(&store).gc(NOW).unwrap();
     for trash in std::fs::read_dir(directory.path().join("tmp")).unwrap() {
         let path = trash.unwrap().path();

@@ -442,6 +442,15 @@ fn gc_survives_a_crash_at_any_moment() {
 /// `gc` while an import runs: garbage is set aside, and the import takes some of it back.
 #[test]
 fn gc_beside_an_import_survives_a_crash_at_any_moment() {
+    gc_beside_an_import(true);
+}
+
+#[test]
+fn gc_beside_an_import_without_lists_survives_a_crash_at_any_moment() {
+    gc_beside_an_import(false);
+}
+
+fn gc_beside_an_import(has_lists: bool) {
     let recorded = record(
         |store| {
             import(store, "gone", &sample("gone", 3)).unwrap();
@@ -450,8 +459,12 @@ fn gc_beside_an_import_survives_a_crash_at_any_moment() {
         |store| {
             let transaction = store.begin().unwrap();
             let reference = super::add(&transaction, &sample("gone", 2)).unwrap();
+            if !has_lists {
+                transaction.forget_lists();
+            }
             let (_, swept) = store.gc(NOW).unwrap();
-            assert!(swept.set_aside > 0, "{swept:?}");
+            assert_eq!(swept.set_aside == 0, has_lists, "{swept:?}");
+            assert_eq!(swept.freed > 0, has_lists, "{swept:?}");
             transaction.set_ref(name("back"), reference);
             transaction.commit().unwrap();
             store.clear_dead().unwrap();

@@ -341,6 +341,10 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     for (digest, bytes) in &lazy.documents {
         import.manifest(digest, bytes).unwrap();
     }
+    // Listed, its image stays with all that it needs.
+    store.gc(NOW).unwrap();
+    assert!(!in_sparse(&directory).is_empty() && store.images.has(&lazy.image).unwrap());
+    import.forget_lists();
     super::eventually(|| {
         store.gc(NOW).unwrap();
         in_sparse(&directory).is_empty()

@@ -37,15 +37,15 @@ use crate::{
 };
 
 /// When the tests happen.
-const NOW: Seconds = Seconds(1_000_000_000);
+pub(crate) const NOW: Seconds = Seconds(1_000_000_000);
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Files of a root filesystem, by name: up to 64 bytes go into the image, more into an object.
-type Files = BTreeMap<String, Vec<u8>>;
+pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 /// `count` files that every sample has, and as many that only this one has.
-fn sample(name: &str, count: usize) -> Files {
+pub(crate) fn sample(name: &str, count: usize) -> Files {
     let mut files = Files::new();
     files.insert("small".into(), name.as_bytes().to_vec());
     for at in 0..count {
@@ -58,11 +58,11 @@ fn sample(name: &str, count: usize) -> Files {
     files
 }
 
-fn name(text: &str) -> RefName {
+pub(crate) fn name(text: &str) -> RefName {
     text.parse().unwrap()
 }
 
-fn open(directory: &Path) -> Store {
+pub(crate) fn open(directory: &Path) -> Store {
     Store::open(directory, crate::Who::this_process(), OpenOptions::create()).unwrap()
 }
 
@@ -131,7 +131,7 @@ fn add_as(import: &Transaction<'_>, files: &Files, form: Form) -> Result<Referen
     Ok(Reference { image, manifest: Some(digest), form, created: Seconds(1) })
 }
 
-fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ImageId, Failure> {
+pub(crate) fn import(store: &Store, ref_name: &str, files: &Files) -> Result<ImageId, Failure> {
     import_as(store, ref_name, files, Form::Objects)
 }
 
@@ -155,7 +155,7 @@ fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
 }
 
 /// After `gc`, the store has what its refs need, and nothing else.
-fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
+pub(crate) fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     const ATTEMPTS: u32 = 50;
     let mut left = String::new();
     for _ in 0..ATTEMPTS {

@@ -55,6 +55,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     let bytes = files["own-1"].len() as u64;
     let id = digest(Algorithm::Sha256, &files["own-1"]).into();
     assert!(transaction.reuse(&id, bytes).unwrap());
+    transaction.forget_lists();
     store.gc(NOW).unwrap();
     assert!(!store.has(&id, bytes).unwrap());
     transaction.commit().unwrap();

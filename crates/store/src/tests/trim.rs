@@ -186,6 +186,14 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     let size = sample("other", 12)["own-9"].len() as u64;
     let other = transaction.reuse_stored(&own("other"), size).unwrap().unwrap();
     assert!(transaction.reuse_device(&other.device).unwrap());
+    // No device changes while an import looks into one.
+    let (plan, swept) = store.gc(NOW).unwrap();
+    assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
+    assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
+    assert!(swept.set_aside > 0, "{swept:?}");
+    assert!(store.devices.find(&own("other")).unwrap().is_some());
+    // Nor does one that an earlier version may have looked into.
+    transaction.forget_lists();
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));

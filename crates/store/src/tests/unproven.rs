@@ -155,6 +155,9 @@ fn a_mark_goes_with_its_image() {
     // An import that runs may have found the image, and takes it back.
     let import = store.begin().unwrap();
     assert!(import.reuse_image(&lazy.image).unwrap());
+    store.gc(NOW).unwrap();
+    assert!(store.images.has(&lazy.image).unwrap() && marked(&store, &lazy.image).is_some());
+    import.forget_lists();
     super::eventually(|| {
         store.gc(NOW).unwrap();
         !store.images.has(&lazy.image).unwrap()

@@ -42,6 +42,7 @@ impl Transaction<'_> {
         // From here to the end, gc waits.
         let lock = self.store.lock_shared()?;
         self.bring_back(&state)?;
+        self.keep(&state)?;
         self.check_refs(&state)?;
         self.check_devices(&state)?;
         let refs = self.write_refs(&state)?;
@@ -95,12 +96,21 @@ impl Transaction<'_> {
         Ok(alone)
     }
 
+    /// Has the imports that this one is a part of keep what it publishes and has found.
+    fn keep(&self, state: &State) -> Result<(), DiskError> {
+        for keeper in &self.keepers {
+            keeper.add_objects(state.objects.keys())?;
+            state.users.keys().try_for_each(|item| keeper.add(item))?;
+        }
+        Ok(())
+    }
+
     /// Everything that the import found in the store is there still, or was set aside by `gc` while
     /// it ran: then it is put back.
     pub(super) fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
         let trashes = trash::all(&self.store.tmp)?;
         if trashes.is_empty() {
-            // gc sets aside, and removes nothing, while an import runs that began before it.
+            // gc leaves alone what is listed, or sets it aside.
             return Ok(());
         }
         for item in state.found_in_store() {

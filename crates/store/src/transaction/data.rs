@@ -91,6 +91,7 @@ impl Transaction<'_> {
         if self.state().data.contains_key(id) {
             return Ok(true);
         }
+        self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let there =
             self.store.devices.index_of(id).map_err(|source| self.lookup_failed(id, source))?;
         if there.is_some() {
@@ -109,6 +110,7 @@ impl Transaction<'_> {
         id: &ObjectId,
         size: u64,
     ) -> Result<Option<StoredObject>, DraftError> {
+        self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let found = match self.made(id) {
             Some(found) => Some(found),
             None => self.store.devices.find(id).map_err(|source| self.lookup_failed(id, source))?,
@@ -128,6 +130,7 @@ impl Transaction<'_> {
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_piece(&self, id: &ObjectId, len: u64) -> Result<Option<StoredObject>, DraftError> {
         let Some(key) = devices::key(id) else { return Ok(None) };
+        self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let found = match self.state().made_piece(&key, len) {
             Some(found) => Some(found),
             None => {
@@ -189,6 +192,7 @@ impl Transaction<'_> {
 
     /// Where in devices an object is.
     pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
+        self.look_into_devices()?;
         match self.made(id) {
             Some(found) => Ok(Some(found)),
             None => self.store.devices.find(id),
@@ -284,6 +288,7 @@ impl Transaction<'_> {
                 self.fail();
                 DraftError::Index { source }
             })?;
+        self.look_into_devices().map_err(disk)?;
         let there = self.store.devices.index_of(&device.id);
         let there = there.map_err(|source| self.lookup_failed(&device.id, source))?;
         let data = match there {

@@ -17,6 +17,11 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when they cannot be looked up.
     pub fn has_files(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
+        let listed = self.lists.add_objects(objects);
+        listed.map_err(|source| {
+            self.fail();
+            DraftError::Write { what: "an object", source }
+        })?;
         for id in objects {
             if self.state().objects.contains_key(id) {
                 continue;
@@ -50,6 +55,7 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_packed(&self, id: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+        self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let is_packed = |it: &StoredObject| it.kind == DeviceKind::Packed;
         let found = match self.made(id).filter(is_packed) {
             Some(found) => Some(found),
@@ -69,7 +75,7 @@ impl Transaction<'_> {
     /// # Errors
     /// [`DraftError`] when it cannot be looked up.
     pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DraftError> {
-        let found = self.store.devices.tar_of(diff_id);
+        let found = self.look_into_devices().and_then(|()| self.store.devices.tar_of(diff_id));
         let found = found.map_err(|source| {
             self.fail();
             DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source.into()) }
@@ -108,6 +114,7 @@ impl Transaction<'_> {
         id: &ObjectId,
         device: &DeviceId,
     ) -> Result<Option<StoredObject>, DraftError> {
+        self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let found = self.store.devices.find_in(id, [device]);
         found.map_err(|source| self.lookup_failed(id, source))
     }

@@ -4,6 +4,7 @@ use std::io;
 
 use super::Transaction;
 use super::draft::Scrap;
+use crate::shelf::item::StoreItem;
 use crate::shelf::layers::{Blob, Layer, LayerError, LayerInfo, LayerWriter};
 
 /// An unfinished layer. Write the recipe to it; dropping it removes its file.
@@ -34,6 +35,7 @@ impl<'t> LayerDraft<'t> {
     /// [`LayerError`] when it cannot be written.
     pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
         let Self { transaction, scrap, writer } = self;
+        transaction.list(&StoreItem::Layer(info.diff_id))?;
         let place = match transaction.store().layers.open(&info.diff_id) {
             Ok(Some(before)) => {
                 let before = before.info();

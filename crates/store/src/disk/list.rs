@@ -1,0 +1,48 @@
+//! Files that several threads add to, and other processes read meanwhile.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::Mode;
+
+use super::{Change, Directory, DiskError, NEW, Trace, write_at};
+
+/// A file of the process's own that only grows. Each addition is one system call.
+#[derive(Debug)]
+pub(crate) struct ListFile {
+    fd: OwnedFd,
+    path: PathBuf,
+    /// Where the next addition begins. A slot whose bytes are not written yet reads as zeros.
+    length: AtomicU64,
+    trace: Trace,
+}
+
+impl Directory {
+    /// Creates an empty list, for this user alone.
+    pub(crate) fn create_list(&self, name: &str) -> Result<ListFile, DiskError> {
+        let failed = |errno| self.failed("create", name, errno);
+        self.trace.allow().map_err(failed)?;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
+        self.trace.record(|| Change::Create(self.path_of(name)));
+        let (path, trace) = (self.path_of(name), self.trace.clone());
+        Ok(ListFile { fd, path, length: AtomicU64::new(0), trace })
+    }
+}
+
+impl ListFile {
+    /// Adds bytes at the end. Whoever reads the file after this sees them.
+    pub(crate) fn add(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        let failed = |errno: rustix::io::Errno| DiskError {
+            action: "write",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        self.trace.allow().map_err(failed)?;
+        let at = self.length.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        write_at(&self.fd, bytes, at).map_err(failed)?;
+        self.trace.record(|| Change::Write(self.path.clone(), bytes.to_vec()));
+        Ok(())
+    }
+}
