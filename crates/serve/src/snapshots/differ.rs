@@ -28,9 +28,6 @@ const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
-/// How often a layer is read that a `gc` takes.
-const TRIES: u32 = 4;
-
 pub(super) struct Differ {
     pub(super) snapshotter: Arc<Snapshotter>,
     pub(super) content: ContentStore,
@@ -123,39 +120,22 @@ impl Differ {
         headers: &EngineHeaders,
         wanted: &Wanted,
     ) -> Result<(AppliedLayer, bool), Status> {
-        // A `gc` that has just begun may take a layer before the record names it.
-        for _ in 0..TRIES {
-            let applied = self.try_layer(key.clone(), claim.clone(), headers, wanted).await?;
-            if let Some(applied) = applied {
-                return Ok(applied);
-            }
-        }
-        Err(Status::aborted(format!(
-            "`quire gc` has taken the layer of {}: try again",
-            claim.digest
-        )))
-    }
-
-    /// `None` if the layer was taken by a `gc`.
-    async fn try_layer(
-        &self,
-        key: String,
-        claim: LayerClaim,
-        headers: &EngineHeaders,
-        wanted: &Wanted,
-    ) -> Result<Option<(AppliedLayer, bool)>, Status> {
         let digest = claim.digest;
         let known = self.work(move |snapshotter| Ok(snapshotter.known_layer(&digest))).await?;
         if let Some(layer) = known {
+            let key = key.clone();
             let applied = self.work(move |snapshotter| kept(snapshotter.apply_known(&key, &layer)));
-            return Ok(applied.await?.map(|it| (it, true)));
+            // A `gc` may have taken it since it was looked for. Then its blob is read.
+            if let Some(applied) = applied.await? {
+                return Ok((applied, true));
+            }
         }
         let blob = self.content.read(&digest, headers, wanted).await;
         let blob = blob.map_err(|error| status(&error.into()))?;
         let wanted = wanted.clone();
         let applied =
-            self.work(move |snapshotter| kept(snapshotter.apply(&key, &claim, (blob, &wanted))));
-        Ok(applied.await?.map(|it| (it, false)))
+            self.work(move |snapshotter| snapshotter.apply(&key, &claim, (blob, &wanted)));
+        Ok((applied.await?, false))
     }
 
     /// What is to be compared, if it is for this differ.
@@ -222,7 +202,7 @@ fn timestamp(it: prost_types::Timestamp) -> Timestamp {
     Timestamp { seconds: it.seconds, nanoseconds }
 }
 
-/// None for a layer that was gone when its record was written.
+/// `None` for a layer that was gone when its record was written.
 fn kept<T>(applied: Result<T, SnapshotterError>) -> Result<Option<T>, SnapshotterError> {
     match applied {
         Err(SnapshotterError::Store(SnapshotError::Gone(_))) => Ok(None),

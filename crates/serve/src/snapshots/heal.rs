@@ -57,6 +57,6 @@ impl Snapshotter {
         blob: (impl Read + Send, &Wanted),
     ) -> Result<(), SnapshotterError> {
         let now = Seconds((self.surroundings.now)().seconds);
-        self.resources.layer(&self.store, claim, blob, now).map(drop)
+        self.resources.layer(&self.keeper()?, claim, blob, now).map(drop)
     }
 }

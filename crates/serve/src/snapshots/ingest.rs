@@ -12,7 +12,7 @@ use image::digest::Digest;
 use image::erofs::read::Owners;
 use image::tree::{Builder, Tree};
 use image::verity::ImageId;
-use store::{Seconds, SnapshotContent, Store};
+use store::{Seconds, SnapshotContent, Store, Transaction};
 use transfer::import::{
     BUDGET, Below, Durable, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport, Report,
     add_unknown, stack,
@@ -87,17 +87,21 @@ impl Resources {
         Ok(self.add(store, below, &[0; 1024][..], now)?.image)
     }
 
-    /// Reads a blob into the store.
+    /// Reads a blob into the store. The layer is kept from `gc` until the keeper ends.
     pub(super) fn layer(
         &self,
-        store: &Store,
+        keeper: &Transaction<'_>,
         claim: &LayerClaim,
         (blob, wanted): (impl Read + Send, &Wanted),
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
-        let wishes = ImportWishes { durable: Durable::EachLayer, ..ImportWishes::default() };
+        let wishes = ImportWishes {
+            durable: Durable::EachLayer,
+            keeper: Some(keeper),
+            ..ImportWishes::default()
+        };
         let surroundings = ImportSurroundings { cancel: wanted.cancel(), ..self.surroundings(now) };
-        let import = LayerImport::begin(store, &surroundings, &wishes)?;
+        let import = LayerImport::begin(keeper.store(), &surroundings, &wishes)?;
         let layers = import.layers().layer(IncomingLayer {
             name: claim.digest.to_string(),
             blob: Box::new(blob),

@@ -5,7 +5,8 @@ use std::io::Read;
 use std::path::Path;
 
 use image::digest::Digest;
-use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Store};
+use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Store, Transaction};
+use transfer::import::ImportError;
 
 use super::caller::Wanted;
 use super::error::SnapshotterError;
@@ -109,12 +110,19 @@ impl Snapshotter {
         claim: &LayerClaim,
         blob: (impl Read + Send, &Wanted),
     ) -> Result<AppliedLayer, SnapshotterError> {
+        // No record names the layer yet when it is in the store.
+        let keeper = self.keeper()?;
         let applied = self.apply_with(key, |now| {
-            let content = self.resources.layer(&self.store, claim, blob, now)?;
+            let content = self.resources.layer(&keeper, claim, blob, now)?;
             self.known_blobs().note(claim.digest, content.layer);
             Ok(content)
         })?;
         self.applied(&applied).inspect(|it| self.counts.read(it.bytes))
+    }
+
+    /// Keeps what is imported for it from `gc`, as long as it is there.
+    pub(super) fn keeper(&self) -> Result<Transaction<'_>, SnapshotterError> {
+        Ok(self.store.begin().map_err(ImportError::Transaction)?)
     }
 
     /// The same for a layer that the store has.

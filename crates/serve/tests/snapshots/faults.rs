@@ -12,6 +12,7 @@ use kernel::mount::{TmpfsOptions, tmpfs};
 use quire_serve::snapshots::{Labels, SkipLayers, SnapshotAccess};
 use tonic::Code;
 
+use crate::lies::{Bringer, apply};
 use crate::{Engine, Stage, code, is_root, two_layers, unpacked};
 
 /// A full disk costs an engine the call, and nothing else.
@@ -65,6 +66,44 @@ fn a_full_disk_leaves_everything_as_it_was() {
     opened.gc(Seconds(0)).unwrap();
     let left = ["images", "layers", "tmp"].map(|it| stage.count(it));
     assert_eq!(left, [0, 0, 0]);
+}
+
+/// No record names a layer before it is in the store.
+#[test]
+fn no_gc_takes_a_layer_that_is_being_applied() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let Bringer { store: _store, mut engine, bytes, digest } = Bringer::start(&stage);
+    let is_done = AtomicBool::new(false);
+    let mut bring = |round: usize| {
+        let key = unpacked(&round.to_string());
+        let root = engine.prepare(&key, "")?;
+        engine.apply(apply(&root, &digest, bytes.len()))?;
+        engine.commit("layer", &key)?;
+        engine.remove("layer")
+    };
+    thread::scope(|scope| {
+        let gc = scope.spawn(|| {
+            let store = stage.store();
+            let mut rounds = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                store.gc(Seconds(0)).unwrap();
+                rounds += 1;
+            }
+            rounds
+        });
+        let brought: Result<Vec<()>, tonic::Status> = (0..40).map(&mut bring).collect();
+        is_done.store(true, Ordering::Relaxed);
+        assert!(gc.join().unwrap() > 0);
+        brought.unwrap();
+    });
+    engine.end();
+    let store = stage.store();
+    assert!(store.fsck(FsckOptions::default()).unwrap().is_sound());
+    store.gc(Seconds(0)).unwrap();
+    assert_eq!(["images", "layers", "tmp"].map(|it| stage.count(it)), [0, 0, 0]);
 }
 
 /// Two engines on one store, with the same layers, and a `gc` that has always begun.

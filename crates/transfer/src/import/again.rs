@@ -58,7 +58,7 @@ impl Job<'_> {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
         // As a layer that was unpacked: what comes after it may fail.
-        let own = self.transaction.store().begin().map_err(LayerFailure::Commit)?;
+        let own = self.transaction.begin_inner().map_err(LayerFailure::Commit)?;
         if own.reuse_layer(&info.diff_id)?.is_some() {
             own.add_blob(layer, blob.clone())?;
             own.commit().map_err(LayerFailure::Commit)?;

@@ -533,7 +533,8 @@ impl Job<'_> {
                 layer::unpack(reader, wanted, shared, read)
             }
             (Durable::EachLayer, Keep::Object) => {
-                let own = shared.target.store().begin().map_err(LayerFailure::Commit)?;
+                // The image of all layers needs this one to stay.
+                let own = shared.target.begin_inner().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
                 let (layer, report, blob) = {

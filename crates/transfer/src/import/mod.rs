@@ -231,7 +231,11 @@ impl<'a> Job<'a> {
         if wishes.index && wishes.form != Form::Tar {
             return Err(ImportError::Index(wishes.form));
         }
-        let transaction = Arc::new(store.begin().map_err(ImportError::Transaction)?);
+        let begun = match wishes.keeper {
+            Some(keeper) => keeper.begin_inner(),
+            None => store.begin(),
+        };
+        let transaction = Arc::new(begun.map_err(ImportError::Transaction)?);
         Ok(Self {
             transaction,
             surroundings: *surroundings,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use image::erofs::Versions;
 use oci::manifest::Platform;
-use store::{Form, RefName, walk};
+use store::{Form, RefName, Transaction, walk};
 
 use super::{Limits, OtherPlatform};
 use crate::native::Dedup;
@@ -26,7 +26,7 @@ pub enum Durable {
     #[default]
     Together,
     /// Each layer as soon as it is complete and verified. A failed import leaves those layers, and the next one does
-    /// not read them again. Pin them, or `gc` removes them.
+    /// not read them again. Pin them, or `gc` removes them after the import.
     EachLayer,
 }
 
@@ -43,6 +43,8 @@ pub struct ImportWishes<'a> {
     pub limits: Limits,
     /// When layers become durable.
     pub durable: Durable,
+    /// An import that keeps from `gc` what this one publishes, until it ends itself.
+    pub keeper: Option<&'a Transaction<'a>>,
     /// Whether layers get an index from the same pass over their blobs. Only with the form `tar`.
     pub index: bool,
     /// Form in which the data is stored.
@@ -69,6 +71,7 @@ impl Default for ImportWishes<'_> {
             other_platform: OtherPlatform::default(),
             limits: Limits::default(),
             durable: Durable::default(),
+            keeper: None,
             index: false,
             form: Form::Objects,
             dedup: Dedup::default(),
