@@ -9,12 +9,24 @@ use kernel::version::KernelVersion;
 use rustix::process::{Pid, Signal, kill_process};
 use testing::fake::wait_for;
 
-use crate::add_programs;
 use crate::runs::runtimes;
 use crate::served::{Lazy, end, keeper_of, serve_folder, serve_with};
+use crate::{add_programs, is_root};
 
 /// Native images have long prefixes and blocks of 512 bytes (docs/format/erofs-profile.md).
 const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
+
+/// Whether lazy images can be mounted, which by default needs FUSE alone. Notes a skipped test if not.
+pub(crate) fn can_serve() -> bool {
+    if !is_root() {
+        return false;
+    }
+    let is_new = KernelVersion::running().unwrap() >= NATIVE;
+    if !is_new {
+        testing::skipped("native images: this kernel is older than Linux 6.4");
+    }
+    is_new
+}
 
 /// A store with a lazy image, and its service. `None`, after saying so, where no such image can be mounted.
 fn served() -> Option<(Lazy, Child)> {
@@ -23,8 +35,7 @@ fn served() -> Option<(Lazy, Child)> {
 
 /// The same, with more in the image.
 fn served_with(add: impl FnOnce(&Path)) -> Option<(Lazy, Child)> {
-    if KernelVersion::running().unwrap() < NATIVE {
-        testing::skipped("native images: this kernel is older than Linux 6.4");
+    if !can_serve() {
         return None;
     }
     let lazy = Lazy::with(add, |_| ())?;

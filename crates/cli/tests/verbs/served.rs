@@ -37,7 +37,7 @@ impl BlobSource for Bytes {
     }
 }
 
-/// Whether readers can wait for a service here; says so when not.
+/// Whether readers can wait for a service behind marks. Notes a skipped test if not.
 pub(crate) fn can_wait() -> bool {
     if !is_root() {
         return false;
@@ -67,13 +67,18 @@ pub(crate) struct Lazy {
 }
 
 impl Lazy {
-    /// `None`, after saying so, where nothing can wait for reads.
+    /// `None`, after saying so, where it cannot be mounted.
     fn new() -> Option<Self> {
-        can_wait().then(Self::behind_any_door).flatten()
+        crate::doors::can_serve().then(Self::that_is_not_mounted).flatten()
     }
 
-    /// The same, whether or not there are events of reads.
-    pub(crate) fn behind_any_door() -> Option<Self> {
+    /// The same for readers behind marks, which is not the default.
+    fn behind_marks() -> Option<Self> {
+        can_wait().then(Self::that_is_not_mounted).flatten()
+    }
+
+    /// The same, whether or not it can be mounted.
+    fn that_is_not_mounted() -> Option<Self> {
         Self::with_image(|_| ())
     }
 
@@ -204,7 +209,7 @@ pub(crate) fn end(place: &Place, service: &mut Child) {
 
 #[test]
 fn names_are_read_without_the_data() {
-    let Some(lazy) = Lazy::new() else { return };
+    let Some(lazy) = Lazy::that_is_not_mounted() else { return };
     let place = &lazy.place;
     let listed = place.out("ls -l lazy:/words");
     assert!(listed.contains(&fs::metadata(lazy.tree.join("words")).unwrap().len().to_string()));
@@ -354,7 +359,7 @@ fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
         if !is_root() || !has(&[&mkfs, "mount", "cp"]) {
             continue;
         }
-        let Some(lazy) = Lazy::new() else { return };
+        let Some(lazy) = Lazy::behind_marks() else { return };
         let place = &lazy.place;
         let (file, disk) = (place.path("disk"), place.path("point"));
         fs::File::create(&file).unwrap().set_len(1 << 30).unwrap();
@@ -637,7 +642,7 @@ pub(crate) fn keeper_of(folder: &Path) -> Pid {
 
 #[test]
 fn a_container_never_reads_zeros_though_all_others_are_killed() {
-    let Some(lazy) = Lazy::new() else { return };
+    let Some(lazy) = Lazy::behind_marks() else { return };
     let Some(runtime) = runtimes().next() else { return };
     let place = &lazy.place;
     let fifo = place.path("fifo");
