@@ -47,7 +47,8 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let trust = wanted.trust.wish()?;
     let opened = TrustedImage::to_mount(&store, opened, trust, wish(wanted))?;
-    let place = writable_wish(context, wanted).make(&store, Backing::Whole, &context.search())?;
+    let wish = writable_wish(context, wanted, None);
+    let place = wish.make(&store, Backing::Whole, &context.search())?;
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
     let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access(), given)?;

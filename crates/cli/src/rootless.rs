@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName, is_transient};
+use container::folder::LAYER;
 use container::life::detached;
 use container::life::known::{self, KnownContainer};
 use container::root::{Via, WritableWish};
@@ -59,8 +60,13 @@ pub(crate) fn enter(
                 Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),
             }
+            let is_on_disk = || {
+                let directory = crate::context::store_directory(store, who);
+                directory.is_ok_and(|it| container::root::users_write_to_disk(&it))
+            };
             let written = match args.wanted.writable {
                 Some(WritableWish::Directory(..)) => Written::Stays,
+                None if !args.wanted.read_only && is_on_disk() => Written::Stays,
                 _ => Written::Goes,
             };
             enter_own_namespace(who, written, remark)
@@ -72,6 +78,14 @@ pub(crate) fn enter(
                 moved.unwrap_or_else(|error| remark(format!("{error:#}")));
             }
             join(found, who, remark)
+        }
+        // Files that a container wrote to the disk belong to ids of such a namespace.
+        Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
+            // Remarks on ids are for containers that start.
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
         Verb::Snapshot(args) => join(find(&args.container, store, who), who, remark),
@@ -319,6 +333,19 @@ fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, Known
     let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
     let found = known::find(&store, container).ok()?;
     Some((store, found))
+}
+
+/// Whether a container has ended and has its writable layer in its folder.
+fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
+    let found = find(container, store, who);
+    found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
+}
+
+/// Whether the store has writable layers of removed containers.
+fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
+    let Ok(directory) = crate::context::store_directory(store, who) else { return false };
+    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
+    store.containers.is_left(LAYER).unwrap_or(false)
 }
 
 /// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.

@@ -114,7 +114,8 @@ pub(crate) fn container_wish(
     given: GivenFiles,
 ) -> anyhow::Result<ContainerWish> {
     let wanted = &args.wanted;
-    let writable = writable_wish(context, wanted);
+    let directory = context.store_directory().ok();
+    let writable = writable_wish(context, wanted, directory.as_deref());
     let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
     crate::security::remark_on_labels(context, wanted);
@@ -197,10 +198,14 @@ pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
     if wanted.read_only { Some(&WritableWish::None) } else { wanted.writable.as_ref() }
 }
 
-/// The writable layer that a container is to have.
-pub(crate) fn writable_wish(context: &Context, wanted: &args::Wanted) -> WritableWish {
-    let default =
-        || WritableWish::default_of(context.who(), &context.search(), &|text| context.remark(text));
+/// The writable layer of a new container. `store` is the path of the store if the container gets a folder there.
+pub(crate) fn writable_wish(
+    context: &Context,
+    wanted: &args::Wanted,
+    store: Option<&Path>,
+) -> WritableWish {
+    let remark = |text: &str| context.remark(text);
+    let default = || WritableWish::default_of(context.who(), store, &context.search(), &remark);
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 

@@ -55,6 +55,8 @@ pub const UPPER: &str = "upper";
 pub const WRITABLE: &str = "writable.json";
 /// The container's users on the host.
 pub const USERNS: &str = "userns";
+/// The directory with the writable layer.
+pub const LAYER: &str = "layer";
 /// The file with the writable layer. [`filestore`] names the files of further mounts.
 pub const FILESTORE: &str = "filestore";
 /// The beginning of the names of places for further mounts.
@@ -74,7 +76,7 @@ pub const CONSOLE: &str = kernel::terminal::SOCKET;
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
 /// The names of all files in a container's folder. `N` stands for a number.
-pub const NAMES: [&str; 35] = [
+pub const NAMES: [&str; 36] = [
     RECORD,
     LOCK,
     CONFIG,
@@ -99,6 +101,7 @@ pub const NAMES: [&str; 35] = [
     UPPER,
     WRITABLE,
     USERNS,
+    LAYER,
     FILESTORE,
     "filestore-N",
     "mount-N",

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Room};
 
@@ -211,14 +212,19 @@ pub(crate) fn hide(
     }
 }
 
-/// Removes what dead commands left. Answers how many directories.
+/// Removes the directories of dead commands, and returns their number. A user's container may have written files of other
+/// ids. Only root of the user's namespace may remove these, so they stay until a command runs there.
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;
     for name in names(tmp)? {
         // The lock is held until the directory is gone.
-        if let Owner::Dead(_lock) = owner(tmp, &name)? {
-            tmp.remove_tree(&name)?;
-            cleared += 1;
+        let Owner::Dead(_lock) = owner(tmp, &name)? else { continue };
+        match tmp.remove_tree(&name) {
+            Ok(()) => cleared += 1,
+            Err(error) if error.is(Errno::ACCESS) || error.is(Errno::PERM) => {
+                tracing::debug!(name, %error, "the directory of a dead command stays");
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(cleared)

@@ -106,7 +106,8 @@ pub(crate) struct Wanted {
                 of the container; dir=PATH[,durable], upper and work in a directory of yours, which stay; or none. Only \
                 durable ones sync to disk. A full disk is an error for the container. The default for root is self of \
                 10 GiB, which takes the space of what is written and some room ahead (for `bundle` all of its size, an \
-                eighth of the free space). The default for others is memory, half of --memory"
+                eighth of the free space). The default for others is memory, half of --memory (for `run` before Linux 6.6 a \
+                directory on the store's disk)"
     )]
     pub(crate) writable: Option<WritableWish>,
     /// Make the root read-only, as `--writable none`

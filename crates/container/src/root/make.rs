@@ -16,6 +16,7 @@ use store::{Form, OpenImage, Store};
 use crate::bundle::userns::OwnIds;
 use crate::root::assemble::assemble;
 use crate::root::mount_points;
+use crate::root::place::{TMPFS_USER_XATTRS, memory_takes_marks};
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
@@ -106,9 +107,6 @@ pub struct ServedImage {
     /// Those that are not there: a layer below, with their directories.
     pub apart: Option<Detached>,
 }
-
-/// The first Linux version whose tmpfs has xattrs of users, by which an overlay of theirs hides directories.
-const TMPFS_USER_XATTRS: KernelVersion = KernelVersion { major: 6, minor: 6 };
 
 /// A root that is not made.
 #[derive(Debug, thiserror::Error)]
@@ -440,7 +438,7 @@ fn served(
     shape: &Shape<'_>,
     name: &str,
 ) -> Result<Root, MakeRootError> {
-    let has_user_xattrs = KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS);
+    let has_user_xattrs = memory_takes_marks();
     let with_xattrs = match layers.records {
         XattrNamespace::User if has_user_xattrs && shape.map.is_none() => WithXattrs::Apart,
         _ => WithXattrs::Served,

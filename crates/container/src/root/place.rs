@@ -4,16 +4,18 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kernel::mount::Durability;
 use kernel::process::Who;
+use kernel::version::KernelVersion;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use store::Store;
+use store::{ContainerDir, ContainerError, Store, WritableDraft};
 
 use crate::bundle::Access;
+use crate::folder::LAYER;
 use crate::pace::GLANCE;
 use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::{Space, Writable};
@@ -29,6 +31,8 @@ pub enum WritableWish {
     Filestore(Option<NonZeroU64>, Durability),
     /// Into a directory of the host.
     Directory(PathBuf, Durability),
+    /// Into a directory in the container's folder, which goes with it.
+    Folder(Durability),
 }
 
 /// Place for the changes, with the files that have to be open while a root is made.
@@ -42,6 +46,8 @@ pub enum WritablePlace {
     Filestore(OwnedFd, Durability),
     /// Into this directory, which is locked as long as it is open.
     Directory(OwnedFd, Durability),
+    /// Into this directory, which is not in the container's folder yet.
+    Draft(WritableDraft, Durability),
 }
 
 /// Changes cannot go where they are to go.
@@ -70,6 +76,9 @@ pub enum PlaceError {
         "--writable: \"{}\" is in use by another container: stop it (see `quire ps`), or use another directory", .0.display()
     )]
     InUse(PathBuf),
+    /// The store cannot make a directory.
+    #[error("cannot make a directory for the container's writes")]
+    Layer(#[source] ContainerError),
 }
 
 /// Space in a root that has a writable layer.
@@ -91,10 +100,19 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 
 impl WritableWish {
     /// Returns the default place of a container: a filestore for the host's root; memory for other users, and if no
-    /// file system can be made.
-    pub fn default_of(who: Who, search: &OsStr, remark: &dyn Fn(&str)) -> Self {
+    /// file system can be made. If users' overlays in memory cannot hide directories of an image, it is a directory in
+    /// the container's folder. `store` is the store's path if the container gets such a folder.
+    pub fn default_of(
+        who: Who,
+        store: Option<&Path>,
+        search: &OsStr,
+        remark: &dyn Fn(&str),
+    ) -> Self {
         if !who.is_host_root() {
-            return Self::Memory(None);
+            return match store {
+                Some(store) if users_write_to_disk(store) => Self::Folder(Durability::Volatile),
+                _ => Self::Memory(None),
+            };
         }
         if filestore::program(search).is_none() {
             remark(
@@ -131,7 +149,9 @@ impl WritableWish {
     pub const fn access(&self) -> Access {
         match self {
             Self::None => Access::ReadOnly,
-            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) | Self::Folder(_) => {
+                Access::Writable
+            }
         }
     }
 
@@ -169,6 +189,10 @@ impl WritableWish {
                 }
                 WritablePlace::Directory(opened.into(), *durability)
             }
+            Self::Folder(durability) => {
+                let draft = store.containers.layer().map_err(PlaceError::Layer)?;
+                WritablePlace::Draft(draft, *durability)
+            }
         })
     }
 }
@@ -179,8 +203,23 @@ impl WritablePlace {
     pub const fn access(&self) -> Access {
         match self {
             Self::None => Access::ReadOnly,
-            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) => Access::Writable,
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) | Self::Draft(..) => {
+                Access::Writable
+            }
         }
+    }
+
+    /// Moves a draft into the container's folder.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn settle(self, folder: &ContainerDir) -> Result<Self, ContainerError> {
+        Ok(match self {
+            Self::Draft(draft, durability) => {
+                Self::Directory(draft.keep(folder, LAYER)?, durability)
+            }
+            other => other,
+        })
     }
 
     /// Returns the locked file that keeps others out while it is open.
@@ -188,7 +227,8 @@ impl WritablePlace {
     pub fn into_locked(self) -> Option<OwnedFd> {
         match self {
             Self::Directory(directory, _) => Some(directory),
-            Self::None | Self::Memory(_) | Self::Filestore(..) => None,
+            // The lock of a draft ends with the draft.
+            Self::None | Self::Memory(_) | Self::Filestore(..) | Self::Draft(..) => None,
         }
     }
 
@@ -204,8 +244,35 @@ impl WritablePlace {
             Self::Directory(directory, durability) => {
                 Writable::Directory { directory: directory.as_fd(), durability: *durability }
             }
+            Self::Draft(draft, durability) => {
+                Writable::Directory { directory: draft.fd(), durability: *durability }
+            }
         }
     }
+}
+
+/// The first Linux version whose tmpfs has xattrs of users.
+pub(crate) const TMPFS_USER_XATTRS: KernelVersion = KernelVersion { major: 6, minor: 6 };
+
+/// Whether a tmpfs has the xattrs of users by which an overlay hides directories.
+pub(crate) fn memory_takes_marks() -> bool {
+    KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS)
+}
+
+/// Whether users' containers write to the disk of the store at this path by default.
+#[must_use]
+pub fn users_write_to_disk(store: &Path) -> bool {
+    !memory_takes_marks() && takes_marks(store)
+}
+
+/// Whether a user's overlay can write to a directory: local disks have the xattrs of users. File systems of a network and
+/// of FUSE cannot be upper layers (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither can overlays.
+fn takes_marks(directory: &Path) -> bool {
+    // Source: `linux/magic.h`: ext4, XFS, btrfs, F2FS.
+    const DISKS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+    // The store may not exist yet.
+    let found = directory.ancestors().find_map(|it| rustix::fs::statfs(it).ok());
+    found.is_some_and(|it| DISKS.contains(&it.f_type))
 }
 
 /// How long the monitor of a container that has ended may take to let go of its directory.
@@ -238,7 +305,8 @@ mod tests {
         let check = |user, namespace, expect: &WritableWish| {
             let who = Who { user, group: 0, namespace };
             let search = folder.path().as_os_str();
-            assert_eq!(&WritableWish::default_of(who, search, &|_| {}), expect, "{who:?}");
+            let found = WritableWish::default_of(who, None, search, &|_| {});
+            assert_eq!(&found, expect, "{who:?}");
         };
         let filestore = WritableWish::Filestore(None, Durability::Volatile);
         check(0, UserNamespace::Initial, &filestore);

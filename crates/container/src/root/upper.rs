@@ -143,6 +143,8 @@ enum Fate {
     ShutDown(Durability),
     /// It is in memory.
     Free,
+    /// It is a directory, which is removed with its container file by file.
+    Remove,
 }
 
 /// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
@@ -164,6 +166,11 @@ impl Doomed {
         Self { fate, upper: Some(directory) }
     }
 
+    /// The same directory, which is removed with its container.
+    pub(crate) fn with_its_container(self) -> Self {
+        Self { fate: Fate::Remove, ..self }
+    }
+
     /// Returns the directory with the changes; `None` for a read-only root.
     #[must_use]
     pub fn upper(&self) -> Option<BorrowedFd<'_>> {
@@ -174,7 +181,7 @@ impl Doomed {
     #[must_use]
     pub fn takes_long(&self) -> bool {
         match (self.fate, &self.upper) {
-            (Fate::ShutDown(_), _) => true,
+            (Fate::ShutDown(_) | Fate::Remove, _) => true,
             (Fate::Free, Some(upper)) => takes_long_to_free(upper.as_fd()),
             _ => false,
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kernel::mount::Durability;
 use kernel::process::{Pid, ProcessIdentity, Signals, boot_id};
 use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
@@ -16,7 +17,7 @@ use quire_container::life::known::{self, IfRunning};
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
-use quire_container::life::{detached, reap};
+use quire_container::life::{detached, kept, reap};
 use quire_container::plan::{ContainerPlan, ContainerWish};
 use quire_container::root::{Via, WritableWish};
 use quire_container::runtime::Runtime;
@@ -65,6 +66,48 @@ fn a_container_in_the_foreground_ends_with_its_programs_code() {
         assert_eq!(finish.end.unwrap().exit.shell_code(), 3, "{runtime:?}");
         assert!(!finish.has_lost && finish.stays.is_none());
         assert!(fixture.store.containers.all().unwrap().is_empty());
+    }
+}
+
+/// A writable layer in the container's folder is removed with the folder.
+#[test]
+fn a_layer_on_the_disk_goes_with_the_containers_folder() {
+    let Some(_turn) = turn() else { return };
+    let fixture = Fixture::new();
+    for (runtime, keep) in runtimes().iter().flat_map(|it| [(it, true), (it, false)]) {
+        let (mut report, said) = std::io::pipe().unwrap();
+        std::thread::scope(|scope| {
+            let fixture = &fixture;
+            let watch = move || {
+                let wish = wish("disk", "echo x > /new; sleep 60", keep);
+                let writable = WritableWish::Folder(Durability::Volatile);
+                let wish = ContainerWish { writable, ..wish };
+                ready(fixture, runtime, wish).watch(OwnedFd::from(said), None, &|| 7);
+            };
+            let monitor = scope.spawn(watch);
+            report.read_exact(&mut [1]).unwrap();
+            let folder = quire_container::folder::path(&fixture.store, "disk");
+            let new = folder.join("layer/upper/new");
+            patiently(|| std::fs::read(&new).unwrap_or_default(), |it| it == b"x\n");
+            detached::signal(&folder, "disk", "KILL").unwrap();
+            monitor.join().unwrap();
+            if keep {
+                let lock = || fixture.store.containers.lock("disk").unwrap();
+                let folder = patiently(lock, Option::is_some).unwrap();
+                let changes = kept::Changes::of_ended(folder.path()).unwrap();
+                rustix::fs::statat(changes.directory(), "new", rustix::fs::AtFlags::empty())
+                    .unwrap();
+                drop(changes);
+                folder.remove().unwrap();
+            }
+            let left = || {
+                let list = |it: &str| std::fs::read_dir(fixture.store.path().join(it)).unwrap();
+                let all = list("containers").chain(list("tmp")).flatten();
+                all.map(|it| it.path()).filter(|it| it.is_dir()).collect::<Vec<_>>()
+            };
+            // A process that no caller waits for removes them, since they may be many.
+            patiently(left, Vec::is_empty);
+        });
     }
 }
 

@@ -173,6 +173,31 @@ impl ContainerDir {
     }
 }
 
+/// Directory for the writes of a container whose folder is not made yet. It is removed unless it is kept.
+#[derive(Debug)]
+pub struct WritableDraft(Workspace);
+
+impl WritableDraft {
+    /// The locked directory. Copies of the descriptor keep the lock.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.directory.as_fd()
+    }
+
+    /// Moves it into a container's folder, and returns the directory with its lock.
+    ///
+    /// # Errors
+    /// [`ContainerError::Exists`] if the folder has an entry of this name, or an error of the disk.
+    pub fn keep(self, folder: &ContainerDir, name: &str) -> Result<OwnedFd, ContainerError> {
+        let locked = self.fd().try_clone_to_owned();
+        let locked = locked.map_err(|error| folder.directory.failed("keep", name, error))?;
+        match self.0.publish(&folder.directory, name)? {
+            Some(_directory) => Ok(locked),
+            None => Err(ContainerError::Exists(format!("{}/{name}", folder.id))),
+        }
+    }
+}
+
 /// Checks the name of a container: 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning with a dot or a hyphen. Runtimes
 /// would take a hyphen for an option.
 ///
@@ -233,6 +258,14 @@ pub(crate) struct ContainerDraft {
 }
 
 impl ContainerShelf {
+    /// Makes a directory for the writes of a container, on the same disk as its folder.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn layer(&self) -> Result<WritableDraft, ContainerError> {
+        Ok(WritableDraft(Workspace::make(&self.tmp)?))
+    }
+
     /// Writes what a container's folder begins with. The record of one that is kept is synced.
     pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
         let work = Workspace::make(&self.tmp)?;
@@ -419,6 +452,30 @@ impl ContainerShelf {
             }
         }
         Ok(seen)
+    }
+
+    /// Whether the folder of a dead container that is not kept has an entry of this name, or a removal was not finished.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn is_left(&self, name: &str) -> Result<bool, ContainerError> {
+        let has = |parent: &Directory, folder: &str| -> Result<bool, DiskError> {
+            let folder = parent.open_if_there(folder)?;
+            folder.map_or(Ok(false), |it| Ok(it.open_if_there(name)?.is_some()))
+        };
+        for seen in self.see_all()?.into_iter().filter(Seen::is_garbage) {
+            if has(&self.directory, &seen.id)? {
+                return Ok(true);
+            }
+        }
+        // Part of such a folder may be gone, so the lack of an entry proves nothing.
+        for hidden in names(&self.tmp)?.into_iter().filter(|it| is_hidden(it)) {
+            let folder = self.tmp.open_if_there(&hidden)?;
+            if folder.map_or(Ok(false), |it| is_alive(&it).map(|is_alive| !is_alive))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Removes the folder of a dead container. `false` if it is alive, or gone.
