@@ -84,7 +84,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Lays out the files of the package, but for Debian's changelog.
 fn lay(binary: &Path, stage: &Path) -> Result<()> {
-    let layout = Layout { prefix: "/usr".into(), destination: stage.to_owned(), composefs: false };
+    let layout = Layout {
+        prefix: "/usr".into(),
+        destination: stage.to_owned(),
+        helpers: None,
+        composefs: true,
+    };
     let share = install::lay(binary, &layout)?.join("share");
     // Debian's zsh looks for what packages bring there only.
     fs::rename(share.join("zsh/site-functions"), share.join("zsh/vendor-completions"))?;
@@ -127,6 +132,10 @@ fn compare(package: &Path, stage: &Path) -> Result<()> {
     for path in laid.intersection(&packaged) {
         if fs::read(stage.join(path))? != fs::read(extracted.join(path))? {
             bail!(Failed(format!("the package has another {path}")));
+        }
+        // cargo-deb copies what links lead to, unless it is told to keep them.
+        if fs::read_link(stage.join(path)).ok() != fs::read_link(extracted.join(path)).ok() {
+            bail!(Failed(format!("the package has a copy of what the link {path} leads to")));
         }
     }
     let configuration = quiet(Command::new(&dpkg).arg("--info").arg(package).arg("conffiles"))?;
@@ -266,8 +275,18 @@ esac
         }
         let named = |it: &str| laid.iter().filter(|path| path.starts_with(it)).count();
         assert_eq!(named("usr/share/man/man1/"), 2);
+        assert_eq!(named("usr/sbin/mount."), 2);
         let units = fs::read_dir(repository().join("dist/systemd")).unwrap();
         assert_eq!(named("usr/lib/systemd/system/"), units.count());
+    }
+
+    /// Debian Policy 10.1, "Binaries": two packages may not install different programs of one name.
+    #[test]
+    fn the_package_takes_the_place_of_composefs() {
+        let deb = metadata();
+        for key in ["conflicts", "replaces", "provides"] {
+            assert_eq!(deb[key], "composefs", "{key}");
+        }
     }
 
     #[test]

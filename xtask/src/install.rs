@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -36,12 +36,23 @@ pub(crate) struct Layout {
         value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
     pub(crate) destination: PathBuf,
+    /// Where mount(8) looks for `mount.quire` and `mount.composefs`: /usr/sbin for the prefixes /usr and /usr/local (/sbin
+    /// if that is another directory), else `sbin` of the prefix
+    #[arg(long, value_name = "DIR")]
+    pub(crate) helpers: Option<PathBuf>,
     /// Also under the names of the composefs tools, which then come before Debian's on most paths
     #[arg(long)]
     pub(crate) composefs: bool,
 }
 
-const COMPOSEFS: [&str; 4] = ["mkcomposefs", "composefs-info", "composefs-dump", "mount.composefs"];
+const COMPOSEFS: [&str; 3] = ["mkcomposefs", "composefs-info", "composefs-dump"];
+
+/// Programs that mount(8) calls.
+const HELPERS: [&str; 2] = ["mount.quire", "mount.composefs"];
+
+/// Directory in which mount(8) looks for its helpers, of those that all distributions have. Source: util-linux,
+/// `configure.ac`, `--enable-fs-paths-default`.
+const SBIN: &str = "/sbin";
 
 /// Shell, folder below `share`, and the file's name there.
 const COMPLETIONS: [(&str, &str, &str); 3] = [
@@ -68,11 +79,7 @@ pub(crate) fn build(debug: bool) -> Result<PathBuf> {
 
 /// Lays out all files, with the pages and completions that this binary makes. Returns where `bin` and `share` are.
 pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
-    let prefix = if layout.destination.as_os_str().is_empty() {
-        layout.prefix.clone()
-    } else {
-        layout.destination.join(layout.prefix.strip_prefix("/").unwrap_or(&layout.prefix))
-    };
+    let prefix = layout.staged(&layout.prefix);
     let (bin, share) = (prefix.join("bin"), prefix.join("share"));
     fs::create_dir_all(&bin)?;
     // A running program's file cannot be written, but it can be replaced.
@@ -82,11 +89,7 @@ pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
         remove(&bin.join(name))?;
         symlink("quire", bin.join(name))?;
     }
-    // Where mount(8) looks, if the prefix is /usr.
-    let helper = prefix.join("sbin/mount.quire");
-    fs::create_dir_all(prefix.join("sbin"))?;
-    remove(&helper)?;
-    symlink("../bin/quire", &helper)?;
+    link_helpers(layout)?;
     let pages = share.join("man/man1");
     fs::create_dir_all(&pages)?;
     quiet(Command::new(binary).arg("man").arg(&pages))?;
@@ -104,6 +107,56 @@ pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
         fs::write(units.join(unit.file_name()), text.replace("/usr/bin/quire", &program))?;
     }
     Ok(prefix)
+}
+
+impl Layout {
+    /// Where a file goes now that has this path later.
+    fn staged(&self, path: &Path) -> PathBuf {
+        if self.destination.as_os_str().is_empty() {
+            path.to_owned()
+        } else {
+            self.destination.join(path.strip_prefix("/").unwrap_or(path))
+        }
+    }
+
+    fn helpers(&self) -> PathBuf {
+        if let Some(helpers) = &self.helpers {
+            return helpers.clone();
+        }
+        if !["/usr", "/usr/local"].map(Path::new).contains(&&*self.prefix) {
+            return self.prefix.join("sbin");
+        }
+        // On a host whose /usr is not merged, mount(8) does not look in /usr/sbin.
+        match fs::symlink_metadata(self.staged(Path::new(SBIN))) {
+            Ok(found) if found.is_dir() => SBIN.into(),
+            _ => "/usr/sbin".into(),
+        }
+    }
+}
+
+/// Makes the programs that mount(8) calls links to the binary. Another package's stay.
+fn link_helpers(layout: &Layout) -> Result<()> {
+    let folder = layout.helpers();
+    let binary = relative(&layout.prefix.join("bin/quire"), &folder);
+    fs::create_dir_all(layout.staged(&folder))?;
+    for name in HELPERS {
+        let helper = layout.staged(&folder.join(name));
+        let is_ours = |it: PathBuf| it.file_name() == Some("quire".as_ref());
+        if helper.exists() && !fs::read_link(&helper).is_ok_and(is_ours) {
+            println!("{} stays, because it is another program", helper.display());
+            continue;
+        }
+        remove(&helper)?;
+        symlink(&binary, &helper)?;
+    }
+    Ok(())
+}
+
+/// Returns the path of a file for a link in a directory. Both paths are absolute.
+fn relative(file: &Path, directory: &Path) -> PathBuf {
+    let common = file.components().zip(directory.components()).take_while(|(a, b)| a == b).count();
+    let up = directory.components().skip(common).map(|_| Component::ParentDir);
+    up.chain(file.components().skip(common)).collect()
 }
 
 #[cfg(test)]
@@ -130,7 +183,7 @@ mod tests {
         fs::write(&binary, script).unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let binary = binary.to_str().unwrap();
-        let check = |name: &str, words: &[&str], installed: &str, program: &str| {
+        let check = |name: &str, words: &[&str], installed: &str, helpers: &str, program: &str| {
             let top = folder.path().join(name);
             let words: Vec<_> =
                 words.iter().map(|it| it.replace("TOP", top.to_str().unwrap())).collect();
@@ -140,8 +193,12 @@ mod tests {
             let matches = command.try_get_matches_from(words).unwrap();
             run(&Alone::from_arg_matches(&matches).unwrap().args).unwrap();
             let prefix = top.join(installed);
-            for file in ["bin/quire", "sbin/mount.quire", "share/man/man1/quire.1"] {
+            for file in ["bin/quire", "share/man/man1/quire.1"] {
                 assert!(prefix.join(file).exists(), "{name}: {file}");
+            }
+            let binary = prefix.join("bin/quire").canonicalize().unwrap();
+            for helper in HELPERS.map(|it| top.join(helpers).join(it)) {
+                assert_eq!(helper.canonicalize().ok(), Some(binary.clone()), "{name}: {helper:?}");
             }
             for (_, folder, file) in COMPLETIONS {
                 assert!(prefix.join("share").join(folder).join(file).exists(), "{name}: {file}");
@@ -151,9 +208,32 @@ mod tests {
             let program = program.replace("TOP", top.to_str().unwrap());
             assert!(unit.contains(&format!("ExecStart={program} ")), "{name}: {unit}");
         };
-        check("plain", &["--prefix", "TOP/usr"], "usr", "TOP/usr/bin/quire");
-        check("empty", &["--prefix", "TOP/usr", "--destination", ""], "usr", "TOP/usr/bin/quire");
-        check("usual", &["--destination", "TOP"], "usr/local", "/usr/local/bin/quire");
-        check("both", &["--prefix", "/opt/q", "--destination=TOP"], "opt/q", "/opt/q/bin/quire");
+        let own = "usr/sbin";
+        check("plain", &["--prefix", "TOP/usr"], "usr", own, "TOP/usr/bin/quire");
+        let empty = ["--prefix", "TOP/usr", "--destination", ""];
+        check("empty", &empty, "usr", own, "TOP/usr/bin/quire");
+        check("usual", &["--destination", "TOP"], "usr/local", own, "/usr/local/bin/quire");
+        let both = ["--prefix", "/opt/q", "--destination=TOP"];
+        check("both", &both, "opt/q", "opt/q/sbin", "/opt/q/bin/quire");
+        let all = ["--prefix", "/opt/q", "--destination=TOP", "--helpers", "/sbin"];
+        check("all", &all, "opt/q", "sbin", "/opt/q/bin/quire");
+        // A host whose /usr is not merged.
+        fs::create_dir_all(folder.path().join("old/sbin")).unwrap();
+        check("old", &["--destination", "TOP"], "usr/local", "sbin", "/usr/local/bin/quire");
+        // A merged one, and what another package has there.
+        fs::create_dir_all(folder.path().join("new/usr/sbin")).unwrap();
+        symlink("usr/sbin", folder.path().join("new/sbin")).unwrap();
+        check("new", &["--destination", "TOP"], "usr/local", own, "/usr/local/bin/quire");
+        let other = folder.path().join("new/usr/sbin/mount.composefs");
+        fs::remove_file(&other).unwrap();
+        fs::write(&other, "of another package").unwrap();
+        let layout = Layout {
+            prefix: "/usr/local".into(),
+            destination: folder.path().join("new"),
+            helpers: None,
+            composefs: true,
+        };
+        lay(Path::new(binary), &layout).unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "of another package");
     }
 }
