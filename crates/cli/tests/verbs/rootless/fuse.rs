@@ -351,7 +351,8 @@ fn a_changed_image_is_neither_mounted_nor_run() {
         &["run", "--rm", "--via", "tree", "a", "true"],
         &["run", "--rm", "a", "true"],
     ];
-    for words in ways {
+    let has_trees = KernelVersion::running() >= Some(OVERLAY_USER_DATA);
+    for words in ways.into_iter().filter(|it| has_trees || !it.contains(&"tree")) {
         let ran = user.run(words);
         assert!(ran.code != Some(0) && ran.err.contains("is damaged"), "{words:?}: {}", ran.err);
     }
@@ -647,6 +648,8 @@ fn marks_of_an_image_are_shown_as_they_are() {
     fs::create_dir(tree.join("hidden")).unwrap();
     set(&tree.join("hidden"), "user.overlay.opaque", b"y");
     user.import(&tree);
+    // Before, an overlay hides marks with and without an escape. Source: Linux 6.7, "ovl: Support escaped overlay.* xattrs".
+    let has_escapes = KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 7 });
     for options in ["", "--writable memory"] {
         let ran = user.script(&format!(
             "unshare --user --map-root-user --mount sh -ec '
@@ -655,6 +658,7 @@ fn marks_of_an_image_are_shown_as_they_are() {
                  $Q umount point'"
         ));
         let expect = "user.overlay.opaque=\"y\"\nuser.overlay.redirect=\"/etc/passwd\"\n";
+        let expect = if has_escapes { expect } else { "" };
         assert_eq!(ran.out, expect, "{options}: {}", ran.err);
     }
 }
