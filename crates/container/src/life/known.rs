@@ -254,8 +254,8 @@ impl KnownContainer {
 
 impl KnownContainer {
     /// Kills what belongs to a container without help of its runtime, which may be stuck: the container's processes, and the
-    /// runtime itself, which holds the container's lock as its monitor does. The monitor cleans up then; if it is `deaf`, it is
-    /// killed, too.
+    /// runtime itself, which holds the container's lock as its monitor does. The monitor notes the end and cleans up then, which
+    /// may take it a while on a busy host; if it is `deaf`, it is killed, too.
     fn end_without_runtime(&self, deaf: bool) {
         let id = &self.id;
         cgroups::kill(&self.folder);
@@ -273,19 +273,18 @@ impl KnownContainer {
             let process = Process::open(spared::first_process(&self.folder)?).ok()?;
             is_holder(kernel::process::parent_of(process.pid())).then_some(process)
         });
-        // Where nothing but the monitor is left, it may be busy with what remains, and only it knows how the container ended.
-        let monitor = self.state.as_ref().map(|it| it.monitor);
-        let is_monitor = |it: &&Holder| {
-            let pid = it.process.pid().as_raw_nonzero().get();
-            monitor.is_some_and(|monitor| i32::try_from(monitor) == Ok(pid))
+        let is_monitor = |it: &Holder| match &self.state {
+            Some(state) => {
+                i32::try_from(state.monitor) == Ok(it.process.pid().as_raw_nonzero().get())
+            }
+            // One that has no state yet is known by its runtime.
+            None => {
+                let mut parents = holders.iter().map(|it| it.parent);
+                !is_holder(it.parent) && parents.any(|parent| parent == Some(it.process.pid()))
+            }
         };
-        let runtimes: Vec<_> = holders.iter().filter(|it| is_holder(it.parent)).collect();
-        let doomed: Vec<_> = match deaf || runtimes.is_empty() && monitor.is_none() {
-            true => holders.iter().collect(),
-            false if runtimes.is_empty() => holders.iter().filter(|it| !is_monitor(it)).collect(),
-            false => runtimes,
-        };
-        for process in first.iter().chain(doomed.iter().map(|it| &it.process)) {
+        let doomed = holders.iter().filter(|it| deaf || !is_monitor(it));
+        for process in first.iter().chain(doomed.map(|it| &it.process)) {
             let pid = process.pid().as_raw_nonzero().get();
             tracing::info!(id, pid, "killed, since the runtime does not end the container");
             let _gone = process.signal(Signal::KILL);
@@ -492,9 +491,91 @@ pub fn remove(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use store::{OpenOptions, Who};
 
     use super::*;
+
+    /// Processes that hold a container's lock, of which a script is the first.
+    struct Holding(std::process::Child);
+
+    impl Drop for Holding {
+        fn drop(&mut self) {
+            let _ended = self.0.kill().and_then(|()| self.0.wait());
+        }
+    }
+
+    impl Holding {
+        fn start(folder: &Path, script: &str) -> Self {
+            let lock = File::create(folder.join(folder::LOCK)).unwrap();
+            rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockShared).unwrap();
+            let mut command = std::process::Command::new("sh");
+            Self(command.args(["-c", script]).stdin(lock).spawn().unwrap())
+        }
+
+        fn lives(&mut self) -> bool {
+            self.0.try_wait().unwrap().is_none()
+        }
+
+        fn child(&self) -> Option<i32> {
+            let path = format!("/proc/{0}/task/{0}/children", self.0.id());
+            std::fs::read_to_string(path).unwrap().trim().parse().ok()
+        }
+    }
+
+    fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+        for _ in 0..2000 {
+            if is_so() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        panic!("{what} did not come");
+    }
+
+    /// A busy host may leave the monitor no time to note the end of its container.
+    #[test]
+    fn a_monitor_is_killed_last() {
+        const ALONE: &str = "exec sleep 1000";
+        let known = |folder: &Path, monitor: Option<u32>| KnownContainer {
+            id: "a".to_owned(),
+            record: None,
+            liveness: Liveness::Alive,
+            folder: folder.to_owned(),
+            state: monitor.map(|monitor| {
+                let state =
+                    json!({"monitor": monitor, "pid": 0, "started": 0, "stop_signal": "TERM"});
+                serde_json::from_value(state).unwrap()
+            }),
+            is_unwatched: false,
+        };
+        // Its child is as a runtime is.
+        for (script, is_known) in [
+            (ALONE, true),
+            ("while :; do sleep 1000; done", true),
+            ("while :; do sleep 1000; done", false),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let mut monitor = Holding::start(folder.path(), script);
+            let runtime = (script != ALONE).then(|| {
+                wait_until("the runtime", || monitor.child().is_some());
+                monitor.child()
+            });
+            let mut other = Holding::start(folder.path(), ALONE);
+            let known = known(folder.path(), is_known.then(|| monitor.0.id()));
+            known.end_without_runtime(false);
+            wait_until("the end of the other", || !other.lives());
+            if let Some(runtime) = runtime {
+                wait_until("the end of the runtime", || {
+                    let child = monitor.child();
+                    child.is_some() && child != runtime
+                });
+            }
+            assert!(monitor.lives(), "{script} {is_known}");
+            known.end_without_runtime(true);
+            wait_until("the end of the monitor", || !monitor.lives());
+        }
+    }
 
     #[test]
     fn another_container_that_is_unreadable_hides_none() {
