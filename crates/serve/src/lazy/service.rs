@@ -547,7 +547,7 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Stop => {
-                // If it goes on, so does what it completes though nobody has it open.
+                // If it goes on, so does what it fetches though nobody has it open.
                 let refused = match self.release(keeper, Unread::Stay) {
                     Ok(left) => match left.saturating_sub(self.unread()) {
                         0 => None,
@@ -568,11 +568,11 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// How many devices are only here to be completed: nothing has them open.
+    /// How many devices nothing has open: they are completed, or a silent source has not given what a reader wanted that has
+    /// ended.
     fn unread(&self) -> usize {
         let is_unread = |it: &&Arc<LayerFiller<'_>>| {
-            it.is_completing()
-                && !self.door.kinds(it.device().id()).contains(&DoorKind::Fuse)
+            !self.door.kinds(it.device().id()).contains(&DoorKind::Fuse)
                 && !kernel::lease::in_use(it.device().file().as_fd()).unwrap_or(true)
         };
         self.door.fillers().iter().filter(is_unread).count()

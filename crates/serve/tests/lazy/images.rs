@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::lazy::UNIT;
 use oci::blobs::{BlobSource, FailingReader};
-use quire_serve::lazy::{DoorKind, LayerFiller, LayerSource};
+use quire_serve::lazy::{ClientError, DoorKind, LayerFiller, LayerSource};
+use testing::fake::wait_for;
 
 use super::service::{Files, STOP, Served};
 use super::{Stage, store};
@@ -28,6 +30,7 @@ impl BlobSource for SilentBlob<'_> {
         if !silent.exists() {
             return self.0.blob.blob(digest, size, range);
         }
+        fs::write(self.0.folder.join("asked"), "").unwrap();
         while silent.exists() && !STOP.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(5));
         }
@@ -112,4 +115,24 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
     drop((silent, other));
     let service = served.start();
     served.end(service);
+}
+
+/// A source may be silent for minutes after the last reader has been killed.
+#[test]
+fn a_silent_source_does_not_keep_a_service_without_readers() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    fs::write(served.path("silent"), "").unwrap();
+    let mut service = served.start();
+    let client = served.service().of(Some(Digest::sha256(SILENT)));
+    let device = client.lend(&served.stage.device()).unwrap();
+    let mut reader = Command::new("sha256sum").stdin(device).spawn().unwrap();
+    wait_for("the request to the source", || served.path("asked").exists());
+    assert!(matches!(served.service().stop(), Err(ClientError::Refused(_))));
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    drop(client);
+    // The kernel lets go of the device a moment later.
+    wait_for("the end of the service", || served.service().stop().is_ok());
+    assert!(service.wait().unwrap().success());
+    served.is_over();
 }
