@@ -54,7 +54,7 @@ struct StoreSupply<'a> {
     store: &'a Store,
     tuning: &'a Tuning,
     blobs: StoreBlobs<'a>,
-    surroundings: &'a crate::surroundings::Surroundings,
+    surroundings: &'a crate::surroundings::Surroundings<'a>,
 }
 
 /// Blobs that the store keeps, or registries have.

@@ -3,9 +3,10 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
+use kernel::process::finish_behind;
 use store::{Seconds, Store};
 use transfer::import::ImportSurroundings;
 use transfer::progress::Event;
@@ -15,7 +16,8 @@ use crate::progress::Progress;
 use crate::signals::{give_up_when, until_signal};
 
 /// Time, processors, memory, progress and cancellation.
-pub(crate) struct Surroundings {
+pub(crate) struct Surroundings<'s> {
+    store: &'s Store,
     pub(crate) now: Seconds,
     pub(crate) threads: NonZeroUsize,
     /// Bytes.
@@ -25,12 +27,13 @@ pub(crate) struct Surroundings {
     scratch: PathBuf,
 }
 
-impl Surroundings {
+impl<'s> Surroundings<'s> {
     /// Work on this store may be told to stop from now on, even while it waits for a lock.
-    pub(crate) fn new(context: &Context, store: &Store, budget: usize) -> Self {
+    pub(crate) fn new(context: &Context, store: &'s Store, budget: usize) -> Self {
         let cancel = Arc::new(AtomicBool::new(false));
         give_up_when(store, &cancel);
         Self {
+            store,
             now: now(),
             threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
             budget,
@@ -68,6 +71,14 @@ impl Surroundings {
         };
         let done = until_signal(&self.cancel, || work(&surroundings))?;
         self.progress.finish();
+        if self.cancel.load(Ordering::Relaxed) {
+            // The kernel takes seconds to remove large files, and a person who interrupts does not want to wait.
+            let _done = finish_behind(|| {
+                if let Err(error) = self.store.clear_work() {
+                    tracing::debug!(%error, "unfinished files stay: the next command removes them");
+                }
+            });
+        }
         Ok(done)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use image::verity::Algorithm;
@@ -11,6 +11,7 @@ use rustix::fs::{Access as Permission, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Renamed, Trace};
+use crate::give_up::GiveUp;
 use crate::meta::{META, Meta, MetaError, SHARED_MARK, Sealing};
 use crate::record::RECORD_MAX;
 use crate::shelf::absent::{self, ABSENT};
@@ -191,16 +192,7 @@ pub struct Store {
     /// Who shares it, as this process sees that user, if it is known to be root or this user.
     pub(crate) sharer: Option<u32>,
     pub(crate) sealing: Sealing,
-    give_up: OnceLock<GiveUp>,
-}
-
-/// Asked while a lock is waited for: whether its caller wants it no more.
-struct GiveUp(Box<dyn Fn() -> bool + Send + Sync>);
-
-impl std::fmt::Debug for GiveUp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("GiveUp")
-    }
+    pub(crate) give_up: Arc<GiveUp>,
 }
 
 /// How often a lock that is waited for is tried: a person who gives up does not notice it, and a `gc` takes longer.
@@ -314,7 +306,7 @@ impl Store {
             access: options.access,
             who,
             sharer: None,
-            give_up: OnceLock::new(),
+            give_up: Arc::default(),
         };
         if options.access == Access::Write {
             check_writable(&store.root, &store.meta)?;
@@ -326,8 +318,11 @@ impl Store {
     /// Ends waits for the store's lock with an error as soon as `enough` returns `true`. `gc` holds that lock while it
     /// works. `enough` is called about fifty times a second, and only during a wait. This is for callers that block
     /// signals, which would end a wait otherwise; only the first such call counts.
+    ///
+    /// A transaction that ends without its commit then leaves its files to [`clear_work`](Self::clear_work), since the
+    /// kernel may take seconds to remove them.
     pub fn give_up_when(&self, enough: impl Fn() -> bool + Send + Sync + 'static) {
-        let _first = self.give_up.set(GiveUp(Box::new(enough)));
+        self.give_up.set(enough);
     }
 
     /// The store's directory, as the caller gave it.
@@ -408,9 +403,9 @@ impl Store {
             Err(Errno::ACCESS) if self.access == Access::Read => return self.lock_as_reader(),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
-        let give_up = self.give_up.get();
+        let how = if self.give_up.is_possible() { trying } else { waiting };
         loop {
-            match rustix::fs::flock(&fd, if give_up.is_some() { trying } else { waiting }) {
+            match rustix::fs::flock(&fd, how) {
                 Ok(()) => return Ok(Some(Lock::of(fd))),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if self.is_given_up() => {
@@ -424,7 +419,7 @@ impl Store {
 
     /// Whether the caller does not want a lock any more.
     pub(crate) fn is_given_up(&self) -> bool {
-        self.give_up.get().is_some_and(|GiveUp(enough)| enough())
+        self.give_up.is_time()
     }
 
     /// Removes the immutable flag from every object and image, so that `rm -r` can remove the store.

@@ -108,7 +108,8 @@ impl std::ops::AddAssign for Committed {
 /// A running import. `Sync`: several threads may add to one transaction by reference.
 ///
 /// Everything is written below a directory of its own in `tmp/`, which is locked for as long as
-/// the transaction lives. Dropping it removes that directory; after `kill -9`, the next command does.
+/// the transaction lives. Dropping it removes that directory, unless its caller wants an end; then and after `kill -9`, the
+/// next command does.
 #[derive(Debug)]
 pub struct Transaction<'s> {
     store: &'s Store,
@@ -189,7 +190,8 @@ impl Store {
         crate::trash::clear(&self.tmp)?;
         // Either gc sees that this import runs, or the import sees what gc has left.
         let lock = self.lock_shared()?;
-        let work = Workspace::make(&self.tmp)?.leaving(self.tmp.room()?);
+        let work = Workspace::make(&self.tmp)?;
+        let work = work.leaving(self.tmp.room()?).left_when(&self.give_up);
         let lists = Arc::new(FoundLists::make(&work.directory)?);
         drop(lock);
         Ok(Transaction {

@@ -157,13 +157,22 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
 }
 
 impl Store {
+    /// Removes the files of transactions that have ended without their commit: those of dead commands, and those that were left
+    /// since their callers wanted an end ([`give_up_when`](Self::give_up_when)). Returns the number of transactions.
+    ///
+    /// # Errors
+    /// [`DiskError`] when something cannot be removed.
+    pub fn clear_work(&self) -> Result<u64, DiskError> {
+        work::clear(&self.tmp)
+    }
+
     /// Removes the leftovers of dead commands: work below `tmp/`, and the folders of dead containers that
     /// are not kept. Returns the number of directories. `gc` removes other garbage.
     ///
     /// # Errors
     /// [`ContainerError`] when something cannot be removed.
     pub fn clear_dead(&self) -> Result<u64, ContainerError> {
-        let mut cleared = work::clear(&self.tmp)? + clear(&self.tmp)?;
+        let mut cleared = self.clear_work()? + clear(&self.tmp)?;
         for seen in self.containers.see_all()? {
             if !seen.is_garbage() {
                 continue;

@@ -1,13 +1,14 @@
 //! A command's own directory below `tmp/`, locked for as long as the command lives.
 
 use std::ops::Deref;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Room};
+use crate::give_up::GiveUp;
 
 /// What these directories are called: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
@@ -79,6 +80,8 @@ pub(crate) struct Workspace {
     pub(crate) name: String,
     /// Nothing to remove any more.
     gone: bool,
+    /// Once it is time to give up, [`clear`] removes the directory.
+    left: Option<Arc<GiveUp>>,
 }
 
 impl Workspace {
@@ -93,7 +96,13 @@ impl Workspace {
             // Until it is locked, a cleaner may take it for a dead one's.
             let Some(directory) = tmp.open_if_there(&name)? else { continue };
             if directory.try_lock()? && directory.is_linked()? {
-                return Ok(Self { tmp: tmp.try_clone()?, directory, name, gone: false });
+                return Ok(Self {
+                    tmp: tmp.try_clone()?,
+                    directory,
+                    name,
+                    gone: false,
+                    left: None,
+                });
             }
         }
     }
@@ -101,6 +110,12 @@ impl Workspace {
     /// Files in it leave some of the disk to others.
     pub(crate) fn leaving(mut self, room: Room) -> Self {
         self.directory.leave(room);
+        self
+    }
+
+    /// Leaves the directory to [`clear`] if it is dropped when it is time to give up.
+    pub(crate) fn left_when(mut self, give_up: &Arc<GiveUp>) -> Self {
+        self.left = Some(Arc::clone(give_up));
         self
     }
 
@@ -130,7 +145,7 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        if self.gone {
+        if self.gone || self.left.as_ref().is_some_and(|it| it.is_time()) {
             return;
         }
         if let Err(error) = self.tmp.remove_tree(&self.name) {

@@ -7,7 +7,7 @@ use std::path::Path;
 use image::verity::{Algorithm, ObjectId, digest};
 use tempfile::TempDir;
 
-use super::{NOW, add, check, check_clean, import, name, open, sample};
+use super::{NOW, add, check, check_clean, eventually, import, name, open, sample};
 use crate::{
     Create, Digest, Form, LayerInfo, OpenOptions, Reference, Seconds, Store, StoreError,
     TransactionError,
@@ -129,6 +129,32 @@ fn a_dropped_import_leaves_nothing() {
     drop(transaction);
     assert!(store.tmp.list().unwrap().is_empty());
     assert!(store.plan_gc(NOW).unwrap().garbage.is_empty());
+}
+
+/// The kernel may take seconds to remove large files, which a caller who wants an end does not wait for.
+#[test]
+fn an_import_that_was_given_up_is_removed_later() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let is_time = Arc::new(AtomicBool::new(false));
+    store.give_up_when({
+        let is_time = Arc::clone(&is_time);
+        move || is_time.load(Ordering::Relaxed)
+    });
+    for (gives_up, left) in [(false, 0), (true, 1)] {
+        let transaction = store.begin().unwrap();
+        add(&transaction, &sample("one", 3)).unwrap();
+        is_time.store(gives_up, Ordering::Relaxed);
+        drop(transaction);
+        let is_work = |it: &crate::disk::Listed| it.text().is_some_and(crate::work::is_name);
+        assert_eq!(store.tmp.list().unwrap().iter().filter(|it| is_work(it)).count(), left);
+    }
+    // Another test's new child may have the lock, as `eventually` says.
+    eventually(|| store.clear_work().unwrap() == 1);
+    is_time.store(false, Ordering::Relaxed);
+    check_clean(&store).unwrap();
 }
 
 #[test]
