@@ -14,7 +14,7 @@ use store::{ImageMemory, Memory, MemoryUse, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::mount::{all_mounted, image_of, is_ours};
+use crate::own_mounts::{all_mounted, image_of, is_ours};
 use crate::report::{self, Bytes, bytes_alone, label};
 
 /// Mounts that could not be looked into.
