@@ -76,6 +76,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
         claimed: &points.claimed,
         between: &[],
         via,
+        source: None,
     };
     let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {

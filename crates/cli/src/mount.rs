@@ -46,7 +46,8 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let ways = Ways::new(context.who(), &args.trust);
     let via = ways.via(&args.trust);
     let (writable, map) = (place.writable(), map.as_ref());
-    let shape = Shape { writable, map, space, places: &[], claimed: &[], between: &[], via };
+    let shape =
+        Shape { writable, map, space, places: &[], claimed: &[], between: &[], via, source: None };
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));

@@ -165,6 +165,7 @@ impl Images<'_> {
                     claimed: &[],
                     between: &[],
                     via: Via::Auto { lender: None, server: None },
+                    source: None,
                 };
                 make(store, &image, &shape, std::iter::empty())?.mount
             }

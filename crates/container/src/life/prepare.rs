@@ -205,6 +205,7 @@ pub fn prepare(
         claimed: &points.claimed,
         between: &[],
         via: around.via,
+        source: None,
     };
     let mut root = make(store, &image, &shape, shared)?;
     warm(image.image(), &root, wish.warm, store.who(), around.remark);

@@ -54,6 +54,9 @@ pub struct Shape<'a> {
     pub between: &'a [BorrowedFd<'a>],
     /// How the image gets into a user namespace.
     pub via: Via<'a>,
+    /// Source in `mountinfo`. With `None` an overlay has the image's name behind [`SOURCE`](crate::root::SOURCE), and an
+    /// EROFS the path that the kernel opened.
+    pub source: Option<&'a str>,
 }
 
 /// A root file system that is attached nowhere yet.
@@ -240,6 +243,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         Data::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
             backing: layers.backing,
+            source: layers.source,
             io: match layers.backing {
                 Backing::FileOnly => Io::Buffered,
                 // Nothing of a file on FUSE is in a page cache. Past it, a loop device lets several readers wait at a time.
@@ -256,6 +260,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
             // Pages that are shared are no device's, and could not be read past.
             share: layers.domain.filter(|_| layers.backing == Backing::File).map(Domain),
             read_ahead: native_read_ahead(*devices.first().unwrap_or(&layers.image)),
+            source: layers.source,
         },
     };
     let image = kernel::mount::erofs(layers.image, &options)
@@ -478,6 +483,7 @@ mod tests {
             claimed: &[],
             between: &[],
             via: Via::Tree,
+            source: None,
         };
         let Ok(root) = assemble(&layers, None, Checked::ByKernel, &shape) else { return };
         let opened = rustix::fs::openat(&root.mount, "file", OFlags::RDONLY, Mode::empty());
@@ -486,6 +492,7 @@ mod tests {
 
     fn layers<'a>(image: &'a File, objects: &'a [BorrowedFd<'a>]) -> Layers<'a> {
         Layers {
+            source: None,
             name: "quire:test",
             image: image.as_fd(),
             data: Data::Objects(objects),
@@ -520,6 +527,7 @@ mod tests {
             claimed: &[],
             between: &[],
             via: Via::Tree,
+            source: None,
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
@@ -581,6 +589,7 @@ mod tests {
             let open = |name| File::open(self.folder.path().join(name)).unwrap();
             let (image, device) = (open("image"), open("device"));
             let layers = Layers {
+                source: None,
                 name: "quire:native",
                 image: image.as_fd(),
                 data: Data::Devices(&[device.as_fd()]),
@@ -622,6 +631,7 @@ mod tests {
                         claimed: &[],
                         between: &[],
                         via: Via::Tree,
+                        source: None,
                     },
                     workshop,
                 );

@@ -8,8 +8,10 @@ use store::Presence;
 /// What is mounted: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layers<'a> {
-    /// What messages and `mountinfo` call it.
+    /// Name in messages, and the source of an overlay in `mountinfo`.
     pub(crate) name: &'a str,
+    /// Source of an EROFS in `mountinfo`; `None` for the path that the kernel opens.
+    pub(crate) source: Option<&'a str>,
     /// The EROFS image, open for reading.
     pub(crate) image: BorrowedFd<'a>,
     /// Where the bytes of files are that are not in the image.

@@ -226,7 +226,7 @@ pub fn make(
     let checked = trust::check(image, &name, trust)?;
     // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
     let acl = if may_have_acl(image)? { Acl::Keep } else { Acl::Ignore };
-    let source = format!("{SOURCE}{name}");
+    let source = shape.source.map_or_else(|| format!("{SOURCE}{name}"), ToOwned::to_owned);
     let domain = trust::domain(store, &trust.domain)?;
     let devices: Vec<_> = image.devices.iter().map(|it| it.file.as_fd()).collect();
     let absent = image.absent.as_ref().filter(|_| ends_with_an_error());
@@ -234,6 +234,7 @@ pub fn make(
         iter::once(image.objects.as_fd()).chain(absent.map(AsFd::as_fd)).collect();
     let layers = Layers {
         name: &source,
+        source: shape.source,
         image: image.image.fd(),
         data: match image.form {
             Form::Objects => Data::Objects(&objects),

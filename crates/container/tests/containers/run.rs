@@ -28,6 +28,7 @@ impl Fixture {
             claimed: &[],
             between: &[],
             via: Via::Tree,
+            source: None,
         };
         let image = TrustedImage::to_run(&self.store, self.image(), trust).unwrap();
         make(&self.store, &image, &shape, std::iter::empty()).unwrap()

@@ -41,6 +41,21 @@ impl<'a> Context<'a> {
             .map_err(|errno| self.failed(Step::Create, errno))
     }
 
+    /// Makes the superblock in a thread with this working directory, where the source is a relative path.
+    pub(super) fn create_in(&self, directory: BorrowedFd<'_>) -> Result<(), MountError> {
+        let fd = self.fd.as_fd();
+        let create = || {
+            super::source::enter_in_thread(directory)?;
+            rustix::mount::fsconfig_create(fd)
+        };
+        let created = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, create);
+            let thread = thread.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::AGAIN))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        created.map_err(|errno| self.failed(Step::Create, errno))
+    }
+
     pub(super) fn mount(&self, attributes: MountAttrFlags) -> Result<Detached, MountError> {
         rustix::mount::fsmount(self.fd.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
             .map(Detached::from_fd)

@@ -1,13 +1,14 @@
 //! EROFS images, straight from a file where the kernel can, through a loop device where it cannot.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
 use super::backing::with_read_ahead;
 use super::context::Context;
+use super::source::NamedSource;
 use super::{Detached, MountError, Step};
 use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
@@ -33,6 +34,8 @@ pub struct ErofsOptions<'a> {
     /// 128 for an EROFS that reads from files, whatever the disk below has. It is a wish: a caller who may not write to
     /// `/sys` gets the default.
     pub read_ahead: Option<u32>,
+    /// Source in `mountinfo`: a relative path without `..`. With `None` or another text it is the path that the kernel opens.
+    pub source: Option<&'a str>,
 }
 
 /// Domain of mounts that share pages: files with the same fingerprint are in memory once.
@@ -105,8 +108,8 @@ pub struct Erofs {
 ///
 /// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the credentials
 /// of the caller. A loop device is used after `ENOTBLK` (kernels before 6.12, and files on tmpfs or overlayfs), or if
-/// it is asked for. `mountinfo` shows `/proc/self/fd/N` or `/dev/loopN` as the source, since the kernel opens what it
-/// shows.
+/// it is asked for. The kernel opens the source that `mountinfo` shows: `/proc/self/fd/N` or `/dev/loopN`, unless
+/// [`ErofsOptions::source`] names it.
 ///
 /// # Errors
 /// The kernel's error in the step that failed, with the messages of EROFS.
@@ -142,7 +145,9 @@ fn superblock(
     options: &ErofsOptions<'_>,
 ) -> Result<Erofs, MountError> {
     let context = Context::open("erofs", object)?;
-    context.string("source", source)?;
+    let named = options.source.map(|name| Ok((name, NamedSource::new(name, source)?)));
+    let named = named.transpose()?.and_then(|(name, named)| Some((name, named?)));
+    context.string("source", named.as_ref().map_or(source, |(name, _)| name))?;
     context.flag("ro")?;
     for device in devices {
         context.string("device", device)?;
@@ -161,13 +166,17 @@ fn superblock(
         Some(domain) if has_fingerprints(object)? => share(&context, domain)?,
         _ => Sharing::Alone,
     };
+    let create = || match &named {
+        Some((_, directory)) => context.create_in(directory.as_fd()),
+        None => context.create(),
+    };
     let read_ahead = match options.read_ahead {
         Some(kilobytes) => {
-            let ((), is_done) = with_read_ahead("erofs-", kilobytes, || context.create())?;
+            let ((), is_done) = with_read_ahead("erofs-", kilobytes, create)?;
             is_done.then_some(kilobytes)
         }
         None => {
-            context.create()?;
+            create()?;
             None
         }
     };

@@ -11,6 +11,7 @@ mod few;
 mod fuse;
 mod locked;
 mod overlay;
+mod source;
 mod table;
 mod tmpfs;
 

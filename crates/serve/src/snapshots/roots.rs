@@ -124,6 +124,7 @@ impl Roots {
             claimed: &[],
             between: &between,
             via: Via::Tree,
+            source: None,
         };
         let made = make(store, &image, &shape, self.take(&below.image).into_iter())?;
         made.mount.attach_at(&instance.root(number))?;
