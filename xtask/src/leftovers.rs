@@ -23,11 +23,12 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 /// Folders that programs of containers keep their state in. Only in continuous integration the machine is ours alone.
 const STATE: [&str; 5] = ["/run", "/run/crun", "/run/lock", "/run/quire", "/run/runc"];
 /// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
-/// filters and user namespaces, and the state of podman, skopeo and buildah.
-const KEPT: [&str; 5] = [
+/// filters, mounts and user namespaces, and the state of podman, skopeo and buildah.
+const KEPT: [&str; 6] = [
     "/run/containers",
     "/run/quire/filter-",
     "/run/quire/fixes-",
+    "/run/quire/mount-",
     "/run/quire/runtime-",
     "/run/quire/userns",
 ];

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::OwnIds;
-use container::root::{Above, SOURCE, ServeImage, ServedImage, TrustedImage, WithXattrs};
+use container::root::{Above, ServeImage, ServedImage, TrustedImage, WithXattrs};
 use kernel::fuse::{FuseConnection, FuseError};
 use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
@@ -80,10 +80,13 @@ fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
 }
 
 /// Mounts a checked image for root, attached nowhere.
-pub(crate) fn mount_for_root(who: Who, image: &TrustedImage) -> anyhow::Result<Detached> {
+pub(crate) fn mount_for_root(
+    who: Who,
+    image: &TrustedImage,
+    source: &str,
+) -> anyhow::Result<Detached> {
     image.check()?;
-    let name = format!("{SOURCE}{}", image.name());
-    let served = Server::new(who).serve(image, &name, WithXattrs::Served, Above::Nothing);
+    let served = Server::new(who).serve(image, source, WithXattrs::Served, Above::Nothing);
     Ok(served.map_err(|it| anyhow::anyhow!(it))?.mount)
 }
 

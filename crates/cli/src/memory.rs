@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use container::root::share::Superblock;
 use image::verity::ImageId;
 use kernel::features::{Can, page_sharing};
-use kernel::mount::{Mounted, Reach, bind};
+use kernel::mount::{Reach, bind};
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 use store::{ImageMemory, Memory, MemoryUse, Store};
@@ -14,7 +14,7 @@ use store::{ImageMemory, Memory, MemoryUse, Store};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
-use crate::own_mounts::{all_mounted, image_of, is_ours};
+use crate::own_mounts::{OwnMount, OwnMounts};
 use crate::report::{self, Bytes, bytes_alone, label};
 
 /// Mounts that could not be looked into.
@@ -93,8 +93,8 @@ pub(crate) fn du(
     let mut hidden = Hidden::default();
     let shares = page_sharing().can == Can::Yes;
     look_at_containers(store, &mut memory, &mut hidden, shares)?;
-    for mount in all_mounted()?.iter().filter(|it| is_ours(it)) {
-        look_at_mount(store, &mut memory, &mut hidden, mount, shares);
+    for mount in OwnMounts::of(context.who()).all()? {
+        look_at_mount(store, &mut memory, &mut hidden, &mount, shares);
     }
     let used = memory.finish()?;
     for why in &used.unreadable {
@@ -131,12 +131,13 @@ fn look_at_mount(
     store: &Store,
     memory: &mut Memory<'_>,
     hidden: &mut Hidden,
-    mount: &Mounted,
+    own: &OwnMount,
     shares: bool,
 ) {
+    let mount = &own.mount;
     if mount.kind != "erofs" {
         // The image below an overlay is mounted nowhere that one could go to. Of composefs images it has no files.
-        let image = image_of(mount).and_then(|name| crate::resolve::resolve(store, name).ok());
+        let image = own.image_text().and_then(|text| crate::resolve::resolve(store, text).ok());
         if image.is_some_and(|found| memory.is_native(&found.image)) {
             hidden.covered += 1;
         }

@@ -2,8 +2,9 @@
 
 use anyhow::{Context as _, bail};
 use container::bundle::Access;
+use container::mounted::MountNote;
 use container::root::filestore::Backing as FileBacking;
-use container::root::{SOURCE, Shape, TrustedImage, WritableWish, make, space, warm};
+use container::root::{Shape, TrustedImage, WritableWish, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags, Unmount};
 #[cfg(feature = "serve")]
 use {kernel::process::UserNamespace, serve::fuse::host::Executable};
@@ -11,7 +12,7 @@ use {kernel::process::UserNamespace, serve::fuse::host::Executable};
 use crate::Answer;
 use crate::args::{self, MountWord};
 use crate::context::Context;
-use crate::own_mounts::{all_mounted, is_ours};
+use crate::own_mounts::{MountTarget, OwnMounts};
 use crate::report;
 use crate::rootless::Ways;
 use crate::specification::SpecificationReport;
@@ -25,7 +26,15 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     crate::pull::pull_first(context, &args.name, &args.lazy)?;
     let store = context.open_with(&args.name)?;
     let found = crate::resolve::resolve(&store, &args.name)?;
+    let image = found.image;
     let permitted = crate::policy::permit(context, &store, found)?;
+    let own = OwnMounts::of(context.who());
+    let note = MountNote::new(&image, &own.source(&args.name), options(args)?);
+    let Some(mut target) = MountTarget::find(directory, own, note, args.replace)? else {
+        let directory = directory.display();
+        context.remark(&format!("{} is mounted on \"{directory}\" already", args.name));
+        return Ok(Answer::Yes);
+    };
     #[cfg(feature = "serve")]
     let permitted = crate::lazy::open(context, &store, permitted, &args.lazy)?;
     #[cfg(not(feature = "serve"))]
@@ -37,22 +46,33 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     let trust = args.trust.wish()?;
     let image = TrustedImage::to_mount(&store, permitted, trust, Some(&args.writable))?;
     #[cfg(feature = "serve")]
-    if serve(context, args, &image, directory)? {
+    if serve(context, args, &image, &mut target)? {
         return Ok(Answer::Yes);
     }
-    let place = args.writable.make(&store, FileBacking::Whole, &context.search())?;
-    let space = space(args.df, place.access())?;
-    let flags = flags(&args.options, place.access())?;
+    // The old mount may write to the same directory.
+    if matches!(args.writable, WritableWish::Directory(..)) {
+        target.clear()?;
+    }
+    let layer = args.writable.make(&store, FileBacking::Whole, &context.search())?;
+    let space = space(args.df, layer.access())?;
+    let flags = flags(&args.options, layer.access())?;
     let ways = Ways::new(context.who(), &args.trust);
     let via = ways.via(&args.trust);
-    let (writable, map) = (place.writable(), map.as_ref());
+    let (writable, map, source) = (layer.writable(), map.as_ref(), Some(target.source()));
     let shape =
-        Shape { writable, map, space, places: &[], claimed: &[], between: &[], via, source: None };
+        Shape { writable, map, space, places: &[], claimed: &[], between: &[], via, source };
     let root = make(&store, &image, &shape, std::iter::empty())?;
     root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
     warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
-    root.mount.attach_at(directory)?;
+    target.attach(context, &root.mount)?;
     Ok(Answer::Yes)
+}
+
+/// The options that change what programs see in a mount, for comparison with those of another one.
+fn options(args: &args::Mount) -> anyhow::Result<String> {
+    let flags = flags(&args.options, args.writable.access())?.bits();
+    let (writable, df, map, trust) = (&args.writable, args.df, &args.userns, &args.trust);
+    Ok(format!("{flags:#x} {writable:?} df={df} {map:?} {trust:?}"))
 }
 
 /// Mounts by FUSE alone, if that is the only way, or asked for; answers whether it has.
@@ -61,7 +81,7 @@ fn serve(
     context: &Context,
     args: &args::Mount,
     image: &TrustedImage,
-    directory: &std::path::Path,
+    target: &mut MountTarget<'_>,
 ) -> anyhow::Result<bool> {
     use crate::args::ViaWord;
     let who = context.who();
@@ -83,13 +103,12 @@ fn serve(
     }
     let flags = flags(&args.options, Access::ReadOnly)?;
     if who.is_host_root() {
-        let mount = crate::fuse::mount_for_root(who, image)?;
+        let mount = crate::fuse::mount_for_root(who, image, target.source())?;
         mount.set(&Attributes { set: flags, ..Attributes::default() })?;
-        mount.attach_at(directory)?;
+        target.attach(context, &mount)?;
         return Ok(true);
     }
     image.check()?;
-    let source = format!("{SOURCE}{}", image.name());
     let never = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     if !flags.contains(never) {
         bail!("--options suid and dev are for root: leave them out");
@@ -98,7 +117,9 @@ fn serve(
         true => Executable::No,
         false => Executable::Yes,
     };
-    crate::fuse::mount_for_user(who, image, &source, directory, executable)?;
+    target.clear()?;
+    crate::fuse::mount_for_user(who, image, target.source(), target.directory(), executable)?;
+    target.note(context);
     Ok(true)
 }
 
@@ -146,26 +167,20 @@ pub(crate) fn flags(words: &[MountWord], access: Access) -> anyhow::Result<Mount
 
 pub(crate) fn umount(context: &Context, args: &args::Umount) -> anyhow::Result<Answer> {
     let how = if args.lazy { Unmount::Lazy } else { Unmount::Now };
+    let own = OwnMounts::of(context.who());
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
             .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
-        // What is mounted last on a path counts.
-        let mount = all_mounted()?.into_iter().rfind(|it| it.point == path);
+        let mount = own.at(&path)?;
         let mount =
             mount.with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
-        if !is_ours(&mount) {
-            bail!(
+        match mount {
+            Ok(mount) => own.unmount(&mount, how)?,
+            Err(other) => bail!(
                 "the mount on \"{}\" is not Quire's but \"{}\": use umount",
                 directory.display(),
-                mount.source
-            );
-        }
-        match context.who().user {
-            #[cfg(feature = "serve")]
-            1.. if mount.kind.starts_with("fuse") => {
-                crate::fuse::unmount_for_user(&path, args.lazy)?;
-            }
-            _ => kernel::mount::unmount(&path, how)?,
+                other.source
+            ),
         }
     }
     Ok(Answer::Yes)

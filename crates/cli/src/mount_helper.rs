@@ -136,6 +136,7 @@ fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
             }
             key if WORDS.contains(&key) && value.is_none() => flags.push(key.to_owned()),
             "df" => words.push("--df".into()),
+            "replace" => words.push("--replace".into()),
             "writable" => writable = Some(needed()?.to_vec()),
             "size" => more.push([b",size=", needed()?].concat()),
             "durable" => more.push(b",durable".to_vec()),
@@ -144,7 +145,7 @@ fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
             _ if is_sloppy => {}
             _ => {
                 return Err(format!(
-                    "there is no option \"{shown}\": there are {}, df, writable=KIND, size=SIZE, durable, and {} of mount(8)",
+                    "there is no option \"{shown}\": there are {}, df, replace, writable=KIND, size=SIZE, durable, and {} of mount(8)",
                     WITH_VALUE.map(|it| format!("{it}=VALUE")).join(", "),
                     WORDS.join(", ")
                 ));
@@ -203,6 +204,7 @@ mod tests {
             &format!("{own} a /mnt -o writable=dir=/w,durable -o verity=require"),
             Ok("quire mount --verity require --writable dir=/w,durable -- a /mnt"),
         );
+        check(&format!("{own} a /mnt -o replace"), Ok("quire mount --replace -- a /mnt"));
         check(&format!("{own} -rf /mnt"), Err("there is no option -rf"));
         check(&format!("{own} -f a /mnt -o ro"), Ok("nothing"));
         check(&format!("{own} a /mnt -o size=1G"), Err("add writable=KIND"));

@@ -1,18 +1,219 @@
-//! Mounts of images, as the kernel's table has them.
+//! Mounts of images, by the kernel's table and the notes of this boot.
 
-use anyhow::Context as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use container::mounted::MountNote;
+use container::notes::Notes;
 use container::root::SOURCE;
-use kernel::mount::Mounted;
+use kernel::mount::{Detached, Mounted, Unmount};
+use kernel::process::Who;
+#[cfg(feature = "serve")]
+use rustix::fs::{Mode, OFlags};
 
-/// The name of the image of a mount, of an overlay.
-pub(crate) fn image_of(mount: &Mounted) -> Option<&str> {
-    mount.source.strip_prefix(SOURCE)
+use crate::context::Context;
+
+/// Mounts of images that this user can see.
+#[derive(Debug)]
+pub(crate) struct OwnMounts {
+    who: Who,
+    notes: Option<Notes>,
 }
 
-/// Overlays have the name that we gave them. EROFS says what the kernel opened: a descriptor, which only who mounts
-/// by the new mount calls has for a source, or a loop device, whose file then has an image's name.
-pub(crate) fn is_ours(mount: &Mounted) -> bool {
-    if mount.source.starts_with(SOURCE) {
+/// A mount of an image.
+#[derive(Debug)]
+pub(crate) struct OwnMount {
+    pub(crate) mount: Mounted,
+    /// What it is, if that was noted.
+    note: Option<MountNote>,
+}
+
+impl OwnMounts {
+    pub(crate) fn of(who: Who) -> Self {
+        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+        Self { who, notes: Notes::of_user(who, runtime_dir.as_deref()) }
+    }
+
+    /// Returns all of them, in the order of the table.
+    pub(crate) fn all(&self) -> anyhow::Result<Vec<OwnMount>> {
+        Ok(all_mounted()?.into_iter().filter_map(|it| self.own(it).ok()).collect())
+    }
+
+    /// Returns the uppermost mount on a path without links: one of ours, or another.
+    pub(crate) fn at(&self, path: &Path) -> anyhow::Result<Option<Result<OwnMount, Mounted>>> {
+        let found = all_mounted()?.into_iter().rfind(|it| it.point == path);
+        Ok(found.map(|it| self.own(it)))
+    }
+
+    /// Ends a mount.
+    pub(crate) fn unmount(&self, own: &OwnMount, how: Unmount) -> anyhow::Result<()> {
+        let path = &own.mount.point;
+        match self.who.user {
+            #[cfg(feature = "serve")]
+            1.. if own.is_on_fuse() => {
+                crate::fuse::unmount_for_user(path, matches!(how, Unmount::Lazy))?;
+            }
+            _ => kernel::mount::unmount(path, how)?,
+        }
+        // A bind mount elsewhere may still show the file system.
+        let is_gone = all_mounted()?.iter().all(|it| it.device != own.mount.device);
+        if let Some(notes) = self.notes.as_ref().filter(|_| is_gone && own.note.is_some())
+            && let Err(error) = MountNote::remove(notes, &own.mount)
+        {
+            tracing::debug!(%error, "the note of a mount stays");
+        }
+        Ok(())
+    }
+
+    fn own(&self, mount: Mounted) -> Result<OwnMount, Mounted> {
+        let note = self.notes.as_ref().and_then(|notes| MountNote::of(notes, &mount));
+        if note.is_some() || is_ours(&mount) { Ok(OwnMount { mount, note }) } else { Err(mount) }
+    }
+
+    /// Returns the source of a new mount of the image of this name. Without a note and a kind that is ours alone, nothing
+    /// but the source tells it from mounts of other programs.
+    pub(crate) fn source(&self, name: &str) -> String {
+        let is_noted = self.notes.as_ref().is_some_and(MountNote::is_possible);
+        if is_noted || !self.who.can_mount_in_its_namespace() {
+            return name.to_owned();
+        }
+        format!("{SOURCE}{name}")
+    }
+}
+
+impl OwnMount {
+    /// Returns the id of the image, or a name that it had.
+    pub(crate) fn image_text(&self) -> Option<&str> {
+        match &self.note {
+            Some(note) => Some(&note.image),
+            None => self.mount.source.strip_prefix(SOURCE),
+        }
+    }
+
+    /// Compares the mount with one that would have this note.
+    ///
+    /// A user may mount a file system on FUSE with any source, and its device number may have been that of a mount with a
+    /// note. So root trusts notes only, and none for FUSE. For users without notes, the source has to do.
+    fn compare(&self, new: &MountNote, who: Who) -> Compared {
+        let note = self.note.as_ref().filter(|_| !who.is_host_root() || !self.is_on_fuse());
+        match note {
+            Some(note) if note.image != new.image => Compared::OtherImage,
+            Some(note) if note.options != new.options => Compared::OtherOptions,
+            Some(_) => Compared::Same,
+            None if who.is_host_root() => Compared::Unknown,
+            None if self.mount.source == new.source => Compared::Same,
+            None => Compared::OtherImage,
+        }
+    }
+
+    fn is_on_fuse(&self) -> bool {
+        self.mount.kind.starts_with("fuse")
+    }
+}
+
+/// What a mount shows, compared with a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compared {
+    Same,
+    OtherOptions,
+    OtherImage,
+    Unknown,
+}
+
+/// Directory for a mount.
+#[derive(Debug)]
+pub(crate) struct MountTarget<'a> {
+    directory: &'a Path,
+    own: OwnMounts,
+    note: MountNote,
+    /// Mount that the new one replaces.
+    old: Option<OwnMount>,
+}
+
+impl<'a> MountTarget<'a> {
+    /// Looks whether an image is mounted on the directory; `None` if it is the same. Mounts of other programs are covered, as
+    /// by mount(8).
+    ///
+    /// # Errors
+    /// If it is another image, or has other options, and is not to be replaced.
+    pub(crate) fn find(
+        directory: &'a Path,
+        own: OwnMounts,
+        note: MountNote,
+        replaces: bool,
+    ) -> anyhow::Result<Option<Self>> {
+        let shown = directory.display();
+        let path = std::fs::canonicalize(directory);
+        let path = path.with_context(|| format!("cannot find \"{shown}\""))?;
+        let old = own.at(&path)?.and_then(Result::ok);
+        match old.as_ref().map(|old| (old.compare(&note, own.who), &old.mount.source)) {
+            Some((Compared::Same, _)) => return Ok(None),
+            None => {}
+            Some(_) if replaces => {}
+            Some((Compared::OtherOptions, _)) => bail!(
+                "the image is mounted on \"{shown}\" with other options: --replace mounts it with these, and `quire umount \
+                 {shown}` ends that mount"
+            ),
+            Some((Compared::OtherImage, source)) => bail!(
+                "another image, {source}, is mounted on \"{shown}\": --replace puts this one in its place, and `quire umount \
+                 {shown}` ends that mount"
+            ),
+            Some((Compared::Unknown, source)) => bail!(
+                "{source} is mounted on \"{shown}\", and which image that is cannot be told: --replace puts this one in its \
+                 place, and `quire umount {shown}` ends that mount"
+            ),
+        }
+        Ok(Some(Self { directory, own, note, old }))
+    }
+
+    #[cfg(feature = "serve")]
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory
+    }
+
+    /// Source of the new mount.
+    pub(crate) fn source(&self) -> &str {
+        &self.note.source
+    }
+
+    /// Ends the mount that the new one replaces.
+    pub(crate) fn clear(&mut self) -> anyhow::Result<()> {
+        self.old.take().map_or(Ok(()), |old| self.own.unmount(&old, Unmount::Now))
+    }
+
+    /// Attaches a mount, with its note.
+    pub(crate) fn attach(&mut self, context: &Context, mount: &Detached) -> anyhow::Result<()> {
+        self.write_note(context, mount.as_fd());
+        self.clear()?;
+        Ok(mount.attach_at(self.directory)?)
+    }
+
+    /// Writes the note of a mount that another program has attached.
+    #[cfg(feature = "serve")]
+    pub(crate) fn note(&self, context: &Context) {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(self.directory, flags, Mode::empty()) {
+            Ok(mount) => self.write_note(context, mount.as_fd()),
+            Err(errno) => tracing::debug!(%errno, "cannot note the mount"),
+        }
+    }
+
+    fn write_note(&self, context: &Context, mount: BorrowedFd<'_>) {
+        let Some(notes) = &self.own.notes else { return };
+        if let Err(error) = self.note.write(notes, mount) {
+            context.remark(&format!(
+                "cannot note what is mounted on \"{}\" ({error}): use umount to end that",
+                self.directory.display()
+            ));
+        }
+    }
+}
+
+/// Whether the table shows that a mount is ours. An overlay may have our prefix. Without a name, an EROFS shows what the kernel
+/// opened: a descriptor, which is the source of mounts by new system calls only, or a loop device of an image's file.
+fn is_ours(mount: &Mounted) -> bool {
+    if mount.source.starts_with(SOURCE) || mount.kind == "fuse.quire" {
         return true;
     }
     if mount.kind != "erofs" {
@@ -28,13 +229,44 @@ pub(crate) fn is_ours(mount: &Mounted) -> bool {
 }
 
 /// All that is mounted where this process can see it.
-pub(crate) fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
+fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
     kernel::mount::mounted().context("cannot read mountinfo")
 }
 
 #[cfg(test)]
 mod tests {
+    use image::verity::ImageId;
+    use kernel::process::UserNamespace;
+
     use super::*;
+
+    /// Who can forge a source cannot have root take a mount for an image.
+    #[test]
+    fn a_mount_is_the_same_if_that_is_certain() {
+        let [one, two] = [1, 2].map(|it| ImageId::from_bytes(&[it; 32]).unwrap());
+        let note = |image| MountNote::new(image, "debian", "ro".to_owned());
+        let check = |user, kind: &str, source: &str, noted: Option<MountNote>, expect| {
+            let who = Who { user, group: user, namespace: UserNamespace::Initial };
+            let mount = Mounted {
+                point: "/mnt".into(),
+                device: "0:52".to_owned(),
+                kind: kind.to_owned(),
+                source: source.to_owned(),
+            };
+            let own = OwnMount { mount, note: noted };
+            assert_eq!(own.compare(&note(&one), who), expect, "{user} {own:?}");
+        };
+        let other_options = MountNote::new(&one, "debian", "rw".to_owned());
+        check(0, "erofs", "debian", Some(note(&one)), Compared::Same);
+        check(0, "erofs", "debian", Some(note(&two)), Compared::OtherImage);
+        check(0, "erofs", "debian", Some(other_options), Compared::OtherOptions);
+        check(0, "overlay", "debian", None, Compared::Unknown);
+        check(0, "fuse.quire", "debian", None, Compared::Unknown);
+        check(0, "fuse", "debian", Some(note(&one)), Compared::Unknown);
+        check(7, "fuse.quire", "debian", Some(note(&two)), Compared::OtherImage);
+        check(7, "fuse.quire", "debian", None, Compared::Same);
+        check(7, "fuse.quire", "alpine", None, Compared::OtherImage);
+    }
 
     #[test]
     fn mounts_of_ours() {
@@ -42,6 +274,9 @@ mod tests {
             ("ext3", "/dev/root", false),
             ("overlay", "quire:y:1", true),
             ("erofs", "/proc/self/fd/5", true),
+            ("erofs", "debian", false),
+            ("fuse.quire", "debian", true),
+            ("fuse.other", "debian", false),
             ("erofs", "/dev/sda1", false),
         ];
         for (kind, source, expect) in cases {

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use container::bundle::Access;
-use container::root::{Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make};
+use container::root::{
+    SOURCE, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
+};
 use kernel::mount::{Attributes, DETACHED_SOURCES, Detached};
 use kernel::version::KernelVersion;
 use serve::SocketFile;
@@ -169,7 +171,10 @@ impl Images<'_> {
                 };
                 make(store, &image, &shape, std::iter::empty())?.mount
             }
-            Form::Objects => crate::fuse::mount_for_root(self.0.who(), &image)?,
+            Form::Objects => {
+                let source = format!("{SOURCE}{}", image.name());
+                crate::fuse::mount_for_root(self.0.who(), &image, &source)?
+            }
         };
         // Every user of the host can reach the mount.
         let set = crate::mount::flags(&[], Access::ReadOnly)?;

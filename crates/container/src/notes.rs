@@ -27,6 +27,12 @@ const DRAFT: &str = "draft";
 /// is what a name has before its first hyphen.
 pub(crate) const NOTES_MAX: usize = 64;
 
+/// Kind of the notes of mounts, of which each has some 300 bytes.
+const MOUNTS: &[u8] = b"mount";
+
+/// How many notes of mounts there are.
+const MOUNT_NOTES_MAX: usize = 4096;
+
 /// A line with a digest is shorter.
 const DIGEST_MAX: usize = 128;
 
@@ -100,6 +106,14 @@ impl Notes {
         Ok(renameat(&folder, DRAFT, &folder, name)?)
     }
 
+    /// Removes a note, if it is there.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        match unlinkat(self.open()?, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Makes the folder if it is not there, whatever the umask; an error if others can write what is there.
     pub(crate) fn make(&self) -> io::Result<OwnedFd> {
         let mode = Mode::from_raw_mode(0o755);
@@ -145,7 +159,9 @@ fn make_room(folder: BorrowedFd<'_>, name: &str) -> io::Result<()> {
         }
     }
     others.sort();
-    let many = (others.len() + 1).saturating_sub(NOTES_MAX);
+    let most =
+        if kind(name.as_bytes()).as_deref() == Some(MOUNTS) { MOUNT_NOTES_MAX } else { NOTES_MAX };
+    let many = (others.len() + 1).saturating_sub(most);
     for (_, _, other) in &others[..many] {
         unlinkat(folder, other, AtFlags::empty())?;
     }

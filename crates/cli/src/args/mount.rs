@@ -38,10 +38,13 @@ pub(crate) struct Mount {
     /// An existing directory
     #[arg(value_hint = ValueHint::DirPath, required_unless_present = "specification")]
     pub(crate) directory: Option<PathBuf>,
+    /// Unmount another image, or the same image with other options, from the directory first
+    #[arg(long)]
+    pub(crate) replace: bool,
     /// Print what another program needs to mount the image by itself, as JSON, and mount nothing
     #[arg(
         long,
-        conflicts_with_all = ["directory", "options", "writable", "df", "userns", "warm"]
+        conflicts_with_all = ["directory", "replace", "options", "writable", "df", "userns", "warm"]
     )]
     pub(crate) specification: bool,
     #[arg(

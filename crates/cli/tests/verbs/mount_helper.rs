@@ -64,6 +64,29 @@ fn mount_and_fstab_mount_images() {
     }
 }
 
+/// libmount compares source and place with mountinfo. The helper is called where they differ.
+#[test]
+fn fstab_mounts_an_image_once() {
+    let Some(place) = place() else { return };
+    for form in ["objects", "packed"] {
+        let script = format!(
+            "S={}
+             echo \"a $PWD/point quire store=$S 0 0\" > fstab; mount --bind fstab /etc/fstab
+             mount -a -t quire; mount -a -t quire; mount -a -t quire
+             upper/mount.quire a $PWD/point -o store=$S 2> told; grep -o already told
+             grep \" $PWD/point \" /proc/self/mountinfo | sed 's/.* - [a-z]* //; s/ .*//'",
+            place.path("store").display()
+        );
+        place.out(&format!("convert --quiet --form {form} a a"));
+        let ran = with_helper(&place, &script);
+        assert_eq!((ran.code, &*ran.out), (Some(0), "already\na\n"), "{form}: {}", ran.err);
+        for folder in ["upper", "work"] {
+            std::fs::remove_dir_all(place.path(folder)).unwrap();
+        }
+        std::fs::remove_dir(place.path("point")).unwrap();
+    }
+}
+
 /// fstab may let users mount: mount(8) calls the helper as the user, without variables.
 #[test]
 fn a_user_mounts_what_fstab_lets() {

@@ -21,7 +21,6 @@ fn an_image_is_mounted_and_unmounted() {
     }
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    // An image of another form has no name in mountinfo: its source is the file that the kernel reads.
     place.out(&format!("import --form objects dir:{} a", tree.display()));
     let point = place.path("point");
     std::fs::create_dir(&point).unwrap();
@@ -33,7 +32,7 @@ fn an_image_is_mounted_and_unmounted() {
     let refused = std::fs::write(point.join("new"), "").unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     let mountinfo = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(mountinfo.contains(" quire:a:latest "), "{mountinfo}");
+    assert!(mountinfo.contains(" - overlay a "), "{mountinfo}");
     let inside = std::fs::File::open(point.join("etc/long")).unwrap();
     let ran = place.run("umount point");
     assert!(ran.code == Some(2) && ran.err.contains("--lazy"), "{}", ran.err);
@@ -47,6 +46,83 @@ fn an_image_is_mounted_and_unmounted() {
     place.out("gc");
     assert!(place.out("du --json").contains("\"objects\": 0"));
     drop(guard);
+}
+
+/// The kernel would stack the mounts.
+#[test]
+fn a_directory_has_one_image_and_another_one_replaces_it() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let (one, two) = (place.tree("one", "1"), place.tree("two", "2"));
+    let point = place.path("point");
+    std::fs::create_dir_all(&point).unwrap();
+    std::fs::create_dir(place.path("other")).unwrap();
+    let _guards = [Unmount(point.clone()), Unmount(place.path("other"))];
+    // Kinds and sources of what is mounted on a directory, in mountinfo.
+    let mounted = |name: &str| {
+        let point = format!(" {} ", place.path(name).display());
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let lines = table.lines().filter(|it| it.contains(&point));
+        let shown = lines.map(|it| {
+            let (_, rest) = it.split_once(" - ").unwrap();
+            rest.rsplit_once(' ').unwrap().0.to_owned()
+        });
+        shown.collect::<Vec<_>>()
+    };
+    let read = || std::fs::read_to_string(point.join("etc/long")).unwrap()[..1].to_owned();
+    for (form, kind) in [("objects", "overlay"), ("packed", "erofs")] {
+        for (name, tree) in [("one:1.0", &one), ("some.where/a/two", &two)] {
+            place.out(&format!("import --quiet --form {form} dir:{} {name}", tree.display()));
+        }
+        place.out("tag one:1.0 again");
+        place.out("mount one:1.0 point");
+        assert_eq!(mounted("point"), [format!("{kind} one:1.0")]);
+        for same in ["one:1.0", "again", "-o suid,nosuid one:1.0"] {
+            let ran = place.run(&format!("mount {same} point"));
+            assert_eq!(ran.code, Some(0), "{form} {same}: {}", ran.err);
+            assert!(ran.err.contains("is mounted on \"point\" already"), "{form}: {}", ran.err);
+        }
+        for (other, why) in [
+            ("some.where/a/two", "another image, one:1.0, is mounted on \"point\": --replace"),
+            ("--writable memory one:1.0", "is mounted on \"point\" with other options: --replace"),
+            ("-o suid one:1.0", "is mounted on \"point\" with other options: --replace"),
+        ] {
+            let ran = place.run(&format!("mount {other} point"));
+            assert_eq!(ran.code, Some(2), "{form} {other}");
+            assert!(ran.err.contains(why), "{form} {other}: {}", ran.err);
+        }
+        assert_eq!((mounted("point").len(), read()), (1, "1".to_owned()));
+        // A name may be another image's now.
+        place.out("tag some.where/a/two again");
+        assert_eq!(place.run("mount again point").code, Some(2), "{form}");
+        // As long as it is in use, it stays.
+        let inside = std::fs::File::open(point.join("etc/long")).unwrap();
+        assert_eq!(place.run("mount --replace again point").code, Some(2), "{form}");
+        assert_eq!((mounted("point").len(), read()), (1, "1".to_owned()));
+        drop(inside);
+        place.out("mount --replace some.where/a/two point");
+        assert_eq!(mounted("point"), [format!("{kind} some.where/a/two")]);
+        assert_eq!(read(), "2");
+        // A bind mount is of the same file system, and its end is not that of the other.
+        let mut bind = Command::new("mount");
+        bind.arg("--bind").arg(&point).arg(place.path("other"));
+        assert!(bind.status().unwrap().success());
+        place.out("umount other");
+        assert!(place.run("mount some.where/a/two point").err.contains("already"), "{form}");
+        place.out("umount point");
+        assert_eq!(mounted("point").len() + mounted("other").len(), 0);
+        // What other programs mount is covered, as by mount(8).
+        let tmpfs = ["-t", "tmpfs", "one:1.0"];
+        assert!(Command::new("mount").args(tmpfs).arg(&point).status().unwrap().success());
+        place.out("mount one:1.0 point");
+        assert_eq!(mounted("point"), ["tmpfs one:1.0".to_owned(), format!("{kind} one:1.0")]);
+        place.out("umount point");
+        let ran = place.run("umount point");
+        assert!(ran.err.contains("is not Quire's"), "{form}: {}", ran.err);
+        assert!(Command::new("umount").arg(&point).status().unwrap().success());
+    }
 }
 
 /// By mount(8), as docs/format/mount-specification.md says.

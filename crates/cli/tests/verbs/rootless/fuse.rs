@@ -54,6 +54,25 @@ fn user_with_large() -> Option<User> {
     Some(user)
 }
 
+/// With and without notes of what is mounted.
+#[test]
+fn an_image_is_mounted_once_on_a_directory() {
+    let Some(user) = user() else { return };
+    user.import(&user.place.tree("other", "x"));
+    user.out(&["tag", "a", "b"]);
+    user.import(&tree(&user));
+    for prepare in [":", "unset XDG_RUNTIME_DIR"] {
+        let ran = user.script(&format!(
+            "{prepare}; $Q mount a point; $Q mount a point 2>&1 | grep -o already
+             $Q mount b point 2>&1 | grep -o -e --replace; cat point/theirs; grep -c \" $PWD/point \" /proc/self/mountinfo
+             $Q mount --replace b point; cat point/etc/short; grep -c \" $PWD/point \" /proc/self/mountinfo
+             $Q umount point"
+        ));
+        let expect = "already\n--replace\ntheirs1\nshort\n1\n";
+        assert_eq!((ran.code, &*ran.out), (Some(0), expect), "{prepare}: {}", ran.err);
+    }
+}
+
 /// What the kernel shows of the image itself is the measure; on the host all owners are those of the image.
 #[test]
 fn what_fuse_shows_is_what_the_kernel_shows() {
@@ -233,7 +252,7 @@ fn a_user_mounts_on_the_host() {
     };
     let others: Vec<_> = open.split(' ').filter(|it| !it.is_empty() && !is_its_own(it)).collect();
     assert!(open.contains("/dev/fuse") && others.is_empty(), "{others:?}");
-    assert!(mount.starts_with("quire:a:latest fuse.quire ro,nosuid,nodev,"), "{mount}");
+    assert!(mount.starts_with("a fuse.quire ro,nosuid,nodev,"), "{mount}");
     assert_eq!(format!("sha256:{}", hash.split(' ').next().unwrap()), sum);
     // It is the user's own image, whatever owners are in it.
     assert_eq!((theirs, refused), ("theirs", "read-only"));
