@@ -2,6 +2,8 @@
 
 #[cfg(feature = "serve")]
 mod fuse;
+#[cfg(feature = "serve")]
+mod layers;
 mod limits;
 #[cfg(feature = "serve")]
 mod mounts;
