@@ -89,8 +89,8 @@ pub(crate) struct RunningImports {
     pub(crate) names: Vec<String>,
     /// Those of them that have lists.
     listing: Vec<Listing>,
-    /// Whether one has no lists. Then it may have found anything.
-    pub(crate) has_unlisted: bool,
+    /// Those of them that have no lists: each may have found anything.
+    pub(crate) unlisted: Vec<String>,
     /// Whether one looks into devices.
     pub(crate) has_devices: bool,
     pub(crate) images: BTreeSet<ImageId>,
@@ -101,6 +101,7 @@ pub(crate) struct RunningImports {
 
 #[derive(Debug)]
 struct Listing {
+    name: String,
     work: Directory,
     /// Up to where the list of objects was read, in bytes.
     read: u64,
@@ -110,28 +111,49 @@ impl RunningImports {
     /// Reads all lists. The store's lock is held exclusively, or what is listed next is not seen.
     pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
         let mut all = Self::default();
+        all.refresh(store)?;
+        Ok(all)
+    }
+
+    /// Finds imports that have begun or ended since, and reads what was added to the lists.
+    pub(crate) fn refresh(&mut self, store: &Store) -> Result<(), DiskError> {
+        let mut before = std::mem::take(&mut self.listing);
+        self.names.clear();
+        self.unlisted.clear();
+        self.has_devices = false;
         for name in work::names(&store.tmp)?.into_iter().filter(|name| !work::is_hidden(name)) {
             if !matches!(work::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;
             }
-            // It may have ended since.
-            let Some(work) = store.tmp.open_if_there(&name)? else { continue };
-            match work.read_all(KEPT, u64::MAX)? {
-                Some(kept) => {
-                    all.read_kept(&kept);
-                    all.listing.push(Listing { work, read: 0 });
+            // The name may be another one's by now.
+            let known = before.iter().position(|it| it.name == name);
+            let known = known.map(|at| before.swap_remove(at));
+            let listing = match known {
+                Some(known) if known.work.is_linked()? => known,
+                _ => {
+                    // It may have ended since.
+                    let Some(work) = store.tmp.open_if_there(&name)? else { continue };
+                    Listing { name: name.clone(), work, read: 0 }
                 }
-                None => all.has_unlisted = true,
+            };
+            let kept = listing.work.read_all(KEPT, u64::MAX)?;
+            if kept.is_none_or(|it| self.read_kept(&it).is_none()) {
+                self.unlisted.push(name.clone());
             }
-            all.names.push(name);
+            self.listing.push(listing);
+            self.names.push(name);
         }
-        all.read_objects()?;
-        Ok(all)
+        self.read_objects()
+    }
+
+    /// Whether an import may have found anything.
+    pub(crate) const fn has_unlisted(&self) -> bool {
+        !self.unlisted.is_empty()
     }
 
     /// Whether any device may be relied on.
     pub(crate) const fn need_devices(&self) -> bool {
-        self.has_unlisted || self.has_devices
+        self.has_unlisted() || self.has_devices
     }
 
     /// Whether an object was listed.
@@ -157,11 +179,9 @@ impl RunningImports {
         Ok(())
     }
 
-    fn read_kept(&mut self, kept: &[u8]) {
-        for line in String::from_utf8_lossy(kept).lines() {
-            // What only a later version knows is not known to be safe.
-            self.has_unlisted |= self.read_line(line).is_none();
-        }
+    /// `None` if there is a line that only a later version knows.
+    fn read_kept(&mut self, kept: &[u8]) -> Option<()> {
+        String::from_utf8_lossy(kept).lines().try_for_each(|line| self.read_line(line))
     }
 
     fn read_line(&mut self, line: &str) -> Option<()> {

@@ -4,6 +4,7 @@
 //! "Collecting garbage".
 
 mod data;
+mod sweep;
 
 pub use data::{Dead, Freeing};
 
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use crate::disk::{Directory, DiskError, on_disk};
+use crate::disk::{DiskError, on_disk};
 use crate::found::RunningImports;
 use crate::inventory::Inventory;
 use crate::record::RecordError;
@@ -22,17 +23,16 @@ use crate::shelf::images::{self, ContentsError, Use};
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
-use crate::shelf::objects::split;
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
 use crate::shelf::snapshots::SeenSnapshot;
 use crate::store::Store;
-use crate::trash::{self, Trash};
+use crate::trash;
 use crate::work::{self, Owner};
 use image::digest::Digest;
 
 use data::{Indexes, NeededData, Trimming};
 
-/// Why garbage could not be found or removed. Nothing was removed before any error except `Disk`.
+/// Why garbage could not be found or removed. Little was removed before any error except `Disk`: what nothing needed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
@@ -171,76 +171,10 @@ impl Store {
         self.plan(now, &imports).map(|plan| self.describe(&plan))
     }
 
-    /// Removes everything that nothing needs. Holds the store's lock, so imports and mounts may begin or run at the
-    /// same time. Unfinished pulls keep their downloads for a week.
-    ///
-    /// # Errors
-    /// [`GcError`] when something that is kept cannot be read, or garbage cannot be removed.
-    pub fn gc(&self, now: Seconds) -> Result<(GcPlan, Swept), GcError> {
-        if !self.is_writable() {
-            return Err(GcError::ReadOnly(self.path().to_owned()));
-        }
-        let _lock = self.lock_exclusive()?;
-        let mut imports = RunningImports::of(self)?;
-        let mut plan = self.plan(now, &imports)?;
-        let mut described = self.describe(&plan);
-        let mut swept = Swept::default();
-        let trash = match (imports.names.as_slice(), plan.items.as_slice()) {
-            ([], _) | (_, []) => None,
-            (imports, _) => Some(Trash::make(self, imports)?),
-        };
-        if imports.need_devices() && !imports.has_unlisted {
-            plan.items.retain(|it| !is_of_device(it));
-        }
-        let trims = plan.trimmings.iter().filter(|it| it.dead.freeing == Freeing::Now);
-        let trims: Vec<_> = trims.collect();
-        self.sweep(&plan.items, trash.as_ref(), (!trims.is_empty(), &imports))?;
-        if let Some(trash) = &trash {
-            let back = self.put_back(trash, &plan.items, &mut imports)?;
-            described.garbage.retain(|(item, _)| !back.contains(item));
-        }
-        for trimming in trims {
-            if self.trim(trimming)? {
-                swept.trimmed += trimming.dead.bytes;
-                swept.freed += trimming.dead.bytes;
-                continue;
-            }
-            let device = trimming.dead.device;
-            for dead in described.dead.iter_mut().filter(|it| it.device == device) {
-                dead.freeing = Freeing::Unsupported;
-            }
-        }
-        for id in &plan.containers {
-            self.containers.remove_dead(id)?;
-        }
-        if let Some(trash) = trash
-            && !imports.has_unlisted
-        {
-            trash.remove(&self.tmp)?;
-        }
-        work::clear(&self.tmp)?;
-        trash::clear(&self.tmp)?;
-
-        for (garbage, bytes) in &described.garbage {
-            swept.removed += 1;
-            let leftover = matches!(garbage, StoreItem::Container(_) | StoreItem::Leftover(_));
-            let waits = match is_of_device(garbage) {
-                true => imports.need_devices(),
-                false => imports.has_unlisted && !leftover,
-            };
-            if waits {
-                swept.set_aside += bytes;
-            } else {
-                swept.freed += bytes;
-            }
-        }
-        tracing::info!(removed = swept.removed, freed = swept.freed, "collected garbage");
-        Ok((described, swept))
-    }
-
-    fn plan(&self, now: Seconds, imports: &RunningImports) -> Result<Plan, GcError> {
+    /// What is needed for its own sake: all that is named. Of images in use, those that are garbage otherwise.
+    fn roots(&self, found: &Inventory, now: Seconds) -> Result<Roots, GcError> {
         let seen = self.containers.see_all()?;
-        let mut roots = BTreeSet::new();
+        let mut images = BTreeSet::new();
         let mut kept = Vec::new();
         let mut containers = Vec::new();
         let mut manifests = Vec::new();
@@ -249,7 +183,7 @@ impl Store {
             return Err(GcError::Ref { name, source });
         }
         for (_, reference) in refs {
-            roots.insert(reference.image);
+            images.insert(reference.image);
             manifests.extend(reference.manifest);
         }
         for container in seen {
@@ -262,7 +196,7 @@ impl Store {
                 Ok(record) if record.shared.is_some() => {}
                 Ok(record) => {
                     manifests.extend(record.manifest);
-                    if roots.insert(record.image) {
+                    if images.insert(record.image) {
                         kept.push(Kept::Container(record.image, container.id));
                     }
                 }
@@ -281,33 +215,34 @@ impl Store {
                 Some(lazy) => manifests.push(lazy.manifest),
             }
             for image in content.image.into_iter().chain(content.lazy.map(|it| it.image)) {
-                if roots.insert(image) {
+                if images.insert(image) {
                     kept.push(Kept::Snapshot(image, instance.clone()));
                 }
             }
         }
-        let found = Inventory::of(self)?;
         for image in &found.images {
-            if !roots.contains(image) && self.images.is_in_use(image) {
-                roots.insert(*image);
+            if !images.contains(image) && self.images.is_in_use(image) {
+                images.insert(*image);
                 kept.push(Kept::InUse(*image));
             }
         }
-        let pins = found.blobs.iter().filter_map(|file| match file {
-            BlobFile::Pin(manifest) => Some(*manifest),
-            _ => None,
-        });
         let mut pinned = BTreeSet::new();
-        for manifest in pins {
-            if self.downloads.is_pinned(&manifest, now)? {
+        for file in self.downloads.list()?.names {
+            if let BlobFile::Pin(manifest) = file
+                && self.downloads.is_pinned(&manifest, now)?
+            {
                 pinned.insert(manifest);
                 manifests.push(manifest);
             }
         }
+        Ok(Roots { images, layers, manifests, pinned, kept, containers })
+    }
+
+    fn plan(&self, now: Seconds, imports: &RunningImports) -> Result<Plan, GcError> {
+        let found = Inventory::of(self)?;
+        let roots = self.roots(&found, now)?;
         let indexes = self.readable_indexes(&found)?;
-        let needs = Needed { layers, kept, ..Needed::default() };
-        let roots = Roots { images: roots, manifests, pinned, imports };
-        let mut needed = self.needed(roots, needs, (&found, &indexes))?;
+        let mut needed = self.needed(&roots, imports, (&found, &indexes))?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
@@ -321,10 +256,21 @@ impl Store {
             }
         }
         let mut items = garbage(&found, &needed, |it| imports.has_object(it));
-        if imports.has_unlisted {
+        if imports.has_unlisted() {
             // An import may take an image back that goes now. Its mark has to be there then.
             items.retain(|it| !is_mark(it));
         }
+        items.extend(self.garbage_of_sparse(&needed, &found, &indexes)?);
+        Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes })
+    }
+
+    /// Files of sparse devices that nothing needs.
+    fn garbage_of_sparse(
+        &self,
+        needed: &Needed,
+        found: &Inventory,
+        indexes: &Indexes,
+    ) -> Result<Vec<StoreItem>, DiskError> {
         let is_needed = |it: &DeviceId| needed.data.devices.contains_key(it);
         let is_here = |it: &DeviceId| found.devices.binary_search(it).is_ok();
         let is_complete = |it: &DeviceId| {
@@ -333,18 +279,20 @@ impl Store {
         // A device that is here as a whole is not filled any further.
         let is_sparse = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
         let is_manifest = |it: &Digest| needed.manifests.contains(it);
-        items.extend(self.sparse.garbage(is_sparse, is_complete, is_manifest)?);
-        Ok(Plan { items, kept: needed.kept, containers, leftovers, trimmings })
+        self.sparse.garbage(is_sparse, is_complete, is_manifest)
     }
 
     /// Follows images and manifests to all they need.
     fn needed(
         &self,
-        roots: Roots<'_>,
-        mut needed: Needed,
+        roots: &Roots,
+        imports: &RunningImports,
         (found, indexes): (&Inventory, &Indexes),
     ) -> Result<Needed, GcError> {
-        let Roots { images, mut manifests, pinned, imports } = roots;
+        let Roots { images, pinned, .. } = roots;
+        let mut manifests = roots.manifests.clone();
+        let mut needed =
+            Needed { layers: roots.layers.clone(), kept: roots.kept.clone(), ..Needed::default() };
         // A pull writes its pin before the manifest.
         needed.blobs.extend(pinned.iter().map(|it| BlobFile::Pin(*it)));
         while let Some(digest) = manifests.pop() {
@@ -383,8 +331,8 @@ impl Store {
         }
         needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
         let mut files = BTreeSet::new();
-        let listed = &imports.images - &images;
-        for image in images.into_iter().chain(listed.iter().copied()) {
+        let listed = &imports.images - images;
+        for image in images.iter().chain(&listed).copied() {
             let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; fsck reports it.
             if let Some(file) = self.images.open(&image)? {
@@ -409,106 +357,6 @@ impl Store {
         Ok(needed)
     }
 
-    /// Puts objects back that an import has listed while they were taken away. Each import that looks after that sees that
-    /// they are gone.
-    fn put_back(
-        &self,
-        trash: &Trash,
-        items: &[StoreItem],
-        imports: &mut RunningImports,
-    ) -> Result<BTreeSet<StoreItem>, DiskError> {
-        imports.read_objects()?;
-        let mut back = BTreeSet::new();
-        for item in items {
-            if let StoreItem::Object(id) = item
-                && imports.has_object(id)
-                && trash.put_back(self, item)?
-            {
-                back.insert(item.clone());
-            }
-        }
-        Ok(back)
-    }
-
-    /// Removes items, or sets them aside: objects last, and what needs them durably before; also if `trims` says that
-    /// devices lose something next.
-    fn sweep(
-        &self,
-        items: &[StoreItem],
-        trash: Option<&Trash>,
-        (trims, imports): (bool, &RunningImports),
-    ) -> Result<(), DiskError> {
-        let remove = |place: &Directory, item: &StoreItem| -> Result<(), DiskError> {
-            let name = item.file_name();
-            match (trash, item) {
-                // Nothing relies on these.
-                (_, StoreItem::Blob(file)) => self.downloads.remove(file).map(drop),
-                // All that imports rely on is listed, but for objects that they look for at this moment.
-                (Some(trash), item) if imports.has_unlisted || is_object(item) => {
-                    trash.take(place, item, &name)
-                }
-                _ => place.unlink_sealed(&name).map(drop),
-            }
-        };
-        let (data, items): (Vec<&StoreItem>, Vec<&StoreItem>) =
-            items.iter().partition(|item| is_of_device(item));
-        let (objects, users): (Vec<&StoreItem>, Vec<&StoreItem>) =
-            items.into_iter().partition(|item| is_object(item));
-        let (mut sparse, mut marks) = (Vec::new(), Vec::new());
-        for item in &users {
-            match item {
-                // No import relies on these.
-                StoreItem::Sparse(file) => sparse.push(*file),
-                item if is_mark(item) => marks.push(*item),
-                item => remove(&self.place(item)?, item)?,
-            }
-        }
-        // Also what a gc has removed that was killed then.
-        if !objects.is_empty()
-            || !data.is_empty()
-            || !sparse.is_empty()
-            || !marks.is_empty()
-            || trims
-        {
-            self.images.directory.sync()?;
-            self.layers.directory.sync()?;
-        }
-        // An image never outlives its mark.
-        for item in marks {
-            remove(&self.downloads.directory, item)?;
-        }
-        self.sparse.remove(&sparse)?;
-        if let Some(directory) = self.devices.directory.get()? {
-            if !objects.is_empty() {
-                // A layer may have its objects in a device from now on, which is to be there surely.
-                directory.sync()?;
-            }
-            let (indexes, devices): (Vec<&StoreItem>, Vec<&StoreItem>) =
-                data.into_iter().partition(|item| matches!(item, StoreItem::DeviceIndex(_)));
-            for items in [indexes, devices] {
-                for item in &items {
-                    remove(directory, item)?;
-                }
-                if !items.is_empty() {
-                    directory.sync()?;
-                }
-            }
-        }
-        // Sorted, so one shard after the other.
-        let mut open: Option<(String, Directory)> = None;
-        for item in objects {
-            let StoreItem::Object(id) = item else { continue };
-            let (shard, _) = split(id);
-            let place = match open.take() {
-                Some((name, place)) if name == shard => place,
-                _ => self.objects.directory.open(&shard)?,
-            };
-            remove(&place, item)?;
-            open = Some((shard, place));
-        }
-        Ok(())
-    }
-
     fn describe(&self, plan: &Plan) -> GcPlan {
         let bytes = |item: &StoreItem| match item {
             StoreItem::Container(id) => self.containers.directory.tree_bytes(id),
@@ -518,7 +366,7 @@ impl Store {
                 stat.ok().flatten().map_or(0, |stat| on_disk(&stat))
             }
         };
-        let containers = plan.containers.iter().map(|it| StoreItem::Container(it.clone()));
+        let containers = plan.roots.containers.iter().map(|it| StoreItem::Container(it.clone()));
         let leftovers = plan.leftovers.iter().map(|it| StoreItem::Leftover(it.clone()));
         let garbage = plan.items.iter().cloned().chain(containers).chain(leftovers);
         let garbage = garbage.map(|item| {
@@ -526,27 +374,34 @@ impl Store {
             (item, bytes)
         });
         let dead = plan.trimmings.iter().map(|it| it.dead).collect();
-        GcPlan { garbage: garbage.collect(), kept: plan.kept.clone(), dead }
+        GcPlan { garbage: garbage.collect(), kept: plan.needed.kept.clone(), dead }
     }
 }
 
 /// What is needed for its own sake.
-struct Roots<'i> {
+#[derive(Debug, Default)]
+struct Roots {
     images: BTreeSet<ImageId>,
+    layers: BTreeSet<Digest>,
     manifests: Vec<Digest>,
     /// Those of them that a pull has pinned.
     pinned: BTreeSet<Digest>,
-    imports: &'i RunningImports,
+    /// Why images without a name are.
+    kept: Vec<Kept>,
+    /// Containers that are not.
+    containers: Vec<String>,
 }
 
-/// A decision.
+/// A decision, and what it was made of.
 #[derive(Debug)]
 struct Plan {
     items: Vec<StoreItem>,
-    kept: Vec<Kept>,
-    containers: Vec<String>,
     leftovers: Vec<String>,
     trimmings: Vec<Trimming>,
+    roots: Roots,
+    needed: Needed,
+    found: Inventory,
+    indexes: Indexes,
 }
 
 /// What is there and not needed: images, layers, manifests, then objects.
@@ -578,10 +433,6 @@ fn garbage(
     items
 }
 
-const fn is_object(item: &StoreItem) -> bool {
-    matches!(item, StoreItem::Object(_))
-}
-
 const fn is_of_device(item: &StoreItem) -> bool {
     matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_))
 }
@@ -604,43 +455,12 @@ fn unneeded<T: Copy>(
 mod tests {
     use image::verity::{Algorithm, Id, digest};
 
-    use super::{Kept, Needed, NeededData, RunningImports, Seconds, Trash, garbage};
+    use super::{Kept, Needed, NeededData, Seconds, garbage};
     use crate::Digest;
     use crate::StoreItem;
     use crate::inventory::Inventory;
     use crate::shelf::downloads::{BlobFile, PIN_SECONDS};
-    use crate::tests::{NOW, check_clean, import, name, open, sample};
-
-    /// Imports look for objects without the lock. Each does before `gc` takes the object away, or after that.
-    #[test]
-    fn an_object_that_an_import_finds_while_gc_works_is_put_back() {
-        let directory = tempfile::TempDir::new().unwrap();
-        let store = open(directory.path());
-        let files = sample("old", 3);
-        import(&store, "old", &files).unwrap();
-        store.remove_ref(&name("old")).unwrap();
-        let found = ["own-0", "own-1", "own-2"].map(|it| {
-            let id = digest(Algorithm::Sha256, &files[it]).into();
-            (id, files[it].len() as u64)
-        });
-        let has = || found.map(|(id, size)| store.has(&id, size).unwrap());
-        let transaction = store.begin().unwrap();
-        let mut imports = RunningImports::of(&store).unwrap();
-        let plan = store.plan(NOW, &imports).unwrap();
-        assert!(transaction.reuse(&found[0].0, found[0].1).unwrap());
-        let trash = Trash::make(&store, &imports.names).unwrap();
-        store.sweep(&plan.items, Some(&trash), (false, &imports)).unwrap();
-        assert_eq!(has(), [false; 3]);
-        assert!(!transaction.reuse(&found[1].0, found[1].1).unwrap());
-        let back = store.put_back(&trash, &plan.items, &mut imports).unwrap();
-        // The second is listed, too, and does no harm.
-        assert_eq!(back, found[..2].iter().map(|it| StoreItem::Object(it.0)).collect());
-        trash.remove(&store.tmp).unwrap();
-        assert_eq!(has(), [true, true, false]);
-        transaction.commit().unwrap();
-        check_clean(&store).unwrap();
-        assert_eq!(has(), [false; 3]);
-    }
+    use crate::tests::{NOW, open};
 
     /// A pull writes it before the manifest. Without it, the pull's layers would go before the pull ends.
     #[test]

@@ -195,8 +195,8 @@ pub struct Store {
     pub(crate) give_up: Arc<GiveUp>,
 }
 
-/// How often a lock that is waited for is tried: a person who gives up does not notice it, and a `gc` takes longer.
-const LOCK_POLL: Duration = Duration::from_millis(20);
+/// How often a lock that is waited for is tried: `gc` leaves it free for a few milliseconds at a time.
+const LOCK_POLL: Duration = Duration::from_millis(2);
 
 /// The directories of a store.
 const DIRECTORIES: [&str; 8] =
@@ -316,7 +316,7 @@ impl Store {
     }
 
     /// Ends waits for the store's lock with an error as soon as `enough` returns `true`. `gc` holds that lock while it
-    /// works. `enough` is called about fifty times a second, and only during a wait. This is for callers that block
+    /// works. `enough` is called some hundred times a second, and only during a wait. This is for callers that block
     /// signals, which would end a wait otherwise; only the first such call counts.
     ///
     /// A transaction that ends without its commit then leaves its files to [`clear_work`](Self::clear_work), since the
@@ -379,13 +379,18 @@ impl Store {
         self.lock(FlockOperation::LockShared, FlockOperation::NonBlockingLockShared)
     }
 
-    /// Held by `gc` from its decision to the end of its sweep.
+    /// Held by `gc` while it makes sure of its decision.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
         // First, so that no command of the owner's waits with it. Readers take no other lock.
         let readers = self.wait_for_readers()?;
         let lock =
             self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)?;
         Ok(lock.map(|it| Lock { _readers: readers, ..it }))
+    }
+
+    /// Held by `gc` for moments. Readers may open images meanwhile: what those need is kept, or gone already.
+    pub(crate) fn lock_to_sweep(&self) -> Result<Option<Lock>, DiskError> {
+        self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
     }
 
     fn lock(

@@ -79,6 +79,8 @@ impl Trash {
                 place.rename_new(name, &self.directory, format!("{SEALED}{}", trash_name(item)))?;
             }
             Ok(Renamed::Now | Renamed::Taken) => {}
+            // Another gc has taken it.
+            Err(error) if error.is(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
         Ok(())

@@ -278,6 +278,15 @@ pub(super) struct Trimming {
     cut: Cut,
 }
 
+impl Trimming {
+    /// Whether this is the index that the decision was made by. Another `gc` may have taken objects out since.
+    pub(super) fn is_by(&self, index: &Index) -> bool {
+        let shape =
+            |it: &Index| (it.header.dropped, it.header.bytes, it.entries.len(), it.records.len());
+        shape(index) == shape(&self.index)
+    }
+}
+
 impl Store {
     /// Every index, or why nothing can be decided.
     pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
@@ -359,7 +368,7 @@ impl Store {
     }
 
     /// Takes objects out of the index, durably, and then out of the device: `false` if the file system cannot do that. The
-    /// store is locked exclusively, and no import runs.
+    /// store is locked exclusively, and no import looks into devices.
     pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
         let Trimming { dead, index, cut } = trimming;
         if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {

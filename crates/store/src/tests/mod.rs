@@ -67,7 +67,7 @@ pub(crate) fn open(directory: &Path) -> Store {
 }
 
 /// Adds everything but the ref: objects, an image, a layer, a config and a manifest.
-fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
+pub(crate) fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
     add_as(import, files, Form::Objects)
 }
 
@@ -135,7 +135,12 @@ pub(crate) fn import(store: &Store, ref_name: &str, files: &Files) -> Result<Ima
     import_as(store, ref_name, files, Form::Objects)
 }
 
-fn import_as(store: &Store, ref_name: &str, files: &Files, form: Form) -> Result<ImageId, Failure> {
+pub(crate) fn import_as(
+    store: &Store,
+    ref_name: &str,
+    files: &Files,
+    form: Form,
+) -> Result<ImageId, Failure> {
     let transaction = store.begin()?;
     let reference = add_as(&transaction, files, form)?;
     let image = reference.image;
@@ -145,7 +150,7 @@ fn import_as(store: &Store, ref_name: &str, files: &Files, form: Form) -> Result
 }
 
 /// Everything in the store is as it should be; answers which image each ref has.
-fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
+pub(crate) fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     let report = store.fsck_deep(FsckOptions { threads: 1 })?;
     if !report.is_sound() {
         return Err(format!("{:#?}", report.damage).into());

@@ -1,0 +1,232 @@
+use std::cell::Cell;
+
+use image::verity::{Algorithm, ImageId, digest};
+use tempfile::TempDir;
+
+use super::{GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept, Trash};
+use crate::shelf::item::StoreItem;
+use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
+use crate::{ContainerRecord, Form, Kept, Reference, Seconds, Transaction};
+
+/// Collects one object at a time, and calls `meanwhile` each time that the lock is free, with the number of the call.
+fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
+    let mut calls = 0;
+    let rest = &mut |_| {
+        meanwhile(calls);
+        calls += 1;
+    };
+    store.gc_at(NOW, Pace { hold: HOLD, objects: 1, rest, go_on: &|| true }).unwrap();
+    calls
+}
+
+/// A store with an image that is kept, and one that is garbage.
+fn stage() -> (TempDir, Store, Reference) {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import(&store, "kept", &sample("kept", 3)).unwrap();
+    import(&store, "gone", &sample("gone", 3)).unwrap();
+    let gone = store.refs.get(&name("gone")).unwrap().unwrap();
+    store.remove_ref(&name("gone")).unwrap();
+    (directory, store, gone)
+}
+
+#[test]
+fn the_lock_is_free_between_objects() {
+    let (directory, store, gone) = stage();
+    let kept = store.refs.get(&name("kept")).unwrap().unwrap().image;
+    let opened = Cell::new(0);
+    let calls = collect(&store, &mut |_| {
+        let other = open(directory.path());
+        other.open_image(&kept).unwrap();
+        drop(other.begin().unwrap());
+        opened.set(opened.get() + 1);
+    });
+    // Three objects of the one that is gone, one at a time.
+    assert!(calls > 3 && opened.get() == calls, "{calls}");
+    assert!(!store.images.has(&gone.image).unwrap());
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// What comes to be needed at any moment of a collection, and in any way, is whole after it.
+#[test]
+fn a_collection_takes_nothing_that_news_needs() {
+    type News = fn(&Store, &Reference) -> Result<(), Failure>;
+    let all: [(&str, News); 4] = [
+        ("an import", |store, _| import(store, "new", &sample("gone", 3)).map(drop)),
+        ("a part of it", |store, _| import(store, "new", &sample("gone", 2)).map(drop)),
+        ("a name", |store, gone| Ok(store.set_ref(&name("new"), gone)?)),
+        ("a container", |store, gone| {
+            let record = ContainerRecord {
+                image: gone.image,
+                manifest: gone.manifest,
+                name: None,
+                created: Seconds(2),
+                keep: true,
+                shared: None,
+                boot: None,
+            };
+            drop(store.create_container("new", &record)?);
+            Ok(())
+        }),
+    ];
+    for (what, news) in all {
+        let mut came = 0;
+        for at in 0.. {
+            let (directory, store, gone) = stage();
+            let mut is_here = false;
+            let calls = collect(&store, &mut |call| {
+                // A name for an image that has gone already is refused.
+                is_here |= call == at && news(&open(directory.path()), &gone).is_ok();
+            });
+            came += usize::from(is_here);
+            check(&store).unwrap_or_else(|error| panic!("{what} at {at}: {error}"));
+            let has = store.images.has(&gone.image).unwrap();
+            assert!(!is_here || has || what == "a part of it", "{what} at {at}");
+            check_clean(&store).unwrap();
+            if at >= calls {
+                break;
+            }
+        }
+        assert!(came > 0, "{what}");
+    }
+}
+
+/// An import looks for its objects at one moment of a collection, and ends at another one.
+#[test]
+fn an_import_beside_a_collection_loses_nothing() {
+    for (from, until) in (0..8).flat_map(|from| (from..8).map(move |until| (from, until))) {
+        let (directory, store, _) = stage();
+        let other = open(directory.path());
+        let mut running: Option<(Transaction<'_>, Reference)> = None;
+        let end = |running: Option<(Transaction<'_>, Reference)>| {
+            let Some((transaction, reference)) = running else { return };
+            transaction.set_ref(name("new"), reference);
+            transaction.commit().unwrap();
+        };
+        collect(&store, &mut |call| {
+            if call == from {
+                let transaction = other.begin().unwrap();
+                let reference = add(&transaction, &sample("gone", 3)).unwrap();
+                running = Some((transaction, reference));
+            }
+            if call == until {
+                end(running.take());
+            }
+        });
+        end(running.take());
+        check(&store).unwrap_or_else(|error| panic!("{from} to {until}: {error}"));
+        assert!(check_clean(&store).unwrap().len() <= 2);
+    }
+}
+
+/// An image that is opened between the plan and the look is kept.
+#[test]
+fn an_image_that_is_opened_after_the_plan_is_kept() {
+    let (directory, store, gone) = stage();
+    let other = open(directory.path());
+    let mut opened = None;
+    collect(&store, &mut |call| {
+        if call == 0 {
+            opened = Some(other.open_image(&gone.image).unwrap());
+        }
+    });
+    assert_eq!(store.plan_gc(NOW).unwrap().kept, [Kept::InUse(gone.image)]);
+    let image: ImageId = gone.image;
+    assert!(store.images.has(&image).unwrap());
+    let bytes = &sample("gone", 3)["own-2"];
+    let object = digest(Algorithm::Sha256, bytes).into();
+    assert!(store.has(&object, bytes.len() as u64).unwrap(), "{}", StoreItem::Object(object));
+    drop(opened);
+    check_clean(&store).unwrap();
+}
+
+/// Imports look for objects without the lock. Each does before `gc` takes the object away, or after that.
+#[test]
+fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
+    let (directory, store, _) = stage();
+    let other = open(directory.path());
+    let files = sample("gone", 3);
+    let found = ["own-0", "own-1", "own-2"].map(|it| {
+        let id = digest(Algorithm::Sha256, &files[it]).into();
+        (id, files[it].len() as u64)
+    });
+    let has = || found.map(|(id, size)| store.has(&id, size).unwrap());
+    let transaction = other.begin().unwrap();
+    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap()).unwrap();
+    let items: Vec<_> = plan.items.iter().map(|it| (it.clone(), 1)).collect();
+    let objects = items.iter().filter(|it| matches!(it.0, StoreItem::Object(_))).collect();
+    let (mut done, mut swept) = (GcPlan::default(), Swept::default());
+    let mut sweep = Sweep {
+        store: &store,
+        plan: &plan,
+        known: Known::of(&plan),
+        imports: RunningImports::of(&store).unwrap(),
+        pace: &mut Pace { hold: HOLD, objects: 1, rest: &mut |_| {}, go_on: &|| true },
+        done: &mut done,
+        swept: &mut swept,
+        waiting: None,
+    };
+    assert!(transaction.reuse(&found[0].0, found[0].1).unwrap());
+    let trash = Trash::make(&store, &sweep.imports.names).unwrap();
+    for (item, _) in &items {
+        if matches!(item, StoreItem::Object(_)) {
+            trash.take(&store.place(item).unwrap(), item, &item.file_name()).unwrap();
+        }
+    }
+    assert_eq!(has(), [false; 3]);
+    assert!(!transaction.reuse(&found[1].0, found[1].1).unwrap());
+    let back = sweep.put_back(&trash, &objects).unwrap();
+    // The second is listed, too, and does no harm.
+    assert_eq!(back, found[..2].iter().map(|it| it.0).collect());
+    trash.remove(&store.tmp).unwrap();
+    assert_eq!(has(), [true, true, false]);
+    transaction.commit().unwrap();
+    check_clean(&store).unwrap();
+    assert_eq!(has(), [false; 3]);
+}
+
+/// A service that ends does not wait for all of it. The next one goes on.
+#[test]
+fn a_collection_can_be_ended_at_any_moment() {
+    for calls in 0_u32.. {
+        let (directory, store, _) = stage();
+        let left = Cell::new(calls);
+        let go_on = || left.replace(left.get().saturating_sub(1)) > 0;
+        let pace = Pace { hold: HOLD, objects: 1, rest: &mut |_| {}, go_on: &go_on };
+        store.gc_at(NOW, pace).unwrap();
+        check(&store).unwrap();
+        let other = open(directory.path());
+        import(&other, "again", &sample("gone", 3)).unwrap();
+        assert_eq!(check_clean(&store).unwrap().len(), 2);
+        if left.get() > 0 {
+            assert!(calls > 4);
+            break;
+        }
+    }
+}
+
+/// What one takes out of a device, another one that has decided before does not bring back into the index.
+#[test]
+fn two_collections_of_devices_do_not_contradict_each_other() {
+    for at in 0.. {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
+        import_as(&store, "kept", &sample("kept", 12), Form::Packed).unwrap();
+        import_as(&store, "part", &sample("gone", 9), Form::Packed).unwrap();
+        store.remove_ref(&name("gone")).unwrap();
+        let calls = collect(&store, &mut |call| {
+            if call == at {
+                let other = open(directory.path());
+                other.remove_ref(&name("part")).unwrap();
+                other.gc(NOW).unwrap();
+            }
+        });
+        check(&store).unwrap_or_else(|error| panic!("{at}: {error}"));
+        import_as(&store, "again", &sample("gone", 12), Form::Packed).unwrap();
+        check(&store).unwrap_or_else(|error| panic!("again at {at}: {error}"));
+        if at >= calls {
+            break;
+        }
+    }
+}
