@@ -26,7 +26,7 @@ const KEYS: &str =
     "lazy-timeout, prefetch, complete, door and the tables [snapshotter] and [mounts]";
 /// All that its table for the snapshotter can set.
 const SNAPSHOTTER_KEYS: &str =
-    "socket, engine, instance, skip, lazy, trust-index and image-service";
+    "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
 
 /// What a file sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,6 +62,8 @@ pub(crate) struct SnapshotterSettings {
     pub(crate) trust_repository: Option<bool>,
     /// Where kubelet finds the engine's image service.
     pub(crate) image_service: Option<PathBuf>,
+    /// How full the disk may be before space is freed without a pause, in percent.
+    pub(crate) gc_above: Option<u8>,
 }
 
 /// Where the engine finds the service, unless something else is set.
@@ -70,6 +72,8 @@ const SOCKET: &str = "/run/quire/snapshotter.sock";
 pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
 /// Where the containerd of k3s listens.
 pub(crate) const K3S_SOCKET: &str = "/run/k3s/containerd/containerd.sock";
+/// Percentage of the disk, unless something else is set: kubelet begins to remove images at 85.
+const GC_ABOVE: u8 = 80;
 /// The instance, unless something else is set.
 const INSTANCE: &str = "containerd";
 
@@ -83,6 +87,7 @@ pub(crate) struct SnapshotterChoices {
     pub(crate) lazy: bool,
     pub(crate) trust_repository: bool,
     pub(crate) image_service: Option<PathBuf>,
+    pub(crate) gc_above: u8,
 }
 
 impl SnapshotterChoices {
@@ -123,6 +128,7 @@ impl SnapshotterChoices {
             lazy: set.lazy.unwrap_or_default(),
             trust_repository: set.trust_repository.unwrap_or_default(),
             image_service: set.image_service,
+            gc_above: set.gc_above.unwrap_or(GC_ABOVE),
         }
     }
 }
@@ -197,6 +203,7 @@ impl ServeFile {
                 lazy,
                 trust_repository,
                 image_service,
+                gc_above,
             } = settings.snapshotter;
             [
                 socket.map(|it| format!("socket {}", it.display())),
@@ -210,6 +217,7 @@ impl ServeFile {
                         .to_owned()
                 }),
                 image_service.map(|it| format!("image-service {}", it.display())),
+                gc_above.map(|it| format!("gc-above {it}")),
             ]
         })
     }
@@ -355,6 +363,13 @@ fn set_snapshotter(
             let lazy = value.get_ref().as_bool();
             settings.lazy = Some(lazy.context("lazy is neither true nor false")?);
         }
+        "gc-above" => {
+            let percent = value.get_ref().as_integer().filter(|it| it.radix() == 10);
+            let percent = percent.and_then(|it| it.as_str().parse().ok());
+            settings.gc_above = Some(percent.filter(|it| *it <= 100).context(
+                "gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
+            )?);
+        }
         "trust-index" => match text {
             Some(trust @ ("signed" | "repository")) => {
                 settings.trust_repository = Some(trust == "repository");
@@ -451,7 +466,7 @@ mod tests {
     fn the_snapshotter_has_a_table() {
         let parsed = parse(
             "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"\n\
-             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"",
+             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"\ngc-above = 0",
             "f",
         )
         .unwrap();
@@ -463,6 +478,7 @@ mod tests {
             lazy: Some(true),
             trust_repository: Some(true),
             image_service: Some("/i".into()),
+            gc_above: Some(0),
         };
         assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
         for (text, expect) in [
@@ -494,7 +510,11 @@ mod tests {
             (
                 "[snapshotter]\n\"so\\u001bcket\" = 1",
                 "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance, \
-                 skip, lazy, trust-index and image-service",
+                 skip, lazy, trust-index, image-service and gc-above",
+            ),
+            (
+                "[snapshotter]\ngc-above = 101",
+                "f, line 2: gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
             ),
         ] {
             assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use serve::snapshots::{
-    LazyChoices, PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, serve_snapshots,
+    CollectChoices, LazyChoices, PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter,
+    serve_snapshots,
 };
 use store::OpenOptions;
 
@@ -52,6 +53,10 @@ pub(crate) fn serve(context: &Context, args: &args::Serve) -> anyhow::Result<Ans
             args::Skip::Never => SkipLayers::Never,
         },
         lazy: None,
+        collect: Some(CollectChoices {
+            apart: CollectChoices::APART,
+            at_once_above: wanted.gc_above,
+        }),
         patience: PATIENCE,
     };
     let ready = || {

@@ -31,7 +31,7 @@ pub(super) fn metrics(counts: Option<&GetCountsResponse>, roots: &[EngineRootRep
     let Some(counts) = counts else { return text };
     let instance = format!("instance={}", quoted(&counts.instance));
     type Value = fn(&GetCountsResponse) -> u64;
-    let values: [(&str, &str, Value); 6] = [
+    let values: [(&str, &str, Value); 10] = [
         ("read_layers_total", "Layers that were read from blobs.", |it| it.read_layers),
         ("read_bytes_total", "Bytes of the tars of these layers.", |it| it.read_bytes),
         ("known_layers_total", "Layers that were not unpacked: the store had them.", |it| {
@@ -46,6 +46,10 @@ pub(super) fn metrics(counts: Option<&GetCountsResponse>, roots: &[EngineRootRep
         ("committed_bytes_total", "Bytes on disk that these layers have brought.", |it| {
             it.committed_bytes
         }),
+        ("collections_total", "Times that what nothing needs was removed.", |it| it.collections),
+        ("failed_collections_total", "Times that this failed.", |it| it.failed_collections),
+        ("collected_items_total", "Files that were removed so.", |it| it.collected_items),
+        ("collected_bytes_total", "Bytes on disk that this has freed.", |it| it.collected_bytes),
     ];
     for (name, help, value) in values {
         text += &head(name, "counter", help);

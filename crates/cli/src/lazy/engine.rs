@@ -264,6 +264,10 @@ impl LazyImages for EngineImages {
         });
     }
 
+    fn release(&self, store: &Store) {
+        super::release(store);
+    }
+
     fn stop(&self) {
         self.cancel.store(true, Ordering::Relaxed);
     }

@@ -50,6 +50,10 @@ pub(super) struct Counts {
     skipped_layers: AtomicU64,
     committed_layers: AtomicU64,
     committed_bytes: AtomicU64,
+    collections: AtomicU64,
+    failed_collections: AtomicU64,
+    collected_items: AtomicU64,
+    collected_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -97,6 +101,18 @@ impl Counts {
         add(&self.committed_bytes, bytes);
     }
 
+    /// What nothing needed was removed: so many files, which took so many bytes.
+    pub(super) fn collected(&self, items: u64, bytes: u64) {
+        add(&self.collections, 1);
+        add(&self.collected_items, items);
+        add(&self.collected_bytes, bytes);
+    }
+
+    /// A collection failed.
+    pub(super) fn not_collected(&self) {
+        add(&self.failed_collections, 1);
+    }
+
     fn now(&self, instance: &str) -> GetCountsResponse {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,6 +135,10 @@ impl Counts {
             skipped_layers: of(&self.skipped_layers),
             committed_layers: of(&self.committed_layers),
             committed_bytes: of(&self.committed_bytes),
+            collections: of(&self.collections),
+            failed_collections: of(&self.failed_collections),
+            collected_items: of(&self.collected_items),
+            collected_bytes: of(&self.collected_bytes),
         }
     }
 }

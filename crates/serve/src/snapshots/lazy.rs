@@ -73,6 +73,9 @@ pub trait LazyImages: Send + Sync {
     /// Goes back to those that it had: the registry has refused the new ones.
     fn restore(&self, image: &str, before: Option<PullSecret>);
 
+    /// Has devices let go that nothing uses any more, so that they can be removed.
+    fn release(&self, store: &Store);
+
     /// Ends what takes long.
     fn stop(&self);
 }

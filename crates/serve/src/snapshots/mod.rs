@@ -6,6 +6,7 @@
 pub mod api;
 mod below;
 mod caller;
+mod collect;
 mod commit;
 mod compare;
 mod content;
@@ -28,6 +29,7 @@ mod taken;
 mod trash;
 mod usage;
 
+pub use collect::CollectChoices;
 pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;

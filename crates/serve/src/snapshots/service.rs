@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use store::{Moment, OpenImageError, SnapshotKind};
@@ -22,6 +23,7 @@ use super::api::diff::diff_server::DiffServer;
 use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
 use super::api::{snapshots as api, types};
 use super::caller::Caller;
+use super::collect::Collector;
 use super::content::{ContentStore, EngineHeaders};
 use super::counts::{Asked, Counted};
 use super::differ::Differ;
@@ -77,6 +79,8 @@ pub fn serve_snapshots(
         .enable_time()
         .build()
         .map_err(ServeSnapshotsError::Start)?;
+    let choices = snapshotter.surroundings.collect;
+    let (collector, collect) = choices.map(|it| Collector::start(&snapshotter, it)).unzip();
     let served = runtime.block_on(async {
         let (over, is_over) = tokio::sync::watch::channel(());
         let images = serve_images(&snapshotter, engine, is_over)?;
@@ -88,7 +92,8 @@ pub fn serve_snapshots(
         let asked = CountsServer::new(Asked { instance, counts: counts() });
         let patience = snapshotter.surroundings.patience;
         let content = ContentStore { socket: engine.to_owned(), patience };
-        let service = Service { snapshotter: Arc::clone(&snapshotter), content: content.clone() };
+        let (snapshots, blobs) = (Arc::clone(&snapshotter), content.clone());
+        let service = Service { snapshotter: snapshots, content: blobs, collect };
         let service = Counted { service: SnapshotsServer::new(service), counts: counts() };
         ready();
         let differ = Differ { snapshotter: Arc::clone(&snapshotter), content };
@@ -132,6 +137,7 @@ pub fn serve_snapshots(
     }
     snapshotter.stop();
     runtime.shutdown_timeout(LAST_CALLS);
+    drop(collector);
     served
 }
 
@@ -177,6 +183,8 @@ const SLOW: Duration = Duration::from_secs(1);
 struct Service {
     snapshotter: Arc<Snapshotter>,
     content: ContentStore,
+    /// Asks for a collection.
+    collect: Option<Sender<()>>,
 }
 
 impl Service {
@@ -526,11 +534,16 @@ impl Snapshots for Service {
         &self,
         _request: Request<api::CleanupRequest>,
     ) -> Result<Response<()>, Status> {
-        self.call("cleanup", String::new(), |snapshotter, _| {
+        let done = self.call("cleanup", String::new(), |snapshotter, _| {
             snapshotter.cleanup();
             Ok(())
-        })
-        .await
+        });
+        let done = done.await;
+        if let Some(collect) = &self.collect {
+            // It ends after this only.
+            let _asked = collect.send(());
+        }
+        done
     }
 }
 

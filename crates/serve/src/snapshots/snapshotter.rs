@@ -16,6 +16,7 @@ use store::{
     SnapshotRecord, SnapshotSize, Store,
 };
 
+use super::collect::CollectChoices;
 use super::counts::Counts;
 use super::error::SnapshotterError;
 use super::filter::Filters;
@@ -49,6 +50,8 @@ pub struct SnapshotSurroundings {
     pub skip: SkipLayers,
     /// Images that start before their layers are here; `None` for none.
     pub lazy: Option<LazyChoices>,
+    /// When space is freed that the engine has dropped; `None` for never.
+    pub collect: Option<CollectChoices>,
     /// How long the engine's content store may be silent: [`PATIENCE`](super::PATIENCE) but for tests.
     pub patience: Duration,
 }

@@ -52,6 +52,8 @@ impl LazyImages for Slow {
 
     fn restore(&self, _: &str, _: Option<PullSecret>) {}
 
+    fn release(&self, _: &Store) {}
+
     fn stop(&self) {}
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bring;
+mod collect;
 mod compare;
 mod faults;
 mod heal;
@@ -111,6 +112,7 @@ impl Stage {
             search: "/usr/sbin:/sbin".into(),
             skip,
             lazy: None,
+            collect: None,
             patience: self.1,
         }
     }

@@ -19,6 +19,14 @@ pub struct GetCountsResponse {
     pub committed_layers: u64,
     #[prost(uint64, tag = "8")]
     pub committed_bytes: u64,
+    #[prost(uint64, tag = "9")]
+    pub collections: u64,
+    #[prost(uint64, tag = "10")]
+    pub failed_collections: u64,
+    #[prost(uint64, tag = "11")]
+    pub collected_items: u64,
+    #[prost(uint64, tag = "12")]
+    pub collected_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallCounts {

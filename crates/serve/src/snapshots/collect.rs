@@ -1,0 +1,141 @@
+//! Space that an engine has dropped is freed soon after, by a thread of the service.
+//!
+//! Engines do not wait for it: they call `Remove` with a lock of their own held, and `Cleanup` once they have ended a
+//! collection of theirs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use store::Seconds;
+
+use super::snapshotter::Snapshotter;
+
+/// When space is freed that an engine has dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CollectChoices {
+    /// Time from one collection to the next.
+    pub apart: Duration,
+    /// Percentage of the disk. With more of it in use, collections are a second apart.
+    pub at_once_above: u8,
+}
+
+impl CollectChoices {
+    /// Time from one collection to the next: a node that stops many containers has one.
+    pub const APART: Duration = Duration::from_secs(10);
+}
+
+/// Time from one collection to the next on a disk that is nearly full.
+const AT_ONCE: Duration = Duration::from_secs(1);
+/// Nice value of the thread. Programs come first, but what waits for the store's lock is not to wait long for a processor.
+const NICE: i32 = 5;
+/// How long a collection may take to end.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// The thread. It ends with those who can ask it.
+#[derive(Debug)]
+pub(super) struct Collector {
+    stop: Arc<AtomicBool>,
+    ended: Receiver<()>,
+}
+
+impl Collector {
+    /// Starts it. Each message asks for a collection.
+    pub(super) fn start(
+        snapshotter: &Arc<Snapshotter>,
+        choices: CollectChoices,
+    ) -> (Self, Sender<()>) {
+        let (asked, ask) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (snapshotter, stopped) = (Arc::clone(snapshotter), Arc::clone(&stop));
+        thread::spawn(move || {
+            // Source: setpriority(2): on Linux it is the calling thread's.
+            if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+                tracing::debug!(%error, "collections have the priority of the service");
+            }
+            work(&snapshotter, choices, &ask, &stopped);
+            drop(snapshotter);
+            // Nobody may wait any more.
+            let _told = end.send(());
+        });
+        (Self { stop, ended }, asked)
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        // A collection that waits for a long check of the store ends with the process.
+        let _ended = self.ended.recv_timeout(ENDING);
+    }
+}
+
+fn work(
+    snapshotter: &Snapshotter,
+    choices: CollectChoices,
+    asked: &Receiver<()>,
+    stop: &AtomicBool,
+) {
+    let mut last: Option<Instant> = None;
+    while asked.recv().is_ok() {
+        while let Some(last) = last {
+            // The disk may fill while others ask.
+            let apart = match snapshotter.disk_use() > choices.at_once_above {
+                true => AT_ONCE.min(choices.apart),
+                false => choices.apart,
+            };
+            match asked.recv_timeout(apart.saturating_sub(last.elapsed())) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+        while asked.try_recv().is_ok() {}
+        last = Some(Instant::now());
+        snapshotter.collect(stop);
+    }
+}
+
+impl Snapshotter {
+    /// Percentage of the store's disk that is in use, as df computes it. Source: coreutils, `df.c`.
+    fn disk_use(&self) -> u8 {
+        let Ok(disk) = rustix::fs::statvfs(self.store.path()) else { return 0 };
+        let used = disk.f_blocks.saturating_sub(disk.f_bfree);
+        let all = used.saturating_add(disk.f_bavail).max(1);
+        u8::try_from(used.saturating_mul(100).div_ceil(all)).unwrap_or(100)
+    }
+
+    /// Frees what nothing needs. A failure costs space, and nothing else.
+    fn collect(&self, stop: &AtomicBool) {
+        let begun = Instant::now();
+        if let Some(lazy) = &self.surroundings.lazy {
+            lazy.images.release(&self.store);
+        }
+        let now = Seconds((self.surroundings.now)().seconds);
+        let collected = self.store.gc_while(now, &|| !stop.load(Ordering::Relaxed));
+        let took = begun.elapsed();
+        match collected {
+            Ok((_, swept)) => {
+                self.counts.collected(swept.removed, swept.freed);
+                let (removed, freed, set_aside) = (swept.removed, swept.freed, swept.set_aside);
+                if removed == 0 {
+                    tracing::debug!(?took, "there is nothing to free");
+                } else {
+                    tracing::info!(removed, freed, set_aside, ?took, "freed what nothing needs");
+                }
+            }
+            Err(error) => {
+                self.counts.not_collected();
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(
+                    error,
+                    ?took,
+                    "what engines have dropped is not freed: `quire gc` frees it once the cause is gone"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Space that an engine has dropped is freed by the service.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use quire_serve::snapshots::api::counts::GetCountsResponse;
+use quire_serve::snapshots::{CollectChoices, SkipLayers, Snapshotter, ask_counts};
+
+use crate::{Engine, Stage, is_root, two_layers, unpacked};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const NEVER: u8 = 100;
+
+fn start(stage: &Stage, choices: CollectChoices) -> Engine {
+    let mut surroundings = stage.surroundings(None, SkipLayers::Unpack);
+    surroundings.collect = Some(choices);
+    Engine::serve(stage, Snapshotter::open(stage.store(), "test", surroundings).unwrap())
+}
+
+fn counts(stage: &Stage) -> GetCountsResponse {
+    ask_counts(&stage.socket()).unwrap().unwrap()
+}
+
+/// Waits for the thread of the service.
+fn eventually(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "not so after a minute");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn left(stage: &Stage) -> [usize; 2] {
+    ["images", "layers"].map(|it| stage.count(it))
+}
+
+/// Removes all that `two_layers` has made, as an engine does that collects garbage.
+fn drop_layers(engine: &mut Engine) {
+    for key in ["sha256:b", "sha256:a"] {
+        engine.remove(key).unwrap();
+    }
+    engine.cleanup();
+}
+
+#[test]
+fn what_an_engine_has_dropped_is_freed() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let choices = CollectChoices { apart: HOUR, at_once_above: NEVER };
+    let mut engine = start(&stage, choices);
+    two_layers(&mut engine);
+    engine.view("view", "sha256:b").unwrap();
+    engine.remove("view").unwrap();
+    let before = left(&stage);
+    assert!(before[1] >= 2, "{before:?}");
+    // Engines remove with a lock held, so nothing is freed then.
+    engine.remove("sha256:b").unwrap();
+    assert_eq!(left(&stage), before);
+    engine.remove("sha256:a").unwrap();
+    engine.cleanup();
+    eventually(|| counts(&stage).collections == 1);
+    assert_eq!(left(&stage), [0, 0]);
+    let counted = counts(&stage);
+    assert!(counted.collected_items > 4 && counted.collected_bytes > 0, "{counted:?}");
+    // Those that come within an hour are one.
+    two_layers(&mut engine);
+    let before = left(&stage);
+    drop_layers(&mut engine);
+    engine.cleanup();
+    assert_eq!((counts(&stage).collections, left(&stage)), (1, before));
+    engine.end();
+}
+
+#[test]
+fn a_disk_that_is_nearly_full_does_not_wait() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let mut engine = start(&stage, CollectChoices { apart: HOUR, at_once_above: 0 });
+    for collections in 1..3 {
+        two_layers(&mut engine);
+        drop_layers(&mut engine);
+        eventually(|| counts(&stage).collections == collections);
+        assert_eq!(left(&stage), [0, 0]);
+    }
+    engine.end();
+}
+
+/// The layer of a pull that failed.
+#[test]
+fn a_layer_that_nothing_stands_on_is_freed() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let choices = CollectChoices { apart: Duration::ZERO, at_once_above: NEVER };
+    let mut engine = start(&stage, choices);
+    two_layers(&mut engine);
+    let key = unpacked("3");
+    let root = engine.prepare(&key, "sha256:b").unwrap();
+    fs::write(root.join("half"), "half".repeat(5000)).unwrap();
+    engine.commit("sha256:c", &key).unwrap();
+    assert!(left(&stage)[1] > 2);
+    engine.remove("sha256:c").unwrap();
+    engine.cleanup();
+    eventually(|| left(&stage)[1] == 2);
+    let root = engine.prepare("container", "sha256:b").unwrap();
+    assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
+    engine.end();
+}
+
+/// What stops a collection costs space, and nothing else.
+#[test]
+fn a_collection_that_fails_stops_nothing() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let choices = CollectChoices { apart: Duration::ZERO, at_once_above: NEVER };
+    let mut engine = start(&stage, choices);
+    let bad = stage.0.path().join("store/refs/bad:latest");
+    fs::write(&bad, "damaged").unwrap();
+    two_layers(&mut engine);
+    let before = left(&stage);
+    drop_layers(&mut engine);
+    eventually(|| counts(&stage).failed_collections > 0);
+    assert_eq!(left(&stage), before);
+    fs::remove_file(&bad).unwrap();
+    engine.cleanup();
+    eventually(|| left(&stage) == [0, 0]);
+    two_layers(&mut engine);
+    engine.end();
+}
