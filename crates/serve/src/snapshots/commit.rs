@@ -4,11 +4,11 @@ use std::path::Path;
 
 use container::bundle::userns::IdMap;
 use container::changes::Owners;
+use kernel::usage::{sync, usage_of};
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, SnapshotSize};
 
 use super::error::SnapshotterError;
 use super::snapshotter::{Labels, Snapshotter, check_labels, check_name, is_unpacked};
-use super::usage::{sync, usage_of};
 
 impl Snapshotter {
     /// Commits an active snapshot, which has another name from then on. What the engine has unpacked becomes a layer. What

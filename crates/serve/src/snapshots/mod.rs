@@ -27,19 +27,18 @@ mod snapshotter;
 mod state;
 mod taken;
 mod trash;
-mod usage;
 
 pub use collect::CollectChoices;
 pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;
 pub use filter::{FilterError, Filters};
+pub use kernel::usage::Usage;
 pub use layers::SkipLayers;
 pub use lazy::{LazyChoices, LazyError, LazyImages, PullSecret};
 pub use service::{ServeSnapshotsError, serve_snapshots};
 pub use snapshotter::{Labels, SnapshotAccess, SnapshotMount, SnapshotSurroundings, Snapshotter};
 pub use state::SnapshotInfo;
-pub use usage::Usage;
 
 /// The most bytes in the name of a snapshot: names have those of namespaces and containers in them.
 pub const NAME_MAX: usize = 4096;

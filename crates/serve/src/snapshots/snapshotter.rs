@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
+use kernel::usage::{Usage, usage_of};
 use oci::policy::Policies;
 use store::{
     Moment, Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind,
@@ -29,7 +30,6 @@ use super::roots::{self, Purpose, RootPlace, Roots};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 use super::taken::{NewSnapshot, Taken};
 use super::trash::{Thrown, Trash};
-use super::usage::{Usage, usage_of};
 use super::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 
 /// Resources and rules of a service.

@@ -1,14 +1,14 @@
-//! What was written to a root: bytes on disk, and files.
+//! What a directory and all in it take on the disk.
 
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
-use kernel::depth::{Walked, walk};
+use crate::depth::{Walked, walk};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fsync, openat};
 use rustix::io::Errno;
 
-/// Size of what a snapshot has brought.
+/// What a directory and all in it take on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Bytes on disk.
@@ -37,7 +37,7 @@ const TRIES: u32 = 4;
 ///
 /// # Errors
 /// When a directory cannot be read, or if directories are moved all the time: what was moved could be missed.
-pub(super) fn usage_of(directory: &Path) -> io::Result<Usage> {
+pub fn usage_of(directory: &Path) -> io::Result<Usage> {
     for _ in 0..TRIES {
         if let Some(usage) = measured(directory)? {
             return Ok(usage);
@@ -71,7 +71,7 @@ const SYNCED_ALONE: u64 = 256;
 ///
 /// # Errors
 /// When some of it cannot be read or written.
-pub(super) fn sync(directory: &Path) -> io::Result<()> {
+pub fn sync(directory: &Path) -> io::Result<()> {
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
     if measured(directory)?.is_none_or(|it| it.inodes > SYNCED_ALONE) {
         return Ok(rustix::fs::syncfs(&top)?);
