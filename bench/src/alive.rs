@@ -87,12 +87,8 @@ impl Alive<'_> {
         let runtime = self.setting.runtime;
         let mut command = match self.way {
             Way::Quire(kind) => {
-                let kind = match *kind {
-                    "dir" => format!("dir={}", place.display()),
-                    kind => kind.to_owned(),
-                };
                 let mut run = self.quire();
-                run.arg("run").arg("--runtime").arg(&runtime.program).args(["--writable", &kind]);
+                run.arg("run").arg("--runtime").arg(&runtime.program).args(["--writable", kind]);
                 run.args(["--detach", "--name", &name, "image", "--"]).args(SLEEP);
                 run
             }
@@ -245,12 +241,10 @@ fn one(setting: &Setting<'_>, way: &Way) -> Result<Measured> {
 /// How long `true` takes.
 fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Duration>>> {
     let Setting { context, store, runtime, folder } = setting;
-    let (dir, bundle) = (context.work.join("dir"), context.work.join(format!("starts-{when}")));
-    fs::create_dir_all(&dir)?;
+    let bundle = context.work.join(format!("starts-{when}"));
     let times = match way {
         Way::Quire(kind) => {
-            let kind = kind.replace("dir", &format!("dir={}", dir.display()));
-            measure(&|_| quire_run(context, store, &kind, &runtime.program), STARTS, 1)?
+            measure(&|_| quire_run(context, store, kind, &runtime.program), STARTS, 1)?
         }
         Way::Folder => {
             runtime.bundle_for(&bundle, folder, &["true"])?;

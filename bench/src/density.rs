@@ -34,7 +34,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let program = find("crun").context(Skipped(String::from("crun is not installed")))?;
     let runtime = Runtime::new(context, "crun", program, &store, &folder)?;
     let mut ways = Vec::new();
-    for kind in ["memory", "self"] {
+    for kind in ["memory", "self", "dir"] {
         let (store, program) = (&store, &runtime.program);
         ways.push(Way {
             name: format!("quire run, {kind}"),
@@ -163,7 +163,7 @@ fn shares(sizes: &[Sizes]) -> Vec<String> {
             let row = table.rows.iter().find(|(it, _)| it.starts_with(name));
             row.map(|(_, values)| Duration::from_nanos(values[0]).as_secs_f64() * 1e3)
         };
-        for kind in ["memory", "self"] {
+        for kind in ["memory", "self", "dir"] {
             if let (Some(total), Some(alone)) =
                 (of(&format!("quire run, {kind}")), of("crun alone"))
             {

@@ -30,7 +30,7 @@ pub(super) fn measure(
         Some(_) => Some(quiet(podman(context, layout)?.args(["pull", "--quiet", PODMAN_SOURCE]))?),
         None => None,
     };
-    let kinds = ["memory", "self", "self,durable"];
+    let kinds = ["memory", "self", "dir", "self,durable"];
     let mut times: Vec<(String, Vec<[Duration; 2]>)> = Vec::new();
     let mut add = |name: String, pair: [Duration; 2]| match times.iter_mut().find(|it| it.0 == name)
     {

@@ -99,7 +99,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// Where changes go.
-const KINDS: [&str; 2] = ["memory", "self"];
+const KINDS: [&str; 3] = ["memory", "self", "dir"];
 
 /// Longer than the grace period of a busy machine.
 const RESTED: Pace = Pace::Rested(Duration::from_millis(100));

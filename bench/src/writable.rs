@@ -123,21 +123,16 @@ fn contestants<'a>(
         if kind.ends_with("durable") && !syncs {
             continue;
         }
-        let dir = context.work.join("dir");
-        let command = {
-            let dir = dir.clone();
-            move || {
-                let mut quire = Command::new(context.quire);
-                quire.arg("--store").arg(store).args(["--quiet", "run", "--runtime"]);
-                quire.arg(&runtime.program).arg("--writable");
-                quire.arg(kind.replace("dir", &format!("dir={}", dir.display())));
-                quire.args(["image", "--", "sh", "/srv/run", job]);
-                Ok(vec![quire])
-            }
+        let command = move || {
+            let mut quire = Command::new(context.quire);
+            quire.arg("--store").arg(store).args(["--quiet", "run", "--runtime"]);
+            quire.arg(&runtime.program).args(["--writable", kind]);
+            quire.args(["image", "--", "sh", "/srv/run", job]);
+            Ok(vec![quire])
         };
+        // A process behind the container's end removes what it wrote.
         let before = move || {
-            remove(&dir)?;
-            fs::create_dir(&dir)?;
+            quiet(Command::new(context.quire).arg("--store").arg(store).args(["gc", "--wait"]))?;
             rest()
         };
         contestants.push(Contestant::new(&format!("quire run, {kind}"), command).before(before));

@@ -25,6 +25,7 @@ use crate::args::{self, volumes};
 use crate::context::Context;
 use crate::rootless::Ways;
 use crate::wanted::{GivenFiles, image_config, init_wish, wish, wishes, writable_wish};
+use crate::writable::with_a_place;
 
 pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<Answer> {
     // First, since this is the easiest to mend.
@@ -47,7 +48,7 @@ pub(crate) fn bundle(context: &Context, args: &args::Bundle) -> anyhow::Result<A
     }
     let trust = wanted.trust.wish()?;
     let opened = TrustedImage::to_mount(&store, opened, trust, wish(wanted))?;
-    let wish = writable_wish(context, wanted, None);
+    let wish = with_a_place(writable_wish(context, wanted, None))?;
     let place = wish.make(&store, Backing::Whole, &context.search())?;
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };

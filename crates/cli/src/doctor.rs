@@ -65,11 +65,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
         (_, Can::Yes) => "mounted through loop devices",
         _ => "cannot be mounted",
     };
-    let writable = match container::root::filestore::program(&search) {
-        _ if !context.who().is_host_root() => "memory",
-        Some(_) => "self: one file with an ext4 inside",
-        None => "memory, because mkfs.ext4 is not installed (package e2fsprogs)",
-    };
+    let writable = crate::wanted::describe_writable(context);
     let (form, why) = crate::forms::auto(opened.as_fd());
     let policy = crate::policy::describe(context);
     #[cfg(feature = "serve")]
@@ -214,7 +210,7 @@ pub(crate) struct ChoicesReport {
     /// Form of new images, and why.
     form: String,
     /// Place for the changes to a root.
-    writable: &'static str,
+    writable: String,
     /// Networks that a container can have, besides none and the host's.
     network: String,
     /// Whether files can be read with `O_DIRECT`.

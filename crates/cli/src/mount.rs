@@ -17,6 +17,7 @@ use crate::report;
 use crate::rootless::Ways;
 use crate::specification::SpecificationReport;
 use crate::target;
+use crate::writable::with_a_place;
 
 pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Answer> {
     let Some(directory) = &args.directory else { return specify(context, args) };
@@ -53,7 +54,8 @@ pub(crate) fn mount(context: &Context, args: &args::Mount) -> anyhow::Result<Ans
     if matches!(args.writable, WritableWish::Directory(..)) {
         target.clear()?;
     }
-    let layer = args.writable.make(&store, FileBacking::Whole, &context.search())?;
+    let wish = with_a_place(args.writable.clone())?;
+    let layer = wish.make(&store, FileBacking::Whole, &context.search())?;
     let space = space(args.df, layer.access())?;
     let flags = flags(&args.options, layer.access())?;
     let ways = Ways::new(context.who(), &args.trust);

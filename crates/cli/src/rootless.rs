@@ -8,7 +8,7 @@ use container::bundle::userns::{Files, IdMap, UserName, is_transient};
 use container::folder::LAYER;
 use container::life::detached;
 use container::life::known::{self, KnownContainer};
-use container::root::{Via, WritableWish};
+use container::root::{Via, WritableWish, suits_overlay};
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
 use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
@@ -62,10 +62,10 @@ pub(crate) fn enter(
             }
             let is_on_disk = || {
                 let directory = crate::context::store_directory(store, who);
-                directory.is_ok_and(|it| container::root::users_write_to_disk(&it))
+                keeps_ids(who) && directory.is_ok_and(|it| suits_overlay(&it))
             };
             let written = match args.wanted.writable {
-                Some(WritableWish::Directory(..)) => Written::Stays,
+                Some(WritableWish::Directory(..) | WritableWish::Folder(_)) => Written::Stays,
                 None if !args.wanted.read_only && is_on_disk() => Written::Stays,
                 _ => Written::Goes,
             };
@@ -164,6 +164,14 @@ fn ids(who: Who) -> Ids {
         Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
         None => Ids { map: IdMap::single(of_user), programs: None, service },
     }
+}
+
+/// Whether a user has the same ids in each namespace. Those of systemd go with the namespace, so files that outlive it are not to
+/// have them.
+pub(crate) fn keeps_ids(who: Who) -> bool {
+    let ids = ids(who);
+    let is_kept = is_transient(who.user) || is_transient(who.group);
+    ids.programs.is_some() || ids.service.is_none() || is_kept
 }
 
 #[cfg(feature = "serve")]

@@ -73,7 +73,7 @@ impl<'s> Surroundings<'s> {
         self.progress.finish();
         if self.cancel.load(Ordering::Relaxed) {
             // The kernel takes seconds to remove large files, and a person who interrupts does not want to wait.
-            let _done = finish_behind(|| {
+            let _done = finish_behind(|_| {
                 if let Err(error) = self.store.clear_work() {
                     tracing::debug!(%error, "unfinished files stay: the next command removes them");
                 }

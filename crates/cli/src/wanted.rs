@@ -1,9 +1,10 @@
 //! Options for a container, which override its image's configuration.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
@@ -114,8 +115,7 @@ pub(crate) fn container_wish(
     given: GivenFiles,
 ) -> anyhow::Result<ContainerWish> {
     let wanted = &args.wanted;
-    let directory = context.store_directory().ok();
-    let writable = writable_wish(context, wanted, directory.as_deref());
+    let writable = writable_wish(context, wanted, disk(context).as_deref());
     let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = crate::security::apparmor(context, &wanted.security)?;
     crate::security::remark_on_labels(context, wanted);
@@ -207,6 +207,35 @@ pub(crate) fn writable_wish(
     let remark = |text: &str| context.remark(text);
     let default = || WritableWish::default_of(context.who(), store, &context.search(), &remark);
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
+}
+
+/// The default of `run`, in words, with the reason if it is not the usual one.
+pub(crate) fn describe_writable(context: &Context) -> String {
+    let reasons = RefCell::new(Vec::new());
+    let note = |text: &str| reasons.borrow_mut().push(text.to_owned());
+    let disk = disk(context);
+    let kind =
+        match WritableWish::default_of(context.who(), disk.as_deref(), &context.search(), &note) {
+            WritableWish::Folder(_) => return "dir: a directory on the store's disk".to_owned(),
+            WritableWish::Filestore(..) => "self: one file with an ext4 inside",
+            _ => "memory",
+        };
+    let why = match disk {
+        Some(_) => "the file system of the store takes no overlay",
+        None => "the ids of containers are lent, and files cannot keep them",
+    };
+    let reasons =
+        reasons.into_inner().into_iter().fold(why.to_owned(), |all, it| format!("{all}; {it}"));
+    format!("{kind}, since {reasons}")
+}
+
+/// Where the folder of a container is to be, if what the container writes may be in it unless the caller wants something else.
+fn disk(context: &Context) -> Option<PathBuf> {
+    let outside = context.outside();
+    if context.who() != outside && !crate::rootless::keeps_ids(outside) {
+        return None;
+    }
+    context.store_directory().ok()
 }
 
 /// What is in the files that the command line names.

@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use container::root::WritableWish;
 use kernel::mount::Durability;
 
@@ -25,9 +26,15 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
     for word in words {
         match (kind, word.split_once('=')) {
             ("memory" | "self", Some(("size", value))) => size = Some(bytes(value)?),
-            ("self", None) if word == "durable" => durability = Durability::Durable,
+            ("self" | "dir", None) if word == "durable" => durability = Durability::Durable,
             ("memory", None) if word == "durable" => {
-                return Err("memory is not durable: use self or dir=PATH".to_owned());
+                return Err("memory is not durable: use dir or self".to_owned());
+            }
+            ("dir", Some(("size", _))) => {
+                return Err(
+                    "dir has no size, and can fill the store's disk: self,size=SIZE has a limit"
+                        .to_owned(),
+                );
             }
             _ => return Err(format!("{kind} has no option \"{word}\"")),
         }
@@ -36,11 +43,22 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         "none" => Ok(WritableWish::None),
         "memory" => Ok(WritableWish::Memory(size)),
         "self" => Ok(WritableWish::Filestore(size, durability)),
-        _ => {
-            Err("it is memory[,size=SIZE], self[,size=SIZE][,durable], dir=PATH[,durable] or none"
-                .to_owned())
-        }
+        "dir" => Ok(WritableWish::Folder(durability)),
+        _ => Err(
+            "it is dir[,durable], self[,size=SIZE][,durable], memory[,size=SIZE], dir=PATH[,durable] or none"
+                .to_owned(),
+        ),
     }
+}
+
+/// What is asked for, if it does not need the folder of a container.
+pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
+    if matches!(wish, WritableWish::Folder(_)) {
+        bail!(
+            "--writable dir is in a container's folder, which there is for `run` alone: use dir=PATH"
+        );
+    }
+    Ok(wish)
 }
 
 /// A number of bytes, or with `k`, `m`, `g` or `t` of powers of 1024, as `docker run --memory` and the mount option of
@@ -81,6 +99,8 @@ mod tests {
             ("self", WritableWish::Filestore(None, volatile)),
             ("self,size=2GiB,durable", WritableWish::Filestore(size(2 << 30), durable)),
             ("self,durable,size=1T", WritableWish::Filestore(size(1 << 40), durable)),
+            ("dir", WritableWish::Folder(volatile)),
+            ("dir,durable", WritableWish::Folder(durable)),
             ("dir=/a,b", WritableWish::Directory("/a,b".into(), volatile)),
             ("dir=a,durable", WritableWish::Directory("a".into(), durable)),
         ];
@@ -92,8 +112,10 @@ mod tests {
     #[test]
     fn what_is_none_is_refused_with_the_reason() {
         let cases = [
-            ("", "it is memory[,size=SIZE]"),
-            ("Memory", "it is memory[,size=SIZE]"),
+            ("", "it is dir[,durable], self"),
+            ("Memory", "it is dir[,durable], self"),
+            ("dir,size=1g", "dir has no size"),
+            ("dir,x", "dir has no option \"x\""),
             ("memory,size=", "\"\" is not a size"),
             ("memory,size=0", "\"0\" is not a size"),
             ("memory,size=1x", "\"1x\" is not a size"),

@@ -22,7 +22,7 @@ pub use make::{
     Above, LendImage, LentMount, MakeRootError, SOURCE, ServeImage, ServedImage, Via, Warm,
     WithXattrs, make, may_have_acl, warm,
 };
-pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space, users_write_to_disk};
+pub use place::{PlaceError, SpaceError, WritablePlace, WritableWish, space, suits_overlay};
 pub use tree::{TreeError, name_below_overlay, set_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper::{Doomed, UpperError, Writable};

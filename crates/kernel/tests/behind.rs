@@ -34,7 +34,7 @@ fn main() {
 
 /// The work lasts until there is a gate.
 fn finish(file: &str) -> Done {
-    finish_behind(|| {
+    finish_behind(|_| {
         until(&Path::new(file).with_file_name("gate"));
         std::fs::write(file, "done").unwrap();
         // Goes nowhere, and ends no parent.

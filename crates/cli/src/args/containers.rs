@@ -102,12 +102,12 @@ pub(crate) struct Wanted {
         long,
         value_name = "KIND",
         value_parser = writable,
-        help = "Store the container's changes in: memory[,size=SIZE]; self[,size=SIZE][,durable], a file system in one file \
-                of the container; dir=PATH[,durable], upper and work in a directory of yours, which stay; or none. Only \
-                durable ones sync to disk. A full disk is an error for the container. The default for root is self of \
-                10 GiB, which takes the space of what is written and some room ahead (for `bundle` all of its size, an \
-                eighth of the free space). The default for others is memory, half of --memory (for `run` before Linux 6.6 a \
-                directory on the store's disk)"
+        help = "Store the container's changes in: dir[,durable], a directory of the container on the store's disk (`run` alone); \
+                self[,size=SIZE][,durable], a file system in one file of the container, with a limit of 10 GiB unless you \
+                give another; memory[,size=SIZE]; dir=PATH[,durable], upper and work in a directory of yours, which stay; or \
+                none. Only durable ones sync to disk. A full disk is an error for the container. The default is dir, where the \
+                disk of the store is ext4, XFS, btrfs, F2FS or tmpfs; elsewhere, and for `bundle`, it is self for root, and \
+                memory for others, half of --memory. Removing and replacing many small files is faster in self than in dir"
     )]
     pub(crate) writable: Option<WritableWish>,
     /// Make the root read-only, as `--writable none`

@@ -127,7 +127,7 @@ fn layers(place: &Place, name: &str) -> Vec<String> {
 fn what_is_committed_is_what_the_container_saw() {
     let Some(place) = place() else { return };
     fs::create_dir(place.path("dir")).unwrap();
-    let kinds = ["memory", "self,size=200m", "dir=dir"];
+    let kinds = ["memory", "self,size=200m", "dir=dir", "dir"];
     let runtimes: Vec<_> = runtimes().collect();
     for (at, kind) in kinds.iter().enumerate() {
         let runtime = runtimes[at % runtimes.len()];
@@ -545,7 +545,7 @@ fn owners_are_those_that_the_container_sees() {
 #[test]
 fn what_is_killed_or_damaged_is_told() {
     let Some(place) = place() else { return };
-    let container = Waiting::start(&place, "orphan", &[], "a");
+    let container = Waiting::start(&place, "orphan", &["--writable", "self"], "a");
     fs::write(container.root().join("new"), "new").unwrap();
     let state = place.path("store/containers/orphan/state.json");
     let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
@@ -627,7 +627,7 @@ fn mistakes_are_told() {
         ("commit pla b", "there is no container \"pla\"\n  did you mean plain-c?"),
         ("logs fxed", "did you mean fixed?"),
         ("commit gone b", "was in memory, and ended with it"),
-        ("snapshot gone x", "--writable self"),
+        ("snapshot gone x", "--writable dir"),
         ("commit fixed b", "read-only"),
         ("commit plain-c b", "has no layers to add one to"),
         ("commit plain-c B!", "is not an image name"),

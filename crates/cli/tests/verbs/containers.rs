@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Stdio;
 
-use container::folder::{CODE, CONFIG, FILESTORE, LOG, PID, STATE, is_known};
+use container::folder::{CODE, CONFIG, FILESTORE, LAYER, LOG, PID, STATE, is_known};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -78,11 +78,11 @@ fn a_directory_has_one_writer() {
 fn all_files_of_a_folder_are_in_the_table() {
     let Some(place) = place() else { return };
     let mut found = BTreeSet::new();
-    for runtime in all_runtimes() {
-        let name = format!("files-{runtime}");
+    for (runtime, kind) in all_runtimes().flat_map(|it| [(it, "dir"), (it, "self")]) {
+        let name = format!("files-{runtime}-{kind}");
         let _guard = Rm(&place, &name);
-        let options =
-            ["--runtime", runtime, "--name", &name, "--mount", "type=self,dst=/more,size=16m"];
+        let options = ["--runtime", runtime, "--name", &name, "--writable", kind];
+        let options = [&options[..], &["--mount", "type=self,dst=/more,size=16m"]].concat();
         start(
             &place,
             &[&options[..], &["--log-size", "4k"]].concat(),
@@ -102,7 +102,7 @@ fn all_files_of_a_folder_are_in_the_table() {
     }
     let unknown: Vec<_> = found.iter().filter(|it| !is_known(it)).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
-    for name in [CONFIG, LOG, PID, STATE, CODE, FILESTORE, "filestore-0", "mount-0"] {
+    for name in [CONFIG, LOG, PID, STATE, CODE, FILESTORE, LAYER, "filestore-0", "mount-0"] {
         assert!(found.contains(name), "{name} is not in {found:?}");
     }
 }
@@ -405,7 +405,7 @@ fn a_damaged_record_is_told_and_can_be_removed() {
     assert!(ran.err.contains("`quire rm --container --force bad` removes it"), "{}", ran.err);
     // It runs on, and has what it wrote.
     assert_eq!(ps(&place, "bad").unwrap()["status"], "damaged");
-    assert!(place.path("store/containers/bad/filestore").exists());
+    assert!(place.path("store/containers/bad/layer").exists());
     place.out("rm --container --force bad");
     assert_eq!(ps(&place, "bad"), None);
     start(&place, &["--name", "bad"], "exit 0");

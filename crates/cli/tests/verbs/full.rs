@@ -150,6 +150,9 @@ const WRITER: &str = "echo up; mkdir /w; i=0; bad=0; ok=
     done
     echo same";
 
+/// The kinds of writable layers that the disk of the store can be full for.
+const KINDS: [&str; 5] = ["dir", "self", "self,size=100m", "dir,durable", "self,durable"];
+
 #[test]
 fn a_full_disk_never_becomes_zeros() {
     let Some(small) = Small::new(128) else { return };
@@ -162,9 +165,9 @@ fn a_full_disk_never_becomes_zeros() {
         fs::write(source.join(name.to_string()), bytes).unwrap();
     }
     let volume = format!("--volume={}:/src:ro", source.display());
-    let (mut refused, count) = (0, rounds(4));
+    let (mut refused, count) = (0, rounds(KINDS.len() as u64));
     for round in 0..count {
-        let kind = ["self", "self,size=100m", "self,durable"][usize::try_from(round % 3).unwrap()];
+        let kind = KINDS[usize::try_from(round).unwrap() % KINDS.len()];
         let mut running =
             small.spawn(&[&volume, "--writable", kind], WRITER, &[&chance.below(100).to_string()]);
         assert_eq!(running.line(), "up");
@@ -212,7 +215,7 @@ fn a_burst_is_not_refused_as_long_as_the_disk_has_room() {
     let script = "tries=0; until dd if=/dev/zero of=/big bs=1M count=1200 2>/dev/null; do \
                   rm /big; tries=$((tries + 1)); test $tries -lt 20 || break; sleep 0.2; done; \
                   test $tries -lt 20; echo $?";
-    let mut running = small.spawn(&[], script, &[]);
+    let mut running = small.spawn(&["--writable", "self"], script, &[]);
     assert_eq!(running.line(), "0");
     assert_eq!(running.end().code, Some(0));
 }
@@ -226,7 +229,7 @@ fn what_is_freed_inside_goes_back_to_the_disk() {
                   until dd if=/dev/zero of=/big bs=1M count=20 seek=$((part * 20)) conv=notrunc,fsync 2>/dev/null; do \
                   tries=$((tries + 1)); test $tries -lt 50 || exit 1; sleep 0.1; done; \
                   done; echo wrote; read go; rm /big; echo gone; read go";
-    let mut running = small.spawn(&[], script, &[]);
+    let mut running = small.spawn(&["--writable", "self"], script, &[]);
     assert_eq!(running.line(), "wrote");
     let allocated = || fs::metadata(filestore(&small.disk)).unwrap().blocks() * 512;
     assert!(allocated() >= 200 * MIB, "{}", allocated());
@@ -252,7 +255,7 @@ fn what_a_disk_loses_is_told() {
     let Some(small) = Small::new(128) else { return };
     let script = "echo up; read go; dd if=/dev/zero of=/big bs=1M count=8 oflag=direct 2>/dev/null; \
                   dd if=/dev/zero of=/more bs=1M count=4 2>/dev/null; echo wrote; read go; exit 3";
-    let mut running = small.spawn(&[], script, &[]);
+    let mut running = small.spawn(&["--writable", "self"], script, &[]);
     assert_eq!(running.line(), "up");
     break_promise(&small.disk);
     running.go();
@@ -276,7 +279,8 @@ fn what_a_disk_loses_is_told() {
     let script = "while ! [ -e /src/go ]; do sleep 0.1; done; dd if=/dev/zero of=/more bs=1M count=4; \
                   echo > /src/gone; while ! [ -e /src/on ]; do sleep 0.1; done; exit 3";
     let volume = format!("--volume={}:/src", flags.display());
-    let arguments = ["run", "-d", "--name", "c", "-u", "0", &volume, "a", "--", "sh", "-c", script];
+    let options = ["run", "-d", "--name", "c", "--writable", "self", "-u", "0", &volume, "a", "--"];
+    let arguments = [&options[..], &["sh", "-c", script]].concat();
     assert_eq!(small.place.run_each(&arguments).code, Some(0));
     break_promise(&small.disk);
     fs::write(flags.join("go"), "").unwrap();
@@ -293,7 +297,7 @@ fn what_a_disk_loses_is_told() {
 #[test]
 fn what_was_written_is_told_at_once() {
     let Some(small) = Small::new(512) else { return };
-    for kind in ["self", "memory"] {
+    for kind in ["dir", "self", "memory"] {
         let script = "dd if=/dev/zero of=/big bs=1M count=20 2>/dev/null; echo up; sleep 60";
         let arguments =
             ["run", "-d", "--rm", "--name", "c", "--writable", kind, "-u", "0", "a", "--"];

@@ -144,7 +144,7 @@ fn limits_of_the_caller_are_those_of_its_containers() {
 #[test]
 fn limits_that_are_too_low_are_errors() {
     let Some(place) = place() else { return };
-    let run = ["run", "--quiet", "a", "true"];
+    let run = ["run", "--quiet", "--writable", "self", "a", "true"];
     let ran = by_shell(&place, "ulimit -f 64; exec \"$@\"", &run);
     assert_eq!(ran.code, Some(125), "{}", ran.err);
     assert!(ran.err.contains("File too large"), "{}", ran.err);

@@ -11,6 +11,7 @@ mod confined;
 mod containers;
 mod counts;
 mod deaths;
+mod default_root;
 mod direct;
 mod disk;
 #[cfg(feature = "serve")]

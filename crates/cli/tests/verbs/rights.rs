@@ -345,11 +345,13 @@ fn a_mount_does_not_say_where_the_store_is() {
     place.out(&format!("import --form objects dir:{} a", tree.display()));
     fs::create_dir(place.path("point")).unwrap();
     let _guard = Unmount(place.path("point"));
-    for options in ["", "--writable self ", "--writable memory "] {
+    fs::create_dir(place.path("kept")).unwrap();
+    for options in ["", "--writable self ", "--writable memory ", "--writable dir=kept "] {
         place.out(&format!("mount {options}a point"));
         let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let store = place.path("store").display().to_string();
-        assert!(!mountinfo.contains(&store), "{mountinfo}");
+        for path in ["store", "kept"].map(|it| place.path(it).display().to_string()) {
+            assert!(!mountinfo.contains(&path), "{mountinfo}");
+        }
         place.out("umount point");
     }
 }

@@ -245,7 +245,8 @@ fn a_directory_keeps_what_is_written() {
         ("dir=tree/etc/short", "is not a directory"),
         ("self,size=1m", "16 MiB to 16 TiB"),
         ("self,size=17t", "16 MiB to 16 TiB"),
-        ("disk", "it is memory[,size=SIZE]"),
+        ("disk", "it is dir[,durable], self"),
+        ("dir", "is in a container's folder"),
     ];
     for (kind, expect) in refused {
         let ran = place.run(&format!("mount --writable {kind} a point"));

@@ -1,19 +1,19 @@
 //! A container whose program has ended: it is taken down, and its writable layer may be kept.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kernel::process::finish_behind;
+use kernel::process::{Done, finish_behind};
 use store::{ContainerDir, ContainerError};
 
-use crate::folder::FILESTORE;
+use crate::folder::{FILESTORE, LAYER};
 use crate::life::filestores::Filestores;
 use crate::life::log::add_sentence;
 use crate::life::monitor::Watch;
 use crate::life::stage::Stage;
 use crate::life::{detached, kept, teardown};
 use crate::root::headroom::Headroom;
-use crate::root::{Root, TrustedImage};
+use crate::root::{Root, TrustedImage, upper};
 
 /// Message for a container's log and its caller when the disk has lost some of its writes.
 pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
@@ -35,6 +35,20 @@ pub(crate) struct Ended {
     pub(crate) _directory: Option<OwnedFd>,
 }
 
+/// Has the layer of an ended container written to the disk, by a process that holds none of its locks: others may remove or
+/// read it meanwhile.
+fn settle_behind(folder: &Path, id: &str) {
+    let layer = folder.join(LAYER);
+    let work = || {
+        if let Err(error) = upper::settle(&layer) {
+            tracing::debug!(%error, "what the container wrote is refused after a restart of the host");
+        }
+    };
+    if let Err(error) = kernel::process::start_server(&[], || Ok(()), work) {
+        tracing::debug!(id, %error, "what the container wrote is refused after a restart of the host");
+    }
+}
+
 /// Whether the kernel and the runtime may still have something of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
@@ -53,7 +67,7 @@ impl Ended {
         let watch = self.watch;
         let folder = self.folder.hide()?;
         hidden();
-        let clear = move || {
+        let clear = move |by| {
             root.doomed.shut_down();
             stage.shut_down();
             drop((headrooms, root.mount, root.image));
@@ -61,14 +75,12 @@ impl Ended {
             if left == Runs::Perhaps && !teardown::clear(folder.path(), &id) {
                 tracing::warn!(id, "cannot end all that is left of the container");
             }
-            if let Err(error) = folder.remove() {
-                tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
-            }
+            teardown::remove_last(folder, &id, by);
         };
         if takes_long {
             let _done = finish_behind(clear);
         } else {
-            clear();
+            clear(Done::Here);
         }
         Ok(())
     }
@@ -89,16 +101,22 @@ impl Ended {
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();
         detached::clear(&self.path, &self.id);
-        if let (false, Some(kept::Place::Filestore { .. })) = (kept, kept::Place::load(&self.path))
-        {
-            // First, since it may be what the disk is full of.
-            drop(std::fs::remove_file(self.path.join(FILESTORE)));
-            let noted = kept::Place::Filestore { lost: true }.save(&self.path);
-            if let Err(error) = noted {
-                tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
+        let lost = match kept::Place::load(&self.path) {
+            Some(kept::Place::Folder { .. }) if kept => return settle_behind(&self.path, &self.id),
+            _ if kept => return,
+            Some(kept::Place::Filestore { .. }) => {
+                // First, since it may be what the disk is full of.
+                drop(std::fs::remove_file(self.path.join(FILESTORE)));
+                kept::Place::Filestore { lost: true }
             }
-            let _told = is_told || add_sentence(&self.path, LOST);
+            // A person may still find something of use in it.
+            Some(kept::Place::Folder { .. }) => kept::Place::Folder { lost: true },
+            _ => return,
+        };
+        if let Err(error) = lost.save(&self.path) {
+            tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
         }
+        let _told = is_told || add_sentence(&self.path, LOST);
     }
 
     /// Gives back what nobody will write to any more.

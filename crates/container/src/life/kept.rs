@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::folder::{FILESTORE, UPPER, WRITABLE};
+use crate::folder::{FILESTORE, LAYER, UPPER, WRITABLE};
 use crate::offer;
 use crate::pace::GLANCE;
 use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
@@ -28,6 +28,11 @@ pub enum Place {
     /// `self`.
     Filestore {
         /// Some of the writes were lost, and the rest is removed.
+        lost: bool,
+    },
+    /// Into a directory of the container's folder.
+    Folder {
+        /// Some of the writes were lost.
         lost: bool,
     },
     /// Into a directory of the host.
@@ -52,8 +57,7 @@ pub enum KeptError {
     ReadOnly,
     /// It was in memory.
     #[error(
-        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable self, or \
-         dir=PATH where only root has self"
+        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable dir"
     )]
     Memory,
     /// The disk was full, or failed.
@@ -173,23 +177,17 @@ impl Changes {
         match Place::load(folder).ok_or(KeptError::Unknown)? {
             Place::None => Err(KeptError::ReadOnly),
             Place::Memory => Err(KeptError::Memory),
-            Place::Filestore { lost: true } => Err(KeptError::Lost),
+            Place::Filestore { lost: true } | Place::Folder { lost: true } => Err(KeptError::Lost),
             Place::Filestore { lost: false } => of_filestore(&folder.join(FILESTORE)),
+            Place::Folder { lost: false } => {
+                let opened = lock_directory(&folder.join(LAYER))?;
+                let upper = at_rest(opened.as_fd())?;
+                Ok(Self { upper, _mount: None, _lock: Some(opened) })
+            }
             Place::Directory { path, device, inode, last_use: own } => {
                 let failed =
                     |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-                let opened = rustix::fs::open(&path, flags, Mode::empty()).map_err(failed)?;
-                let since = std::time::Instant::now();
-                loop {
-                    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
-                        Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => {
-                            std::thread::sleep(GLANCE);
-                        }
-                        Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path)),
-                        result => break result.map_err(failed)?,
-                    }
-                }
+                let opened = lock_directory(&path)?;
                 let upper = at_rest(opened.as_fd())?;
                 let found = rustix::fs::fstat(&upper).map_err(failed)?;
                 let is_last = last_use(opened.as_fd()) == own;
@@ -204,6 +202,21 @@ impl Changes {
 
 /// A monitor that ends lets go of one lock after the other, of the container's before the directory's.
 const RELEASED: Duration = Duration::from_secs(1);
+
+/// Opens a directory that no other process has locked.
+fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
+    let failed = |errno: Errno| KeptError::Open { path: path.to_owned(), source: errno.into() };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+    let since = Instant::now();
+    loop {
+        match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => std::thread::sleep(GLANCE),
+            Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path.to_owned())),
+            result => return result.map(|()| opened).map_err(failed),
+        }
+    }
+}
 
 /// The kernel may take a moment to unmount what the last process has let go of.
 const UNMOUNTED: Duration = Duration::from_secs(30);
@@ -281,7 +294,8 @@ mod tests {
             inode: u64::MAX,
             last_use: Some("x".to_owned()),
         };
-        for place in [Place::None, Place::Memory, Place::Filestore { lost: true }, directory] {
+        let lost = [Place::Filestore { lost: true }, Place::Folder { lost: true }];
+        for place in [Place::None, Place::Memory, directory].into_iter().chain(lost) {
             place.save(folder.path()).unwrap();
             assert_eq!(Place::load(folder.path()), Some(place));
         }
@@ -299,9 +313,11 @@ mod tests {
         };
         check(None, "its folder does not say");
         check(Some(Place::None), "read-only");
-        check(Some(Place::Memory), "--writable self");
+        check(Some(Place::Memory), "--writable dir");
         check(Some(Place::Filestore { lost: true }), "some of its writes are lost");
         check(Some(Place::Filestore { lost: false }), "cannot open");
+        check(Some(Place::Folder { lost: true }), "some of its writes are lost");
+        check(Some(Place::Folder { lost: false }), "cannot open");
         let path = folder.path().join("absent");
         check(Some(Place::Directory { path, device: 0, inode: 0, last_use: None }), "cannot open");
         std::fs::write(folder.path().join(FILESTORE), [0; 4096]).unwrap();

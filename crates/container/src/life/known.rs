@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kernel::process::{Holder, Process, Signal};
+use kernel::usage::usage_of;
 use store::{ContainerError, ContainerRecord, Liveness, Store};
 
 use crate::bundle::spec::RuntimeSpec;
-use crate::folder;
+use crate::folder::{self, LAYER};
 use crate::life::kept::{self, Changes, Place};
 use crate::life::state::{Reason, State};
-use crate::life::{cgroups, detached, pause, spared};
+use crate::life::{cgroups, detached, pause, spared, teardown};
 use crate::owner::{OwnerError, check_containers};
 use crate::pace::GLANCE;
 use crate::runtime::call::KILLING;
@@ -177,19 +178,22 @@ impl KnownContainer {
         RuntimeSpec::load(&self.folder).map(|it| it.process.args).unwrap_or_default()
     }
 
-    /// Returns the size of its writable layer, in bytes, as the file system inside counts it, with data that is not yet
-    /// on disk. `None` if unknown: for a directory of the host, and for a container whose monitor was killed.
+    /// Returns the size of its writable layer, in bytes, as its file system counts it, with data that is not yet on disk.
+    /// `None` if unknown: for a directory of the user's, and for a container whose monitor was killed, unless it has a
+    /// directory in its folder. Of that, files that this process may not look at are left out.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
-        if !self.is_watched() {
+        let place = Place::load(&self.folder);
+        if !self.is_watched() && !matches!(place, Some(Place::Folder { .. })) {
             return self.state.as_ref().and_then(|it| it.written);
         }
-        match Place::load(&self.folder)? {
+        match place? {
             Place::None => Some(0),
             Place::Memory | Place::Filestore { .. } => {
                 let changes = Changes::of_running(&self.folder).ok()?;
                 crate::root::headroom::written(changes.directory()).ok()
             }
+            Place::Folder { .. } => usage_of(&self.folder.join(LAYER)).ok().map(|it| it.bytes),
             Place::Directory { .. } => None,
         }
     }
@@ -478,14 +482,7 @@ pub fn remove(
         }
     };
     detached::bury(&folder, now()).map_err(|source| KnownError::Bury { id: id.clone(), source })?;
-    let hidden = folder.hide()?;
-    match hidden.remove() {
-        // A container of a user has written files of other ids, which only root of the user's namespace may remove.
-        Err(ContainerError::Disk(error)) if error.is_read_only() => {
-            tracing::warn!(id, %error, "some of what the container wrote stays: `quire gc` removes it");
-        }
-        removed => removed?,
-    }
+    teardown::remove_behind(folder, store.who())?;
     Ok(true)
 }
 

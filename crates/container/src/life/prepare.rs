@@ -18,7 +18,7 @@ use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::user::LookupError;
 use crate::bundle::userns::{MapError, OwnIds};
 use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
-use crate::folder::{self, FILESTORE, LAYER};
+use crate::folder::{self, FILESTORE};
 use crate::life::claim::ClaimError;
 use crate::life::filestores::{Filestores, MountWishError, volumes};
 use crate::life::kept;
@@ -207,7 +207,7 @@ pub fn prepare(
         via: around.via,
         source: None,
     };
-    let mut root = make(store, &image, &shape, shared)?;
+    let root = make(store, &image, &shape, shared)?;
     warm(image.image(), &root, wish.warm, store.who(), around.remark);
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
         (around.remark)(NO_ACLS);
@@ -252,16 +252,13 @@ pub fn prepare(
     if let WritablePlace::Filestore(file, _) = &place {
         filestore::name(file.as_fd(), folder.fd(), FILESTORE).map_err(unnamed)?;
     }
-    if matches!(place, WritablePlace::Draft(..)) {
-        root.doomed = root.doomed.with_its_container();
-    }
     let place = place.settle(&folder)?;
     files.name(&folder).map_err(unnamed)?;
     if let Some(claim) = claim {
         let failed = |source| PrepareError::Ids { id: id.clone(), folder: path.clone(), source };
         claim.map.note(&path).map_err(failed)?;
     }
-    kept_place(&place, &wish.writable, &path, &root)
+    kept_place(&place, &wish.writable, &root)
         .and_then(|place| place.save(&path))
         .map_err(|source| PrepareError::Write { folder: path.clone(), source })?;
     if let Some(pasta) = &wish.pasta {
@@ -330,7 +327,6 @@ pub fn add_init(wish: &InitWish, search: &OsStr, spec: &mut RuntimeSpec) -> Resu
 fn kept_place(
     place: &WritablePlace,
     wish: &WritableWish,
-    folder: &Path,
     root: &Root,
 ) -> std::io::Result<kept::Place> {
     match (place, wish, root.doomed.upper()) {
@@ -339,8 +335,8 @@ fn kept_place(
         (WritablePlace::Directory(..), WritableWish::Directory(path, _), Some(upper)) => {
             kept::Place::directory(&std::path::absolute(path)?, upper)
         }
-        (WritablePlace::Directory(..), WritableWish::Folder(_), Some(upper)) => {
-            kept::Place::directory(&folder.join(LAYER), upper)
+        (WritablePlace::Directory(..), WritableWish::Folder(_), _) => {
+            Ok(kept::Place::Folder { lost: false })
         }
         _ => Ok(kept::Place::None),
     }

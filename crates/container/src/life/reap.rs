@@ -118,7 +118,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             put_off(locked.path(), &id, now());
             late.extend(runtime);
         } else if !keep {
-            match locked.remove() {
+            match teardown::remove_behind(locked, store.who()) {
                 Ok(()) => cleared += 1,
                 Err(error) => tracing::warn!(id, %error, "cannot remove a dead container"),
             }

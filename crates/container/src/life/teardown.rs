@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use kernel::mount::Unmount;
-use store::ContainerDir;
+use kernel::process::{Done, Who, finish_behind};
+use store::{ContainerDir, ContainerError};
 
-use crate::folder::RUNTIME_STATE;
+use crate::folder::{LAYER, RUNTIME_STATE};
 use crate::life::cgroups::remove_cgroups;
 use crate::life::stage::is_place;
 use crate::runtime::call::{DELETION, delete};
@@ -40,6 +41,41 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
         }
     }
     is_clear && !has_records(folder, id)
+}
+
+/// Removes a container's folder, of which nothing is left elsewhere. With a layer in it, which may have many files, a process
+/// does that for which nobody waits: the container is gone when its folder has left `containers/`. `who` is this process.
+///
+/// # Errors
+/// When the folder cannot be moved, or be removed at once.
+pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), ContainerError> {
+    if !folder.path().join(LAYER).exists() {
+        return folder.remove();
+    }
+    let id = folder.id().to_owned();
+    let folder = folder.hide()?;
+    if who.user != 0 {
+        return match folder.remove() {
+            // A container of a user has written files of other ids, which only root of the user's namespace may remove.
+            Err(ContainerError::Disk(error)) if error.is_read_only() => {
+                tracing::warn!(id, %error, "some of what the container wrote stays: `quire gc` removes it");
+                Ok(())
+            }
+            removed => removed,
+        };
+    }
+    let _done = finish_behind(move |by| remove_last(folder, &id, by));
+    Ok(())
+}
+
+/// Removes a hidden folder. A process for which nobody waits does that while others do not need the disk.
+pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
+    if by == Done::Behind {
+        kernel::process::be_idle();
+    }
+    if let Err(error) = folder.remove() {
+        tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+    }
 }
 
 /// Removes what the runtime has noted of a container that was made before this boot of the machine. Nothing of that container

@@ -99,20 +99,20 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 }
 
 impl WritableWish {
-    /// Returns the default place of a container: a filestore for the host's root; memory for other users, and if no
-    /// file system can be made. If users' overlays in memory cannot hide directories of an image, it is a directory in
-    /// the container's folder. `store` is the store's path if the container gets such a folder.
+    /// Returns the default place of a container: a directory in its folder, if it gets one in the store at `store`, and the
+    /// store's disk suits an overlay. Otherwise it is a filestore for the host's root, and memory for other users, and if no file
+    /// system can be made.
     pub fn default_of(
         who: Who,
         store: Option<&Path>,
         search: &OsStr,
         remark: &dyn Fn(&str),
     ) -> Self {
+        if store.is_some_and(suits_overlay) {
+            return Self::Folder(Durability::Volatile);
+        }
         if !who.is_host_root() {
-            return match store {
-                Some(store) if users_write_to_disk(store) => Self::Folder(Durability::Volatile),
-                _ => Self::Memory(None),
-            };
+            return Self::Memory(None);
         }
         if filestore::program(search).is_none() {
             remark(
@@ -245,7 +245,7 @@ impl WritablePlace {
                 Writable::Directory { directory: directory.as_fd(), durability: *durability }
             }
             Self::Draft(draft, durability) => {
-                Writable::Directory { directory: draft.fd(), durability: *durability }
+                Writable::Folder { directory: draft.fd(), durability: *durability }
             }
         }
     }
@@ -259,20 +259,19 @@ pub(crate) fn memory_takes_marks() -> bool {
     KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS)
 }
 
-/// Whether users' containers write to the disk of the store at this path by default.
+/// Whether the file system of a directory takes the upper layer of an overlay: a local one with extended attributes. That of a
+/// network or of FUSE is none (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither is another overlay. The
+/// directory, or the last of its parents that there is, is looked at.
 #[must_use]
-pub fn users_write_to_disk(store: &Path) -> bool {
-    !memory_takes_marks() && takes_marks(store)
-}
-
-/// Whether a user's overlay can write to a directory: local disks have the xattrs of users. File systems of a network and
-/// of FUSE cannot be upper layers (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither can overlays.
-fn takes_marks(directory: &Path) -> bool {
-    // Source: `linux/magic.h`: ext4, XFS, btrfs, F2FS.
+pub fn suits_overlay(directory: &Path) -> bool {
+    // Source: `linux/magic.h`: ext4, XFS, btrfs, F2FS; and tmpfs.
     const DISKS: [i64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-    // The store may not exist yet.
+    const TMPFS: i64 = 0x0102_1994;
     let found = directory.ancestors().find_map(|it| rustix::fs::statfs(it).ok());
-    found.is_some_and(|it| DISKS.contains(&it.f_type))
+    found.is_some_and(|it| match it.f_type {
+        TMPFS => memory_takes_marks(),
+        other => DISKS.contains(&other),
+    })
 }
 
 /// How long the monitor of a container that has ended may take to let go of its directory.
@@ -297,20 +296,33 @@ mod tests {
 
     use super::*;
 
+    /// In a folder on a disk that takes an overlay, every container has a directory. /proc stands for one that takes none.
     #[test]
-    fn only_the_hosts_root_has_a_filestore_unasked() {
+    fn the_default_depends_on_user_and_disk() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("mkfs.ext4");
         std::fs::write(&program, "").unwrap();
-        let check = |user, namespace, expect: &WritableWish| {
+        let check = |user, namespace, store: Option<&str>, expect: &WritableWish| {
             let who = Who { user, group: 0, namespace };
             let search = folder.path().as_os_str();
-            let found = WritableWish::default_of(who, None, search, &|_| {});
-            assert_eq!(&found, expect, "{who:?}");
+            let found = WritableWish::default_of(who, store.map(Path::new), search, &|_| {});
+            assert_eq!(&found, expect, "{who:?} {store:?}");
         };
         let filestore = WritableWish::Filestore(None, Durability::Volatile);
-        check(0, UserNamespace::Initial, &filestore);
-        check(0, UserNamespace::Other, &WritableWish::Memory(None));
-        check(1000, UserNamespace::Initial, &WritableWish::Memory(None));
+        for store in [None, Some("/proc"), Some("/proc/absent/store")] {
+            check(0, UserNamespace::Initial, store, &filestore);
+            check(0, UserNamespace::Other, store, &WritableWish::Memory(None));
+            check(1000, UserNamespace::Initial, store, &WritableWish::Memory(None));
+        }
+        let target = env!("CARGO_MANIFEST_DIR");
+        if !suits_overlay(Path::new(target)) {
+            testing::skipped("the disk of the sources takes no overlay");
+            return;
+        }
+        let folder = WritableWish::Folder(Durability::Volatile);
+        for store in [Some(target.to_owned()), Some(format!("{target}/absent/store"))] {
+            check(0, UserNamespace::Initial, store.as_deref(), &folder);
+            check(1000, UserNamespace::Other, store.as_deref(), &folder);
+        }
     }
 }

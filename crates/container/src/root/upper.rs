@@ -6,8 +6,10 @@ use std::path::Path;
 
 use kernel::loopdev;
 use kernel::mount::{
-    Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper, XattrNamespace,
+    DETACHED_SOURCES, Detached, Durability, Ext4Options, MountError, Reach, TmpfsOptions, Upper,
+    XattrNamespace,
 };
+use kernel::version::KernelVersion;
 use rustix::fs::{
     AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -37,6 +39,13 @@ pub enum Writable<'a> {
     /// To a directory of the host, whose contents outlive the root.
     Directory {
         /// The directory, not `O_PATH`. It gets two directories, `upper` and `work`, if it has none.
+        directory: BorrowedFd<'a>,
+        /// Data that a crash of the host may cost.
+        durability: Durability,
+    },
+    /// To a new directory on the store's disk, which is removed with its container.
+    Folder {
+        /// The directory, empty, not `O_PATH`.
         directory: BorrowedFd<'a>,
         /// Data that a crash of the host may cost.
         durability: Durability,
@@ -89,8 +98,8 @@ pub(crate) struct Shown<'a> {
 /// A writable layer that is ready for an overlay.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    /// What it lies on. Overlayfs takes no layer from a mount that is gone already. None for a directory, whose mount is
-    /// the host's.
+    /// What it lies on. Overlayfs takes no layer from a mount that is gone already. None where a directory's mount is the
+    /// host's.
     pub(crate) mount: Option<Detached>,
     upper: OwnedFd,
     work: OwnedFd,
@@ -119,6 +128,9 @@ impl Layer {
         match writable {
             Writable::Filestore { .. } => Doomed::of_filestore(self.upper, self.durability),
             Writable::Memory { .. } => Doomed { fate: Fate::Free, upper: Some(self.upper) },
+            Writable::Folder { .. } => {
+                Doomed { fate: Fate::Remove(self.durability), upper: Some(self.upper) }
+            }
             Writable::None | Writable::Directory { .. } => {
                 Doomed { fate: Fate::Stay, upper: Some(self.upper) }
             }
@@ -143,8 +155,8 @@ enum Fate {
     ShutDown(Durability),
     /// It is in memory.
     Free,
-    /// It is a directory, which is removed with its container file by file.
-    Remove,
+    /// It is a directory that is removed with its container, file by file.
+    Remove(Durability),
 }
 
 /// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
@@ -166,11 +178,6 @@ impl Doomed {
         Self { fate, upper: Some(directory) }
     }
 
-    /// The same directory, which is removed with its container.
-    pub(crate) fn with_its_container(self) -> Self {
-        Self { fate: Fate::Remove, ..self }
-    }
-
     /// Returns the directory with the changes; `None` for a read-only root.
     #[must_use]
     pub fn upper(&self) -> Option<BorrowedFd<'_>> {
@@ -181,17 +188,19 @@ impl Doomed {
     #[must_use]
     pub fn takes_long(&self) -> bool {
         match (self.fate, &self.upper) {
-            (Fate::ShutDown(_) | Fate::Remove, _) => true,
+            (Fate::ShutDown(_) | Fate::Remove(_), _) => true,
             (Fate::Free, Some(upper)) => takes_long_to_free(upper.as_fd()),
             _ => false,
         }
     }
 
     /// Returns whether some writes are lost, because the host's disk was full or failed: readers may get zeros. `root`
-    /// is the overlay. (Only for layers that are not synced; otherwise the syncing program gets an error.)
+    /// is the overlay. (Only for layers that are not synced; otherwise the syncing program gets an error.) Of a directory on
+    /// the host's disk, the lost writes may also be those of another program: the kernel counts failures per file system.
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
-        if self.fate != Fate::ShutDown(Durability::Volatile) {
+        let volatile = Durability::Volatile;
+        if self.fate != Fate::ShutDown(volatile) && self.fate != Fate::Remove(volatile) {
             return false;
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -329,6 +338,9 @@ pub(crate) fn prepare(
         Writable::Directory { directory, durability } => {
             return Ok(Some(prepare_directory(directory, image, durability, map)?));
         }
+        Writable::Folder { directory, durability } => {
+            return Ok(Some(prepare_folder(directory, image, durability)?));
+        }
     };
     let (upper, work) = directories(mount.as_fd(), image)?;
     Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
@@ -385,6 +397,34 @@ pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
+/// A directory that was made for this root alone.
+fn prepare_folder(
+    directory: BorrowedFd<'_>,
+    image: Shown<'_>,
+    durability: Durability,
+) -> Result<Layer, UpperError> {
+    if durability == Durability::Volatile {
+        write(directory, BOOT, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
+    }
+    layer_in(directory, image, durability)
+}
+
+/// The layer in a directory, by a mount of its own: `mountinfo` shows paths from its root, and so nothing of the host. Older
+/// kernels take layers by names of descriptors, and stack no detached mounts.
+fn layer_in(
+    directory: BorrowedFd<'_>,
+    image: Shown<'_>,
+    durability: Durability,
+) -> Result<Layer, UpperError> {
+    let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
+    let mount = match is_old {
+        true => None,
+        false => Some(kernel::mount::bind(directory, Reach::One)?),
+    };
+    let (upper, work) = directories(mount.as_ref().map_or(directory, |it| it.as_fd()), image)?;
+    Ok(Layer { mount, upper, work, durability })
+}
+
 /// A directory may have been used before.
 fn prepare_directory(
     directory: BorrowedFd<'_>,
@@ -396,11 +436,7 @@ fn prepare_directory(
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {
         check_boot(directory, &boot)?;
-        match rustix::fs::unlinkat(&incompatible, DIRTY, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        rustix::fs::unlinkat(&incompatible, VOLATILE, AtFlags::REMOVEDIR)?;
+        unmark(incompatible.as_fd())?;
         if durability == Durability::Durable {
             rustix::fs::syncfs(directory)?;
         }
@@ -410,8 +446,25 @@ fn prepare_directory(
     }
     // Each has a number of its own. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
     write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)?;
-    let (upper, work) = directories(directory, image)?;
-    Ok(Layer { mount: None, upper, work, durability })
+    layer_in(directory, image, durability)
+}
+
+/// Takes the mark off.
+fn unmark(incompatible: BorrowedFd<'_>) -> Result<(), Errno> {
+    match rustix::fs::unlinkat(incompatible, DIRTY, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(errno),
+    }
+    rustix::fs::unlinkat(incompatible, VOLATILE, AtFlags::REMOVEDIR)
+}
+
+/// Makes what was written to a directory without syncing outlive a restart of the host. No overlay writes there any more.
+pub(crate) fn settle(directory: &Path) -> std::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(directory, flags, Mode::empty())?;
+    let Some(incompatible) = incompatible(opened.as_fd())? else { return Ok(()) };
+    kernel::usage::sync(directory)?;
+    Ok(unmark(incompatible.as_fd())?)
 }
 
 /// As long as the host runs, what was written is in its memory or on its disk.

@@ -25,25 +25,25 @@ pub enum Done {
     Behind,
 }
 
-/// Does work in the background, such as unmounting: in a child with its own session, and with `/dev/null` as standard
+/// Does work in the background, such as unmounting, and tells it by whom: in a child with its own session, and with `/dev/null` as standard
 /// input, output and error. A process that waits for this one, or reads its output, does not wait for the child.
 /// Without such a child, or in a process with several threads, the work is done here. (A child would have only this
 /// thread, but the locks of all.)
-pub fn finish_behind(work: impl FnOnce()) -> Done {
+pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
     if !is_alone() {
-        work();
+        work(Done::Here);
         return Done::Here;
     }
     // SAFETY: there is one thread, so the child is a whole copy of this process: no lock is held by anybody else.
     match unsafe { libc::fork() } {
         -1 => {
-            work();
+            work(Done::Here);
             Done::Here
         }
         0 => {
             quiet();
             // A panic must not go on in what is the parent's part of the stack.
-            let ended = catch_unwind(AssertUnwindSafe(work));
+            let ended = catch_unwind(AssertUnwindSafe(|| work(Done::Behind)));
             // SAFETY: ends the process; what is buffered or registered for its end is the parent's.
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }

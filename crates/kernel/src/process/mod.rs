@@ -40,7 +40,7 @@ pub(crate) use namespaces::{
 };
 pub use own::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
 pub use peer::{is_peer_its_users_own, is_unread};
-pub use prompt::{Prompt, be_prompt};
+pub use prompt::{Prompt, be_idle, be_prompt};
 pub use rustix::process::{Pid, Resource, Rlimit, Signal};
 pub use signals::{Received, Sender, Signals, die_of};
 pub use spawn::{Setup, Spawned, spawn};

@@ -1,4 +1,4 @@
-//! A thread that must not wait long for a processor.
+//! Threads that must not wait long for a processor, and those that can.
 #![expect(unsafe_code, reason = "rustix does not set scheduling policies")]
 
 use std::io;
@@ -28,6 +28,20 @@ pub fn be_prompt() -> io::Result<Prompt> {
     rustix::process::setpriority_process(None, -20)?;
     set_policy(libc::SCHED_OTHER, 0)?;
     Ok(Prompt { nice: Some(nice), thread: PhantomData })
+}
+
+/// The I/O priority of this thread is *idle*, and its nice value the greatest: what it does can wait. It stays an ordinary
+/// thread to the scheduler. An idle one (`SCHED_IDLE`) could be without a processor for long while it holds the disk's journal,
+/// and then all who write would wait for it.
+pub fn be_idle() {
+    // Source: Linux `include/uapi/linux/ioprio.h`.
+    const WHO_PROCESS: libc::c_int = 1;
+    const IDLE: libc::c_int = 3 << 13;
+    let nice = rustix::process::setpriority_process(None, 19);
+    // SAFETY: the call takes numbers; 0 is the calling thread.
+    let io = unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, IDLE) };
+    // Without either, it is done sooner, and others wait a little.
+    let _done = (nice, io);
 }
 
 /// Of this thread; its children have the ordinary one. Source: sched(7), "Reset scheduling policy for child processes".

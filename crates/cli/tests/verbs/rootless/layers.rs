@@ -9,7 +9,7 @@ use super::{User, tree};
 use crate::runs::{runtimes, wait_for};
 use crate::write;
 
-/// Before Linux 6.6, a layer in memory cannot note that a directory of the image is removed, so the default is on the disk.
+/// Before Linux 6.6, a layer in memory cannot note that a directory of the image is removed. The default is on the disk.
 #[test]
 fn directories_of_the_image_are_removed() {
     let Some(user) = user() else { return };
@@ -40,11 +40,9 @@ fn directories_of_the_image_are_removed() {
         assert_eq!(run(&["-d", "--name", "c"]).code, Some(0));
         assert_eq!(user.out(&["wait", "c"]), "0\n");
         let committed = user.run(&["commit", "--quiet", "c", "b"]);
-        assert_eq!(committed.code == Some(0), is_old, "{runtime}: {}", committed.err);
-        if is_old {
-            assert_eq!(user.out(&["cat", "b:/other/file"]), "of the image");
-            user.out(&["rmi", "b"]);
-        }
+        assert_eq!(committed.code, Some(0), "{runtime}: {}", committed.err);
+        assert_eq!(user.out(&["cat", "b:/other/file"]), "of the image");
+        user.out(&["rmi", "b"]);
         user.out(&["rm", "c"]);
         check_gone(&user);
     }
@@ -54,10 +52,6 @@ fn directories_of_the_image_are_removed() {
 #[test]
 fn a_layer_on_the_disk_is_removed_with_its_container() {
     let Some(user) = user() else { return };
-    // Users' layers are in memory by default.
-    if can_set_apart() {
-        return;
-    }
     let tree = tree(&user);
     crate::add_programs(&tree, &["/bin/mkdir", "/bin/chown", "/bin/chmod", "/bin/sleep"]);
     user.import(&tree);

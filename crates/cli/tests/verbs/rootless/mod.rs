@@ -288,9 +288,12 @@ fn reaches_others(has_ids: bool) {
         assert_eq!((&*ran.out, &*ran.err), ("0\n", ""), "{runtime}");
         // Nothing is mounted in the folders of containers, which would keep them.
         for place in ["containers", "tmp"] {
-            let left = fs::read_dir(user.home().join(".local/share/quire").join(place)).unwrap();
-            let left = left.map(|it| it.unwrap().file_name().into_string().unwrap());
-            assert_eq!(left.filter(|it| !it.starts_with('.')).count(), 0, "{runtime} {place}");
+            let left = || {
+                let left = fs::read_dir(user.home().join(".local/share/quire").join(place));
+                let left = left.unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+                left.filter(|it| !it.starts_with('.')).count()
+            };
+            wait_for("what the container wrote to be removed", || left() == 0);
         }
     }
     let ran = user.run(&["run", "--publish", "80:80", "a", "true"]);
