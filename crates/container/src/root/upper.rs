@@ -1,23 +1,24 @@
 //! Writable layers: where the changes to a root go.
 
+mod directory;
+
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use kernel::loopdev;
 use kernel::mount::{
-    DETACHED_SOURCES, Detached, Durability, Ext4Options, MountError, Reach, TmpfsOptions, Upper,
-    XattrNamespace,
+    Detached, Durability, Ext4Options, MountError, TmpfsOptions, Upper, XattrNamespace,
 };
-use kernel::version::KernelVersion;
-use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
-};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
 use crate::bundle::userns::IdMap;
 use crate::root::filestore;
 use crate::root::headroom::{self, Headroom, HeadroomError};
+
+pub(crate) use directory::{at_rest, last_use, open_upper, settle};
+use directory::{prepare_directory, prepare_folder};
 
 /// Where changes go. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +82,9 @@ pub enum UpperError {
     #[error("\"{0}\" in it is not a directory")]
     Obstacle(&'static str),
 }
+
+/// In the layer's directory: which start of the host the mark is of.
+const BOOT: &str = "boot_id";
 
 /// The way out. A user's layer has directories of others in the user's namespace, and one without any permission.
 const REMOVE: &str = "Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \
@@ -375,189 +379,6 @@ pub(crate) fn volume(
     // After the owner, whose change clears set-id bits; and past the umask.
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode))?;
     Ok((mount, directory))
-}
-
-/// The kernel's mark on a layer that was written without syncing: a directory in a directory. Source: Linux
-/// Documentation/filesystems/overlayfs.rst.
-const INCOMPATIBLE: [&str; 3] = ["work", "work", "incompat"];
-const VOLATILE: &str = "volatile";
-/// What the kernel makes in the mark, so that older kernels cannot remove it.
-const DIRTY: &str = "volatile/dirty";
-/// In the layer's directory: which start of the host the mark is of.
-const BOOT: &str = "boot_id";
-/// In the layer's directory: whose ids the owners in there are, if not the image's own.
-const MAP: &str = "userns";
-
-/// In the layer's directory: which of its uses was the last. What is random in it.
-const USE: &str = "use";
-
-/// Which use of a directory was the last, if that was noted.
-pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
-    let bytes = read(directory, USE).ok()?;
-    Some(String::from_utf8_lossy(&bytes).trim().to_owned())
-}
-
-/// A directory that was made for this root alone.
-fn prepare_folder(
-    directory: BorrowedFd<'_>,
-    image: Shown<'_>,
-    durability: Durability,
-) -> Result<Layer, UpperError> {
-    if durability == Durability::Volatile {
-        write(directory, BOOT, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
-    }
-    layer_in(directory, image, durability)
-}
-
-/// The layer in a directory, by a mount of its own: `mountinfo` shows paths from its root, and so nothing of the host. Older
-/// kernels take layers by names of descriptors, and stack no detached mounts.
-fn layer_in(
-    directory: BorrowedFd<'_>,
-    image: Shown<'_>,
-    durability: Durability,
-) -> Result<Layer, UpperError> {
-    let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
-    let mount = match is_old {
-        true => None,
-        false => Some(kernel::mount::bind(directory, Reach::One)?),
-    };
-    let (upper, work) = directories(mount.as_ref().map_or(directory, |it| it.as_fd()), image)?;
-    Ok(Layer { mount, upper, work, durability })
-}
-
-/// A directory may have been used before.
-fn prepare_directory(
-    directory: BorrowedFd<'_>,
-    image: Shown<'_>,
-    durability: Durability,
-    map: Option<&IdMap>,
-) -> Result<Layer, UpperError> {
-    check_map(directory, map)?;
-    let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
-    if let Some(incompatible) = incompatible(directory)? {
-        check_boot(directory, &boot)?;
-        unmark(incompatible.as_fd())?;
-        if durability == Durability::Durable {
-            rustix::fs::syncfs(directory)?;
-        }
-    }
-    if durability == Durability::Volatile {
-        write(directory, BOOT, &boot)?;
-    }
-    // Each has a number of its own. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
-    write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)?;
-    layer_in(directory, image, durability)
-}
-
-/// Takes the mark off.
-fn unmark(incompatible: BorrowedFd<'_>) -> Result<(), Errno> {
-    match rustix::fs::unlinkat(incompatible, DIRTY, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => {}
-        Err(errno) => return Err(errno),
-    }
-    rustix::fs::unlinkat(incompatible, VOLATILE, AtFlags::REMOVEDIR)
-}
-
-/// Makes what was written to a directory without syncing outlive a restart of the host. No overlay writes there any more.
-pub(crate) fn settle(directory: &Path) -> std::io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(directory, flags, Mode::empty())?;
-    let Some(incompatible) = incompatible(opened.as_fd())? else { return Ok(()) };
-    kernel::usage::sync(directory)?;
-    Ok(unmark(incompatible.as_fd())?)
-}
-
-/// As long as the host runs, what was written is in its memory or on its disk.
-fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
-    match read(directory, BOOT) {
-        Ok(found) if found == boot => Ok(()),
-        Ok(_) => Err(UpperError::Crashed),
-        Err(Errno::NOENT) => Err(UpperError::Unknown),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// The upper layer in a directory of the host that nobody writes to.
-pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
-    if incompatible(directory)?.is_some() {
-        check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
-    }
-    open_upper(directory)
-}
-
-/// The directory that an overlay wrote to.
-pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
-}
-
-/// Makes sure that the owners in a directory are of this map, and notes it in a new one.
-fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
-    let wanted = map.map(ToString::to_string).unwrap_or_default();
-    match rustix::fs::statat(directory, "upper", AtFlags::SYMLINK_NOFOLLOW) {
-        Ok(_) => {
-            let noted = match read(directory, MAP) {
-                Ok(noted) => String::from_utf8_lossy(&noted).into_owned(),
-                Err(Errno::NOENT) => String::new(),
-                Err(errno) => return Err(errno.into()),
-            };
-            match (noted == wanted, noted.trim().split_once('\n')) {
-                (true, _) => Ok(()),
-                (false, Some((users, groups))) => {
-                    Err(UpperError::OtherMap(format!("with --uidmap {users} --gidmap {groups}")))
-                }
-                (false, None) => Err(UpperError::OtherMap("without --userns".to_owned())),
-            }
-        }
-        Err(Errno::NOENT) => match map {
-            Some(_) => {
-                write(directory, MAP, wanted.as_bytes())?;
-                // Before there are files with these owners: a crash must not leave them without it.
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                rustix::fs::fsync(rustix::fs::openat(directory, MAP, flags, Mode::empty())?)?;
-                Ok(rustix::fs::fsync(directory)?)
-            }
-            // Of an upper layer that somebody has removed.
-            None => match rustix::fs::unlinkat(directory, MAP, AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(errno.into()),
-            },
-        },
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
-    let flags =
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(at, path, flags, Mode::from_raw_mode(0o600))?;
-    kernel::files::write_all(file.as_fd(), bytes, 0)
-}
-
-/// Where the mark is, if it is there.
-fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // What is marked elsewhere, through a link, is not ours.
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match rustix::fs::openat2(directory, INCOMPATIBLE.join("/"), flags, Mode::empty(), resolve) {
-        Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(Some(found)),
-            Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(errno),
-        },
-        Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// A short file.
-fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(at, path, flags, Mode::empty())?;
-    let mut bytes = vec![0; 16 << 10];
-    let length = kernel::files::read_full(file.as_fd(), &mut bytes, 0)?;
-    bytes.truncate(length);
-    Ok(bytes)
 }
 
 /// Makes the two directories that overlayfs wants, or takes those that are there. The root of an overlay is its upper
