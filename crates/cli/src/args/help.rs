@@ -78,7 +78,7 @@ pub(super) const EXAMPLES: [(&str, &str); 44] = [
         "build",
         "quire build dir:/srv/root root.erofs\n  quire build --digest-store objects dir:/srv/root root.erofs",
     ),
-    ("mount", "quire mount debian /mnt\n  quire mount --writable memory debian /mnt"),
+    ("mount", "quire mount debian /mnt\n  quire mount --writable memory --replace debian /mnt"),
     ("umount", "quire umount /mnt"),
     (
         "run",

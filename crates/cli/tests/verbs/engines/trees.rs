@@ -98,17 +98,24 @@ fn viewed(place: &Place, engine: &Containerd, snapshotter: &str, snapshot: &str)
     fs::create_dir_all(&point).unwrap();
     let target = point.display();
     let call = format!("snapshot --snapshotter {snapshotter}");
-    // Nothing refers to the view, so the engine may collect it before it is mounted.
+    let mut found = Vec::new();
+    // Nothing refers to the view, so the engine may collect it before it is mounted: then it cannot be mounted, or nothing is in
+    // its place any more. No tree of the table is empty.
     wait_for("a view is mounted", || {
         engine.ctr(&format!("{call} rm view"));
         let mount = engine.ctr(&format!("{call} view --target {target} view {snapshot}"));
         let mut sh = Command::new("sh");
-        mount.code == Some(0) && sh.args(["-euc", &mount.out]).output().unwrap().status.success()
+        if mount.code != Some(0)
+            || !sh.args(["-euc", &mount.out]).output().unwrap().status.success()
+        {
+            return false;
+        }
+        found.clear();
+        list(&point, "", &mut found);
+        kernel::mount::unmount(&point, kernel::mount::Unmount::Now).unwrap();
+        found.iter().any(|it| !it.is_empty())
     });
-    let mut found = Vec::new();
-    list(&point, "", &mut found);
     found.sort();
-    kernel::mount::unmount(&point, kernel::mount::Unmount::Now).unwrap();
     engine.ctr(&format!("{call} rm view"));
     found.join(" ")
 }
