@@ -44,12 +44,7 @@ pub(crate) fn enter(
     who: Who,
     remark: &mut dyn FnMut(String),
 ) -> anyhow::Result<bool> {
-    // Only root of a namespace can mount in it; the other users of a pod need another namespace below it.
-    let has_rights = match who.namespace {
-        UserNamespace::Initial => who.user == 0,
-        UserNamespace::Other => who.can_mount_in_its_namespace(),
-    };
-    if has_rights {
+    if has_rights(who) {
         return Ok(false);
     }
     match verb {
@@ -62,7 +57,7 @@ pub(crate) fn enter(
             }
             let is_on_disk = || {
                 let directory = crate::context::store_directory(store, who);
-                keeps_ids(who) && directory.is_ok_and(|it| suits_overlay(&it))
+                changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
             };
             let written = match args.wanted.writable {
                 Some(WritableWish::Directory(..) | WritableWish::Folder(_)) => Written::Stays,
@@ -166,9 +161,20 @@ fn ids(who: Who) -> Ids {
     }
 }
 
-/// Whether a user has the same ids in each namespace. Those of systemd go with the namespace, so files that outlive it are not to
-/// have them.
-pub(crate) fn keeps_ids(who: Who) -> bool {
+/// Only root of a namespace can mount in it. The other users of a pod need another namespace below it.
+fn has_rights(who: Who) -> bool {
+    match who.namespace {
+        UserNamespace::Initial => who.user == 0,
+        UserNamespace::Other => who.can_mount_in_its_namespace(),
+    }
+}
+
+/// Whether files that a container writes can outlive it. systemd lends ids until the end of a namespace, and no file may keep
+/// them. All other containers have the same ids each time. `who` is the caller, outside of a container's namespace.
+pub(crate) fn changes_can_stay(who: Who) -> bool {
+    if has_rights(who) {
+        return true;
+    }
     let ids = ids(who);
     let is_kept = is_transient(who.user) || is_transient(who.group);
     ids.programs.is_some() || ids.service.is_none() || is_kept

@@ -222,20 +222,17 @@ pub(crate) fn describe_writable(context: &Context) -> String {
         };
     let why = match disk {
         Some(_) => "the file system of the store takes no overlay",
-        None => "the ids of containers are lent, and files cannot keep them",
+        None => "systemd lends the ids of containers, and files cannot keep them",
     };
     let reasons =
         reasons.into_inner().into_iter().fold(why.to_owned(), |all, it| format!("{all}; {it}"));
     format!("{kind}, since {reasons}")
 }
 
-/// Where the folder of a container is to be, if what the container writes may be in it unless the caller wants something else.
+/// The store's directory, if containers of this user can have their changes there.
 fn disk(context: &Context) -> Option<PathBuf> {
-    let outside = context.outside();
-    if context.who() != outside && !crate::rootless::keeps_ids(outside) {
-        return None;
-    }
-    context.store_directory().ok()
+    let can_stay = crate::rootless::changes_can_stay(context.outside());
+    context.store_directory().ok().filter(|_| can_stay)
 }
 
 /// What is in the files that the command line names.

@@ -46,10 +46,16 @@ pub(super) fn metrics(counts: Option<&GetCountsResponse>, roots: &[EngineRootRep
         ("committed_bytes_total", "Bytes on disk that these layers have brought.", |it| {
             it.committed_bytes
         }),
-        ("collections_total", "Times that what nothing needs was removed.", |it| it.collections),
-        ("failed_collections_total", "Times that this failed.", |it| it.failed_collections),
-        ("collected_items_total", "Files that were removed so.", |it| it.collected_items),
-        ("collected_bytes_total", "Bytes on disk that this has freed.", |it| it.collected_bytes),
+        ("collections_total", "Garbage collections that ended well.", |it| it.collections),
+        ("failed_collections_total", "Garbage collections that failed.", |it| {
+            it.failed_collections
+        }),
+        ("collected_items_total", "Files that garbage collections removed.", |it| {
+            it.collected_items
+        }),
+        ("collected_bytes_total", "Bytes on disk that garbage collections freed.", |it| {
+            it.collected_bytes
+        }),
     ];
     for (name, help, value) in values {
         text += &head(name, "counter", help);

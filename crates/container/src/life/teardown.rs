@@ -43,8 +43,9 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     is_clear && !has_records(folder, id)
 }
 
-/// Removes a container's folder, of which nothing is left elsewhere. With a layer in it, which may have many files, a process
-/// does that for which nobody waits: the container is gone when its folder has left `containers/`. `who` is this process.
+/// Removes a container's folder, of which nothing is left elsewhere. A layer in it may have many files.
+/// Then a process removes it in the background: the container is gone when its folder has left `containers/`. `who` is the
+/// user of this process.
 ///
 /// # Errors
 /// When the folder cannot be moved, or be removed at once.
@@ -68,7 +69,7 @@ pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), Contai
     Ok(())
 }
 
-/// Removes a hidden folder. A process for which nobody waits does that while others do not need the disk.
+/// Removes a hidden folder, in a background process with the least priority.
 pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
     if by == Done::Behind {
         kernel::process::be_idle();

@@ -124,7 +124,7 @@ impl Snapshotter {
                 if removed == 0 {
                     tracing::debug!(?took, "there is nothing to free");
                 } else {
-                    tracing::info!(removed, freed, set_aside, ?took, "freed what nothing needs");
+                    tracing::info!(removed, freed, set_aside, ?took, "collected garbage");
                 }
             }
             Err(error) => {
