@@ -20,7 +20,7 @@ const DIRTY: &str = "volatile/dirty";
 /// In the layer's directory: whose ids the owners in there are, if not the image's own.
 const MAP: &str = "userns";
 
-/// In the layer's directory: which of its uses was the last. What is random in it.
+/// In the layer's directory: a random identifier of its last use.
 const USE: &str = "use";
 
 /// Which use of a directory was the last, if that was noted.
