@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::iter::successors;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -159,10 +160,21 @@ fn places_left(folder: &Path) -> Result<Vec<String>> {
         }
     }
     for entry in fs::read_dir(folder)? {
-        left.push(format!("the file {}", entry?.path().display()));
+        let path = entry?.path();
+        left.push(format!("the file {}{}", path.display(), inside(&path)));
     }
     remove(folder)?;
     Ok(left)
+}
+
+/// The first path without further ones below a directory, for a message: it tells which test has left the directory.
+fn inside(directory: &Path) -> String {
+    let first = |path: &Path| {
+        let entries = fs::read_dir(path).ok().filter(|_| !path.is_symlink())?;
+        entries.flatten().map(|it| it.path()).min()
+    };
+    let deepest = successors(first(directory), |it| first(it)).last();
+    deepest.map_or_else(String::new, |it| format!(" with {}", it.display()))
 }
 
 fn state() -> BTreeSet<String> {
@@ -200,7 +212,7 @@ mod tests {
         check("(sleep 0.1 &)", 0, "");
         check(": > $TMPDIR/a; rm $TMPDIR/a", 0, "");
         check(": > $TMPDIR/a", 1, "LEFT BEHIND by sh: the file ");
-        check("mkdir $TMPDIR/a; : > $TMPDIR/a/b; exit 5", 5, "/a");
+        check("mkdir $TMPDIR/a; : > $TMPDIR/a/b; exit 5", 5, "/a/b");
         if rig::process::is_root() {
             check("mkdir $TMPDIR/a; mount -t tmpfs a $TMPDIR/a", 1, "the mount on ");
         }
