@@ -31,6 +31,7 @@ mod gvisor;
 mod habits;
 mod heals;
 mod help;
+mod hints;
 mod holes;
 mod hostile;
 mod hosts;
@@ -107,7 +108,27 @@ struct Ran {
     err: String,
 }
 
+impl Drop for Place {
+    /// `TempDir` ignores that it cannot remove something, and then nobody knows which test has left it.
+    fn drop(&mut self) {
+        let folder = self.folder.path();
+        if let Err(error) = std::fs::remove_dir_all(folder)
+            && !std::thread::panicking()
+        {
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+            let below: Vec<_> = mounts.lines().filter(|it| it.contains(&self.shown())).collect();
+            let find = Command::new("find").arg(folder).args(["-maxdepth", "3"]).output();
+            let left = find.map(|it| String::from_utf8_lossy(&it.stdout).into_owned());
+            panic!("cannot remove the test's files: {error}; mounts: {below:?}; left: {left:?}");
+        }
+    }
+}
+
 impl Place {
+    fn shown(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+
     /// On a disk, where there is one: on some machines `/tmp` is in memory, and `/var/tmp` is for what is not.
     fn new() -> Self {
         let usual = std::env::temp_dir();
