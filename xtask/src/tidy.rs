@@ -3,6 +3,7 @@
 mod circles;
 mod commands;
 mod dumps;
+mod errors;
 mod names;
 mod sources;
 mod threats;

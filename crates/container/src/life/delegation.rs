@@ -57,7 +57,7 @@ pub enum NotDelegated {
     )]
     Busy(String),
     /// The kernel refused something.
-    #[error("cannot use cgroup {path}: {source}")]
+    #[error("cannot use cgroup {path}")]
     Kernel {
         /// Its directory, or a file in there.
         path: PathBuf,

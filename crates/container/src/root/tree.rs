@@ -29,7 +29,7 @@ const OVERLAY: &str = "user.overlay.";
 #[non_exhaustive]
 pub enum TreeError {
     /// The image's bytes are others than those of its id, or cannot be read.
-    #[error("image {0}")]
+    #[error("cannot use the image")]
     Damaged(#[from] CheckedError),
     /// There is no other descriptor for the image.
     #[error("cannot open the image")]

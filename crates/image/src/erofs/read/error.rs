@@ -256,7 +256,7 @@ pub enum Corrupt {
         end: usize,
     },
     /// A name with an invalid byte.
-    #[error("directory {nid} has an invalid entry: {source}")]
+    #[error("directory {nid} has an invalid entry")]
     Name {
         /// The directory.
         nid: Nid,
@@ -341,7 +341,7 @@ pub enum Corrupt {
         index: u8,
     },
     /// A name that is empty, too long, or has a NUL byte.
-    #[error("inode {nid} has an invalid xattr: {source}")]
+    #[error("inode {nid} has an invalid xattr")]
     XattrName {
         /// The inode.
         nid: Nid,
@@ -429,7 +429,7 @@ pub enum Corrupt {
         nlink: u32,
     },
     /// An inode that a tree cannot hold.
-    #[error("cannot add inode {nid} to a tree: {source}")]
+    #[error("cannot add inode {nid} to a tree")]
     Tree {
         /// The inode.
         nid: Nid,
