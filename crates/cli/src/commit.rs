@@ -21,6 +21,7 @@ use crate::args;
 use crate::context::{Context, now};
 use crate::export::{check_output, output};
 use crate::import::tell;
+use crate::layers;
 use crate::signals::until_signal;
 use crate::surroundings::Surroundings;
 use crate::{describe, report};
@@ -76,9 +77,8 @@ fn manifest_of(container: &KnownContainer) -> anyhow::Result<Digest> {
     record.and_then(|it| it.manifest).with_context(|| {
         let name = record.and_then(|it| it.name.as_deref()).unwrap_or("NAME");
         format!(
-            "the image of container {id} came from a directory or a dump, or was merged or filtered, and has no layers to add one to: `quire export \
-             {name} tar:FILE` and `quire import tar:FILE` make an image of one layer of it; `quire snapshot {id} FILE` \
-             saves what the container changed"
+            "container {id}: its image {}; `quire snapshot {id} FILE` saves what the container changed",
+            layers::none(name, "")
         )
     })
 }

@@ -26,6 +26,7 @@ use transfer::progress::Event;
 use crate::Answer;
 use crate::args;
 use crate::context::{Context, Outside};
+use crate::layers;
 use crate::progress::Progress;
 use crate::report::{Bytes, Seconds, count};
 use crate::signals::{give_up_when, until_signal};
@@ -342,13 +343,7 @@ impl Job<'_> {
     }
 
     fn manifest(&self) -> anyhow::Result<Digest> {
-        let name = &self.args.name;
-        self.found.manifest.with_context(|| {
-            format!(
-                "{name} came from a directory or a dump, or was merged or filtered, and has no layers: `quire export {name} tar:FILE` writes its \
-                 files, and `quire import tar:FILE` makes an image of one layer of them"
-            )
-        })
+        self.found.manifest.with_context(|| layers::none(&self.args.name, ""))
     }
 
     fn layout(&self, directory: &Path, tag: Option<&str>) -> anyhow::Result<Exported> {

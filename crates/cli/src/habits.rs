@@ -140,10 +140,16 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
 const RUN: &[&str] = &["run", "bundle"];
 
 /// Sources of skopeo and podman that Quire lacks, and what to do instead.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 7] = [
     ("docker://", "`quire pull` fetches images from registries"),
     ("docker-daemon:", "use `docker save NAME | quire import docker-archive:-`"),
     ("containers-storage:", "use `podman save NAME | quire import docker-archive:-`"),
+    ("erofs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
+    (
+        "disk:",
+        "attach it with `losetup --partscan --find FILE`, mount its root, and import dir:DIRECTORY",
+    ),
+    ("squashfs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
     ("oci-archive:", "unpack it with `tar -x -C DIR`, and import oci:DIR"),
 ];
 
@@ -161,6 +167,11 @@ pub(crate) fn source(text: &OsStr) -> Option<String> {
     }
     if path.extension().is_some_and(|it| it == "dump") {
         return Some(format!("did you mean dump:{shown}?"));
+    }
+    if path.exists() && path.extension().is_some_and(|it| it == "erofs") {
+        return Some(format!(
+            "mount it with `mount -o ro,loop {shown} DIRECTORY`, and import dir:DIRECTORY"
+        ));
     }
     if path.exists() {
         return Some(format!(

@@ -8,6 +8,7 @@ use store::{Digest, RefName, Reference, SnapshotKind, Store, StoredSnapshot};
 
 use crate::args;
 use crate::context::Context;
+use crate::layers;
 
 /// The name of an image, as kubelet's and containerd's CRI note it. Source: containerd's `pkg/snapshotters/annotations.go`.
 const IMAGE_NAME: &str = "containerd.io/snapshot/cri.image-ref";
@@ -95,7 +96,8 @@ pub(crate) fn bring_back(
         !transfer::is_whole(store, &reference.image, reference.manifest.as_ref())
     };
     for (name, reference) in refs.into_iter().filter(|it| is_lost(&it.1)) {
-        let Some(origin) = origin(store, &reference) else {
+        let origin = reference.manifest.and_then(|it| layers::origin(store, &reference.image, it));
+        let Some(origin) = origin else {
             context.remark(&format!(
                 "{name} lacks data, and did not come from a registry: import it again"
             ));
@@ -118,15 +120,6 @@ pub(crate) fn bring_back(
     }
     store.clear_lacking()?;
     Ok(())
-}
-
-/// The registry's name for what a name of the store stands for, by digest.
-fn origin(store: &Store, reference: &Reference) -> Option<String> {
-    let manifest = reference.manifest?;
-    let origins = store.downloads.origins(&reference.image).ok()?;
-    let mut pulled = origins.into_iter().filter(|it| it.manifest == Some(manifest));
-    let repository = pulled.find_map(|it| it.repository)?;
-    Some(format!("{repository}@{manifest}"))
 }
 
 /// Pulls an image again. Only what is missing is fetched.
@@ -153,7 +146,5 @@ fn fetch(context: &Context, _: &args::Fsck, name: &RefName, origin: &str) -> boo
 
 fn tell_how(context: &Context, name: &RefName, origin: &str, why: Option<&anyhow::Error>) {
     let why = why.map_or_else(String::new, |it| format!(", and cannot be fetched now: {it:#}"));
-    context.remark(&format!(
-        "{name} lacks data{why}. `quire pull --name {name} {origin}` brings it back"
-    ));
+    context.remark(&format!("{name} lacks data{why}. `quire pull {origin} {name}` brings it back"));
 }

@@ -2,13 +2,14 @@
 
 use anyhow::Context as _;
 use serde::Serialize;
-use store::{Form, OpenOptions};
+use store::OpenOptions;
 use transfer::StoredImage;
 use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
 
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::layers;
 use crate::report::{self, Bytes};
 use crate::surroundings::Surroundings;
 #[cfg(feature = "registry")]
@@ -31,15 +32,19 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     // From here on `gc` leaves the image alone.
     let open = store.open_found(found)?;
     let name = &args.name;
-    anyhow::ensure!(
-        open.form == Form::Tar,
-        "{name} has the form {}, and only layers of images of the form tar have an index: `quire convert --form tar \
-         {name}`",
-        open.form
-    );
     let manifest = found.manifest.with_context(|| {
-        format!("{name} has no manifest, so it is not known of which blobs it was made: pull it")
+        format!(
+            "{}, which `quire push` sends to a registry: an index is made of layers that came from there",
+            layers::none(name, "")
+        )
     })?;
+    let way = || layers::way_to_index(&store, name, &found.image, manifest);
+    anyhow::ensure!(
+        layers::is_tar(open.form, open.devices.len()),
+        "{name} has the form {}, and only images of the form tar have indexes: {}",
+        open.form,
+        way()
+    );
     let documents = StoredImage::load(&store, &manifest)?;
     // Nothing is held in memory but a piece of each blob.
     let made = Surroundings::new(context, &store, 0).during(|it| {
@@ -61,7 +66,7 @@ pub(crate) fn index(context: &Context, args: &args::Index) -> anyhow::Result<Ans
     } else if !context.is_quiet() {
         report::line(&told.text())?;
     }
-    anyhow::ensure!(is_done, "no index could be made for {name}");
+    anyhow::ensure!(is_done, "no index could be made for {name}: {}", way());
     Ok(Answer::Yes)
 }
 

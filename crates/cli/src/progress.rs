@@ -1,6 +1,7 @@
 //! Progress of an import: bars on a terminal, lines elsewhere.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
@@ -280,7 +281,15 @@ impl Progress {
                      has an emulator for them"
                 ));
             }
-            Event::Walking => line("reading the files".to_owned()),
+            Event::Walking => {
+                line("reading the files".to_owned());
+                if let (How::Bars(all), Ok(mut total)) = (&self.how, self.total.lock()) {
+                    let files = total.get_or_insert_with(|| all.add(bar("files", None)));
+                    // It turns while names are read, too.
+                    files.enable_steady_tick(TICK);
+                }
+            }
+            Event::FileRead { bytes } => self.with_total(|total| total.inc(bytes)),
             Event::Writing => {
                 line("writing the image".to_owned());
                 self.say("writing the image");
@@ -347,6 +356,9 @@ fn named(layer: usize) -> String {
 
 /// With more layers than these, those that are done are shown no more: a terminal has 24 lines.
 const BARS_MAX: usize = 16;
+
+/// Between two pictures of a spinner.
+const TICK: Duration = Duration::from_millis(200);
 
 /// All columns but the bar have a width of their own, so that 80 columns are enough and nothing moves about.
 const KNOWN: &str = "{prefix:9} [{wide_bar}] {binary_bytes:>11} of {binary_total_bytes:11} {binary_bytes_per_sec:>13} \

@@ -16,6 +16,7 @@ use transfer::push::{Pushed, Sent, Wish};
 use crate::Answer;
 use crate::args;
 use crate::context::Context;
+use crate::layers;
 use crate::progress::Progress;
 use crate::pull::settings;
 use crate::report;
@@ -32,13 +33,7 @@ pub(crate) fn push(context: &Context, args: &args::Push) -> anyhow::Result<Answe
         (None, Some(name)) => name.as_str().parse()?,
         (None, None) => anyhow::bail!("{} has no name: give the name to push it to", args.name),
     };
-    let manifest = found.manifest.with_context(|| {
-        let name = &args.name;
-        format!(
-            "{name} came from a directory or a dump, or was merged or filtered, and has no layers: `quire export {name} tar:FILE` and `quire import \
-             tar:FILE` make an image of one layer of it"
-        )
-    })?;
+    let manifest = found.manifest.with_context(|| layers::none(&args.name, ""))?;
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
     let wish = Wish {

@@ -8,6 +8,7 @@ use container::bundle::userns::{Files, IdMap, UserName, is_transient};
 use container::folder::LAYER;
 use container::life::detached;
 use container::life::known::{self, KnownContainer};
+use container::notes::Notes;
 use container::root::{Via, WritableWish, suits_overlay};
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
 use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
@@ -135,6 +136,14 @@ fn enter_own_namespace(
         (_, Mapped::All) => {}
     }
     Ok(true)
+}
+
+/// Whether a remark is to be printed now: what a user lacks on this host is said once until the next start of the machine. `who`
+/// is the user of this process.
+pub(crate) fn is_news(remark: &str, who: Who) -> bool {
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+    let notes = Notes::of_user(who, runtime_dir.as_deref()).filter(|_| remark.starts_with(ALONE));
+    notes.is_none_or(|it| it.is_news(remark))
 }
 
 /// Which ids a user can have in a namespace, and from whom.

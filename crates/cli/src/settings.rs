@@ -229,14 +229,14 @@ impl ServeFile {
 
     fn describe<const N: usize>(
         &self,
-        service: &str,
+        option: &str,
         told: impl FnOnce(ServeSettings) -> [Option<String>; N],
     ) -> String {
         let path = self.path.display();
         let settings = match self.read() {
             Ok(Some(settings)) => settings,
             Ok(None) => return format!("as usual ({path} is not there)"),
-            Err(error) => return format!("`quire serve {service}` does not start: {error:#}"),
+            Err(error) => return format!("`quire serve {option}` does not start: {error:#}"),
         };
         let set: Vec<_> = told(settings).into_iter().flatten().collect();
         let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };

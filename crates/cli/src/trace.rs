@@ -6,11 +6,12 @@ use anyhow::{Context as _, bail, ensure};
 use image::lazy::UNIT;
 use kernel::process::Signals;
 use serve::lazy::Recorder;
-use store::{Form, OpenOptions, Presence, Trace, check_trace_name};
+use store::{OpenOptions, Presence, Trace, check_trace_name};
 
 use crate::Answer;
 use crate::args::{self, PullPolicy};
 use crate::context::Context;
+use crate::layers;
 use crate::report;
 use crate::settings::NO_TRACE;
 use crate::signals::FORWARDED;
@@ -39,9 +40,13 @@ pub(crate) fn trace(context: &Context, args: &args::Trace) -> anyhow::Result<Ans
     let name = &args.run.image;
     let opened = store.open_names(&image)?;
     ensure!(
-        opened.form == Form::Tar,
-        "{name} has the form {}, and only images of the form tar are traced: `quire convert --form tar {name}`",
-        opened.form
+        layers::is_tar(opened.form, opened.devices.len()),
+        "only images of the form tar are traced, and {name} has the form {}: {}",
+        opened.form,
+        match found.manifest {
+            Some(_) => format!("use `quire convert --form tar {name}`"),
+            None => layers::none(name, "--form tar "),
+        }
     );
     ensure!(
         opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),

@@ -83,6 +83,20 @@ pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     number.checked_mul(1 << (10 * power)).and_then(NonZeroU64::new).ok_or_else(wrong)
 }
 
+/// The least memory of a container, in bytes: the runtime's own process is in the container's cgroup while it starts the
+/// program. Source: Docker, `daemon/daemon_unix.go`, `linuxMinMemory`.
+const MEMORY_MIN: u64 = 6 << 20;
+
+/// A value of `run --memory`.
+pub(crate) fn memory(text: &str) -> Result<NonZeroU64, String> {
+    match bytes(text)? {
+        size if size.get() < MEMORY_MIN => {
+            Err(format!("{text} is too little to start a container: give it at least 6m"))
+        }
+        size => Ok(size),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! Containers from their start to their end, and the parts of them that are kept.
 
+pub(crate) mod causes;
 pub mod cgroups;
 pub mod claim;
 pub mod delegation;

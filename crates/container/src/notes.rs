@@ -106,6 +106,22 @@ impl Notes {
         Ok(renameat(&folder, DRAFT, &folder, name)?)
     }
 
+    /// Whether nobody has asked this of the same text before. Without a place for notes, everything is news.
+    #[must_use]
+    pub fn is_news(&self, text: &str) -> bool {
+        let name = format!(
+            "remark-{}",
+            &Digest::sha256(text.as_bytes()).to_string()["sha256:".len()..][..16]
+        );
+        if self.read(&name, text.len()).is_ok_and(|it| it == text.as_bytes()) {
+            return false;
+        }
+        if let Err(error) = self.write(&name, text.as_bytes()) {
+            tracing::debug!(%error, "a remark will be printed again");
+        }
+        true
+    }
+
     /// Removes a note, if it is there.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(self.open()?, name, AtFlags::empty()) {
@@ -183,6 +199,17 @@ mod tests {
     use kernel::process::UserNamespace;
 
     use super::*;
+
+    #[test]
+    fn news_is_news_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = notes_in(folder.path());
+        assert!(notes.is_news("no newuidmap") && !notes.is_news("no newuidmap"));
+        assert!(notes.is_news("no subuid"), "it is another text");
+        // A note that cannot be written keeps nobody from being told.
+        let nowhere = notes_in(Path::new("/proc"));
+        assert!(nowhere.is_news("a") && nowhere.is_news("a"));
+    }
 
     #[test]
     fn whose_notes_are_where() {

@@ -45,6 +45,56 @@ pub fn pages() -> Vec<Page> {
     paths.into_iter().filter_map(read).collect()
 }
 
+/// Commands that messages of the programs print in backticks, each with its file. A value that a message has there is `X`;
+/// values called `option` or `options` are left out. None where the tests run without the repository.
+#[must_use]
+pub fn commands_of_messages() -> Vec<(String, String)> {
+    let mut folders = vec![PathBuf::from("crates")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(repository().join(&folder)).into_iter().flatten().flatten() {
+            let path = folder.join(entry.file_name());
+            if entry.path().is_dir() {
+                let is_test = path.ends_with("tests") || path.ends_with("testing");
+                folders.extend((!is_test).then_some(path));
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                let text = fs::read_to_string(entry.path()).unwrap_or_default();
+                let shown = path.display().to_string();
+                found.extend(printed(&text).into_iter().map(|it| (shown.clone(), it)));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The commands in the strings of a source file.
+fn printed(source: &str) -> Vec<String> {
+    let code = source.lines().filter(|it| !it.trim_start().starts_with("//"));
+    let code = code.collect::<Vec<_>>().join("\n");
+    // A string goes on in the next line.
+    let mut parts = code.split("\\\n");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text.push_str(part.trim_start());
+    }
+    let starts = text.match_indices("`quire ").map(|it| it.0 + 1);
+    starts.filter_map(|at| text[at..].split_once('`').map(|it| filled(it.0))).collect()
+}
+
+/// A command with [`X`](commands_of_messages) for each value that a format string puts there.
+fn filled(command: &str) -> String {
+    let mut text = String::new();
+    let mut rest = command;
+    while let Some((before, after)) = rest.split_once('{') {
+        let (value, behind) = after.split_once('}').unwrap_or((after, ""));
+        text.push_str(before);
+        text.push_str(if value.starts_with("option") { "" } else { "X" });
+        rest = behind;
+    }
+    text + rest
+}
+
 /// A code block of a document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Block {
@@ -203,6 +253,15 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_are_found_in_strings_and_not_in_comments() {
+        let source = "/// `quire no`\nlet a = \"see `quire ls {name}:/{path} \\\n     --json`, `quire du`\"; // `quire`\n";
+        assert_eq!(printed(source), ["quire ls X:/X --json", "quire du"]);
+        assert_eq!(filled("quire serve {options}x {0}"), "quire serve x X");
+        let all = commands_of_messages();
+        assert!(all.is_empty() || all.len() > 50, "{all:?}");
+    }
 
     #[test]
     fn commands_are_split_as_a_shell_does() {

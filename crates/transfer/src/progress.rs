@@ -49,8 +49,13 @@ pub enum Event<'a> {
         /// Number of the layer.
         layer: usize,
     },
-    /// A directory or a dump is being read.
+    /// A directory, a dump or an image without layers is being read.
     Walking,
+    /// More bytes of its files were read.
+    FileRead {
+        /// How many more.
+        bytes: u64,
+    },
     /// The image is being written.
     Writing,
     /// Everything is being made durable and visible.

@@ -16,7 +16,7 @@ use super::LazyOptions;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
-use crate::writable::{bytes, writable};
+use crate::writable::{bytes, memory, writable};
 
 /// What the container sees of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,8 +136,8 @@ pub(crate) struct Wanted {
     pub(crate) mount: Vec<MountWish>,
     #[command(flatten)]
     pub(crate) ids: Ids,
-    /// Limit the container's memory, such as 512m; beyond it the kernel kills processes of the container
-    #[arg(short, long, value_name = "SIZE", value_parser = bytes)]
+    /// Limit the container's memory, such as 512m, at least 6m; beyond it the kernel kills processes of the container
+    #[arg(short, long, value_name = "SIZE", value_parser = memory)]
     pub(crate) memory: Option<NonZeroU64>,
     #[command(flatten)]
     pub(crate) cpu: super::cpu::Cpu,

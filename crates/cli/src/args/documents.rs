@@ -3,7 +3,7 @@
 //! The test `documents` of the verbs runs them.
 
 use clap::error::ErrorKind;
-use testing::documents::{commands, pages};
+use testing::documents::{commands, commands_of_messages, pages};
 
 use super::command;
 use super::help::EXAMPLES;
@@ -21,6 +21,32 @@ fn refused(words: &[String]) -> Option<clap::Error> {
     let found = words.map(|it| it.split(" $(").next().unwrap_or_default().to_owned());
     let error = command().try_get_matches_from(found).err()?;
     (!matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)).then_some(error)
+}
+
+/// Whether the words may be a part of a command line, or have a word in the place of a value.
+fn is_part(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::MissingRequiredArgument
+            | ErrorKind::MissingSubcommand
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            | ErrorKind::InvalidValue
+            | ErrorKind::ValueValidation
+    )
+}
+
+/// Errors, hints and remarks say what to do next: verbs, options and their combinations are ones that there are.
+#[test]
+fn commands_in_messages_are_no_others() {
+    let mut found = Vec::new();
+    for (path, text) in commands_of_messages() {
+        for mut words in commands(&text) {
+            words.retain(|it| it != "…");
+            let Some(error) = refused(&words).filter(|it| !is_part(it)) else { continue };
+            found.push(format!("{path}: `{text}`: {error}"));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
 /// Commands of code blocks are whole.
@@ -67,15 +93,7 @@ fn commands_in_the_text_of_documents_are_no_others() {
                     continue;
                 }
                 let Some(error) = refused(&words) else { continue };
-                let is_part = matches!(
-                    error.kind(),
-                    ErrorKind::MissingRequiredArgument
-                        | ErrorKind::MissingSubcommand
-                        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-                        | ErrorKind::InvalidValue
-                        | ErrorKind::ValueValidation
-                );
-                if !is_part {
+                if !is_part(&error) {
                     found.push(format!("{}:{line}: `{span}`: {error}", page.path));
                 }
             }

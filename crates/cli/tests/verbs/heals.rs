@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use crate::{Place, add_programs, is_root};
 
-/// Removes the object of `etc/long`, the only one of the tree.
-fn lose(place: &Place) {
+/// Removes an object: of [`Place::tree`] that of `etc/long`, which has no other.
+pub(crate) fn lose(place: &Place) {
     let mut shards = fs::read_dir(place.path("store/objects")).unwrap();
     let object = shards.find_map(|it| fs::read_dir(it.unwrap().path()).unwrap().next());
     fs::remove_file(object.unwrap().unwrap().path()).unwrap();

@@ -231,13 +231,16 @@ fn an_image_that_can_have_none_is_refused() {
     let refused = place.run("index app");
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
     assert!(refused.err.contains("app has the form packed"), "{refused:?}");
-    assert!(refused.err.contains("`quire convert --form tar app`"), "{refused:?}");
+    assert!(
+        refused.err.contains("import the image again, with `--form tar --index`"),
+        "{refused:?}"
+    );
     place.out("convert --form tar app");
     place.out("index app");
 
     let tree = place.tree("tree", "x");
     place.out(&format!("import --form objects dir:{} plain", tree.display()));
-    assert!(place.run("index plain").err.contains("the form objects"));
+    assert!(place.run("index plain").err.contains("plain has no layers"));
     assert_eq!(place.run("index nowhere").code, Some(2));
 }
 

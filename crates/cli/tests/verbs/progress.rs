@@ -61,4 +61,8 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
         assert!(whole && columns(bar) <= 80, "{bar}");
     }
     assert!(shown.contains("1 layer, 0 here already"), "{shown}");
+
+    // Of a tree there are no layers, but files.
+    let (shown, _) = on_a_terminal(&to, "import dir:tree plain", &[]);
+    assert!(plain(&shown).contains("files "), "{shown}");
 }

@@ -17,6 +17,7 @@ use crate::bundle::user::User;
 use crate::bundle::view::{View, check_inside};
 use crate::bundle::{Home, Terminal};
 use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
+use crate::life::causes;
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::spared::Terms;
@@ -116,8 +117,9 @@ pub fn watch(
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
         let message = message.unwrap_or_else(|| "it does not say why".to_owned());
+        let cause = causes::likely(start.runtime, &start.spec.process.rlimits, &message);
         let runtime = start.runtime.path.display().to_string();
-        return Err(doubt.map_or(RunError::Refused { runtime, message }, RunError::from));
+        return Err(doubt.map_or(RunError::Refused { runtime, message, cause }, RunError::from));
     };
     if let Some(lesson) = lesson {
         lesson.learn();

@@ -18,6 +18,7 @@ use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::view::{View, WorkingDirError};
 use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
+use crate::life::causes;
 use crate::life::memory::Ear;
 use crate::life::spared::Terms;
 use crate::life::stage::{Stage, StageError};
@@ -211,12 +212,14 @@ pub enum RunError {
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
     /// The runtime could not start the container.
-    #[error("{runtime} could not start the container: {message}")]
+    #[error("{runtime} could not start the container: {message}{cause}")]
     Refused {
         /// The program.
         runtime: String,
         /// Message in the runtime's log.
         message: String,
+        /// The likely cause, as the end of the text; may be empty.
+        cause: String,
     },
     /// The runtime could not start a further program, and has said why on our own standard error.
     #[error("{runtime} could not start \"{program}\" in the container: see its message above")]
@@ -229,10 +232,12 @@ pub enum RunError {
         why: Refusal,
     },
     /// The runtime could not start the container, and has said why on our own standard error.
-    #[error("{runtime} could not start the container: see its message above")]
+    #[error("{runtime} could not start the container: see its message above{cause}")]
     RefusedAloud {
         /// The program.
         runtime: String,
+        /// The likely cause, as the end of the text; may be empty.
+        cause: String,
     },
 }
 
@@ -340,11 +345,16 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
             return Err(error.into());
         }
         let complaints = complaints(&log);
-        return Err(match complaint(&complaints, kind) {
-            _ if !covered && complaints.len() < 2 => RunError::RefusedAloud { runtime },
-            Some(message) => RunError::Refused { runtime, message },
-            None => RunError::Refused { runtime, message: "it does not say why".to_owned() },
-        });
+        let limits = &start.spec.process.rlimits;
+        let cause = causes::likely(start.runtime, limits, &complaints.join("\n"));
+        let message = match complaint(&complaints, kind) {
+            _ if !covered && complaints.len() < 2 => {
+                return Err(RunError::RefusedAloud { runtime, cause });
+            }
+            Some(message) => message,
+            None => "it does not say why".to_owned(),
+        };
+        return Err(RunError::Refused { runtime, message, cause });
     }
     // The exec is the runtime's very last step: when that fails, the runtime ends with a code that the program could
     // have ended with.

@@ -20,6 +20,17 @@ pub enum FilePart<'a> {
     Hole(u64),
 }
 
+impl FilePart<'_> {
+    /// Length in bytes.
+    #[must_use]
+    pub fn size(self) -> u64 {
+        match self {
+            Self::Data(bytes) => bytes.len() as u64,
+            Self::Hole(count) => count,
+        }
+    }
+}
+
 /// Gives all `size` bytes of a file to `each`, in pieces. Holes are not read. The offset of `file` changes.
 ///
 /// # Errors

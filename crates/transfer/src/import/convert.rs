@@ -142,6 +142,7 @@ impl Job<'_> {
                 if count == 0 {
                     break;
                 }
+                self.has_read(u64::try_from(count).unwrap_or(0));
                 draft.write_all(&buffer[..count]).map_err(ImportError::Write)?;
             }
             let actual = Box::new(draft.finish().map_err(ImportError::Object)?);

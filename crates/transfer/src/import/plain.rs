@@ -57,6 +57,7 @@ impl Job<'_> {
                     Ok(())
                 });
                 read.map_err(ImportError::ReadFile)?;
+                self.has_read(source.size());
                 self.transaction.object(&bytes).map_err(ImportError::Object)
             }
             _ => {
@@ -65,11 +66,13 @@ impl Job<'_> {
                     .transaction
                     .share(source.file(), size, || self.go_on().map_err(io::Error::other));
                 if let Some(object) = shared.map_err(ImportError::Write)? {
+                    self.has_read(size);
                     return Ok(object);
                 }
                 let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
                 let read = source.parts(|part| {
                     self.go_on().map_err(io::Error::other)?;
+                    self.has_read(part.size());
                     match part {
                         FilePart::Data(bytes) => draft.write_all(bytes),
                         FilePart::Hole(count) => draft.zeros(count),
@@ -79,6 +82,11 @@ impl Job<'_> {
                 draft.finish().map_err(ImportError::Object)
             }
         }
+    }
+
+    /// Reports bytes of files that were read, or that the store shares with their file.
+    pub(super) fn has_read(&self, bytes: u64) {
+        (self.surroundings.progress)(Event::FileRead { bytes });
     }
 
     /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
@@ -153,6 +161,7 @@ impl Job<'_> {
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
         let read = walk::parts(&file, wanted.size, &mut Vec::new(), |part| {
             self.go_on().map_err(io::Error::other)?;
+            self.has_read(part.size());
             let added = match part {
                 FilePart::Data(bytes) => draft.write_all(bytes),
                 FilePart::Hole(count) => draft.zeros(count),

@@ -118,7 +118,7 @@ fn without_the_registry_the_way_out_is_named() {
     let found = place.run("fsck");
     assert!(found.out.contains("quire fsck --repair"), "{}", found.out);
     let repaired = place.run("fsck --repair --no-fetch");
-    let how = format!("quire pull --name {name} {}/team/app@sha256:", daemon.host);
+    let how = format!("`quire pull {}/team/app@sha256:", daemon.host);
     assert!(repaired.err.contains(&how), "{}", repaired.err);
     drop(daemon);
     // What is refused names the file, and what helps.

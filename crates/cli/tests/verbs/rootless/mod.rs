@@ -490,11 +490,12 @@ fn a_device_of_another_name_is_the_one_that_was_named() {
 fn a_user_without_ids_has_one() {
     let Some(user) = User::new(false) else { return };
     user.import(&tree(&user));
-    for runtime in runtimes() {
+    for (at, runtime) in runtimes().into_iter().enumerate() {
         let script = "id -u; ls -ln theirs; cat theirs";
         let ran = user.run(&["run", "--rm", "--runtime", runtime, "a", "sh", "-c", script]);
         assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
-        assert!(ran.err.contains("/etc/subuid"), "{}", ran.err);
+        // What stays as it is, is said once.
+        assert_eq!(ran.err.contains("/etc/subuid"), at == 0, "{}", ran.err);
         let words: Vec<_> = ran.out.split_whitespace().collect();
         assert_eq!((words[0], &words[3..5]), ("0", &["0", "0"][..]), "{}", ran.out);
         assert!(ran.out.ends_with("theirs"));
