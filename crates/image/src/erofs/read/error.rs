@@ -256,12 +256,12 @@ pub enum Corrupt {
         end: usize,
     },
     /// A name with an invalid byte.
-    #[error("directory {nid} has an invalid entry")]
+    #[error("directory {nid} has an invalid entry: {reason}")]
     Name {
         /// The directory.
         nid: Nid,
         /// The reason.
-        source: TreeError,
+        reason: TreeError,
     },
     /// Names that do not ascend in byte order: the kernel would not find them.
     #[error("directory {nid} has \"{}\" after \"{}\"", .name.escape_ascii(), .previous.escape_ascii())]
@@ -341,12 +341,12 @@ pub enum Corrupt {
         index: u8,
     },
     /// A name that is empty, too long, or has a NUL byte.
-    #[error("inode {nid} has an invalid xattr")]
+    #[error("inode {nid} has an invalid xattr: {reason}")]
     XattrName {
         /// The inode.
         nid: Nid,
         /// The reason.
-        source: TreeError,
+        reason: TreeError,
     },
     /// Two xattrs of one name.
     #[error("inode {nid} has xattr \"{}\" twice", .name.escape_ascii())]
@@ -429,12 +429,12 @@ pub enum Corrupt {
         nlink: u32,
     },
     /// An inode that a tree cannot hold.
-    #[error("cannot add inode {nid} to a tree")]
+    #[error("cannot add inode {nid} to a tree: {reason}")]
     Tree {
         /// The inode.
         nid: Nid,
         /// The reason.
-        source: TreeError,
+        reason: TreeError,
     },
 }
 

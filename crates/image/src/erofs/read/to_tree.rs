@@ -439,6 +439,6 @@ trait OrCorrupt<T> {
 
 impl<T> OrCorrupt<T> for Result<T, TreeError> {
     fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt> {
-        self.map_err(|source| Corrupt::Tree { nid, source })
+        self.map_err(|reason| Corrupt::Tree { nid, reason })
     }
 }

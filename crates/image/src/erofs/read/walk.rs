@@ -214,7 +214,7 @@ impl<S: ReadAt> Walk<'_, S> {
                 }
                 continue;
             }
-            check_name(entry.name).map_err(|source| Corrupt::Name { nid, source })?;
+            check_name(entry.name).map_err(|reason| Corrupt::Name { nid, reason })?;
             self.kept.spend(to_u64(entry.name.len()).saturating_add(10))?;
             let len = u8::try_from(entry.name.len()).expect("a name has at most 255 bytes");
             const { assert!(NAME_MAX == 255) };

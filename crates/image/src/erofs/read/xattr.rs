@@ -290,8 +290,8 @@ impl<S: ReadAt> Image<S> {
         let escaped = name.starts_with(b"trusted.overlay.overlay.");
         let longest = if escaped { ESCAPED_NAME_MAX } else { XATTR_NAME_MAX };
         if name.is_empty() || name.len() > longest || name.contains(&0) {
-            let source = TreeError::XattrName(name.to_vec());
-            return Err(Corrupt::XattrName { nid, source });
+            let reason = TreeError::XattrName(name.to_vec());
+            return Err(Corrupt::XattrName { nid, reason });
         }
         if self.superblock.has_xattr_filter {
             let hashed = bytes.get(after_short..end).unwrap_or_default();
