@@ -1,7 +1,7 @@
 """In the guest: mounts two images, reads all of both, and prints what the kernel's memory grew by.
 
-Arguments: how to mount (`quire` or `erofs`), whether to share, the store or folder, the two images, and the files whose own
-pages (metadata) are counted apart. Prints one line: RESULT, then bytes of page cache; of slab; of the page cache what is
+Arguments: how to read (`read` or `sendfile`), how to mount (`quire` or `erofs`), whether to share, the store or folder, the two
+images, and the files whose own pages (metadata) are counted apart. Prints one line: RESULT, then bytes of page cache; of slab; of the page cache what is
 of those files, of folders, of the disk's own metadata, and what an empty run of the reader adds.
 """
 import ctypes
@@ -46,9 +46,10 @@ def drop():
         file.write("3\n")
 
 
-def read_all(points):
+def read_all(way, points):
     count = 0
     buffer = bytearray(1 << 20)
+    nowhere = os.open("/dev/null", os.O_WRONLY)
     for point in points:
         for folder, _, names in os.walk(point):
             for name in names:
@@ -57,10 +58,14 @@ def read_all(points):
                     continue
                 with open(path, "rb", buffering=0) as file:
                     while True:
-                        read = file.readinto(buffer)
+                        if way == "sendfile":
+                            read = os.sendfile(nowhere, file.fileno(), None, len(buffer))
+                        else:
+                            read = file.readinto(buffer)
                         if read == 0:
                             break
                         count += read
+    os.close(nowhere)
     return count
 
 
@@ -86,7 +91,7 @@ def pages_of_folders():
 
 
 def main():
-    how, share, place, first, second, *own = sys.argv[1:]
+    way, how, share, place, first, second, *own = sys.argv[1:]
     # What the reader does, on a little that is in memory anyway.
     little = "/run/little"
     os.makedirs(os.path.join(little, "folder"), exist_ok=True)
@@ -97,14 +102,14 @@ def main():
     mount(how, share, place, [first, second])
     try:
         # Pages of this program that it has mapped stay, others are read again: by the run that is not counted.
-        read_all([little])
+        read_all(way, [little])
         memory()
         drop()
         drop()
         alone = memory()
-        read_all([little])
+        read_all(way, [little])
         before = memory()
-        read_all(POINTS)
+        read_all(way, POINTS)
         after = memory()
         images = pages(own)
         cache, slab, buffers = (after[at] - before[at] for at in range(3))

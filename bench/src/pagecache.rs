@@ -29,6 +29,15 @@ struct Way {
     name: &'static str,
     form: Form,
     share: bool,
+    reader: Reader,
+}
+
+/// How files are read in the guest, outside the load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    Read,
+    /// As nginx does with its usual settings, and busybox's `cat`: by splice(2), which the kernel does not share.
+    Sendfile,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,17 +49,25 @@ enum Form {
 
 const APART: &str = "packed, apart";
 const SHARED: &str = "packed, shared";
-const OBJECTS: Way = Way { name: "objects", form: Form::Objects, share: false };
+const OBJECTS: Way =
+    Way { name: "objects", form: Form::Objects, share: false, reader: Reader::Read };
 const PACKED: [Way; 2] = [
-    Way { name: APART, form: Form::Packed, share: false },
-    Way { name: SHARED, form: Form::Packed, share: true },
+    Way { name: APART, form: Form::Packed, share: false, reader: Reader::Read },
+    Way { name: SHARED, form: Form::Packed, share: true, reader: Reader::Read },
 ];
-const WAYS: [Way; 5] = [
+const SENT: Way = Way {
+    name: "packed, shared, sendfile",
+    form: Form::Packed,
+    share: true,
+    reader: Reader::Sendfile,
+};
+const WAYS: [Way; 6] = [
     OBJECTS,
     PACKED[0],
     PACKED[1],
-    Way { name: "mkfs.erofs, apart", form: Form::Mkfs, share: false },
-    Way { name: "mkfs.erofs, shared", form: Form::Mkfs, share: true },
+    SENT,
+    Way { name: "mkfs.erofs, apart", form: Form::Mkfs, share: false, reader: Reader::Read },
+    Way { name: "mkfs.erofs, shared", form: Form::Mkfs, share: true, reader: Reader::Read },
 ];
 const LOADED: [Way; 3] = [OBJECTS, PACKED[0], PACKED[1]];
 
@@ -215,9 +232,13 @@ fn read_step(pair: &Pair, way: Way) -> Step {
     let own = pair.images.iter().find(|(form, _)| *form == way.form);
     let own: Vec<_> = own.iter().flat_map(|(_, files)| files).map(String::as_str).collect();
     let (mounting, own) = (mounting(pair, way), own.join(" "));
+    let reader = match way.reader {
+        Reader::Read => "read",
+        Reader::Sendfile => "sendfile",
+    };
     step(
         format!("{}:{}", pair.name, way.name.replace(", ", "-")),
-        format!("QUIRE={QUIRE} python3 /mnt/pagecache.py {mounting} {own}"),
+        format!("QUIRE={QUIRE} python3 /mnt/pagecache.py {reader} {mounting} {own}"),
     )
 }
 
@@ -412,7 +433,7 @@ fn about(rows: &[Row], release: &str) -> String {
          files of the store; `packed` images were imported into one store; `mkfs.erofs` 1.9 with `--xattr-inode-digest` made \
          an image from each tree, mounted with `directio`, as `packed` is.\n\n\
          Reading: all files of both images, one after the other; `Cached` and `Buffers` of /proc/meminfo, from dropped caches \
-         on, without what the reading program takes for itself: it has run before, over nothing. The bound is what no sharing of whole files goes \
+         on, without what the reading program takes for itself: it has run before, over nothing. *sendfile* is sendfile(2) to /dev/null instead of read(2), as nginx does by default. The bound is what no sharing of whole files goes \
          below: each content of both trees once (by SHA-256), in whole pages, and no metadata.\n\n\
          Load: the server of each image in a container of its own (an overlay with changes on tmpfs), both at once, from \
          dropped caches on, with 128 kB read ahead everywhere: wrk for 4 s against nginx's page and for 5 s against tomcat's, redis-benchmark with 300 of each request, pgbench for 5 s, \
@@ -502,9 +523,12 @@ fn findings(row: &Row) -> Vec<String> {
             format!("{name}: objects in the host's own kernel: NOT MEASURED, it took pages away meanwhile")
         });
     }
-    for (ours, other) in
-        [(SHARED, APART), ("mkfs.erofs, shared", "mkfs.erofs, apart"), (OBJECTS.name, APART)]
-    {
+    for (ours, other) in [
+        (SHARED, APART),
+        (SENT.name, APART),
+        ("mkfs.erofs, shared", "mkfs.erofs, apart"),
+        (OBJECTS.name, APART),
+    ] {
         let all = |way: &str, at| of(&row.read, way, at);
         let numbers = [CACHE, IMAGES, FOLDERS, DISK, SLAB].map(|at| all(ours, at));
         let [Some(cache), Some(images), Some(folders), Some(disk), Some(slab)] = numbers else {
