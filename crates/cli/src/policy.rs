@@ -51,10 +51,10 @@ pub(crate) fn permit(
 }
 
 /// What is in force, in a line for people.
-pub(crate) fn describe(context: &Context) -> String {
+pub(crate) fn describe(context: &Context) -> Result<String, String> {
     let policies = match policies(context) {
         Ok(policies) => policies,
-        Err(error) => return format!("nothing is accepted: {error:#}"),
+        Err(error) => return Err(format!("nothing is accepted: {error:#}")),
     };
     let one = |it: &oci::policy::Policy| {
         let default = match it.default {
@@ -66,9 +66,9 @@ pub(crate) fn describe(context: &Context) -> String {
     };
     let all: Vec<_> = policies.all().iter().map(one).collect();
     if all.is_empty() {
-        return format!("none: any image is accepted, signed or not ({SYSTEM} is not there)");
+        return Ok(format!("none: any image is accepted, signed or not ({SYSTEM} is not there)"));
     }
-    all.join(" and ")
+    Ok(all.join(" and "))
 }
 
 /// Source: XDG Base Directory Specification 0.8: relative values are to be ignored.

@@ -287,15 +287,21 @@ fn obstacle() -> Option<&'static str> {
 }
 
 /// Whether users who are not root can run containers and mount images here, and how, in a line for people.
-pub(crate) fn describe(who: Who) -> String {
-    let ways = format!("{}; {}", describe_run(who), describe_mount());
+pub(crate) fn describe(who: Who) -> Result<String, String> {
+    let (run, mount) = (describe_run(who), describe_mount());
+    let works = run.is_ok() && mount.is_ok();
+    let text = |it: Result<String, String>| it.unwrap_or_else(|why| why);
+    let mut ways = format!("{}; {}", text(run), text(mount));
     // For root it says what others find here, but for their cgroups.
-    if who.user == 0 { ways } else { format!("{ways}; {}", scope::describe(who.user)) }
+    if who.user != 0 {
+        ways = format!("{ways}; {}", scope::describe(who.user));
+    }
+    if works { Ok(ways) } else { Err(ways) }
 }
 
-fn describe_run(who: Who) -> String {
+fn describe_run(who: Who) -> Result<String, String> {
     if let Some(why) = obstacle() {
-        return format!("run does not work: {why}");
+        return Err(format!("run does not work: {why}"));
     }
     let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
     #[cfg(feature = "serve")]
@@ -311,9 +317,9 @@ fn describe_run(who: Who) -> String {
         (false, Err(why)) => format!("run works by tree (not by FUSE: {why})"),
         (true, Ok(())) => format!("run works by FUSE (by tree it needs Linux {OVERLAY_USER_DATA})"),
         (true, Err(why)) => {
-            return format!(
+            return Err(format!(
                 "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, and {why}"
-            );
+            ));
         }
     };
     let ways = match service {
@@ -324,7 +330,7 @@ fn describe_run(who: Who) -> String {
         Some(Err(why)) => format!("{ways} (not by the mount service: {why})"),
     };
     let ids = ids(who);
-    match (&ids.programs, &ids.service) {
+    Ok(match (&ids.programs, &ids.service) {
         _ if who.user == 0 => ways,
         (Some(_), _) => {
             let count = ids.map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
@@ -334,20 +340,22 @@ fn describe_run(who: Who) -> String {
             format!("{ways}, with ids from systemd-nsresourced inside")
         }
         (None, _) => format!("{ways}; {ALONE}"),
-    }
+    })
 }
 
 #[cfg(feature = "serve")]
-fn describe_mount() -> String {
-    match crate::fuse::program() {
-        Some(program) => format!("mount works by {}", program.display()),
-        None => format!("mount does not work: {}", crate::fuse::NO_PROGRAM),
+fn describe_mount() -> Result<String, String> {
+    let program = crate::fuse::program().ok_or(crate::fuse::NO_PROGRAM);
+    // The program opens the device as its caller, too.
+    match program.and_then(|it| crate::fuse::is_there().map(|()| it)) {
+        Ok(program) => Ok(format!("mount works by {}", program.display())),
+        Err(why) => Err(format!("mount does not work: {why}")),
     }
 }
 
 #[cfg(not(feature = "serve"))]
-fn describe_mount() -> String {
-    "mount does not work: this program was built without FUSE".to_owned()
+fn describe_mount() -> Result<String, String> {
+    Err("mount does not work: this program was built without FUSE".to_owned())
 }
 
 /// A container of this user, and the store that it is in.

@@ -180,7 +180,7 @@ impl ServeFile {
     }
 
     /// What it sets for `serve --lazy`, in a line for people.
-    pub(crate) fn lazy(&self) -> String {
+    pub(crate) fn lazy(&self) -> Result<String, String> {
         self.describe("--lazy", |settings| {
             let ServeSettings { lazy_timeout, prefetch, complete, door, .. } = settings;
             [
@@ -193,7 +193,7 @@ impl ServeFile {
     }
 
     /// What it sets for `serve --snapshotter`, in a line for people.
-    pub(crate) fn snapshotter(&self) -> String {
+    pub(crate) fn snapshotter(&self) -> Result<String, String> {
         self.describe("--snapshotter", |settings| {
             let SnapshotterSettings {
                 socket,
@@ -223,7 +223,7 @@ impl ServeFile {
     }
 
     /// What it sets for `serve --mounts`, in a line for people.
-    pub(crate) fn mounts(&self) -> String {
+    pub(crate) fn mounts(&self) -> Result<String, String> {
         self.describe("--mounts", |settings| settings.mounts.told())
     }
 
@@ -231,16 +231,16 @@ impl ServeFile {
         &self,
         option: &str,
         told: impl FnOnce(ServeSettings) -> [Option<String>; N],
-    ) -> String {
+    ) -> Result<String, String> {
         let path = self.path.display();
         let settings = match self.read() {
             Ok(Some(settings)) => settings,
-            Ok(None) => return format!("as usual ({path} is not there)"),
-            Err(error) => return format!("`quire serve {option}` does not start: {error:#}"),
+            Ok(None) => return Ok(format!("as usual ({path} is not there)")),
+            Err(error) => return Err(format!("`quire serve {option}` does not start: {error:#}")),
         };
         let set: Vec<_> = told(settings).into_iter().flatten().collect();
         let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
-        format!("{path}: {set}")
+        Ok(format!("{path}: {set}"))
     }
 }
 
@@ -530,11 +530,12 @@ mod tests {
         assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
         let usual = ServeFile { path: path.clone(), root: None, is_named: false };
         assert_eq!(usual.load().unwrap(), ServeSettings::default());
-        assert!(usual.lazy().starts_with("as usual ("));
+        assert!(usual.lazy().unwrap().starts_with("as usual ("));
         fs::write(&path, "lazy-timeout = 5").unwrap();
         assert_eq!(usual.load().unwrap(), named.load().unwrap());
-        assert_eq!(usual.lazy(), format!("{}: lazy-timeout 5", path.display()));
+        assert_eq!(usual.lazy(), Ok(format!("{}: lazy-timeout 5", path.display())));
         fs::write(&path, "lazy = 5").unwrap();
-        assert!(usual.lazy().contains("line 1: \"lazy\" is no setting"), "{}", usual.lazy());
+        let refused = usual.lazy().unwrap_err();
+        assert!(refused.contains("line 1: \"lazy\" is no setting"), "{refused}");
     }
 }

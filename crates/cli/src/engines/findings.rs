@@ -1,6 +1,6 @@
 //! Whether the engines of this host are configured for the snapshotter, and what is wrong with it.
 
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -124,7 +124,13 @@ impl EngineReport {
     }
 
     /// For people.
-    pub(crate) fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
+    /// Whether it uses the snapshotter, and if so, whether its configuration is right.
+    pub(crate) fn works(&self) -> Option<bool> {
+        self.snapshotter.as_ref().map(|_| self.findings.is_empty())
+    }
+
+    /// For people, in several lines if something is wrong.
+    pub(crate) fn text(&self) -> String {
         let Self { engine, file, snapshotter, findings } = self;
         let state = match snapshotter {
             None => format!(
@@ -137,13 +143,11 @@ impl EngineReport {
                 report::count(findings.len() as u64, "problem")
             ),
         };
-        let line = format!("{engine} ({file}) {state}");
-        writeln!(out, "engine         {}", report::plain(&line))?;
+        let mut text = report::plain(&format!("{engine} ({file}) {state}")).into_owned();
         for FindingReport { problem, next } in findings {
-            writeln!(out, "               - {}", report::plain(problem))?;
-            writeln!(out, "                 {}", report::plain(next))?;
+            text += &format!("\n- {}\n  {}", report::plain(problem), report::plain(next));
         }
-        Ok(())
+        text
     }
 }
 
@@ -560,9 +564,7 @@ mod tests {
         host.write(DOCKER, "{\"storage-driver\": \"overlay2\"}");
         for found in host.engines() {
             assert_eq!((found.snapshotter.as_ref(), found.findings.len()), (None, 0), "{found:?}");
-            let mut text = Vec::new();
-            found.print(&mut text).unwrap();
-            let text = String::from_utf8(text).unwrap();
+            let text = found.text();
             assert!(text.contains(&format!("--print-config {}", found.engine)), "{text}");
         }
     }
@@ -687,9 +689,7 @@ mod tests {
         ] {
             host.write(CONTAINERD, text);
             for found in host.engines() {
-                let mut out = Vec::new();
-                found.print(&mut out).unwrap();
-                assert!(!out.contains(&b'\x1b'), "{text}");
+                assert!(!found.text().contains('\x1b'), "{text}");
             }
         }
     }

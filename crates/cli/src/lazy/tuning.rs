@@ -104,7 +104,8 @@ impl Tuning {
         match self.file.load() {
             Ok(settings) => {
                 self.set(settings);
-                tracing::info!(settings = self.file.lazy(), "read again");
+                let settings = self.file.lazy().unwrap_or_else(|why| why);
+                tracing::info!(settings, "read again");
             }
             Err(error) => {
                 let error = format!("{error:#}");

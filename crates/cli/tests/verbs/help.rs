@@ -280,10 +280,25 @@ fn doctor_answers_everywhere() {
     let place = Place::new();
     let text = place.out("doctor");
     assert!(text.contains("kernel"));
-    let cgroups = text.lines().find_map(|line| line.strip_prefix("cgroups")).unwrap().trim();
+    let cgroups = text.lines().find_map(|line| line.strip_prefix("  cgroups")).unwrap().trim();
     assert!(cgroups.starts_with("version ") || cgroups.starts_with("not mounted"), "{cgroups}");
     let json: serde_json::Value = serde_json::from_str(&place.out("doctor --json")).unwrap();
     assert!(json["features"].as_array().is_some_and(|it| it.len() >= 8), "{json}");
+    let verdict = |text: &str| text.lines().last().unwrap_or_default().to_owned();
+    let works = json["works"].as_bool().unwrap();
+    assert_eq!(verdict(&text).starts_with("✓ everything works"), works, "{text}");
+    assert_eq!(json["problems"].as_array().unwrap().is_empty(), works, "{json}");
+
+    // Nothing can be started without a runtime, and a policy that cannot be read refuses all images.
+    write(&place.path("policy.toml"), b"defualt = 1", 0o644);
+    let mut command = place.command(&["doctor"]);
+    let out = command.env("PATH", "/nonexistent").env("QUIRE_POLICY", place.path("policy.toml"));
+    let ran = Ran::of(&out.output().unwrap());
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let last = verdict(&ran.out);
+    assert!(last.starts_with("✗ not everything works: see "), "{last}");
+    assert!(last.contains("runtime") && last.contains("policy"), "{last}");
+    assert!(ran.out.contains("\n✗ runtime        no OCI runtime in PATH"), "{}", ran.out);
 }
 
 #[test]

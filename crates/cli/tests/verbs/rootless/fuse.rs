@@ -576,7 +576,9 @@ fn a_machine_without_fuse_says_so() {
     let ran = run(no_device, &["run", "--via", "fuse", "a", "true"]);
     assert!(ran.code == Some(125) && ran.err.contains("/dev/fuse"), "{}", ran.err);
     let doctor = run(no_device, &["doctor"]);
-    assert!(doctor.out.contains("/dev/fuse"), "{}", doctor.out);
+    assert!(doctor.out.contains("mount does not work: /dev/fuse"), "{}", doctor.out);
+    assert!(doctor.out.contains("\n✗ not everything works: see without root"), "{}", doctor.out);
+    assert_eq!(run(no_device, &["mount", "a", "point"]).code, Some(2));
     if KernelVersion::running().is_some_and(|it| it >= OVERLAY_USER_DATA) {
         assert_eq!(run(no_device, &["run", "--rm", "a", "sh", "-c", ":"]).code, Some(0));
     }
