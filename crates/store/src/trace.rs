@@ -67,6 +67,9 @@ pub(crate) struct Recorder {
     pub(crate) fail_at: Option<usize>,
     pub(crate) for_good: bool,
     pub(crate) holes: Holes,
+    /// A lock, and files that were unlinked while it was held exclusively.
+    pub(crate) lock: Option<PathBuf>,
+    pub(crate) unlinked: std::sync::Mutex<Vec<PathBuf>>,
 }
 
 /// What the file system says of holes.
@@ -86,6 +89,12 @@ pub(crate) enum Holes {
 impl Recorder {
     pub(crate) fn attempts(&self) -> usize {
         self.asked.load(std::sync::atomic::Ordering::SeqCst)
+    }
+
+    fn is_locked(&self) -> bool {
+        let shared = rustix::fs::FlockOperation::NonBlockingLockShared;
+        let lock = self.lock.as_ref().map(|it| std::fs::File::open(it).unwrap());
+        lock.is_some_and(|it| rustix::fs::flock(it, shared).is_err())
     }
 }
 
@@ -118,8 +127,13 @@ impl Trace {
     }
 
     pub(crate) fn record(&self, change: impl FnOnce() -> Change) {
-        if let Some(recorder) = &self.recorder {
-            recorder.changes.lock().unwrap().push(change());
+        let Some(recorder) = &self.recorder else { return };
+        let change = change();
+        if let Change::Unlink(path) = &change
+            && recorder.is_locked()
+        {
+            recorder.unlinked.lock().unwrap().push(path.clone());
         }
+        recorder.changes.lock().unwrap().push(change);
     }
 }

@@ -1,10 +1,12 @@
-//! Garbage that a running import may still want back.
+//! Garbage between its place and its end.
 //!
-//! While imports run, `gc` renames garbage into `tmp/trash-…/` before it removes it, with the names of these imports
-//! beside it. It reads what they have listed by then, puts that back, and removes the rest. Imports of earlier versions
-//! list nothing: then the trash stays until all of these imports have ended. Each of them looks there before it publishes,
-//! and puts back what it needs. The same holds for the trash of a `gc` that was killed.
+//! `gc` renames garbage into `tmp/trash-…/` while it holds the store's lock, and unlinks it there without the lock, since
+//! a file system may need a long time for a single unlink. The names of the imports that run are in a file beside the
+//! garbage. `gc` reads what they have listed, puts these objects back, and unlinks the others. Imports of earlier versions
+//! have no lists: then the trash stays until all of these imports have ended. Each of them looks there before it
+//! publishes, and puts back what it needs. The same holds for the trash of a `gc` that was killed.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
 
 use rustix::fs::FileType;
@@ -38,27 +40,40 @@ fn trash_name(item: &StoreItem) -> String {
 pub(crate) struct Trash {
     directory: Directory,
     name: String,
+    /// The imports whose names are in its file.
+    waits: BTreeSet<String>,
 }
 
 impl Trash {
-    /// Makes one that waits for these imports. The store is locked exclusively.
+    /// Makes one that waits for these imports. Before anything is put there, the caller makes sure with the store locked
+    /// exclusively that they are [all that run](Self::waits_for).
     pub(crate) fn make(store: &Store, waits: &[String]) -> Result<Self, DiskError> {
-        loop {
-            let work = Workspace::make(&store.tmp)?;
-            let mut file = work.directory.create(WAITS)?;
-            file.write_all(waits.join("\n").as_bytes())?;
-            drop(file);
-            let name = work.name.replacen(work::PREFIX, PREFIX, 1);
-            // Taken by a process of this id, dead or in another PID namespace: the next number.
-            if let Some(directory) = work.publish(&store.tmp, &name)? {
-                return Ok(Self { directory, name });
-            }
-        }
+        let work = Workspace::make_named(&store.tmp, PREFIX)?;
+        let mut file = work.directory.create(WAITS)?;
+        file.write_all(waits.join("\n").as_bytes())?;
+        drop(file);
+        let (directory, name) = work.into_parts()?;
+        Ok(Self { directory, name, waits: waits.iter().cloned().collect() })
+    }
+
+    /// Whether it waits for each of these imports.
+    pub(crate) fn waits_for(&self, imports: &[String]) -> bool {
+        imports.iter().all(|it| self.waits.contains(it))
     }
 
     /// Puts something back in its place. `false` if it is not here.
     pub(crate) fn put_back(&self, store: &Store, item: &StoreItem) -> Result<bool, DiskError> {
         put_back(store, std::slice::from_ref(&self.directory), item)
+    }
+
+    /// Removes what is in it.
+    pub(crate) fn empty(&self) -> Result<(), DiskError> {
+        for listed in self.directory.list()? {
+            if listed.name != WAITS.as_bytes() {
+                self.directory.unlink_sealed(&listed.name)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes it and what is in it.

@@ -86,9 +86,14 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn make(tmp: &Directory) -> Result<Self, DiskError> {
+        Self::make_named(tmp, PREFIX)
+    }
+
+    /// Makes one whose name begins with `prefix`.
+    pub(crate) fn make_named(tmp: &Directory, prefix: &str) -> Result<Self, DiskError> {
         let process = std::process::id();
         loop {
-            let name = format!("{PREFIX}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+            let name = format!("{prefix}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
             if !tmp.make_private(&name)? {
                 // By a process of this id that is dead, or in another PID namespace.
                 continue;
@@ -123,6 +128,13 @@ impl Workspace {
     pub(crate) fn remove(mut self) -> Result<(), DiskError> {
         self.gone = true;
         self.tmp.remove_tree(&self.name)
+    }
+
+    /// The directory, with its lock, and its name. It is not removed when it is dropped.
+    pub(crate) fn into_parts(mut self) -> Result<(Directory, String), DiskError> {
+        let directory = self.directory.try_clone()?;
+        self.gone = true;
+        Ok((directory, std::mem::take(&mut self.name)))
     }
 
     /// Makes the directory something else: it gets another name, and keeps its lock.

@@ -11,6 +11,7 @@ use super::{Freeing, GcError, GcPlan, Plan, Swept, is_mark, is_of_device};
 use crate::disk::{Directory, DiskError};
 use crate::found::RunningImports;
 use crate::shelf::devices::index_name;
+use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::split;
 use crate::shelf::refs::Seconds;
@@ -19,8 +20,10 @@ use crate::store::{Lock, Store};
 use crate::trash::{self, Trash};
 use crate::work;
 
-/// How long the lock is held for objects, and how long others can have it then.
+/// How long the lock is held for objects, and how long it is left free at least after that.
 const HOLD: Duration = Duration::from_millis(5);
+/// How many objects are renamed at most while the lock is held.
+const OBJECTS: usize = 256;
 /// After so many plans that news has overtaken, one is made with the lock held.
 const PLANS: u32 = 8;
 
@@ -30,8 +33,8 @@ pub(super) struct Pace<'p> {
     pub(super) hold: Duration,
     /// For how many of them at most.
     pub(super) objects: usize,
-    /// Called when the lock is free, also said whether that is between objects.
-    pub(super) rest: &'p mut dyn FnMut(bool),
+    /// Called when the lock is free, with how long it should stay free.
+    pub(super) rest: &'p mut dyn FnMut(Duration),
     /// Asked each time before the lock is taken.
     pub(super) go_on: &'p dyn Fn() -> bool,
 }
@@ -55,12 +58,8 @@ impl Store {
         now: Seconds,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(GcPlan, Swept), GcError> {
-        let rest = &mut |is_between_objects| {
-            if is_between_objects {
-                std::thread::sleep(HOLD);
-            }
-        };
-        self.gc_at(now, Pace { hold: HOLD, objects: usize::MAX, rest, go_on })
+        let rest = &mut std::thread::sleep;
+        self.gc_at(now, Pace { hold: HOLD, objects: OBJECTS, rest, go_on })
     }
 
     pub(super) fn gc_at(
@@ -85,7 +84,7 @@ impl Store {
             let described = self.describe(&plan);
             if !is_last {
                 drop(lock);
-                (pace.rest)(false);
+                (pace.rest)(Duration::ZERO);
                 lock = self.lock_exclusive()?;
                 imports = RunningImports::of(self)?;
                 if self.is_overtaken(&plan, &imports, now)? {
@@ -104,8 +103,10 @@ impl Store {
                 done: &mut done,
                 swept: &mut swept,
                 waiting: None,
+                trash: None,
             };
             let has_ended = sweep.all(lock, items)?;
+            sweep.end()?;
             if has_ended || is_last {
                 for (item, bytes) in others {
                     swept.freed += bytes;
@@ -198,6 +199,8 @@ struct Sweep<'s, 'p> {
     swept: &'s mut Swept,
     /// Where everything goes as long as an import runs that has no lists.
     waiting: Option<Trash>,
+    /// Where everything goes else, until the lock is free.
+    trash: Option<Trash>,
 }
 
 /// Garbage, and its bytes on disk.
@@ -221,12 +224,16 @@ impl Sweep<'_, '_> {
                 _ => users.push(item),
             }
         }
+        if !users.is_empty() {
+            self.make_trash()?;
+        }
         for item in users {
-            self.take(&store.place(&item.0)?, &item.0)?;
+            self.take(&store.place(&item.0)?, &item.0, &item.0.file_name())?;
             self.known.forget(&item.0);
             self.note(item);
         }
         drop(lock);
+        self.empty_trash()?;
         let trims = self.plan.trimmings.iter().any(|it| it.dead.freeing == Freeing::Now);
         // Also what a gc has removed that was killed then.
         if ![&marks, &sparse, &data, &objects].into_iter().all(Vec::is_empty) || trims {
@@ -243,29 +250,87 @@ impl Sweep<'_, '_> {
             && self.objects(&objects)?)
     }
 
+    /// Makes a trash that waits for all imports that run, if there is none yet. On a full disk there may be none.
+    fn make_trash(&mut self) -> Result<(), DiskError> {
+        let (store, imports) = (self.store, &self.imports.names);
+        if self.waiting.is_some() || self.trash.as_ref().is_some_and(|it| it.waits_for(imports)) {
+            return Ok(());
+        }
+        let new = match Trash::make(store, imports) {
+            Ok(new) => Some(new),
+            Err(error) if error.is_full() => None,
+            Err(error) => return Err(error),
+        };
+        if let Some(old) = std::mem::replace(&mut self.trash, new) {
+            old.remove(&store.tmp)?;
+        }
+        Ok(())
+    }
+
+    /// Removes what was taken. The lock is free, since that may take long.
+    fn empty_trash(&self) -> Result<(), DiskError> {
+        self.trash.as_ref().map_or(Ok(()), Trash::empty)
+    }
+
+    fn end(self) -> Result<(), DiskError> {
+        self.trash.map_or(Ok(()), |it| it.remove(&self.store.tmp))
+    }
+
     /// Takes the lock again; `None` if there is news, or the end.
-    fn enter(&mut self, is_between_objects: bool) -> Result<Option<Lock>, DiskError> {
-        (self.pace.rest)(is_between_objects);
+    fn enter(&mut self) -> Result<Option<Lock>, DiskError> {
+        self.enter_after(Duration::ZERO)
+    }
+
+    fn enter_after(&mut self, rest: Duration) -> Result<Option<Lock>, DiskError> {
+        (self.pace.rest)(rest);
         if !(self.pace.go_on)() {
             return Ok(None);
         }
+        self.make_trash()?;
         let lock = self.store.lock_to_sweep()?;
         let before = self.imports.names.clone();
         self.imports.refresh(self.store)?;
         let is_new = |it: &String| !before.contains(it);
         // What it has found is not known.
         let is_unlisted = self.imports.unlisted.iter().any(is_new);
-        let has_news = is_unlisted || self.known.has_news(self.store)?;
-        Ok(lock.filter(|_| !has_news))
+        if is_unlisted || self.known.has_news(self.store)? {
+            return Ok(None);
+        }
+        // For imports that have begun since.
+        self.make_trash()?;
+        Ok(lock)
     }
 
-    fn take(&self, place: &Directory, item: &StoreItem) -> Result<(), DiskError> {
-        match (&self.waiting, item) {
+    fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
+        match (&self.waiting, &self.trash, item) {
+            // A pull may have it locked.
+            (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Nothing relies on these.
-            (_, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
-            (Some(trash), _) => trash.take(place, item, &item.file_name()),
-            (None, _) => place.unlink_sealed(item.file_name()).map(drop),
+            | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
+            (Some(trash), _, _) => trash.take(place, item, name),
+            (None, Some(trash), _) => match trash.take(place, item, name) {
+                Err(error) if error.is_full() => self.remove(place, item, name, error),
+                taken => taken,
+            },
+            (None, None, _) => {
+                let full = place.failed("remove", name, rustix::io::Errno::NOSPC);
+                self.remove(place, item, name, full)
+            }
         }
+    }
+
+    /// Removes something at once, since the disk is too full for a trash. An import may look for an object at this moment.
+    fn remove(
+        &self,
+        place: &Directory,
+        item: &StoreItem,
+        name: &str,
+        full: DiskError,
+    ) -> Result<(), DiskError> {
+        if matches!(item, StoreItem::Object(_)) && !self.imports.names.is_empty() {
+            return Err(full);
+        }
+        place.unlink_sealed(name).map(drop)
     }
 
     /// Something was removed, or set aside.
@@ -282,9 +347,9 @@ impl Sweep<'_, '_> {
         if marks.is_empty() && sparse.is_empty() {
             return Ok(true);
         }
-        let Some(_lock) = self.enter(false)? else { return Ok(false) };
+        let Some(_lock) = self.enter()? else { return Ok(false) };
         for mark in marks {
-            self.take(&self.store.downloads.directory, &mark.0)?;
+            self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())?;
             self.note(mark);
         }
         let Plan { needed, found, indexes, .. } = self.plan;
@@ -318,7 +383,7 @@ impl Sweep<'_, '_> {
             if items.is_empty() {
                 continue;
             }
-            let Some(lock) = self.enter(false)? else { return Ok(false) };
+            let Some(lock) = self.enter()? else { return Ok(false) };
             for item in &items {
                 let (StoreItem::Device(id) | StoreItem::DeviceIndex(id)) = &item.0 else {
                     continue;
@@ -333,11 +398,12 @@ impl Sweep<'_, '_> {
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
                 if !is_kept {
-                    self.take(directory, &item.0)?;
+                    self.take(directory, &item.0, &item.0.file_name())?;
                     self.note(item);
                 }
             }
             drop(lock);
+            self.empty_trash()?;
             directory.sync()?;
         }
         Ok(true)
@@ -354,7 +420,7 @@ impl Sweep<'_, '_> {
             if trimming.dead.freeing != Freeing::Now {
                 continue;
             }
-            let Some(_lock) = self.enter(false)? else { return Ok(false) };
+            let Some(_lock) = self.enter()? else { return Ok(false) };
             let index = self.store.devices.index_of(&device)?;
             if !index.is_some_and(|it| trimming.is_by(&it)) {
                 return Ok(false);
@@ -378,51 +444,44 @@ impl Sweep<'_, '_> {
     /// Removes objects, some at a time.
     fn objects(&mut self, objects: &Items<'_>) -> Result<bool, GcError> {
         let mut left = objects.as_slice();
-        // Sorted, so one shard after the other.
-        let mut open: Option<(String, Directory)> = None;
+        let mut shard = OpenShard::default();
+        let mut is_free_since: Option<Instant> = None;
         while !left.is_empty() {
-            let is_first = left.len() == objects.len();
-            let Some(lock) = self.enter(!is_first)? else { return Ok(false) };
+            let (batch, _) = left.split_at(left.len().min(self.pace.objects));
+            for (item, _) in batch {
+                if let StoreItem::Object(id) = item {
+                    // The disk may have to be read for it, and others do not wait for that.
+                    let (name, file) = split(id);
+                    shard.open(self.store, name)?.stat(file)?;
+                }
+            }
+            let rest = is_free_since
+                .map_or(Duration::ZERO, |it| self.pace.hold.saturating_sub(it.elapsed()));
+            let Some(lock) = self.enter_after(rest)? else { return Ok(false) };
             let begun = Instant::now();
-            let trash = match (&self.waiting, self.imports.names.is_empty()) {
-                (None, false) => Some(Trash::make(self.store, &self.imports.names)?),
-                _ => None,
-            };
             let mut taken = Items::new();
-            for item in left.iter().take(self.pace.objects) {
+            for item in batch {
                 left = left.split_first().map_or(left, |it| it.1);
                 let StoreItem::Object(id) = &item.0 else { continue };
                 if self.imports.has_object(id) {
                     continue;
                 }
-                let (shard, name) = split(id);
-                let place = match open.take() {
-                    Some((name, place)) if name == shard => place,
-                    _ => self.store.objects.directory.open(&shard)?,
-                };
-                match &trash {
-                    // An import may look for it at this moment.
-                    Some(trash) => trash.take(&place, &item.0, &name)?,
-                    None => self.take(&place, &item.0)?,
-                }
-                open = Some((shard, place));
-                taken.push(item);
+                let (name, file) = split(id);
+                self.take(shard.open(self.store, name)?, &item.0, &file)?;
+                taken.push(*item);
                 if begun.elapsed() > self.pace.hold {
                     break;
                 }
             }
-            let back = match &trash {
-                Some(trash) => self.put_back(trash, &taken)?,
-                None => BTreeSet::new(),
-            };
+            // An import may look for one of them at this moment.
+            let back = self.put_back(&taken)?;
             drop(lock);
+            is_free_since = Some(Instant::now());
+            self.empty_trash()?;
             for item in taken {
                 if !matches!(&item.0, StoreItem::Object(id) if back.contains(id)) {
                     self.note(item);
                 }
-            }
-            if let Some(trash) = trash {
-                trash.remove(&self.store.tmp)?;
             }
         }
         Ok(true)
@@ -430,13 +489,10 @@ impl Sweep<'_, '_> {
 
     /// Puts objects back that an import has listed while they were taken away. Each import that looks after that sees that
     /// they are gone.
-    fn put_back(
-        &mut self,
-        trash: &Trash,
-        taken: &Items<'_>,
-    ) -> Result<BTreeSet<ObjectId>, DiskError> {
-        self.imports.read_objects()?;
+    fn put_back(&mut self, taken: &Items<'_>) -> Result<BTreeSet<ObjectId>, DiskError> {
         let mut back = BTreeSet::new();
+        let Some(trash) = &self.trash else { return Ok(back) };
+        self.imports.read_objects()?;
         for (item, _) in taken {
             if let StoreItem::Object(id) = item
                 && self.imports.has_object(id)
@@ -446,6 +502,23 @@ impl Sweep<'_, '_> {
             }
         }
         Ok(back)
+    }
+}
+
+/// A directory of objects. They are sorted, so it is opened once for all of its objects.
+#[derive(Debug, Default)]
+struct OpenShard(Option<(String, Directory)>);
+
+impl OpenShard {
+    fn open(&mut self, store: &Store, name: String) -> Result<&Directory, DiskError> {
+        let open = match self.0.take() {
+            Some(open) if open.0 == name => open,
+            _ => {
+                let directory = store.objects.directory.open(&name)?;
+                (name, directory)
+            }
+        };
+        Ok(&self.0.insert(open).1)
     }
 }
 

@@ -214,6 +214,33 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
     assert_eq!(check(&store).unwrap().len(), 2);
 }
 
+/// A full disk has no place for a trash, and is when `gc` is needed most.
+#[test]
+fn gc_frees_a_full_disk() {
+    if !is_root() {
+        testing::skipped("a full disk: only root can mount a small file system");
+        return;
+    }
+    for form in [Form::Objects, Form::Packed] {
+        let Some(mounted) = Mounted::tmpfs(c"size=4m,nr_inodes=700") else {
+            testing::skipped("a full disk: tmpfs cannot be mounted here");
+            return;
+        };
+        let store = open(&mounted.0.path().join("store"));
+        import(&store, "kept", &sample("kept", 2)).unwrap();
+        import_as(&store, "gone", &sample("gone", 12), form).unwrap();
+        store.remove_ref(&name("gone")).unwrap();
+        let fillers = mounted.0.path().join("fillers");
+        std::fs::create_dir(&fillers).unwrap();
+        let fill = |number: u32| std::fs::write(fillers.join(number.to_string()), "");
+        let error = (0..).find_map(|it| fill(it).err()).unwrap();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        let (_, swept) = store.gc(NOW).unwrap();
+        assert!(swept.removed > 3, "{form:?}: {swept:?}");
+        assert_eq!(check_clean(&store).unwrap().len(), 1);
+    }
+}
+
 #[test]
 fn a_read_only_store_can_be_read_and_says_so() {
     let directory = TempDir::new().unwrap();

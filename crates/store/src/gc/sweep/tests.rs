@@ -1,12 +1,15 @@
 use std::cell::Cell;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use image::verity::{Algorithm, ImageId, digest};
 use tempfile::TempDir;
 
-use super::{GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept, Trash};
+use super::{GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
 use crate::shelf::item::StoreItem;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
-use crate::{ContainerRecord, Form, Kept, Reference, Seconds, Transaction};
+use crate::trace::{Change, Recorder, Trace};
+use crate::{ContainerRecord, Form, Kept, OpenOptions, Reference, Seconds, Transaction};
 
 /// Collects one object at a time, and calls `meanwhile` each time that the lock is free, with the number of the call.
 fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
@@ -45,6 +48,31 @@ fn the_lock_is_free_between_objects() {
     assert!(calls > 3 && opened.get() == calls, "{calls}");
     assert!(!store.images.has(&gone.image).unwrap());
     assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// A file system may need a tenth of a second for one of them.
+#[test]
+fn nothing_is_unlinked_while_others_wait() {
+    for form in [Form::Objects, Form::Packed] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        import(&store, "kept", &sample("kept", 3)).unwrap();
+        import_as(&store, "gone", &sample("gone", 12), form).unwrap();
+        store.remove_ref(&name("gone")).unwrap();
+        // An import that runs makes no difference.
+        let running = store.begin().unwrap();
+        let lock = Some(directory.path().join("gc.lock"));
+        let recorder = Arc::new(Recorder { lock, ..Recorder::default() });
+        let (who, trace) = (crate::Who::this_process(), Trace::to(&recorder));
+        let traced =
+            Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+        assert!(traced.gc(NOW).unwrap().1.removed > 3);
+        assert_eq!(*recorder.unlinked.lock().unwrap(), Vec::<PathBuf>::new(), "{form:?}");
+        let changes = recorder.changes.lock().unwrap();
+        assert!(changes.iter().any(|it| matches!(it, Change::Unlink(_))));
+        drop(running);
+        assert_eq!(check_clean(&store).unwrap().len(), 1);
+    }
 }
 
 /// What comes to be needed at any moment of a collection, and in any way, is whole after it.
@@ -165,20 +193,21 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
         done: &mut done,
         swept: &mut swept,
         waiting: None,
+        trash: None,
     };
     assert!(transaction.reuse(&found[0].0, found[0].1).unwrap());
-    let trash = Trash::make(&store, &sweep.imports.names).unwrap();
+    sweep.make_trash().unwrap();
     for (item, _) in &items {
         if matches!(item, StoreItem::Object(_)) {
-            trash.take(&store.place(item).unwrap(), item, &item.file_name()).unwrap();
+            sweep.take(&store.place(item).unwrap(), item, &item.file_name()).unwrap();
         }
     }
     assert_eq!(has(), [false; 3]);
     assert!(!transaction.reuse(&found[1].0, found[1].1).unwrap());
-    let back = sweep.put_back(&trash, &objects).unwrap();
+    let back = sweep.put_back(&objects).unwrap();
     // The second is listed, too, and does no harm.
     assert_eq!(back, found[..2].iter().map(|it| it.0).collect());
-    trash.remove(&store.tmp).unwrap();
+    sweep.end().unwrap();
     assert_eq!(has(), [true, true, false]);
     transaction.commit().unwrap();
     check_clean(&store).unwrap();
