@@ -180,6 +180,9 @@ fn same(what: &str, expected: &BTreeSet<String>, found: &BTreeSet<String>) -> Re
 /// What dpkg and its helpers write for themselves.
 const REMEMBERED: [&str; 3] = ["var/lib/dpkg/", "var/log/dpkg.log", "var/lib/systemd/"];
 
+/// The unit that a package enables. Source: systemctl(1), "enable".
+const ENABLED: &str = "etc/systemd/system/timers.target.wants/quire-gc.timer";
+
 /// Installs the package in a root of Debian, upgrades it to itself, removes and purges it. Then only what users made is left.
 fn try_out(package: &Path, cache: &Cache) -> Result<()> {
     if !is_root() {
@@ -209,7 +212,8 @@ fn try_out(package: &Path, cache: &Cache) -> Result<()> {
     for step in ["install", "upgrade"] {
         inside(&["dpkg", "--install", "/quire.deb"])?;
         inside(&["quire", "--version"])?;
-        let laid = laid(&repository().join(STAGE))?;
+        let mut laid = laid(&repository().join(STAGE))?;
+        laid.insert(ENABLED.to_owned());
         same(step, &unpacked(&laid), &unpacked(now()?.difference(&before)))?;
     }
     inside(&["dpkg", "--remove", "quire"])?;
@@ -294,8 +298,11 @@ esac
         let deb = metadata();
         // Without the folder, cargo-deb makes no scripts.
         assert!(deb["maintainer-scripts"].is_string());
-        // An entry with a name would be for one unit.
-        assert!(deb["systemd-units"]["unit-name"].is_null() && deb["systemd-units"].is_object());
+        // An entry with a name is for one unit.
+        let [timer, all] = [0, 1].map(|it| &deb["systemd-units"][it]);
+        assert!(all["unit-name"].is_null() && all["enable"] == false && all["start"] == false);
+        assert!(timer["unit-name"] == "quire-gc" && timer["enable"] == true);
+        assert_eq!(deb["systemd-units"].as_array().unwrap().len(), 2);
     }
 
     /// Runs the script that is called after an installation, with a parser that notes its arguments.
