@@ -13,6 +13,7 @@ mod cpu;
 mod derive;
 #[cfg(all(test, feature = "disk", feature = "serve"))]
 mod documents;
+mod gc;
 mod help;
 mod memory;
 mod mount;
@@ -266,7 +267,9 @@ pub(crate) enum Verb {
     Fsck(Fsck),
     /// Free data that nothing uses any more
     ///
-    /// Quire keeps data that a name, a container, a mount or a running import uses.
+    /// Quire keeps data that a name, a container, a mount or a running import uses. It never removes a name: `rmi` does.
+    ///
+    /// Unused data is a cache for later imports and pulls. `--older-than` and `--keep-storage` keep some of it.
     Gc(Gc),
     /// Let all users of this host use the images of the store
     ///
@@ -584,6 +587,12 @@ pub(crate) struct Gc {
     /// Also free the downloads of interrupted pulls, which are otherwise kept for a week
     #[arg(long)]
     pub(crate) unfinished: bool,
+    /// Keep unused data that was added to the store within this time, for example 24h or 7d
+    #[arg(long, value_name = "DURATION", value_parser = gc::seconds)]
+    pub(crate) older_than: Option<i64>,
+    /// Free unused data only until the store takes no more disk space than this, the oldest first, for example 20g
+    #[arg(long, value_name = "SIZE", value_parser = gc::size)]
+    pub(crate) keep_storage: Option<u64>,
     /// Wait until the leftovers of ended containers are removed. Their removal continues after `run`, `stop` and `rm`
     /// return, and the store's disk cannot be unmounted before it ends
     #[arg(long, conflicts_with = "dry_run")]

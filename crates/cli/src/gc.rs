@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use container::life::reap::{Sweep, clear_dead};
 use serde::Serialize;
-use store::{Dead, Freeing, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept};
+use store::{Dead, Freeing, GcLimits, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept};
 
 use crate::Answer;
 use crate::args;
@@ -15,6 +15,10 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
     // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
     let later = if args.unfinished { PIN_SECONDS + 1 } else { 0 };
     let when = Seconds(now().0.saturating_add(later));
+    let limits = GcLimits {
+        added_before: args.older_than.map(|it| Seconds(now().0.saturating_sub(it))),
+        keep_bytes: args.keep_storage,
+    };
     let options = if args.dry_run { OpenOptions::read() } else { OpenOptions::write() };
     let Some(store) = context.open_for(options, true)? else {
         let swept = (!args.dry_run).then(Swept::default);
@@ -23,13 +27,13 @@ pub(crate) fn gc(context: &Context, args: &args::Gc) -> anyhow::Result<Answer> {
         return Ok(Answer::Yes);
     };
     let (plan, swept) = if args.dry_run {
-        (store.plan_gc(when)?, None)
+        (store.plan_gc_within(when, &limits)?, None)
     } else {
         let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
         // A lazy device is open in its service, whoever else has it open.
         #[cfg(feature = "serve")]
         crate::lazy::release(&store);
-        let (plan, mut swept) = store.gc(when)?;
+        let (plan, mut swept) = store.gc_within(when, &limits)?;
         swept.removed += cleared;
         (plan, Some(swept))
     };
@@ -80,6 +84,8 @@ pub(crate) struct GcReport {
     set_aside: Option<Bytes>,
     /// Size of the data from interrupted or running pulls.
     unfinished: Bytes,
+    /// Size of the unused data that stays because of `--older-than` or `--keep-storage`.
+    spared: Bytes,
 }
 
 impl GcReport {
@@ -104,6 +110,7 @@ impl GcReport {
             freed: swept.map(|it| Bytes(it.freed)),
             set_aside: swept.map(|it| Bytes(it.set_aside)),
             unfinished: Bytes(unfinished),
+            spared: Bytes(plan.spared),
         }
     }
 
@@ -124,6 +131,15 @@ impl GcReport {
         if let Some(Bytes(set_aside @ 1..)) = self.set_aside {
             let bytes = report::size(set_aside);
             writeln!(out, "{bytes} more when the running imports have ended: run gc again then")?;
+        }
+        if self.spared.0 > 0 {
+            let options = match (args.older_than, args.keep_storage) {
+                (Some(_), Some(_)) => "--older-than and --keep-storage",
+                (Some(_), None) => "--older-than",
+                _ => "--keep-storage",
+            };
+            let bytes = report::size(self.spared.0);
+            writeln!(out, "{bytes} of unused data stay because of {options}")?;
         }
         if self.unfinished.0 > 0 && !args.unfinished {
             let bytes = report::size(self.unfinished.0);

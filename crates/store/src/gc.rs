@@ -4,9 +4,11 @@
 //! "Collecting garbage".
 
 mod data;
+mod limits;
 mod sweep;
 
 pub use data::{Dead, Freeing};
+pub use limits::GcLimits;
 
 use std::collections::BTreeSet;
 
@@ -31,6 +33,7 @@ use crate::work::{self, Owner};
 use image::digest::Digest;
 
 use data::{Indexes, NeededData, Trimming};
+use limits::Listed;
 
 /// Why garbage could not be found or removed. Little was removed before any error except `Disk`: what nothing needed.
 #[derive(Debug, thiserror::Error)]
@@ -124,6 +127,8 @@ pub struct GcPlan {
     pub kept: Vec<Kept>,
     /// Unneeded parts of devices that are kept, in the order of the devices.
     pub dead: Vec<Dead>,
+    /// Bytes on disk of garbage that is kept because of [`GcLimits`].
+    pub spared: u64,
 }
 
 impl GcPlan {
@@ -166,9 +171,17 @@ impl Store {
     /// # Errors
     /// [`GcError`] when something that is kept cannot be read.
     pub fn plan_gc(&self, now: Seconds) -> Result<GcPlan, GcError> {
+        self.plan_gc_within(now, &GcLimits::default())
+    }
+
+    /// The plan of a `gc` within these limits. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`plan_gc`](Self::plan_gc).
+    pub fn plan_gc_within(&self, now: Seconds, limits: &GcLimits) -> Result<GcPlan, GcError> {
         let _lock = self.lock_shared()?;
         let imports = RunningImports::of(self)?;
-        self.plan(now, &imports).map(|plan| self.describe(&plan))
+        self.plan_within(now, &imports, limits).map(|plan| self.describe(&plan))
     }
 
     /// What is needed for its own sake: all that is named. Of images in use, those that are garbage otherwise.
@@ -238,17 +251,27 @@ impl Store {
         Ok(Roots { images, layers, manifests, pinned, kept, containers })
     }
 
-    fn plan(&self, now: Seconds, imports: &RunningImports) -> Result<Plan, GcError> {
+    /// With a moment, what came since then is kept, with all that it needs.
+    fn plan(
+        &self,
+        now: Seconds,
+        imports: &RunningImports,
+        until: Option<Seconds>,
+    ) -> Result<Plan, GcError> {
         let found = Inventory::of(self)?;
         let roots = self.roots(&found, now)?;
         let indexes = self.readable_indexes(&found)?;
-        let mut needed = self.needed(&roots, imports, (&found, &indexes))?;
+        let mut listed = Listed::of(imports);
+        if let Some(until) = until {
+            self.list_newer(&mut listed, &found, until)?;
+        }
+        let mut needed = self.needed(&roots, &listed, (&found, &indexes))?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
             }
         }
-        let trimmings = self.trimmings(&needed.data, &indexes, imports.need_devices())?;
+        let mut trimmings = self.trimmings(&needed.data, &indexes, imports.need_devices())?;
         let mut leftovers = Vec::new();
         for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
             if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
@@ -260,8 +283,11 @@ impl Store {
             // An import may take an image back that goes now. Its mark has to be there then.
             items.retain(|it| !is_mark(it));
         }
+        if let Some(until) = until {
+            self.retain_older(&mut items, &mut trimmings, until)?;
+        }
         items.extend(self.garbage_of_sparse(&needed, &found, &indexes)?);
-        Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes })
+        Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes, spared: 0 })
     }
 
     /// Files of sparse devices that nothing needs.
@@ -286,7 +312,7 @@ impl Store {
     fn needed(
         &self,
         roots: &Roots,
-        imports: &RunningImports,
+        other: &Listed,
         (found, indexes): (&Inventory, &Indexes),
     ) -> Result<Needed, GcError> {
         let Roots { images, pinned, .. } = roots;
@@ -313,8 +339,8 @@ impl Store {
                 needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Partial(*it)));
             }
         }
-        needed.manifests.extend(&imports.manifests);
-        needed.blobs.extend(imports.manifests.iter().map(|it| BlobFile::Signatures(*it)));
+        needed.manifests.extend(&other.manifests);
+        needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Signatures(*it)));
         // These may be anywhere.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
@@ -322,7 +348,7 @@ impl Store {
                 wanted.extend(&layer.info().objects);
             }
         }
-        for layer in &imports.layers - &needed.layers {
+        for layer in &other.layers - &needed.layers {
             // The import replaces a damaged one.
             if let Ok(Some(layer)) = self.layers.open(&layer) {
                 wanted.extend(&layer.info().objects);
@@ -331,7 +357,7 @@ impl Store {
         }
         needed.blobs.extend(needed.layers.iter().map(|it| BlobFile::Chunks(*it)));
         let mut files = BTreeSet::new();
-        let listed = &imports.images - images;
+        let listed = &other.images - images;
         for image in images.iter().chain(&listed).copied() {
             let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; fsck reports it.
@@ -374,7 +400,8 @@ impl Store {
             (item, bytes)
         });
         let dead = plan.trimmings.iter().map(|it| it.dead).collect();
-        GcPlan { garbage: garbage.collect(), kept: plan.needed.kept.clone(), dead }
+        let garbage = garbage.collect();
+        GcPlan { garbage, kept: plan.needed.kept.clone(), dead, spared: plan.spared }
     }
 }
 
@@ -402,6 +429,8 @@ struct Plan {
     needed: Needed,
     found: Inventory,
     indexes: Indexes,
+    /// Bytes on disk of garbage that is kept.
+    spared: u64,
 }
 
 /// What is there and not needed: images, layers, manifests, then objects.

@@ -108,7 +108,7 @@ pub(super) const EXAMPLES: [(&str, &str); 44] = [
     ("rmi", "quire rmi app:old"),
     ("verify", "quire verify debian"),
     ("fsck", "quire fsck\n  quire fsck --repair"),
-    ("gc", "quire gc --dry-run\n  quire gc"),
+    ("gc", "quire gc --dry-run\n  quire gc\n  quire gc --older-than 7d --keep-storage 20g"),
     ("share", "quire share\n  quire share --undo"),
     ("unseal", "quire unseal --store ./store"),
     (

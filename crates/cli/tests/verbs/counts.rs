@@ -120,6 +120,42 @@ fn what_interrupted_pulls_left_is_counted_and_named() {
 }
 
 #[test]
+fn gc_keeps_what_is_new_and_what_there_is_room_for() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        let tree = place.tree(name, name);
+        place.out(&format!("import --quiet dir:{} {name}", tree.display()));
+    }
+    place.out("rmi a");
+    for limit in ["--older-than 1h", "--keep-storage 1g", "--older-than 1d --keep-storage 0"] {
+        let report = parsed(&place, &format!("gc --json {limit}"));
+        assert_eq!((&report["removed"], &report["freed"]), (&json!(0), &json!(0)), "{limit}");
+        assert!(report["spared"].as_u64().unwrap() > 0, "{limit}");
+        let dry = parsed(&place, &format!("gc --dry-run --json {limit}"));
+        assert_eq!((&dry["spared"], &dry["garbage"]), (&report["spared"], &json!([])), "{limit}");
+        let text = place.out(&format!("gc {limit}"));
+        let options = limit.split(' ').filter(|it| it.starts_with('-')).collect::<Vec<_>>();
+        let line = format!("of unused data stay because of {}\n", options.join(" and "));
+        assert!(text.contains(&line), "{text}");
+    }
+    // It is a cache: the same image needs nothing new.
+    let report = parsed(&place, &format!("import --json dir:{} a", place.path("a").display()));
+    assert_eq!(report["objectsAdded"], 0, "{report}");
+    place.out("rmi a");
+    let report = parsed(&place, "gc --json --keep-storage 0");
+    assert!(report["removed"].as_u64().unwrap() > 0);
+    assert_eq!(report["spared"], 0);
+    // A name is never removed.
+    assert_eq!(place.out("images -q").lines().count(), 1);
+    for (limit, hint) in
+        [("--older-than 24", "for example 24h or 7d"), ("--keep-storage much", "for example 512m")]
+    {
+        let ran = place.run(&format!("gc {limit}"));
+        assert!(ran.code == Some(2) && ran.err.contains(hint), "{}", ran.err);
+    }
+}
+
+#[test]
 fn an_import_says_what_it_did_not_read() {
     let place = Place::new();
     let tree = place.tree("tree", "x");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use super::{Freeing, GcError, GcPlan, Plan, Swept, is_mark, is_of_device};
+use super::{Freeing, GcError, GcLimits, GcPlan, Plan, Swept, is_mark, is_of_device};
 use crate::disk::{Directory, DiskError};
 use crate::found::RunningImports;
 use crate::shelf::devices::index_name;
@@ -49,7 +49,16 @@ impl Store {
         self.gc_while(now, &|| true)
     }
 
-    /// The same, as long as `go_on` returns `true`. What is not removed by then is garbage for the next one.
+    /// The same, but keeps the garbage that the limits say.
+    ///
+    /// # Errors
+    /// As [`gc`](Self::gc).
+    pub fn gc_within(&self, now: Seconds, limits: &GcLimits) -> Result<(GcPlan, Swept), GcError> {
+        let rest = &mut std::thread::sleep;
+        self.gc_at(now, limits, Pace { hold: HOLD, objects: OBJECTS, rest, go_on: &|| true })
+    }
+
+    /// All garbage, as long as `go_on` returns `true`. What is not removed by then is garbage for the next one.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -59,12 +68,14 @@ impl Store {
         go_on: &dyn Fn() -> bool,
     ) -> Result<(GcPlan, Swept), GcError> {
         let rest = &mut std::thread::sleep;
-        self.gc_at(now, Pace { hold: HOLD, objects: OBJECTS, rest, go_on })
+        let limits = &GcLimits::default();
+        self.gc_at(now, limits, Pace { hold: HOLD, objects: OBJECTS, rest, go_on })
     }
 
     pub(super) fn gc_at(
         &self,
         now: Seconds,
+        limits: &GcLimits,
         mut pace: Pace<'_>,
     ) -> Result<(GcPlan, Swept), GcError> {
         if !self.is_writable() {
@@ -80,7 +91,7 @@ impl Store {
             let is_last = plans == PLANS;
             let mut lock = if is_last { self.lock_exclusive()? } else { self.lock_shared()? };
             let mut imports = RunningImports::of(self)?;
-            let plan = self.plan(now, &imports)?;
+            let plan = self.plan_within(now, &imports, limits)?;
             let described = self.describe(&plan);
             if !is_last {
                 drop(lock);
@@ -92,7 +103,7 @@ impl Store {
                 }
             }
             containers.extend(plan.roots.containers.iter().cloned());
-            (done.kept, done.dead) = (described.kept, described.dead);
+            (done.kept, done.dead, done.spared) = (described.kept, described.dead, plan.spared);
             let (items, others) = described.garbage.split_at(plan.items.len());
             let mut sweep = Sweep {
                 store: self,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use image::verity::{Algorithm, ImageId, digest};
 use tempfile::TempDir;
 
-use super::{GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
+use super::{GcLimits, GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
 use crate::shelf::item::StoreItem;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Change, Recorder, Trace};
@@ -18,7 +18,9 @@ fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
         meanwhile(calls);
         calls += 1;
     };
-    store.gc_at(NOW, Pace { hold: HOLD, objects: 1, rest, go_on: &|| true }).unwrap();
+    store
+        .gc_at(NOW, &GcLimits::default(), Pace { hold: HOLD, objects: 1, rest, go_on: &|| true })
+        .unwrap();
     calls
 }
 
@@ -180,7 +182,7 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
     });
     let has = || found.map(|(id, size)| store.has(&id, size).unwrap());
     let transaction = other.begin().unwrap();
-    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap()).unwrap();
+    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
     let items: Vec<_> = plan.items.iter().map(|it| (it.clone(), 1)).collect();
     let objects = items.iter().filter(|it| matches!(it.0, StoreItem::Object(_))).collect();
     let (mut done, mut swept) = (GcPlan::default(), Swept::default());
@@ -222,7 +224,7 @@ fn a_collection_can_be_ended_at_any_moment() {
         let left = Cell::new(calls);
         let go_on = || left.replace(left.get().saturating_sub(1)) > 0;
         let pace = Pace { hold: HOLD, objects: 1, rest: &mut |_| {}, go_on: &go_on };
-        store.gc_at(NOW, pace).unwrap();
+        store.gc_at(NOW, &GcLimits::default(), pace).unwrap();
         check(&store).unwrap();
         let other = open(directory.path());
         import(&other, "again", &sample("gone", 3)).unwrap();
