@@ -490,7 +490,7 @@ fn a_device_of_another_name_is_the_one_that_was_named() {
 fn a_user_without_ids_has_one() {
     let Some(user) = User::new(false) else { return };
     user.import(&tree(&user));
-    for (at, runtime) in runtimes().into_iter().enumerate() {
+    for (at, runtime) in runtimes().enumerate() {
         let script = "id -u; ls -ln theirs; cat theirs";
         let ran = user.run(&["run", "--rm", "--runtime", runtime, "a", "sh", "-c", script]);
         assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
