@@ -119,6 +119,7 @@ fn serve(
         true => Executable::No,
         false => Executable::Yes,
     };
+    let Some(_turn) = target.turn(context)? else { return Ok(true) };
     target.clear()?;
     crate::fuse::mount_for_user(who, image, target.source(), target.directory(), executable)?;
     target.note(context);

@@ -1,14 +1,15 @@
 //! Mounts of images, by the kernel's table and the notes of this boot.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
-use std::path::Path;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use container::mounted::MountNote;
 use container::notes::Notes;
 use container::root::SOURCE;
-use kernel::mount::{Detached, Mounted, Unmount};
+use kernel::mount::{Detached, Expired, Mounted, Unmount};
 use kernel::process::Who;
+use rustix::fs::FlockOperation;
 #[cfg(feature = "serve")]
 use rustix::fs::{Mode, OFlags};
 
@@ -56,6 +57,11 @@ impl OwnMounts {
             }
             _ => kernel::mount::unmount(path, how)?,
         }
+        self.forget(own)
+    }
+
+    /// Removes the note of a mount that is gone.
+    fn forget(&self, own: &OwnMount) -> anyhow::Result<()> {
         // A bind mount elsewhere may still show the file system.
         let is_gone = all_mounted()?.iter().all(|it| it.device != own.mount.device);
         if let Some(notes) = self.notes.as_ref().filter(|_| is_gone && own.note.is_some())
@@ -125,10 +131,28 @@ enum Compared {
 #[derive(Debug)]
 pub(crate) struct MountTarget<'a> {
     directory: &'a Path,
+    /// The same without links.
+    path: PathBuf,
     own: OwnMounts,
     note: MountNote,
+    /// Whether another mount gives way.
+    replaces: bool,
     /// Mount that the new one replaces.
     old: Option<OwnMount>,
+}
+
+/// While it is there, no other `quire mount` of this user attaches anything.
+pub(crate) struct Turn {
+    lock: Option<OwnedFd>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Servers that were started meanwhile may have the descriptor, too.
+        if let Some(lock) = &self.lock {
+            let _unlocked = rustix::fs::flock(lock, FlockOperation::Unlock);
+        }
+    }
 }
 
 impl<'a> MountTarget<'a> {
@@ -143,14 +167,20 @@ impl<'a> MountTarget<'a> {
         note: MountNote,
         replaces: bool,
     ) -> anyhow::Result<Option<Self>> {
-        let shown = directory.display();
         let path = std::fs::canonicalize(directory);
-        let path = path.with_context(|| format!("cannot find \"{shown}\""))?;
-        let old = own.at(&path)?.and_then(Result::ok);
-        match old.as_ref().map(|old| (old.compare(&note, own.who), &old.mount.source)) {
-            Some((Compared::Same, _)) => return Ok(None),
+        let path = path.with_context(|| format!("cannot find \"{}\"", directory.display()))?;
+        let mut found = Self { directory, path, own, note, replaces, old: None };
+        Ok(found.look()?.then_some(found))
+    }
+
+    /// Finds the mount to replace; false if the same is there.
+    fn look(&mut self) -> anyhow::Result<bool> {
+        let shown = self.directory.display();
+        let old = self.own.at(&self.path)?.and_then(Result::ok);
+        match old.as_ref().map(|old| (old.compare(&self.note, self.own.who), &old.mount.source)) {
+            Some((Compared::Same, _)) => return Ok(false),
             None => {}
-            Some(_) if replaces => {}
+            Some(_) if self.replaces => {}
             Some((Compared::OtherOptions, _)) => bail!(
                 "the image is mounted on \"{shown}\" with other options: --replace mounts it with these, and `quire umount \
                  {shown}` ends that mount"
@@ -164,7 +194,26 @@ impl<'a> MountTarget<'a> {
                  place, and `quire umount {shown}` ends that mount"
             ),
         }
-        Ok(Some(Self { directory, own, note, old }))
+        self.old = old;
+        Ok(true)
+    }
+
+    /// Waits for others that mount, and looks again; `None` if one of them has mounted the same.
+    pub(crate) fn turn(&mut self, context: &Context) -> anyhow::Result<Option<Turn>> {
+        let lock = self.own.notes.as_ref().and_then(|notes| {
+            let lock = notes.lock();
+            lock.inspect_err(|error| tracing::debug!(%error, "cannot wait for others that mount"))
+                .ok()
+        });
+        if self.look()? {
+            return Ok(Some(Turn { lock }));
+        }
+        context.remark(&format!(
+            "{} is mounted on \"{}\" already",
+            self.source(),
+            self.directory.display()
+        ));
+        Ok(None)
     }
 
     #[cfg(feature = "serve")]
@@ -182,10 +231,21 @@ impl<'a> MountTarget<'a> {
         self.old.take().map_or(Ok(()), |old| self.own.unmount(&old, Unmount::Now))
     }
 
-    /// Attaches a mount, with its note.
+    /// Attaches a mount, with its note. Where the kernel can do it, programs see the old mount or the new one at any moment.
     pub(crate) fn attach(&mut self, context: &Context, mount: &Detached) -> anyhow::Result<()> {
+        let Some(_turn) = self.turn(context)? else { return Ok(()) };
         self.write_note(context, mount.as_fd());
-        self.clear()?;
+        if let Some(old) = self.old.take() {
+            match kernel::mount::expire(&self.path)? {
+                Expired::Unused if mount.attach_beneath(&self.path).is_ok() => {
+                    // Whoever has opened something of it since then keeps the old one.
+                    let now = self.own.unmount(&old, Unmount::Now);
+                    return now.or_else(|_busy| self.own.unmount(&old, Unmount::Lazy));
+                }
+                Expired::Unused => self.own.unmount(&old, Unmount::Now)?,
+                Expired::Gone => self.own.forget(&old)?,
+            }
+        }
         Ok(mount.attach_at(self.directory)?)
     }
 

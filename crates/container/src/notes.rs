@@ -9,6 +9,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, mkdirat, openat,
@@ -26,6 +27,10 @@ const DRAFT: &str = "draft";
 /// How many notes of a kind there are: most hosts need one or two, and of the largest kind each takes 10 kB of memory. A kind
 /// is what a name has before its first hyphen.
 pub(crate) const NOTES_MAX: usize = 64;
+
+/// How long somebody else may have the notes locked: a mount is attached in milliseconds.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TURN: Duration = Duration::from_millis(2);
 
 /// Kind of the notes of mounts, of which each has some 300 bytes.
 const MOUNTS: &[u8] = b"mount";
@@ -141,6 +146,24 @@ impl Notes {
             }
             Err(Errno::EXIST) => self.open(),
             Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits until nobody else has the notes locked, 5 s at most. The lock ends with the descriptor.
+    ///
+    /// # Errors
+    /// If there is no place for notes, or the time is over.
+    pub fn lock(&self) -> io::Result<OwnedFd> {
+        let folder = self.make()?;
+        let since = Instant::now();
+        loop {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(folder),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if since.elapsed() < LOCK_PATIENCE => {
+                    std::thread::sleep(LOCK_TURN);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
 

@@ -81,9 +81,11 @@ mod waits;
 mod writable;
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use kernel::process::Signal;
 use kernel::version::KernelVersion;
@@ -112,9 +114,18 @@ impl Drop for Place {
     /// `TempDir` ignores that it cannot remove something, and then nobody knows which test has left it.
     fn drop(&mut self) {
         let folder = self.folder.path();
-        if let Err(error) = std::fs::remove_dir_all(folder)
-            && !std::thread::panicking()
-        {
+        let since = Instant::now();
+        loop {
+            let error = match std::fs::remove_dir_all(folder) {
+                Ok(()) => return,
+                Err(_) if std::thread::panicking() => return,
+                Err(error) => error,
+            };
+            // A process in the background removes what a container has written, and moves deep directories up for that.
+            if error.kind() == ErrorKind::DirectoryNotEmpty && since.elapsed().as_secs() < 60 {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
             let below: Vec<_> = mounts.lines().filter(|it| it.contains(&self.shown())).collect();
             let find = Command::new("find").arg(folder).args(["-maxdepth", "3"]).output();

@@ -2,10 +2,11 @@
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kernel::version::KernelVersion;
 
-use crate::{Place, is_root};
+use crate::{Place, is_before, is_root};
 
 /// Unmounts when a test ends early.
 pub(crate) struct Unmount(pub(crate) std::path::PathBuf);
@@ -54,6 +55,72 @@ fn an_image_is_mounted_and_unmounted() {
 pub(crate) fn is_mounted_here(form: &str) -> bool {
     const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
     form == "objects" || KernelVersion::running() >= Some(NATIVE)
+}
+
+/// Programs see one image or the other, and never the directory below.
+#[test]
+fn a_mount_is_replaced_in_one_step() {
+    if !is_root() {
+        return;
+    }
+    if is_before(6, 5) {
+        return testing::skipped("mounts beneath others: this kernel is older than Linux 6.5");
+    }
+    let place = Place::new();
+    let point = place.path("point");
+    std::fs::create_dir_all(&point).unwrap();
+    let _guard = Unmount(point.clone());
+    for name in ["one", "two"] {
+        let tree = place.tree(name, name);
+        place.out(&format!("import --quiet --form objects dir:{} {name}", tree.display()));
+    }
+    place.out("mount one point");
+    let is_over = AtomicBool::new(false);
+    let failed = std::thread::scope(|scope| {
+        let look = || {
+            let mut failed = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                failed += u32::from(!point.join("etc/long").exists());
+            }
+            failed
+        };
+        let looking = scope.spawn(look);
+        let ran = (0..30).map(|at| {
+            let name = if at % 2 == 0 { "two" } else { "one" };
+            place.run(&format!("mount --replace {name} point"))
+        });
+        let ran: Vec<_> = ran.collect();
+        is_over.store(true, Ordering::Relaxed);
+        // A look may have made it busy.
+        assert!(ran.iter().any(|it| it.code == Some(0)), "{ran:?}");
+        looking.join().unwrap()
+    });
+    place.out("umount point");
+    assert_eq!(failed, 0);
+    assert!(!point.join("etc").exists(), "one was mounted");
+}
+
+#[test]
+fn mounts_of_one_image_at_once_are_one() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --quiet --form objects dir:{} a", tree.display()));
+    let point = place.path("point");
+    std::fs::create_dir_all(&point).unwrap();
+    for _ in 0..5 {
+        let guard = Unmount(point.clone());
+        let all = (0..6).map(|_| place.command(&["mount", "a", "point"]).spawn().unwrap());
+        let all: Vec<_> = all.collect();
+        for mut one in all {
+            assert!(one.wait().unwrap().success());
+        }
+        place.out("umount point");
+        assert!(!point.join("etc").exists(), "there was another mount");
+        drop(guard);
+    }
 }
 
 /// The kernel would stack the mounts.

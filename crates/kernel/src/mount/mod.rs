@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{CWD, StatVfsMountFlags};
+use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
 pub use crate::propagation::Propagation;
@@ -98,6 +99,19 @@ impl Detached {
     pub fn attach_at(&self, path: &Path) -> Result<(), MountError> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
         rustix::mount::move_mount(&self.fd, c"", CWD, path, flags)
+            .map_err(|errno| MountError::call(Step::Attach, path.display(), errno))
+    }
+
+    /// Attaches the mount at a path, beneath the uppermost mount there: it is seen when that is unmounted. Needs Linux 6.5, and
+    /// a kernel that can tell that no peer of the mounts would cover it.
+    ///
+    /// # Errors
+    /// The kernel's answer, naming the path.
+    pub fn attach_beneath(&self, path: &Path) -> Result<(), MountError> {
+        // Source: include/uapi/linux/mount.h, MOVE_MOUNT_BENEATH.
+        let beneath = MoveMountFlags::from_bits_retain(0x200);
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
+        rustix::mount::move_mount(&self.fd, c"", CWD, path, flags | beneath)
             .map_err(|errno| MountError::call(Step::Attach, path.display(), errno))
     }
 
@@ -192,6 +206,27 @@ pub fn unmount(path: &Path, how: Unmount) -> Result<(), MountError> {
     let flags = UnmountFlags::NOFOLLOW | detach(how);
     rustix::mount::unmount(path, flags)
         .map_err(|errno| MountError::call(Step::Unmount, path.display(), errno))
+}
+
+/// What [`expire`] has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expired {
+    /// Nobody uses the mount. It is still there.
+    Unused,
+    /// It is unmounted: somebody has asked the same before, and nobody has used it since then.
+    Gone,
+}
+
+/// Looks whether somebody uses the uppermost mount at a path. Source: umount(2), `MNT_EXPIRE`.
+///
+/// # Errors
+/// An error of the kernel: `EBUSY` if somebody uses it.
+pub fn expire(path: &Path) -> Result<Expired, MountError> {
+    match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::EXPIRE) {
+        Ok(()) => Ok(Expired::Gone),
+        Err(Errno::AGAIN) => Ok(Expired::Unused),
+        Err(errno) => Err(MountError::call(Step::Unmount, path.display(), errno)),
+    }
 }
 
 /// Unmounts the mount whose root this descriptor is. It is always lazy, since the descriptor itself uses the mount.
