@@ -67,9 +67,9 @@ pub(crate) struct Recorder {
     pub(crate) fail_at: Option<usize>,
     pub(crate) for_good: bool,
     pub(crate) holes: Holes,
-    /// A lock, and files that were unlinked while it was held exclusively.
+    /// A lock, and the changes that may take long and were made while it was held exclusively.
     pub(crate) lock: Option<PathBuf>,
-    pub(crate) unlinked: std::sync::Mutex<Vec<PathBuf>>,
+    pub(crate) locked: std::sync::Mutex<Vec<Change>>,
 }
 
 /// What the file system says of holes.
@@ -129,10 +129,15 @@ impl Trace {
     pub(crate) fn record(&self, change: impl FnOnce() -> Change) {
         let Some(recorder) = &self.recorder else { return };
         let change = change();
-        if let Change::Unlink(path) = &change
-            && recorder.is_locked()
-        {
-            recorder.unlinked.lock().unwrap().push(path.clone());
+        let may_be_slow = matches!(
+            change,
+            Change::Unlink(_)
+                | Change::SyncFile(_)
+                | Change::SyncDirectory(_)
+                | Change::SyncEverything
+        );
+        if may_be_slow && recorder.is_locked() {
+            recorder.locked.lock().unwrap().push(change.clone());
         }
         recorder.changes.lock().unwrap().push(change);
     }

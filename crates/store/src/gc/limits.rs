@@ -45,6 +45,7 @@ impl Listed {
 
 /// When a file came into the store. No program can set this time. The files of a store do not change, except that taking
 /// parts out of a device renews its time.
+#[expect(clippy::useless_conversion, reason = "the types differ between architectures")]
 fn added(stat: &Stat) -> i64 {
     i64::from(stat.st_ctime)
 }

@@ -15,7 +15,6 @@ use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::split;
 use crate::shelf::refs::Seconds;
-use crate::shelf::sparse::SparseFile;
 use crate::store::{Lock, Store};
 use crate::trash::{self, Trash};
 use crate::work;
@@ -255,7 +254,8 @@ impl Sweep<'_, '_> {
             // An import may take an image back that has gone. Its mark has to be there then.
             marks.clear();
         }
-        Ok(self.marks_and_sparse(&marks, &sparse)?
+        Ok(self.marks(&marks)?
+            && self.sparse(&sparse)?
             && self.data(&data, !objects.is_empty())?
             && self.trim()?
             && self.objects(&objects)?)
@@ -318,6 +318,7 @@ impl Sweep<'_, '_> {
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Nothing relies on these.
             | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
+            (Some(_), _, StoreItem::Sparse(_)) => place.unlink_sealed(name).map(drop),
             (Some(trash), _, _) => trash.take(place, item, name),
             (None, Some(trash), _) => match trash.take(place, item, name) {
                 Err(error) if error.is_full() => self.remove(place, item, name, error),
@@ -354,29 +355,51 @@ impl Sweep<'_, '_> {
     }
 
     /// An image never outlives its mark.
-    fn marks_and_sparse(&mut self, marks: &Items<'_>, sparse: &Items<'_>) -> Result<bool, GcError> {
-        if marks.is_empty() && sparse.is_empty() {
+    fn marks(&mut self, marks: &Items<'_>) -> Result<bool, GcError> {
+        if marks.is_empty() {
             return Ok(true);
         }
-        let Some(_lock) = self.enter()? else { return Ok(false) };
+        let Some(lock) = self.enter()? else { return Ok(false) };
         for mark in marks {
             self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())?;
             self.note(mark);
         }
-        let Plan { needed, found, indexes, .. } = self.plan;
-        // Somebody may fill one by now.
-        let garbage = match sparse.is_empty() {
-            true => Vec::new(),
-            false => self.store.garbage_of_sparse(needed, found, indexes)?,
-        };
-        let mut files: Vec<SparseFile> = Vec::new();
-        for item in sparse.iter().filter(|it| garbage.contains(&it.0)) {
-            if let StoreItem::Sparse(file) = &item.0 {
-                files.push(*file);
+        drop(lock);
+        self.empty_trash()?;
+        Ok(true)
+    }
+
+    /// Removes sparse devices and heads of indexes, and then what belongs to them: nobody could tell what a device without
+    /// its state is.
+    fn sparse(&mut self, sparse: &Items<'_>) -> Result<bool, GcError> {
+        if sparse.is_empty() {
+            return Ok(true);
+        }
+        let store = self.store;
+        let Some(directory) = store.sparse.directory.get()? else { return Ok(true) };
+        let is_first =
+            |it: &StoreItem| matches!(it, StoreItem::Sparse(file) if file.goes_before_others());
+        let (first, rest): (Items<'_>, Items<'_>) = sparse.iter().partition(|it| is_first(&it.0));
+        for (items, is_last) in [(first, false), (rest, true)] {
+            let Some(lock) = self.enter()? else { return Ok(false) };
+            let Plan { needed, found, indexes, .. } = self.plan;
+            // Another process may fill one by now.
+            let garbage = store.garbage_of_sparse(needed, found, indexes)?;
+            if is_last && garbage.iter().any(is_first) {
+                // It has made one since, or has ended.
+                return Ok(false);
+            }
+            for item in items.into_iter().filter(|it| garbage.contains(&it.0)) {
+                self.take(directory, &item.0, &item.0.file_name())?;
                 self.note(item);
             }
+            drop(lock);
+            self.empty_trash()?;
+            if !is_last {
+                // Also what was removed by another that was killed then.
+                directory.sync()?;
+            }
         }
-        self.store.sparse.remove(&files)?;
         Ok(true)
     }
 

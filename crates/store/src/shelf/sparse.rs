@@ -87,6 +87,11 @@ pub enum SparseFile {
 }
 
 impl SparseFile {
+    /// Whether it is removed before the other files of its device: a device before its state, a head before its windows.
+    pub(crate) const fn goes_before_others(&self) -> bool {
+        matches!(self, Self::Device(_) | Self::Index(_) | Self::ClaimedIndex(..))
+    }
+
     /// The device that it belongs to.
     #[must_use]
     pub const fn device(&self) -> &DeviceId {
@@ -518,11 +523,8 @@ impl SparseShelf {
     /// before its windows.
     pub(crate) fn remove(&self, files: &[SparseFile]) -> Result<(), DiskError> {
         let Some(sparse) = self.directory.get()? else { return Ok(()) };
-        let is_first = |file: &&SparseFile| {
-            use SparseFile::{ClaimedIndex, Device, Index};
-            matches!(file, Device(_) | Index(_) | ClaimedIndex(..))
-        };
-        let (first, rest): (Vec<&SparseFile>, Vec<&SparseFile>) = files.iter().partition(is_first);
+        let (first, rest): (Vec<&SparseFile>, Vec<&SparseFile>) =
+            files.iter().partition(|it| it.goes_before_others());
         for file in first {
             sparse.unlink_sealed(file.file_name())?;
         }

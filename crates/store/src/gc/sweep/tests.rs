@@ -1,5 +1,4 @@
 use std::cell::Cell;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use image::verity::{Algorithm, ImageId, digest};
@@ -54,13 +53,15 @@ fn the_lock_is_free_between_objects() {
 
 /// A file system may need a tenth of a second for one of them.
 #[test]
-fn nothing_is_unlinked_while_others_wait() {
+fn nothing_is_unlinked_or_synced_while_others_wait() {
     for form in [Form::Objects, Form::Packed] {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         import(&store, "kept", &sample("kept", 3)).unwrap();
         import_as(&store, "gone", &sample("gone", 12), form).unwrap();
         store.remove_ref(&name("gone")).unwrap();
+        let sparse = digest(Algorithm::Sha256, b"sparse").into();
+        drop(store.create_sparse(&sparse, 10_000).unwrap());
         // An import that runs makes no difference.
         let running = store.begin().unwrap();
         let lock = Some(directory.path().join("gc.lock"));
@@ -69,7 +70,8 @@ fn nothing_is_unlinked_while_others_wait() {
         let traced =
             Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
         assert!(traced.gc(NOW).unwrap().1.removed > 3);
-        assert_eq!(*recorder.unlinked.lock().unwrap(), Vec::<PathBuf>::new(), "{form:?}");
+        assert!(store.sparse.stat(&sparse).unwrap().is_none());
+        assert_eq!(*recorder.locked.lock().unwrap(), Vec::<Change>::new(), "{form:?}");
         let changes = recorder.changes.lock().unwrap();
         assert!(changes.iter().any(|it| matches!(it, Change::Unlink(_))));
         drop(running);
