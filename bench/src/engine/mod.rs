@@ -45,7 +45,8 @@ build-erofs-cache` does it. *by another name*: the same layers came with another
 store*: `quire pull` had the image, of which containerd knows nothing; with `--skip download` it does not fetch \
 the layers. *blobs here*: `ctr content fetch` was there before. *roots*: `ctr snapshot prepare` or `rm` for each of so many \
 containers, one after the other; the start of `ctr` is the same for all. Quire mounts a root when it is prepared, and \
-unmounts it when it is removed; containerd's snapshotters leave that to who starts the container. *lazy*: stargz-snapshotter \
+unmounts it when it is removed; containerd's snapshotters leave that to who starts the container. *at a time*: `ctr run \
+--detach` of `sleep` for each of so many containers, by xargs. *lazy*: stargz-snapshotter \
 gets layers of `crane optimize`, Quire those of the image as it is with the index that `quire index --push` made; both \
 start before layers are here, and nobody has told either what a start reads; soci-snapshotter pulls whole layers, in parallel. Both are programs of \
 ours over the libraries of these versions.\n\n\
@@ -344,7 +345,10 @@ fn image(
         if context.wants(&title) {
             publish(&mut report.findings)?;
             let table = roots::race(stage, sample, part, title)?;
-            report.findings.extend(roots::each(&table));
+            report.findings.extend(match part {
+                roots::Part::Started => shares(&table),
+                roots::Part::Made | roots::Part::Removed => roots::each(&table),
+            });
             report.tables.push(table);
         }
     }

@@ -1,6 +1,7 @@
 //! A containerd of a contestant's own, with the snapshotter beside it, and its client.
 
 use std::cell::RefCell;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -190,6 +191,29 @@ impl<'a> Node<'a> {
         run.arg("--runc-root").arg(self.place().join("runc"));
         run.arg(image).arg(format!("{CONTAINER}-{number}")).args(program);
         run
+    }
+
+    /// Starts so many containers that go on, some at a time: one command, which fails if one of them does.
+    pub(super) fn run_at_once(
+        &self,
+        image: &str,
+        count: usize,
+        at_a_time: usize,
+        program: &[&str],
+    ) -> Result<Command> {
+        let numbers = self.place().join("numbers");
+        let lines: String = (0..count).map(|it| format!("{it}\n")).collect();
+        fs::write(&numbers, lines)?;
+        let mut all = Command::new("xargs");
+        all.arg("--arg-file").arg(&numbers).arg(format!("--max-procs={at_a_time}")).arg("-I@");
+        let one = self.run_detached(image, 0, program);
+        let name = format!("{CONTAINER}-0");
+        let words = one.get_args().map(|it| match it == name.as_str() {
+            true => OsString::from(format!("{CONTAINER}-@")),
+            false => it.to_owned(),
+        });
+        all.arg(one.get_program()).args(words);
+        Ok(all)
     }
 
     /// Runs a program in a container that runs.

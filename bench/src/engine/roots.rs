@@ -1,4 +1,4 @@
-//! How long it takes to make the roots of containers, and to remove them.
+//! How long it takes to make the roots of containers, to remove them, and to start many containers at once.
 
 use std::process::Command;
 
@@ -22,15 +22,22 @@ const KINDS: [Kind; 3] = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
 pub(super) enum Part {
     Made,
     Removed,
+    /// Containers that run.
+    Started,
 }
 
-pub(super) const PARTS: [Part; 2] = [Part::Made, Part::Removed];
+pub(super) const PARTS: [Part; 3] = [Part::Made, Part::Removed, Part::Started];
+
+/// Containers in a burst, and how many of them the client starts at a time.
+const STARTS: usize = 100;
+const AT_A_TIME: usize = 20;
 
 impl Part {
     pub(super) fn title(self) -> String {
         match self {
             Self::Made => format!("{ROOTS} roots: made"),
             Self::Removed => format!("{ROOTS} roots: removed"),
+            Self::Started => format!("{STARTS} containers, {AT_A_TIME} at a time: started"),
         }
     }
 }
@@ -48,6 +55,10 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
                     Ok(all.map(|it| node.prepare(it, &top)).collect())
                 }
                 Part::Removed => Ok(all.map(|it| node.drop_root(it)).collect()),
+                Part::Started => {
+                    let image = stage.image(sample, node.kind, "1");
+                    Ok(vec![node.run_at_once(&image, STARTS, AT_A_TIME, &["sleep", "1000"])?])
+                }
             }
         };
         let contestant = Contestant::new(node.kind.name(), commands).until(Until::End);
@@ -63,7 +74,12 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
             rustix::fs::sync();
             Ok(())
         });
-        contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
+        contestants.push(contestant.services(|| node.spent()).after(move || {
+            if part == Part::Started {
+                (0..STARTS).for_each(|it| node.end(it));
+            }
+            node.stop()
+        }));
     }
     contest(stage, title, contestants)
 }
