@@ -78,7 +78,7 @@ pub(crate) fn doctor(context: &Context, args: &args::Doctor) -> anyhow::Result<A
     let opened = Store::open(&store, context.who(), OpenOptions::read()).ok();
     let exposed = opened.as_ref().and_then(|it| it.exposure().ok()).unwrap_or_default();
     let exposed = report::texts(&exposed);
-    let without_root = crate::rootless::describe(context.outside());
+    let without_root = crate::rootless::describe(context.outside(), &features.user_namespaces);
     let shared = shared(context, opened.as_ref());
     let labels = crate::security::describe_labels(context);
     let network = crate::network::describe();

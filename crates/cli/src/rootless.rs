@@ -10,6 +10,7 @@ use container::life::detached;
 use container::life::known::{self, KnownContainer};
 use container::notes::Notes;
 use container::root::{Via, WritableWish, suits_overlay};
+use kernel::features::{Can, Feature};
 use kernel::mount::{OVERLAY_USER_DATA, Propagation};
 use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
@@ -283,12 +284,17 @@ const OBSTACLES: [(&str, &str, &str); 3] = [
 fn obstacle() -> Option<&'static str> {
     let is_set =
         |file: &str, value: &str| std::fs::read_to_string(file).is_ok_and(|it| it.trim() == value);
-    OBSTACLES.iter().find(|it| is_set(it.0, it.1)).map(|it| it.2)
+    // A process with a profile of its own has what the profile says. Source: apparmor.d(5), `userns`.
+    let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
+    let has_profile = !label.is_empty() && !label.starts_with("unconfined");
+    let counts = |file: &str| !(file.contains("/apparmor_") && has_profile);
+    OBSTACLES.iter().find(|it| counts(it.0) && is_set(it.0, it.1)).map(|it| it.2)
 }
 
 /// Whether users who are not root can run containers and mount images here, and how, in a line for people.
-pub(crate) fn describe(who: Who) -> Result<String, String> {
-    let (run, mount) = (describe_run(who), describe_mount());
+/// `namespaces` is what a trial by `who` has found.
+pub(crate) fn describe(who: Who, namespaces: &Feature) -> Result<String, String> {
+    let (run, mount) = (describe_run(who, namespaces), describe_mount());
     let works = run.is_ok() && mount.is_ok();
     let text = |it: Result<String, String>| it.unwrap_or_else(|why| why);
     let mut ways = format!("{}; {}", text(run), text(mount));
@@ -299,8 +305,9 @@ pub(crate) fn describe(who: Who) -> Result<String, String> {
     if works { Ok(ways) } else { Err(ways) }
 }
 
-fn describe_run(who: Who) -> Result<String, String> {
-    if let Some(why) = obstacle() {
+fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
+    let refused = (namespaces.can == Can::No).then_some(&*namespaces.reason);
+    if let Some(why) = obstacle().or(refused) {
         return Err(format!("run does not work: {why}"));
     }
     let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);

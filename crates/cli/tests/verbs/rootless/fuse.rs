@@ -586,6 +586,18 @@ fn a_machine_without_fuse_says_so() {
     let doctor =
         run(&format!("cd {}; {no_namespaces}", user.place.path("").display()), &["doctor"]);
     assert!(doctor.out.contains("sysctl user.max_user_namespaces"), "{}", doctor.out);
+    // No setting says so: the kernel gives none to a process in another root. Source: user_namespaces(7), `EPERM`.
+    let chrooted = format!(
+        "cd \"$1\"; mkdir all; mount --rbind / all; exec chroot all setpriv --reuid=$2 --regid=$2 --clear-groups env HOME=\"$1/home\" {} \
+         doctor",
+        quire.display()
+    );
+    let doctor = user.call_after(&chrooted, &["true"]);
+    assert!(
+        doctor.out.contains("run does not work: cannot make a user namespace"),
+        "{}",
+        doctor.out
+    );
     let no_program = "mount --bind /dev/null $(command -v fusermount3)";
     let ran = run(no_program, &["mount", "a", "point"]);
     assert!(ran.code == Some(2) && ran.err.contains("package fuse3"), "{}", ran.err);
