@@ -125,7 +125,7 @@ impl RunningImports {
             if !matches!(work::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;
             }
-            // The name may be another one's by now.
+            // Another import may have the name by now.
             let known = before.iter().position(|it| it.name == name);
             let known = known.map(|at| before.swap_remove(at));
             let listing = match known {
@@ -179,7 +179,7 @@ impl RunningImports {
         Ok(())
     }
 
-    /// `None` if there is a line that only a later version knows.
+    /// Returns `None` if a line is from a later version.
     fn read_kept(&mut self, kept: &[u8]) -> Option<()> {
         String::from_utf8_lossy(kept).lines().try_for_each(|line| self.read_line(line))
     }

@@ -184,7 +184,7 @@ impl Store {
         self.plan_within(now, &imports, limits).map(|plan| self.describe(&plan))
     }
 
-    /// What is needed for its own sake: all that is named. Of images in use, those that are garbage otherwise.
+    /// Finds the roots of the search: everything with a name, and images in use that would be garbage otherwise.
     fn roots(&self, found: &Inventory, now: Seconds) -> Result<Roots, GcError> {
         let seen = self.containers.see_all()?;
         let mut images = BTreeSet::new();
@@ -213,7 +213,7 @@ impl Store {
                         kept.push(Kept::Container(record.image, container.id));
                     }
                 }
-                // Somebody is making it, and has looked whether the image is there, or will.
+                // A process is making the container. It has checked that the image exists, or will.
                 Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
                 Err(source) => return Err(GcError::Container { id: container.id, source }),
             }
@@ -251,7 +251,7 @@ impl Store {
         Ok(Roots { images, layers, manifests, pinned, kept, containers })
     }
 
-    /// With a moment, what came since then is kept, with all that it needs.
+    /// With a time, also keeps everything that was added since then, and what that needs.
     fn plan(
         &self,
         now: Seconds,
@@ -280,7 +280,7 @@ impl Store {
         }
         let mut items = garbage(&found, &needed, |it| imports.has_object(it));
         if imports.has_unlisted() {
-            // An import may take an image back that goes now. Its mark has to be there then.
+            // An import may restore an image that is removed now. Then its mark must still exist.
             items.retain(|it| !is_mark(it));
         }
         if let Some(until) = until {
@@ -302,7 +302,7 @@ impl Store {
         let is_complete = |it: &DeviceId| {
             is_here(it) && (is_needed(it) || needed.kept.contains(&Kept::Device(*it)))
         };
-        // A device that is here as a whole is not filled any further.
+        // A complete device is no longer filled.
         let is_sparse = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
         let is_manifest = |it: &Digest| needed.manifests.contains(it);
         self.sparse.garbage(is_sparse, is_complete, is_manifest)
@@ -405,7 +405,7 @@ impl Store {
     }
 }
 
-/// What is needed for its own sake.
+/// The roots of the search.
 #[derive(Debug, Default)]
 struct Roots {
     images: BTreeSet<ImageId>,
@@ -413,13 +413,13 @@ struct Roots {
     manifests: Vec<Digest>,
     /// Those of them that a pull has pinned.
     pinned: BTreeSet<Digest>,
-    /// Why images without a name are.
+    /// Why each image without a name is a root.
     kept: Vec<Kept>,
     /// Containers that are not.
     containers: Vec<String>,
 }
 
-/// A decision, and what it was made of.
+/// A plan, and the state of the store that it is based on.
 #[derive(Debug)]
 struct Plan {
     items: Vec<StoreItem>,
@@ -433,7 +433,7 @@ struct Plan {
     spared: u64,
 }
 
-/// What is there and not needed: images, layers, manifests, then objects.
+/// Everything in the store that is not needed: images, layers, manifests, then objects.
 fn garbage(
     found: &Inventory,
     needed: &Needed,
@@ -442,7 +442,7 @@ fn garbage(
     let is_needed = |id: &DeviceId| {
         needed.data.devices.contains_key(id) || needed.kept.contains(&Kept::Device(*id))
     };
-    // An index without its device is what a crash may leave.
+    // A crash may leave an index without its device.
     let has_device = |id: &DeviceId| found.devices.binary_search(id).is_ok();
     let is_object = |id: &ObjectId| needed.objects.binary_search(id).is_ok() || is_listed(id);
     let mut items = unneeded(&found.images, |it| needed.images.contains(it), StoreItem::Image);
@@ -466,12 +466,12 @@ const fn is_of_device(item: &StoreItem) -> bool {
     matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_))
 }
 
-/// Whether this says of an image that it was not compared with its layers, or that it lacks data.
+/// Whether the file marks an image as not compared with its layers, or as lacking data.
 const fn is_mark(item: &StoreItem) -> bool {
     matches!(item, StoreItem::Blob(BlobFile::Unproven(_) | BlobFile::Lacking(_)))
 }
 
-/// Things of one kind that nobody needs.
+/// Unneeded items of one kind.
 fn unneeded<T: Copy>(
     names: &[T],
     is_needed: impl Fn(&T) -> bool,

@@ -1,4 +1,4 @@
-//! What is needed of devices, and taking the rest out of them.
+//! Finds the parts of devices that are needed, and removes the rest.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::AsFd as _;
@@ -44,14 +44,14 @@ pub enum Freeing {
     Unsupported,
 }
 
-/// What somebody needs of devices.
+/// The needed parts of all devices.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NeededData {
     /// Every device that is kept.
     pub(super) devices: BTreeMap<DeviceId, NeededParts>,
 }
 
-/// What somebody needs of one.
+/// The needed parts of one device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NeededParts {
     /// What images have of it, in any order.
@@ -124,8 +124,8 @@ impl NeededData {
         parts.ranges.push((range.offset, range.offset.saturating_add(range.len)));
     }
 
-    /// Finds a place for objects that are needed anywhere. Answers those that are needed as files: which are files
-    /// already, or nowhere.
+    /// Chooses a device for each object that may be in any device. Returns the objects that are needed as files: those
+    /// that are files already, and those in no device.
     pub(super) fn place(
         &mut self,
         wanted: &BTreeSet<ObjectId>,
@@ -145,7 +145,7 @@ impl NeededData {
         }
         let mut as_files = Vec::new();
         for object in elsewhere {
-            // What was decided for one may do for the next.
+            // An earlier choice may do for the next object.
             let is_file = files.binary_search(&object).is_ok();
             if is_file || !(self.in_kept(&object, indexes) || self.in_any(&object, indexes)) {
                 as_files.push(object);
@@ -154,7 +154,7 @@ impl NeededData {
         as_files
     }
 
-    /// Whether a device that is kept anyway has the object, or says of which pieces it is; it is needed there then.
+    /// Whether a device that is kept anyway has the object, or lists its pieces. If so, the object is kept there.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let mut recorded = Vec::new();
@@ -171,7 +171,7 @@ impl NeededData {
             .any(|(device, index, it)| self.place_pieces(device, index, it, indexes))
     }
 
-    /// Likewise, in any device, which is kept for it.
+    /// The same for any device, which is then kept for the object.
     fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let has = |it: &(&DeviceId, &Arc<Index>)| !it.1.places(&key).is_empty();
@@ -185,7 +185,7 @@ impl NeededData {
         })
     }
 
-    /// Finds a place for every piece of an object, and keeps them there; false if one is nowhere.
+    /// Chooses a device for every piece of an object, and keeps the pieces there. False if a piece is in no device.
     fn place_pieces(
         &mut self,
         device: DeviceId,
@@ -223,7 +223,7 @@ struct Cut {
     kept: Vec<Entry>,
     /// Objects in pieces that are kept.
     records: Vec<Record>,
-    /// What is needed by nobody, whole pages, in order.
+    /// Unneeded ranges in whole pages, in order.
     free: Vec<(u64, u64)>,
 }
 
@@ -312,7 +312,7 @@ impl Store {
         inside: &mut BTreeSet<ObjectId>,
     ) -> Result<(), images::ContentsError> {
         for device in images::devices(file)?.uses {
-            // A device that is none of ours keeps nothing.
+            // A device that this store does not have keeps nothing.
             if let Some(device) = device.device {
                 needed.device(device);
             }

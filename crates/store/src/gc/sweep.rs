@@ -1,5 +1,5 @@
-//! Acting on a plan. The plan is made while others go on, and the store's lock is held for moments only. So each time that
-//! it is taken, news is looked for: something that was not there when the plan was made, and may need what the plan takes.
+//! Acts on a plan. Other processes go on while the plan is made, and the store's lock is held only for moments. So each
+//! time the lock is taken, the store is checked for news: new items that may need what the plan removes.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -162,7 +162,7 @@ impl Plan {
     }
 }
 
-/// What is there that may need something: of it, it is known what that is.
+/// Items that may need others, and whose needs are known.
 struct Known {
     images: BTreeSet<ImageId>,
     layers: BTreeSet<Digest>,
@@ -179,7 +179,7 @@ impl Known {
         }
     }
 
-    /// It is gone. If it comes back, it is new.
+    /// Forgets a removed item. If it comes back, it is new.
     fn forget(&mut self, item: &StoreItem) {
         match item {
             StoreItem::Image(id) => drop(self.images.remove(id)),
@@ -209,7 +209,7 @@ struct Sweep<'s, 'p> {
     swept: &'s mut Swept,
     /// Where everything goes as long as an import runs that has no lists.
     waiting: Option<Trash>,
-    /// Where everything goes else, until the lock is free.
+    /// Where everything goes otherwise, until the lock is free.
     trash: Option<Trash>,
 }
 
@@ -217,7 +217,7 @@ struct Sweep<'s, 'p> {
 type Items<'i> = Vec<&'i (StoreItem, u64)>;
 
 impl Sweep<'_, '_> {
-    /// Removes items: objects last, and what needs them durably before. `false` if there is news.
+    /// Removes items, objects last: what needs them is removed durably before. `false` if there is news.
     fn all(&mut self, lock: Option<Lock>, items: &[(StoreItem, u64)]) -> Result<bool, GcError> {
         let store = self.store;
         if self.imports.has_unlisted() {
@@ -245,13 +245,13 @@ impl Sweep<'_, '_> {
         drop(lock);
         self.empty_trash()?;
         let trims = self.plan.trimmings.iter().any(|it| it.dead.freeing == Freeing::Now);
-        // Also what a gc has removed that was killed then.
+        // Including what an earlier gc had removed before it was killed.
         if ![&marks, &sparse, &data, &objects].into_iter().all(Vec::is_empty) || trims {
             store.images.directory.sync()?;
             store.layers.directory.sync()?;
         }
         if self.waiting.is_some() {
-            // An import may take an image back that has gone. Its mark has to be there then.
+            // An import may restore an image that was removed. Then its mark must still exist.
             marks.clear();
         }
         Ok(self.marks(&marks)?
@@ -302,7 +302,7 @@ impl Sweep<'_, '_> {
         let before = self.imports.names.clone();
         self.imports.refresh(self.store)?;
         let is_new = |it: &String| !before.contains(it);
-        // What it has found is not known.
+        // It is not known what such an import relies on.
         let is_unlisted = self.imports.unlisted.iter().any(is_new);
         if is_unlisted || self.known.has_news(self.store)? {
             return Ok(None);
@@ -345,7 +345,7 @@ impl Sweep<'_, '_> {
         place.unlink_sealed(name).map(drop)
     }
 
-    /// Something was removed, or set aside.
+    /// Counts an item as removed or set aside.
     fn note(&mut self, (item, bytes): &(StoreItem, u64)) {
         match self.waiting {
             Some(_) => self.swept.set_aside += bytes,
@@ -369,8 +369,8 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Removes sparse devices and heads of indexes, and then what belongs to them: nobody could tell what a device without
-    /// its state is.
+    /// Removes sparse devices and heads of indexes, and then what belongs to them: without its state, a device cannot be
+    /// identified.
     fn sparse(&mut self, sparse: &Items<'_>) -> Result<bool, GcError> {
         if sparse.is_empty() {
             return Ok(true);
@@ -383,7 +383,7 @@ impl Sweep<'_, '_> {
         for (items, is_last) in [(first, false), (rest, true)] {
             let Some(lock) = self.enter()? else { return Ok(false) };
             let Plan { needed, found, indexes, .. } = self.plan;
-            // Another process may fill one by now.
+            // Another process may be filling one now.
             let garbage = store.garbage_of_sparse(needed, found, indexes)?;
             if is_last && garbage.iter().any(is_first) {
                 // It has made one since, or has ended.
@@ -396,7 +396,7 @@ impl Sweep<'_, '_> {
             drop(lock);
             self.empty_trash()?;
             if !is_last {
-                // Also what was removed by another that was killed then.
+                // Including what another gc had removed before it was killed.
                 directory.sync()?;
             }
         }
@@ -408,7 +408,7 @@ impl Sweep<'_, '_> {
         let store = self.store;
         let Some(directory) = store.devices.directory.get()? else { return Ok(true) };
         if has_objects {
-            // A layer may have its objects in a device from now on, which is to be there surely.
+            // From now on a layer may have its objects in a device, so that device must be durable.
             directory.sync()?;
         }
         let is_index = |it: &&&(StoreItem, u64)| matches!(it.0, StoreItem::DeviceIndex(_));
@@ -427,7 +427,7 @@ impl Sweep<'_, '_> {
                     self.done.garbage.push((*item).clone());
                     continue;
                 }
-                // A device that has an index again was made again.
+                // A device with an index was made again.
                 let is_kept = store.devices.is_in_use(id)?
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
@@ -484,7 +484,7 @@ impl Sweep<'_, '_> {
             let (batch, _) = left.split_at(left.len().min(self.pace.objects));
             for (item, _) in batch {
                 if let StoreItem::Object(id) = item {
-                    // The disk may have to be read for it, and others do not wait for that.
+                    // This may read the disk, and other commands do not wait for that.
                     let (name, file) = split(id);
                     shard.open(self.store, name)?.stat(file)?;
                 }
