@@ -55,7 +55,7 @@ fn the_units_are_ones_that_systemd_knows() {
         let mut commands =
             unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
         let command = commands.next_back().unwrap();
-        if command == "gc" {
+        if command.starts_with("gc ") {
             // It has no settings. There need be no store.
             assert_eq!(place.run(command).code, Some(0));
             continue;
