@@ -147,7 +147,7 @@ pub enum MakeRootError {
     },
     /// The kernel lets no user lead an overlay to objects.
     #[error(
-        "a tree in a user namespace needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}: leave --via out"
+        "--via tree and --via service need Linux {OVERLAY_USER_DATA} or newer in a user namespace, and this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
     /// There is no service that lends it.
