@@ -232,14 +232,18 @@ impl ImportReport {
             let size = report::size(indexes.iter().sum());
             lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
         }
-        lines.push(format!(
-            "{}; {} added ({}), {} here already ({})",
-            count(self.inodes, "inode"),
-            count(self.objects_added, "object"),
-            report::size(self.bytes_added.0),
-            self.objects_reused,
-            report::size(self.bytes_reused.0)
-        ));
+        let mut contents = count(self.inodes, "inode");
+        // An image of another form may have no objects at all.
+        if self.objects_added + self.objects_reused > 0 {
+            contents += &format!(
+                "; {} added ({}), {} here already ({})",
+                count(self.objects_added, "object"),
+                report::size(self.bytes_added.0),
+                self.objects_reused,
+                report::size(self.bytes_reused.0)
+            );
+        }
+        lines.push(contents);
         if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
             // Lest somebody takes it for a repair.
             lines.push(
