@@ -629,7 +629,7 @@ fn mistakes_are_told() {
         ("commit gone b", "was in memory, and ended with it"),
         ("snapshot gone x", "--writable dir"),
         ("commit fixed b", "read-only"),
-        ("commit plain-c b", "has no layers to add one to"),
+        ("commit plain-c b", "its image plain:latest has no layers"),
         ("commit plain-c B!", "is not an image name"),
         ("commit --change RUN plain-c b", "is not one of CMD"),
         ("snapshot plain-c there", "--force overwrites it"),
