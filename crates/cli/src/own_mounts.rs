@@ -263,7 +263,7 @@ impl<'a> MountTarget<'a> {
         let Some(notes) = &self.own.notes else { return };
         if let Err(error) = self.note.write(notes, mount) {
             context.remark(&format!(
-                "cannot note what is mounted on \"{}\" ({error}): use umount to end that",
+                "cannot note what is mounted on \"{}\": {error}; use umount to end that",
                 self.directory.display()
             ));
         }
