@@ -25,10 +25,11 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 const STATE: [&str; 5] = ["/run", "/run/crun", "/run/lock", "/run/quire", "/run/runc"];
 /// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
 /// filters, mounts and user namespaces, and the state of podman, skopeo and buildah.
-const KEPT: [&str; 6] = [
+const KEPT: [&str; 7] = [
     "/run/containers",
     "/run/quire/filter-",
     "/run/quire/fixes-",
+    "/run/quire/lock",
     "/run/quire/mount-",
     "/run/quire/runtime-",
     "/run/quire/userns",

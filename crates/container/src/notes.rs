@@ -28,7 +28,10 @@ const DRAFT: &str = "draft";
 /// is what a name has before its first hyphen.
 pub(crate) const NOTES_MAX: usize = 64;
 
-/// How long somebody else may have the notes locked: a mount is attached in milliseconds.
+/// The file whose lock is the lock of the notes.
+const LOCK: &str = "lock";
+
+/// How long another process may hold that lock: a mount is attached in milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_TURN: Duration = Duration::from_millis(2);
 
@@ -111,7 +114,7 @@ impl Notes {
         Ok(renameat(&folder, DRAFT, &folder, name)?)
     }
 
-    /// Whether nobody has asked this of the same text before. Without a place for notes, everything is news.
+    /// Whether this is the first call with this text since the start of the machine. Always true without a place for notes.
     #[must_use]
     pub fn is_news(&self, text: &str) -> bool {
         let name = format!(
@@ -149,16 +152,20 @@ impl Notes {
         }
     }
 
-    /// Waits until nobody else has the notes locked, 5 s at most. The lock ends with the descriptor.
+    /// Waits for the lock of the notes, 5 s at most. The lock ends with the descriptor.
     ///
     /// # Errors
     /// If there is no place for notes, or the time is over.
     pub fn lock(&self) -> io::Result<OwnedFd> {
         let folder = self.make()?;
+        // Other users can open the folder, and so lock it; this file they cannot open.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let lock = openat(&folder, LOCK, flags | OFlags::CLOEXEC, mode)?;
         let since = Instant::now();
         loop {
-            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(folder),
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(lock),
                 Err(Errno::WOULDBLOCK | Errno::INTR) if since.elapsed() < LOCK_PATIENCE => {
                     std::thread::sleep(LOCK_TURN);
                 }
@@ -229,9 +236,24 @@ mod tests {
         let notes = notes_in(folder.path());
         assert!(notes.is_news("no newuidmap") && !notes.is_news("no newuidmap"));
         assert!(notes.is_news("no subuid"), "it is another text");
-        // A note that cannot be written keeps nobody from being told.
+        // If no note can be written, the remark is printed each time.
         let nowhere = notes_in(Path::new("/proc"));
         assert!(nowhere.is_news("a") && nowhere.is_news("a"));
+    }
+
+    /// Others can open root's folder, which everybody may read.
+    #[test]
+    fn only_the_owner_can_take_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = notes_in(folder.path());
+        let opened = File::open(folder.path()).unwrap();
+        flock(&opened, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let lock = notes.lock().unwrap();
+        let mode = fstat(&lock).unwrap().st_mode & 0o777;
+        assert_eq!(mode, 0o600);
+        let other = File::open(folder.path().join(LOCK)).unwrap();
+        let taken = flock(&other, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(taken, Err(Errno::WOULDBLOCK));
     }
 
     #[test]
