@@ -148,7 +148,7 @@ pub(crate) struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Servers that were started meanwhile may have the descriptor, too.
+        // Servers started meanwhile may have inherited the descriptor.
         if let Some(lock) = &self.lock {
             let _unlocked = rustix::fs::flock(lock, FlockOperation::Unlock);
         }
@@ -238,7 +238,7 @@ impl<'a> MountTarget<'a> {
         if let Some(old) = self.old.take() {
             match kernel::mount::expire(&self.path)? {
                 Expired::Unused if mount.attach_beneath(&self.path).is_ok() => {
-                    // Whoever has opened something of it since then keeps the old one.
+                    // A process that has opened a file there since then keeps the old mount.
                     let now = self.own.unmount(&old, Unmount::Now);
                     return now.or_else(|_busy| self.own.unmount(&old, Unmount::Lazy));
                 }

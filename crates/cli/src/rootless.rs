@@ -284,7 +284,7 @@ const OBSTACLES: [(&str, &str, &str); 3] = [
 fn obstacle() -> Option<&'static str> {
     let is_set =
         |file: &str, value: &str| std::fs::read_to_string(file).is_ok_and(|it| it.trim() == value);
-    // A process with a profile of its own has what the profile says. Source: apparmor.d(5), `userns`.
+    // For a process with its own AppArmor profile, the profile decides. Source: apparmor.d(5), `userns`.
     let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
     let has_profile = !label.is_empty() && !label.starts_with("unconfined");
     let counts = |file: &str| !(file.contains("/apparmor_") && has_profile);

@@ -67,7 +67,7 @@ impl Trash {
         put_back(store, std::slice::from_ref(&self.directory), item)
     }
 
-    /// Removes what is in it.
+    /// Removes its contents.
     pub(crate) fn empty(&self) -> Result<(), DiskError> {
         for listed in self.directory.list()? {
             if listed.name != WAITS.as_bytes() {

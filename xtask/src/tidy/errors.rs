@@ -2,7 +2,7 @@
 
 use super::sources::sources;
 
-/// Whoever shows an error shows its sources, too: in a text with its source the cause would be there twice.
+/// An error is printed with its sources. If its text contained one, the cause would be printed twice.
 #[test]
 fn no_error_shows_its_source() {
     let mut found = Vec::new();

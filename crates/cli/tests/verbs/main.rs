@@ -111,7 +111,7 @@ struct Ran {
 }
 
 impl Drop for Place {
-    /// `TempDir` ignores that it cannot remove something, and then nobody knows which test has left it.
+    /// `TempDir` ignores errors of the removal, and then it is unknown which test has left files.
     fn drop(&mut self) {
         let folder = self.folder.path();
         let since = Instant::now();

@@ -211,16 +211,16 @@ pub fn unmount(path: &Path, how: Unmount) -> Result<(), MountError> {
 /// What [`expire`] has found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expired {
-    /// Nobody uses the mount. It is still there.
+    /// The mount is unused and still there.
     Unused,
-    /// It is unmounted: somebody has asked the same before, and nobody has used it since then.
+    /// The mount is gone: it was unused since an earlier call.
     Gone,
 }
 
-/// Looks whether somebody uses the uppermost mount at a path. Source: umount(2), `MNT_EXPIRE`.
+/// Checks whether the uppermost mount at a path is in use. Source: umount(2), `MNT_EXPIRE`.
 ///
 /// # Errors
-/// An error of the kernel: `EBUSY` if somebody uses it.
+/// An error of the kernel: `EBUSY` if the mount is in use.
 pub fn expire(path: &Path) -> Result<Expired, MountError> {
     match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::EXPIRE) {
         Ok(()) => Ok(Expired::Gone),

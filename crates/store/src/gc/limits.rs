@@ -24,7 +24,7 @@ pub struct GcLimits {
     pub keep_bytes: Option<u64>,
 }
 
-/// What is kept besides all that is needed for its own sake.
+/// Items that are kept in addition to the roots of the search.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
     pub(super) images: BTreeSet<ImageId>,

@@ -57,7 +57,7 @@ impl Store {
         self.gc_at(now, limits, Pace { hold: HOLD, objects: OBJECTS, rest, go_on: &|| true })
     }
 
-    /// All garbage, as long as `go_on` returns `true`. What is not removed by then is garbage for the next one.
+    /// Removes all garbage as long as `go_on` returns `true`. The next collection removes the rest.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
