@@ -62,7 +62,7 @@ pub(crate) fn enter(
                 changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
             };
             let written = match args.wanted.writable {
-                Some(WritableWish::Directory(..) | WritableWish::Folder(_)) => Written::Stays,
+                Some(WritableWish::Directory(..) | WritableWish::Folder(..)) => Written::Stays,
                 None if !args.wanted.read_only && is_on_disk() => Written::Stays,
                 _ => Written::Goes,
             };

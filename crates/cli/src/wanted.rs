@@ -216,7 +216,7 @@ pub(crate) fn describe_writable(context: &Context) -> String {
     let disk = disk(context);
     let kind =
         match WritableWish::default_of(context.who(), disk.as_deref(), &context.search(), &note) {
-            WritableWish::Folder(_) => return "dir: a directory on the store's disk".to_owned(),
+            WritableWish::Folder(..) => return "dir: a directory on the store's disk".to_owned(),
             WritableWish::Filestore(..) => "self: one file with an ext4 inside",
             _ => "memory",
         };

@@ -25,16 +25,10 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
     let (mut size, mut durability) = (None, Durability::Volatile);
     for word in words {
         match (kind, word.split_once('=')) {
-            ("memory" | "self", Some(("size", value))) => size = Some(bytes(value)?),
+            ("dir" | "memory" | "self", Some(("size", value))) => size = Some(bytes(value)?),
             ("self" | "dir", None) if word == "durable" => durability = Durability::Durable,
             ("memory", None) if word == "durable" => {
                 return Err("memory is not durable: use dir or self".to_owned());
-            }
-            ("dir", Some(("size", _))) => {
-                return Err(
-                    "dir has no size, and can fill the store's disk: self,size=SIZE has a limit"
-                        .to_owned(),
-                );
             }
             _ => return Err(format!("{kind} has no option \"{word}\"")),
         }
@@ -43,9 +37,9 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         "none" => Ok(WritableWish::None),
         "memory" => Ok(WritableWish::Memory(size)),
         "self" => Ok(WritableWish::Filestore(size, durability)),
-        "dir" => Ok(WritableWish::Folder(durability)),
+        "dir" => Ok(WritableWish::Folder(size, durability)),
         _ => Err(
-            "it is dir[,durable], self[,size=SIZE][,durable], memory[,size=SIZE], dir=PATH[,durable] or none"
+            "it is dir[,size=SIZE][,durable], self[,size=SIZE][,durable], memory[,size=SIZE], dir=PATH[,durable] or none"
                 .to_owned(),
         ),
     }
@@ -53,7 +47,7 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
 
 /// What is asked for, if it does not need the folder of a container.
 pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
-    if matches!(wish, WritableWish::Folder(_)) {
+    if matches!(wish, WritableWish::Folder(..)) {
         bail!(
             "--writable dir is in a container's folder, which there is for `run` alone: use dir=PATH"
         );
@@ -113,8 +107,9 @@ mod tests {
             ("self", WritableWish::Filestore(None, volatile)),
             ("self,size=2GiB,durable", WritableWish::Filestore(size(2 << 30), durable)),
             ("self,durable,size=1T", WritableWish::Filestore(size(1 << 40), durable)),
-            ("dir", WritableWish::Folder(volatile)),
-            ("dir,durable", WritableWish::Folder(durable)),
+            ("dir", WritableWish::Folder(None, volatile)),
+            ("dir,size=1g", WritableWish::Folder(size(1 << 30), volatile)),
+            ("dir,durable", WritableWish::Folder(None, durable)),
             ("dir=/a,b", WritableWish::Directory("/a,b".into(), volatile)),
             ("dir=a,durable", WritableWish::Directory("a".into(), durable)),
         ];
@@ -126,9 +121,9 @@ mod tests {
     #[test]
     fn what_is_none_is_refused_with_the_reason() {
         let cases = [
-            ("", "it is dir[,durable], self"),
-            ("Memory", "it is dir[,durable], self"),
-            ("dir,size=1g", "dir has no size"),
+            ("", "it is dir[,size=SIZE]"),
+            ("Memory", "it is dir[,size=SIZE]"),
+            ("dir,size=0", "\"0\" is not a size"),
             ("dir,x", "dir has no option \"x\""),
             ("memory,size=", "\"\" is not a size"),
             ("memory,size=0", "\"0\" is not a size"),

@@ -164,7 +164,7 @@ pub(crate) const TESTS: &[Test] = &[
         name: "cli",
         about: "the verbs that mount",
         runs: &[
-            short(run("quire-cli", "verbs", &["mounts::"])),
+            short(run("quire-cli", "verbs", &["mounts::", "a_directory_has_a_limit"])),
             Run {
                 since: FILESTORES,
                 ..run("quire-cli", "verbs", &["runs::", "volumes::", "writable::", "no_room::"])

@@ -102,7 +102,8 @@ pub(crate) struct Wanted {
         long,
         value_name = "KIND",
         value_parser = writable,
-        help = "Store the container's changes in: dir[,durable], a directory of the container on the store's disk (`run` alone); \
+        help = "Store the container's changes in: dir[,size=SIZE][,durable], a directory of the container on the store's disk (`run` \
+                only), whose limit needs a disk with project quotas; \
                 self[,size=SIZE][,durable], a file system in one file of the container, with a limit of 10 GiB unless you \
                 give another; memory[,size=SIZE]; dir=PATH[,durable], upper and work in a directory of yours, which stay; or \
                 none. Only durable ones sync to disk. A full disk is an error for the container. The default is dir, where the \

@@ -245,7 +245,7 @@ fn a_directory_keeps_what_is_written() {
         ("dir=tree/etc/short", "is not a directory"),
         ("self,size=1m", "16 MiB to 16 TiB"),
         ("self,size=17t", "16 MiB to 16 TiB"),
-        ("disk", "it is dir[,durable], self"),
+        ("disk", "it is dir[,size=SIZE]"),
         ("dir", "is in a container's folder"),
     ];
     for (kind, expect) in refused {
@@ -296,4 +296,96 @@ fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     assert!(is_clean(&place));
     fs::remove_file(small.join("filler")).unwrap();
     place.out("fsck");
+}
+
+/// A store on an ext4 of `features`, mounted with `options`. None if the kernel does not mount it.
+fn store_on_ext4(place: &Place, features: &[&str], options: &str) -> Option<Unmount> {
+    let (file, point) = (place.path("quota.ext4"), place.path("quota"));
+    fs::File::create(&file).unwrap().set_len(256 << 20).unwrap();
+    fs::create_dir(&point).unwrap();
+    run("mkfs.ext4", &[&["-q", "-F"], features, &[file.to_str().unwrap()]].concat());
+    let mut mount = Command::new("mount");
+    let mounted = mount.args(["-o", options]).args([&file, &point]).output().unwrap();
+    if !mounted.status.success() {
+        return None;
+    }
+    fs::create_dir(point.join("store")).unwrap();
+    symlink(point.join("store"), place.path("store")).unwrap();
+    Some(Unmount(point))
+}
+
+/// The first number of a line of `df -P`, which is the size in KiB, and the fourth column, the free space.
+fn size_and_free(df: &str) -> (u64, u64) {
+    let numbers: Vec<u64> = df.split_whitespace().filter_map(|it| it.parse().ok()).collect();
+    (numbers[0], numbers[2])
+}
+
+/// The limit is the kernel's: ext4 shows it as the size of the file system (Linux `fs/ext4/super.c`,
+/// `ext4_statfs_project`).
+#[test]
+fn a_directory_has_a_limit_on_a_disk_with_quotas() {
+    let Some(with_shell) = with_shell() else { return };
+    let place = Place::new();
+    let features = ["-O", "quota,project", "-E", "quotatype=prjquota"];
+    let Some(_guard) = store_on_ext4(&place, &features, "loop,prjquota") else {
+        testing::skipped("this kernel has no quotas for projects on ext4 (CONFIG_QFMT_V2)");
+        return;
+    };
+    place.out(&format!("import --quiet dir:{} a", with_shell.path("tree").display()));
+    let script = "dd if=/dev/zero of=/big$1 bs=1M count=100 2>/dev/null && exit 1\n\
+                  df -P / | { read head; read line; echo $line; }";
+    let start = |name: &str, size: &str| {
+        let kind = format!("dir,size={size}");
+        let words = ["run", "--quiet", "-d", "--name", name, "--writable", &kind, "-u", "0", "a", "--"];
+        let words = [&words[..], &["sh", "-c", script]].concat();
+        let ran = Ran::of(&place.command(&words).output().unwrap());
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+    };
+    let ended = |name: &str| {
+        assert_eq!(place.out(&format!("wait {name}")).trim(), "0", "{}", place.out(&format!("logs {name}")));
+        place.out(&format!("logs {name}"))
+    };
+    // Both at once: each has its own limit.
+    start("small", "16m");
+    start("large", "32m");
+    for (name, kib) in [("small", 16 << 10), ("large", 32 << 10)] {
+        let log = ended(name);
+        let (size, free) = size_and_free(log.lines().last().unwrap());
+        assert!(size == kib && free < 1024, "{name}: {log}");
+    }
+    // It outlives the container's end.
+    place.out("start small");
+    let log = ended("small");
+    assert!(log.lines().count() == 2 && size_and_free(log.lines().last().unwrap()).0 == 16 << 10, "{log}");
+    let usage = kernel_usage(&place, "small");
+    assert!((15 << 20..=16 << 20).contains(&usage), "{usage}");
+    place.out("rm small large");
+    until("something stays", || is_clean(&place));
+    // Without a limit there is the whole disk.
+    let ran = place.run_each(&["run", "-u", "0", "a", "--", "df", "-P", "/"]);
+    assert!(size_and_free(ran.out.lines().last().unwrap()).0 > 200 << 10, "{}", ran.out);
+    place.out("fsck");
+}
+
+/// The bytes on disk of what a container wrote.
+fn kernel_usage(place: &Place, name: &str) -> u64 {
+    let mut du = Command::new("du");
+    let folder = place.path("store/containers").join(name);
+    let output = du.args(["-s", "-B1"]).arg(folder.join("layer/upper")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().next().expect("du prints a number").parse().unwrap()
+}
+
+#[test]
+fn a_disk_without_quotas_gives_no_limit_and_says_what_does() {
+    let Some(with_shell) = with_shell() else { return };
+    let place = Place::new();
+    let _guard = store_on_ext4(&place, &[], "loop").expect("a plain ext4 is mounted");
+    place.out(&format!("import --quiet dir:{} a", with_shell.path("tree").display()));
+    let ran = place.run("run --writable dir,size=16m -u 0 a -- df");
+    assert_eq!(ran.code, Some(125), "{}", ran.err);
+    for expect in ["does not enforce project quotas", "prjquota", "self,size=SIZE"] {
+        assert!(ran.err.contains(expect), "{}", ran.err);
+    }
+    assert!(is_clean(&place));
 }

@@ -335,7 +335,7 @@ fn kept_place(
         (WritablePlace::Directory(..), WritableWish::Directory(path, _), Some(upper)) => {
             kept::Place::directory(&std::path::absolute(path)?, upper)
         }
-        (WritablePlace::Directory(..), WritableWish::Folder(_), _) => {
+        (WritablePlace::Directory(..), WritableWish::Folder(..), _) => {
             Ok(kept::Place::Folder { lost: false })
         }
         _ => Ok(kept::Place::None),

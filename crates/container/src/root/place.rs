@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Durability;
 use kernel::process::Who;
+use kernel::quota::QuotaError;
 use kernel::version::KernelVersion;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -31,8 +32,8 @@ pub enum WritableWish {
     Filestore(Option<NonZeroU64>, Durability),
     /// Into a directory of the host.
     Directory(PathBuf, Durability),
-    /// Into a directory in the container's folder, which goes with it.
-    Folder(Durability),
+    /// Into a directory in the container's folder, which goes with it, at most so many bytes.
+    Folder(Option<NonZeroU64>, Durability),
 }
 
 /// Place for the changes, with the files that have to be open while a root is made.
@@ -76,6 +77,14 @@ pub enum PlaceError {
         "--writable: \"{}\" is in use by another container: stop it (see `quire ps`), or use another directory", .0.display()
     )]
     InUse(PathBuf),
+    /// The container's directory gets no limit.
+    #[error("cannot use --writable dir,size= in this store: {way_out}")]
+    Limit {
+        /// What works instead.
+        way_out: &'static str,
+        /// The reason.
+        source: QuotaError,
+    },
     /// The store cannot make a directory.
     #[error("cannot make a directory for the container's writes")]
     Layer(#[source] ContainerError),
@@ -109,7 +118,7 @@ impl WritableWish {
         remark: &dyn Fn(&str),
     ) -> Self {
         if store.is_some_and(suits_overlay) {
-            return Self::Folder(Durability::Volatile);
+            return Self::Folder(None, Durability::Volatile);
         }
         if !who.is_host_root() {
             return Self::Memory(None);
@@ -149,7 +158,7 @@ impl WritableWish {
     pub const fn access(&self) -> Access {
         match self {
             Self::None => Access::ReadOnly,
-            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) | Self::Folder(_) => {
+            Self::Memory(_) | Self::Filestore(..) | Self::Directory(..) | Self::Folder(..) => {
                 Access::Writable
             }
         }
@@ -189,8 +198,11 @@ impl WritableWish {
                 }
                 WritablePlace::Directory(opened.into(), *durability)
             }
-            Self::Folder(durability) => {
+            Self::Folder(size, durability) => {
                 let draft = store.containers.layer().map_err(PlaceError::Layer)?;
+                if let Some(bytes) = *size {
+                    kernel::quota::limit(draft.fd(), bytes).map_err(limit_error)?;
+                }
                 WritablePlace::Draft(draft, *durability)
             }
         })
@@ -249,6 +261,20 @@ impl WritablePlace {
             }
         }
     }
+}
+
+/// An error with the way out of it.
+const fn limit_error(source: QuotaError) -> PlaceError {
+    let way_out = match source {
+        QuotaError::Kernel { source: Errno::PERM, .. } => {
+            "only the host's root sets quotas, so use memory,size=SIZE"
+        }
+        _ => {
+            "mount the store's disk with project quotas (ext4: `tune2fs -O quota,project -Q prjquota`, then the mount option \
+             prjquota; XFS: the mount option prjquota), or use self,size=SIZE (memory,size=SIZE without root)"
+        }
+    };
+    PlaceError::Limit { way_out, source }
 }
 
 /// The first Linux version whose tmpfs has xattrs of users.
@@ -319,7 +345,7 @@ mod tests {
             testing::skipped("the disk of the sources takes no overlay");
             return;
         }
-        let folder = WritableWish::Folder(Durability::Volatile);
+        let folder = WritableWish::Folder(None, Durability::Volatile);
         for store in [Some(target.to_owned()), Some(format!("{target}/absent/store"))] {
             check(0, UserNamespace::Initial, store.as_deref(), &folder);
             check(1000, UserNamespace::Other, store.as_deref(), &folder);

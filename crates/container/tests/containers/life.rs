@@ -80,7 +80,7 @@ fn a_layer_on_the_disk_goes_with_the_containers_folder() {
             let fixture = &fixture;
             let watch = move || {
                 let wish = wish("disk", "echo x > /new; sleep 60", keep);
-                let writable = WritableWish::Folder(Durability::Volatile);
+                let writable = WritableWish::Folder(None, Durability::Volatile);
                 let wish = ContainerWish { writable, ..wish };
                 ready(fixture, runtime, wish).watch(OwnedFd::from(said), None, &|| 7);
             };
