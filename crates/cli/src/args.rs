@@ -287,8 +287,8 @@ pub(crate) enum Verb {
     /// when the service ends, their readers wait ten seconds for the next service, and get I/O errors after that.
     ///
     /// A second process, the keeper, makes sure that readers get no wrong bytes if the service dies. It then starts another
-    /// service. It ends by itself when no lazy image is mounted. If service and keeper are killed at the same moment, programs
-    /// can read zeros: let no service manager or script do so.
+    /// service. It ends by itself when no lazy image is mounted. If both are killed at the same moment, readers get I/O errors.
+    /// With `--door fanotify` they can read zeros then, so no service manager or script may kill both.
     ///
     /// `--snapshotter`: containerd, and Docker and Kubernetes above it, get the roots of their containers from this service, on a
     /// socket. The files of their images are in the store, each once and with its digest. The engine has to be told:

@@ -27,7 +27,7 @@ const JAIL: &str = "
     for d in proc sys dev; do mount --rbind /$d $j/root/$d; done
     mkdir -p $j/root$1; mount --bind $1 $j/root$1
     mount -t tmpfs -o mode=755 run $j/root/run
-    mkdir $j/root/upper $j/root/old; mount --bind $j/up $j/root/upper
+    mkdir -p $j/root/upper $j/root/old; mount --bind $j/up $j/root/upper
     cd $j/root; pivot_root . old; cd /; umount -l /old
     mount --bind $1/passwd /etc/passwd
     for f in subuid subgid; do : >> /etc/$f; mount --bind $1/ids /etc/$f; done
