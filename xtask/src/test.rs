@@ -16,7 +16,7 @@ use clap::builder::PossibleValuesParser;
 use rig::cache::Cache;
 use rig::process::{self, repository, target_dir};
 use rig::summary::Summary;
-use rig::{Failed, Skipped, inputs, tools};
+use rig::{Failed, Skipped, inputs, tools, vm};
 
 use crate::programs::PROGRAMS;
 use crate::{fuzz, programs};
@@ -150,6 +150,9 @@ fn installed(command: &mut Command, name: &str) -> Result<()> {
     }
 }
 
+/// The kernels of guests that every change is tested in.
+const GUESTS: [&str; 2] = ["newest", "lts"];
+
 /// How long tests by chance go on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rounds {
@@ -175,7 +178,14 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         });
     }
     if tier("tests") {
-        tally.tests("tests", &mut tests(&cache, rounds, &[])?)?;
+        let mut command = tests(&cache, rounds, &[])?;
+        thread::scope(|scope| {
+            // What guests start from comes over the network, so it costs little while the compiler works.
+            if tier("vm") {
+                scope.spawn(|| vm::fetch_kernels(&cache, &GUESTS));
+            }
+            tally.tests("tests", &mut command)
+        })?;
     }
     if tier(ENGINES) {
         tally.command("inputs", make_inputs);
@@ -189,9 +199,8 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     if !jobs.is_empty() {
         // The `quire` of the tests: built by itself it would have dependencies of other features, all built anew.
         process::quiet(&mut cargo("test --quiet --workspace --no-run"))?;
-        tally.jobs(&cache, jobs);
     }
-    lints(&cache, &tier, tally);
+    tally.jobs(&cache, jobs, |tally| lints(&cache, &tier, tally));
     Ok(())
 }
 
@@ -352,6 +361,9 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     jobs
 }
 
+/// A job's name, its end, how long it took, and what it printed.
+type Finished = (String, Result<Vec<String>>, Duration, String);
+
 /// So many jobs go on at once: a guest has one processor and 1.5 GB.
 const JOBS_AT_ONCE: usize = 2;
 
@@ -363,10 +375,14 @@ impl Tally {
         self.end(name, tier(), start.elapsed());
     }
 
-    /// Runs jobs side by side; what each prints is shown at its end.
-    fn jobs(&mut self, cache: &Cache, jobs: Vec<Job>) {
+    /// Runs jobs side by side, and `beside` as soon as the last of them is left: it keeps one processor busy. What a job
+    /// prints is shown at its end.
+    fn jobs(&mut self, cache: &Cache, jobs: Vec<Job>, beside: impl FnOnce(&mut Self)) {
         let names: Vec<_> = jobs.iter().map(|it| it.name.as_str()).collect();
-        println!("== side by side: {}", names.join("; "));
+        if !names.is_empty() {
+            println!("== side by side: {}", names.join("; "));
+        }
+        let others = names.len().saturating_sub(1);
         let queue = Mutex::new(VecDeque::from(jobs));
         let (sender, receiver) = mpsc::channel();
         thread::scope(|scope| {
@@ -390,10 +406,13 @@ impl Tally {
                 });
             }
             drop(sender);
-            for (name, ended, took, text) in receiver {
+            let tell = |this: &mut Self, (name, ended, took, text): Finished| {
                 print!("== {name}\n{text}");
-                self.end(&name, ended, took);
-            }
+                this.end(&name, ended, took);
+            };
+            receiver.iter().take(others).for_each(|it| tell(self, it));
+            beside(self);
+            receiver.iter().for_each(|it| tell(self, it));
         });
     }
 

@@ -1,5 +1,8 @@
 //! Project quotas: a limit on the bytes that a directory and everything below it take on the disk.
-#![expect(unsafe_code, reason = "rustix has no FS_IOC_FSSETXATTR, and neither crate has quotactl_fd")]
+#![expect(
+    unsafe_code,
+    reason = "rustix has no FS_IOC_FSSETXATTR, and neither crate has quotactl_fd"
+)]
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd as _, BorrowedFd};

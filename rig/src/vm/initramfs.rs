@@ -12,8 +12,17 @@ use super::root::Draft;
 use crate::process::{line, need, quiet};
 
 /// What tests need of the kernel besides its image, by module; some kernels have some of it built in.
-const MODULES: [&str; 9] =
-    ["virtio_pci", "virtio_blk", "ext4", "loop", "erofs", "overlay", "fuse", "virtiofs", "quota_v2"];
+const MODULES: [&str; 9] = [
+    "virtio_pci",
+    "virtio_blk",
+    "ext4",
+    "loop",
+    "erofs",
+    "overlay",
+    "fuse",
+    "virtiofs",
+    "quota_v2",
+];
 
 const INIT: &str = include_str!("initramfs.sh");
 

@@ -95,6 +95,15 @@ pub fn run(args: &Args) -> Result<()> {
     tally.close(&kernel, start.elapsed())
 }
 
+/// Has the cache keep these kernels. Tests that need one that cannot be had say so by themselves.
+pub fn fetch_kernels(cache: &Cache, names: &[&str]) {
+    for name in names {
+        if let Err(error) = kernels::find(cache, name, false) {
+            println!("   Linux {name}: {error:#}");
+        }
+    }
+}
+
 fn list(cache: &Cache) {
     for (name, suite, about) in kernels::NAMES {
         let kept = fs::read_to_string(cache.dir().join(format!("linux-{name}/release")));

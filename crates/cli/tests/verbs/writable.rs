@@ -336,13 +336,19 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
                   df -P / | { read head; read line; echo $line; }";
     let start = |name: &str, size: &str| {
         let kind = format!("dir,size={size}");
-        let words = ["run", "--quiet", "-d", "--name", name, "--writable", &kind, "-u", "0", "a", "--"];
+        let words =
+            ["run", "--quiet", "-d", "--name", name, "--writable", &kind, "-u", "0", "a", "--"];
         let words = [&words[..], &["sh", "-c", script]].concat();
         let ran = Ran::of(&place.command(&words).output().unwrap());
         assert_eq!(ran.code, Some(0), "{}", ran.err);
     };
     let ended = |name: &str| {
-        assert_eq!(place.out(&format!("wait {name}")).trim(), "0", "{}", place.out(&format!("logs {name}")));
+        assert_eq!(
+            place.out(&format!("wait {name}")).trim(),
+            "0",
+            "{}",
+            place.out(&format!("logs {name}"))
+        );
         place.out(&format!("logs {name}"))
     };
     // Both at once: each has its own limit.
@@ -356,7 +362,10 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
     // It outlives the container's end.
     place.out("start small");
     let log = ended("small");
-    assert!(log.lines().count() == 2 && size_and_free(log.lines().last().unwrap()).0 == 16 << 10, "{log}");
+    assert!(
+        log.lines().count() == 2 && size_and_free(log.lines().last().unwrap()).0 == 16 << 10,
+        "{log}"
+    );
     let usage = kernel_usage(&place, "small");
     assert!((15 << 20..=16 << 20).contains(&usage), "{usage}");
     place.out("rm small large");
