@@ -22,7 +22,7 @@ pub use engines::{
 };
 
 /// What tests and the demo call, as Debian names it; the first word is a program of the package.
-const PACKAGES: [(&str, &str); 34] = [
+const PACKAGES: [(&str, &str); 35] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -57,6 +57,7 @@ const PACKAGES: [(&str, &str); 34] = [
     ("tini-static", "tini"),
     ("ip", "iproute2"),
     ("curl", "curl"),
+    ("systemd-analyze", "systemd"),
 ];
 
 /// What makers of images, engines and benches call besides.

@@ -22,7 +22,10 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper};
 
 /// Folders that programs of containers keep their state in. Only in continuous integration the machine is ours alone.
-const STATE: [&str; 5] = ["/run", "/run/crun", "/run/lock", "/run/quire", "/run/runc"];
+const STATE: [&str; 7] =
+    ["/run", "/run/crun", "/run/libpod", "/run/lock", "/run/netns", "/run/quire", "/run/runc"];
+/// Folders there that their programs make once, and keep: they count by what is in them.
+const STANDING: [&str; 5] = ["/run/crun", "/run/libpod", "/run/netns", "/run/quire", "/run/runc"];
 /// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
 /// filters, mounts and user namespaces, and the state of podman, skopeo and buildah.
 const KEPT: [&str; 7] = [
@@ -181,7 +184,9 @@ fn inside(directory: &Path) -> String {
 fn state() -> BTreeSet<String> {
     let entries = STATE.iter().filter_map(|it| fs::read_dir(it).ok()).flatten().flatten();
     let paths = entries.map(|it| it.path().display().to_string());
-    paths.filter(|path| !KEPT.iter().any(|kept| path.starts_with(kept))).collect()
+    let is_kept =
+        |path: &str| STANDING.contains(&path) || KEPT.iter().any(|kept| path.starts_with(kept));
+    paths.filter(|path| !is_kept(path)).collect()
 }
 
 #[cfg(test)]

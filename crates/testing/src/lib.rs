@@ -18,7 +18,9 @@ pub mod trees;
 
 pub use self::chain::chain;
 pub use self::crane::crane;
-pub use self::programs::{built, command, find, not_made, program, programs, script, skipped};
+pub use self::programs::{
+    built, command, find, not_made, package, program, programs, script, skipped,
+};
 pub use self::rounds::{long_tests, rounds};
 
 /// Bytes that are nowhere the same.

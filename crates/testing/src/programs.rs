@@ -30,6 +30,17 @@ pub fn program(name: &str) -> Option<PathBuf> {
     found
 }
 
+/// A program of a package that `make test-engines` installs before it makes the input.
+#[must_use]
+pub fn package(name: &str, input: &str) -> Option<PathBuf> {
+    let found = find(name);
+    if found.is_none() {
+        let what = format!("the program {name}, which tests of engines install,");
+        not_made(&what, input);
+    }
+    found
+}
+
 /// Whether all of these programs are there; otherwise the test is skipped, by the name of the first that is not.
 #[must_use]
 pub fn programs(names: &[&str]) -> bool {

@@ -11,6 +11,7 @@ mod rootfs;
 pub mod sid;
 pub mod versions;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
@@ -122,6 +123,12 @@ pub fn run(args: &Args) -> Result<()> {
 /// Whether there is an input of this name.
 pub fn is_input(name: &str) -> bool {
     Input::from_str(name, false).is_ok()
+}
+
+/// The names of all inputs that the cache has.
+pub fn made(cache: &Cache) -> BTreeSet<String> {
+    let all = Input::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    all.map(|it| it.get_name().to_owned()).filter(|it| is_made(cache, it)).collect()
 }
 
 /// Whether the cache has the input of this name, in the version that this program makes.

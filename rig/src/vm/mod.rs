@@ -319,6 +319,9 @@ fn step(
         {
             command += &format!(" {only}");
         }
+        for other in run.but.iter().filter(|_| filter.is_none()) {
+            command += &format!(" --skip {other}");
+        }
     }
     let name = format!("{number}:{test}/{}", run.program.1);
     Step { name, limit: run.limit, command, harness: run.harness }

@@ -366,7 +366,7 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
         log.lines().count() == 2 && size_and_free(log.lines().last().unwrap()).0 == 16 << 10,
         "{log}"
     );
-    let usage = kernel_usage(&place, "small");
+    let usage = disk_usage(&place, "small");
     assert!((15 << 20..=16 << 20).contains(&usage), "{usage}");
     place.out("rm small large");
     until("something stays", || is_clean(&place));
@@ -377,8 +377,8 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
 }
 
 /// The bytes on disk of what a container wrote.
-fn kernel_usage(place: &Place, name: &str) -> u64 {
-    let mut du = Command::new("du");
+fn disk_usage(place: &Place, name: &str) -> u64 {
+    let mut du = testing::command("du").expect("coreutils have it");
     let folder = place.path("store/containers").join(name);
     let output = du.args(["-s", "-B1"]).arg(folder.join("layer/upper")).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
