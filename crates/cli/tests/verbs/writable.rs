@@ -359,13 +359,6 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
         let (size, free) = size_and_free(log.lines().last().unwrap());
         assert!(size == kib && free < 1024, "{name}: {log}");
     }
-    // It outlives the container's end.
-    place.out("start small");
-    let log = ended("small");
-    assert!(
-        log.lines().count() == 2 && size_and_free(log.lines().last().unwrap()).0 == 16 << 10,
-        "{log}"
-    );
     let usage = disk_usage(&place, "small");
     assert!((15 << 20..=16 << 20).contains(&usage), "{usage}");
     place.out("rm small large");
