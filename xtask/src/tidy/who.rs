@@ -28,5 +28,5 @@ fn cli_asks_once() {
     let asks = |text: &str| QUESTIONS[..5].iter().map(|it| text.matches(it).count()).sum::<usize>();
     let found: Vec<_> =
         cli.map(|it| (it.path.as_str(), asks(&it.text))).filter(|it| it.1 > 0).collect();
-    assert_eq!(found, [("crates/cli/src/context.rs", 1)], "a verb has `Context::who`");
+    assert_eq!(found, [("crates/cli/src/session/context.rs", 1)], "a verb has `Context::who`");
 }

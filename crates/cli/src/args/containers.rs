@@ -1,6 +1,5 @@
 //! The command lines of containers.
 
-use std::ffi::OsString;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,14 +8,12 @@ use clap::{Args, ValueHint};
 use container::bundle::mounts::MountWish;
 use container::root::WritableWish;
 
-use transfer::commit::Change;
-
 #[cfg(feature = "serve")]
 use super::LazyOptions;
 use super::userns::{Ranges, UserNs, ranges};
 use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
-use crate::writable::{bytes, memory, writable};
+use crate::args::writable::{bytes, memory, writable};
 
 /// What the container sees of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -202,197 +199,4 @@ impl Tty {
     pub(crate) fn when(&self) -> When {
         if self.terminal { When::Always } else { self.tty }
     }
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Run {
-    #[command(flatten)]
-    pub(crate) wanted: Wanted,
-    /// Have ports of the host lead to ports of the container; implies `--network pasta`. Without HOST, any free port, which
-    /// `ps` lists; both may be ranges, such as 8000-8003
-    #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
-    pub(crate) publish: Vec<super::ports::Published>,
-    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc, gVisor keeps
-    /// pipes, sockets and an empty /tmp in memory, so they are in no layer
-    #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
-    pub(crate) runtime: Option<OsString>,
-    /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
-    #[arg(short, long)]
-    pub(crate) detach: bool,
-    /// Remove the container when it ends; without --detach this is always so
-    #[arg(long)]
-    pub(crate) rm: bool,
-    /// Kill the container after this many seconds; the exit code is then 255. 0 means no limit
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
-    pub(crate) timeout: u32,
-    /// Signal that `stop` sends first; by default the image's, or TERM
-    #[arg(long, value_name = "SIGNAL")]
-    pub(crate) stop_signal: Option<String>,
-    /// Seconds after which `stop` kills the container, unless `stop --time` says otherwise; by default 10
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) stop_timeout: Option<u32>,
-    /// Limit the log to this size, at least 4 KiB; at the limit, the older half is dropped. 0 means no limit
-    #[arg(long, value_name = "SIZE", default_value = "64m")]
-    pub(crate) log_size: LogSize,
-    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`; by default twelve digits
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) tty: Tty,
-    /// A name of an image, an image id or its first digits (6 or more)
-    pub(crate) image: String,
-    /// The command; by default the image's
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Bundle {
-    #[command(flatten)]
-    pub(crate) wanted: Wanted,
-    /// Ask for a terminal in config.json
-    #[arg(short, long)]
-    pub(crate) tty: bool,
-    /// A name of an image, an image id or its first digits (6 or more)
-    pub(crate) image: String,
-    /// Empty or new directory for config.json and the root, which is mounted on rootfs
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub(crate) directory: PathBuf,
-    /// The command; by default the image's
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<OsString>,
-}
-
-#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
-#[derive(Debug, Args)]
-pub(crate) struct Ps {
-    /// Also list containers that have ended
-    #[arg(short, long)]
-    pub(crate) all: bool,
-    /// Print ids only
-    #[arg(short = 'q')]
-    pub(crate) ids: bool,
-    /// Show how much each container has written
-    #[arg(short, long)]
-    pub(crate) size: bool,
-    /// List the devices of lazily mounted images instead: how much of each is here, and how long readers wait
-    #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size"])]
-    pub(crate) lazy: bool,
-    /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all snapshots
-    #[cfg(feature = "serve")]
-    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "lazy"])]
-    pub(crate) engine: bool,
-    /// Print what --lazy lists, or what the service behind --engine has done, as metrics in the text format of Prometheus
-    #[cfg(feature = "serve")]
-    #[arg(long, conflicts_with = "json", requires = "service")]
-    pub(crate) metrics: bool,
-    /// Where the snapshotter listens that is asked for its metrics, instead of where serve.toml says
-    #[cfg(feature = "serve")]
-    #[arg(long, value_name = "PATH", requires_all = ["engine", "metrics"])]
-    pub(crate) socket: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Rm {
-    /// Containers
-    #[arg(required = true)]
-    pub(crate) names: Vec<String>,
-    /// Accepted for older scripts: only containers are removed in any case
-    #[arg(long, hide = true)]
-    pub(crate) container: bool,
-    /// Kill running containers, and ignore names that do not exist
-    #[arg(short, long)]
-    pub(crate) force: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Rmi {
-    /// Names of images
-    #[arg(required = true)]
-    pub(crate) names: Vec<String>,
-    /// Ignore names that do not exist
-    #[arg(short, long)]
-    pub(crate) force: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Logs {
-    /// A container
-    pub(crate) container: String,
-    /// Follow the output until the container ends
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-    /// Print only this many of the last lines
-    #[arg(short = 'n', long, value_name = "LINES")]
-    pub(crate) tail: Option<usize>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Stop {
-    /// Containers
-    #[arg(required = true)]
-    pub(crate) containers: Vec<String>,
-    /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10
-    #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
-    pub(crate) time: Option<u32>,
-    /// Send this signal first; by default the image's, or TERM
-    #[arg(short, long, value_name = "SIGNAL")]
-    pub(crate) signal: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Wait {
-    /// Containers; their exit codes are printed in this order
-    #[arg(required = true)]
-    pub(crate) containers: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Exec {
-    #[command(flatten)]
-    pub(crate) program: Program,
-    #[command(flatten)]
-    pub(crate) tty: Tty,
-    /// A running container
-    pub(crate) container: String,
-    /// The command
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) command: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Commit {
-    /// A container
-    pub(crate) container: String,
-    /// The new image's name
-    pub(crate) name: String,
-    /// Message for the image's history
-    #[arg(short, long, value_name = "TEXT")]
-    pub(crate) message: Option<String>,
-    /// Author of the image
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) author: Option<String>,
-    /// Change the image's configuration by a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER,
-    /// VOLUME or WORKDIR
-    #[arg(short, long, value_name = "LINE")]
-    pub(crate) change: Vec<Change>,
-    /// Do not pause a running container; a file that changes meanwhile is an error
-    #[arg(long)]
-    pub(crate) no_pause: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Snapshot {
-    /// A container
-    pub(crate) container: String,
-    /// Tar to write, - for standard output
-    #[arg(value_hint = ValueHint::FilePath)]
-    pub(crate) file: PathBuf,
-    /// Overwrite an existing file
-    #[arg(short, long)]
-    pub(crate) force: bool,
-    /// Do not pause a running container; a file that changes meanwhile is an error
-    #[arg(long)]
-    pub(crate) no_pause: bool,
 }

@@ -1,6 +1,6 @@
 //! Options for memory: `du`, and reading ahead.
 
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
 
 /// What of an image is brought into memory when it is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -29,17 +29,3 @@ pub(crate) const WARM: &str = "Read ahead in the background; the mount does not 
                     This helps programs that look at many files soon after the start, such as find, ls -R, package \
                     managers and interpreters that search for modules. The disk is then read in large pieces, not block by \
                     block. It changes nothing for an image that was used since the host started";
-
-#[derive(Debug, Args)]
-pub(crate) struct Du {
-    /// Show only these images
-    pub(crate) names: Vec<String>,
-    /// Print sizes in bytes
-    #[arg(short, long)]
-    pub(crate) bytes: bool,
-    /// Show memory instead of disk space: the pages of image files, of the store's files, and of all mounts that Quire can
-    /// reach (those seen from here, and those of containers). TWICE is the upper bound of memory beyond one copy of each
-    /// file; in the total it includes equal files that several images hold. Looking brings nothing into memory
-    #[arg(long)]
-    pub(crate) memory: bool,
-}

@@ -6,7 +6,7 @@ use container::bundle::mounts::{MountKind, MountWish, Volume, destination};
 use kernel::mount::Durability;
 
 use super::Wanted;
-use crate::writable::bytes;
+use crate::args::writable::bytes;
 
 /// What a tmpfs has for permissions if nothing is said, as with Docker; and what a directory has.
 const ANYBODY: u32 = 0o1777;

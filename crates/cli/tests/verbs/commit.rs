@@ -1,4 +1,4 @@
-//! `commit`, `snapshot`, and `diff` of a container. Needs root.
+//! `commit`, `export changes:`, and `diff` of a container. Needs root.
 
 use std::fs;
 use std::io::Write as _;
@@ -138,7 +138,7 @@ fn what_is_committed_is_what_the_container_saw() {
         let expect = walk(&root);
         place.out("commit --quiet seen b");
         same(&walk_image(&place, "b"), &expect, kind);
-        place.out("snapshot --quiet --force seen layer.tar");
+        place.out("export --quiet --force seen changes:layer.tar");
         applied_by_others(&place, &expect);
         // What a commit adds is what diff shows.
         let shown = place.run("diff seen");
@@ -151,7 +151,7 @@ fn what_is_committed_is_what_the_container_saw() {
         same(&walk_image(&place, "b2"), &walk(&root), kind);
         assert_eq!([layers(&place, "b").len(), layers(&place, "b2").len()], [2, 2]);
         assert!(!container.is_paused());
-        place.out("snapshot --quiet --force seen layer.tar");
+        place.out("export --quiet --force seen changes:layer.tar");
         place.out("stop -t 0 seen");
         if *kind == "memory" {
             let ran = place.run("commit seen b3");
@@ -162,7 +162,7 @@ fn what_is_committed_is_what_the_container_saw() {
             );
         } else {
             // After its end it is the same.
-            place.out("snapshot --quiet seen after.tar");
+            place.out("export --quiet seen changes:after.tar");
             assert_eq!(
                 fs::read(place.path("layer.tar")).unwrap(),
                 fs::read(place.path("after.tar")).unwrap()
@@ -194,7 +194,7 @@ fn what_is_committed_is_what_the_container_saw() {
     assert!(!mounts().contains(place.path("").to_str().unwrap()));
 }
 
-/// The snapshot on the image's tree, and the image unpacked, by programs of others.
+/// The exported changes on the image's tree, and the image unpacked, by programs of others.
 fn applied_by_others(place: &Place, expect: &str) {
     let (tree, layer, base) =
         (place.path("applied"), place.path("layer.tar"), place.path("base.tar"));
@@ -305,9 +305,9 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
     assert_eq!(place.run("diff step:/made").out, "+ /made\n");
 }
 
-/// A snapshot to a pipe that nobody reads yet: it waits in the middle, in a file that is called so that it comes first.
+/// An export of changes to a pipe that nobody reads yet: it waits in the middle, in a file that is called so that it comes first.
 fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
-    let mut command = place.command(&[&["snapshot", &container.1, "-"], options].concat());
+    let mut command = place.command(&[&["export", &container.1, "changes:-"], options].concat());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pipe = child.stdout.as_ref().unwrap();
     wait_for("a full pipe", || {
@@ -367,7 +367,8 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         }
         // Who comes second waits for the first.
         let first = stuck(&place, &container, &[]);
-        let mut second = place.command(&["snapshot", "--force", "--quiet", "still", "second.tar"]);
+        let mut second =
+            place.command(&["export", "--force", "--quiet", "still", "changes:second.tar"]);
         let second = second.stderr(Stdio::piped()).spawn().unwrap();
         let first = first.wait_with_output().unwrap();
         assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
@@ -427,13 +428,13 @@ fn what_changes_while_it_is_read_is_an_error() {
     let ran = Ran::of(&child.wait_with_output().unwrap());
     assert!(ran.code == Some(2) && ran.err.contains("changed while it was read"), "{}", ran.err);
     // As a file it is not there at all then.
-    let refused = place.run("snapshot --no-pause changing no/such/file");
+    let refused = place.run("export --no-pause changing changes:no/such/file");
     assert!(
         refused.code == Some(2) && refused.err.contains("no directory \"no/such\""),
         "{}",
         refused.err
     );
-    place.out("snapshot --quiet --no-pause changing whole.tar");
+    place.out("export --quiet --no-pause changing changes:whole.tar");
 }
 
 #[test]
@@ -443,10 +444,10 @@ fn hostile_names_and_depths() {
     let root = container.root();
     // Left out, and said.
     python(&["socket", root.join("kept/socket").to_str().unwrap()]);
-    let ran = place.run("snapshot hostile 1.tar");
+    let ran = place.run("export hostile changes:1.tar");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("no layer can hold a socket: /kept/socket"), "{}", ran.err);
-    let ran = place.run("snapshot --json hostile 2.tar");
+    let ran = place.run("export --json hostile changes:2.tar");
     let told: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(told["skipped"], json!(["/kept/socket"]));
     assert_eq!(told["bytes"], fs::metadata(place.path("2.tar")).unwrap().len());
@@ -530,14 +531,14 @@ fn owners_are_those_that_the_container_sees() {
     let file = container.root().join("kept/mine");
     fs::write(&file, "").unwrap();
     chown(&file, Some(2), Some(3)).unwrap();
-    place.out("snapshot --quiet owned 1.tar");
+    place.out("export --quiet owned changes:1.tar");
     let listed =
         Command::new("tar").args(["--numeric-owner", "-tvf"]).arg(place.path("1.tar")).output();
     let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
     let line = listed.lines().find(|it| it.ends_with("kept/mine")).unwrap();
     assert!(line.contains(" 1002/1003 "), "{listed}");
     chown(&file, Some(10), Some(3)).unwrap();
-    let ran = place.run("snapshot owned 2.tar");
+    let ran = place.run("export owned changes:2.tar");
     assert!(ran.err.contains("the owner of \"/kept/mine\": user 10 of the host"), "{}", ran.err);
     assert!(!place.path("2.tar").exists());
 }
@@ -627,13 +628,17 @@ fn mistakes_are_told() {
         ("commit pla b", "there is no container \"pla\"\n  did you mean plain-c?"),
         ("logs fxed", "did you mean fixed?"),
         ("commit gone b", "was in memory, and ended with it"),
-        ("snapshot gone x", "--writable dir"),
+        ("export gone changes:x", "--writable dir"),
+        ("export plain changes:x", "there is no container \"plain\""),
+        ("export plain tar:x --no-pause", "only for changes:FILE"),
+        ("export --compression gzip plain-c changes:x", "pipe it into a compressor"),
+        ("export --platform linux/amd64 plain-c changes:x", "only for disk:FILE"),
         ("commit fixed b", "read-only"),
         ("commit plain-c b", "its image plain:latest has no layers"),
         ("commit plain-c B!", "is not an image name"),
         ("commit --change RUN plain-c b", "is not one of CMD"),
-        ("snapshot plain-c there", "--force overwrites it"),
-        ("snapshot --json plain-c -", "name a file"),
+        ("export plain-c changes:there", "--force overwrites it"),
+        ("export --json plain-c changes:-", "name a file"),
         ("diff none", "there is no container"),
         ("diff a", "diff compares two"),
         ("diff --no-pause a a", "cannot be used with"),
@@ -645,6 +650,6 @@ fn mistakes_are_told() {
     }
     assert_eq!(fs::read(place.path("there")).unwrap(), b"mine");
     // Images without layers have changes all the same.
-    place.out("snapshot --force plain-c there");
+    place.out("export --force plain-c changes:there");
     assert_eq!(place.run("diff plain-c").code, Some(0));
 }

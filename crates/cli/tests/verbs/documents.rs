@@ -23,7 +23,7 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("docs/containers.md", "quire run -d --name step --network host", "downloads from Debian"),
     ("docs/containers.md", "quire wait step", "as above"),
     ("docs/containers.md", "quire commit step", "as above"),
-    ("docs/containers.md", "quire snapshot step", "as above"),
+    ("docs/containers.md", "quire export step", "as above"),
     ("docs/containers.md", "sudo systemctl", "systemd; `vm newest systemd` does it"),
     ("docs/containers.md", "unshare --user --map-auto", "a user with subordinate ids: `rootless`"),
     ("docs/containers.md", "quire run --security-opt apparmor=my", "a host with AppArmor"),

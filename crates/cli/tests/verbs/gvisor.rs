@@ -307,7 +307,7 @@ fn what_is_written_goes_to_the_containers_layer() {
             assert!(ran.out.lines().any(|it| it == expect), "{writable}: {}", ran.out);
         }
         assert!(!ran.out.contains("gvisor"), "{writable}: {}", ran.out);
-        place.out("snapshot --force writer layer.tar");
+        place.out("export --force writer changes:layer.tar");
         for (file, expect) in [("etc/new", "new\n"), ("etc/short", "2\n")] {
             let mut tar = Command::new("tar");
             tar.arg("-xOf").arg(place.path("layer.tar")).arg(file);

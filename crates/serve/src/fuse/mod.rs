@@ -8,11 +8,13 @@ mod apart;
 mod holder;
 pub mod host;
 mod open;
+mod server;
 mod session;
 mod start;
 mod tree;
 
 pub use apart::{ApartError, set_apart};
 pub use open::{OpenTreeError, StoreData, StoreTree, open};
+pub use server::{FuseServer, check_device};
 pub use start::{Mounts, StartError, start};
 pub use tree::{AnswerMemory, FileData, FileTree, FuseAnswer, FuseView};

@@ -12,7 +12,9 @@ use kernel::precontent::Group;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{PidfdFlags, pidfd_open};
+use store::Store;
 
+use super::folder::folder_of;
 use super::service::{LEAVE, SOCKET};
 use super::watch::LazyWatch;
 use super::wire::{self, Answer, Ask, DeviceStatus};
@@ -205,4 +207,17 @@ impl LazyService {
 
 fn unknown() -> ClientError {
     ClientError::Talk(io::Error::other("it sent what is unknown"))
+}
+
+/// Has the service of a store, if there is one, let go of what nothing else has open.
+pub fn release(store: &Store) {
+    let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
+    match asked.map(|service| service.map(|it| it.release())) {
+        Ok(None | Some(Ok(()))) => {}
+        // It keeps what it has: then so does `gc`.
+        Ok(Some(Err(error))) => {
+            tracing::warn!(%error, "the service for lazy devices does not let go");
+        }
+        Err(error) => tracing::debug!(%error, "cannot ask the service for lazy devices"),
+    }
 }

@@ -13,6 +13,7 @@ mod count;
 mod deaths;
 mod door;
 mod failures;
+mod fetch;
 mod files;
 mod fill;
 mod folder;
@@ -22,18 +23,25 @@ mod plan;
 mod record;
 mod seams;
 mod service;
+mod start;
+mod supply;
 mod unmarked;
 mod watch;
 mod wire;
 
-pub use client::{ClientError, LazyService};
+pub use client::{ClientError, LazyService, release};
 pub use count::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
 pub use door::{ConnectionId, Door, DoorError, DoorKind, DoorWish, FuseDoorError, Unread};
 pub use failures::{READERS_WAIT, SourcePatience};
+pub use fetch::{ImageBlobs, StoreBlobs};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use folder::{Replace, folder_of};
 pub use keeper::{KeeperError, Program, keep};
 pub use record::Recorder;
 pub use service::{Completion, Left, ServiceError, Supply, Surroundings, serve};
+pub use start::{
+    NotStarted, STARTED_IDLE, StartError, Starter, leave_group, log_of, remove_empty_log,
+};
+pub use supply::{ImportResources, NO_TRACE, StoreSupply};
 pub use watch::LazyWatch;
 pub use wire::DeviceStatus;

@@ -7,6 +7,9 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use globset::Glob;
@@ -240,6 +243,43 @@ fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
 fn root_of(mount: &Detached) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(mount.as_fd(), ".", flags, Mode::empty())
+}
+
+/// The most clients at a time, with those of the last 30 seconds that got volumes.
+const CLIENTS_MAX: usize = 1024;
+
+/// Starts a process for each client, with the connection as its standard input, until the process ends. `speaker` makes its
+/// command. A process that serves an image by FUSE must start from one with a single thread.
+pub fn accept_clients(listener: &UnixListener, speaker: &dyn Fn() -> Command) {
+    let clients = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "no connection can be taken");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+            clients.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!("there are {CLIENTS_MAX} clients: another one is not heard");
+            continue;
+        }
+        let mut speaker = speaker();
+        speaker.stdin(OwnedFd::from(stream)).stdout(Stdio::null());
+        let of_thread = Arc::clone(&clients);
+        let waits = std::thread::Builder::new().spawn(move || {
+            if let Err(error) = speaker.status() {
+                tracing::error!(%error, "no process can speak with a client");
+            }
+            of_thread.fetch_sub(1, Ordering::Relaxed);
+        });
+        if let Err(error) = waits {
+            tracing::error!(%error, "a client is not heard");
+            clients.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]

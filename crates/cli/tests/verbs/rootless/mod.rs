@@ -420,7 +420,8 @@ fn later_commands_of_the_user_find_its_container() {
         let changes = ran.out;
         assert!(changes.contains("+ /new") && !changes.contains("overlay"), "{runtime}: {changes}");
         let file = user.home().join("changes.tar");
-        user.out(&["snapshot", "--force", runtime, file.to_str().unwrap()]);
+        let target = format!("changes:{}", file.display());
+        user.out(&["export", "--force", runtime, &target]);
         let mut tar = Command::new("tar");
         tar.args(["--list", "--verbose", "--numeric-owner", "--file"]).arg(&file);
         let listed = tar.output().unwrap();

@@ -1,0 +1,6 @@
+//! Everything that is printed.
+
+#[cfg(feature = "serve")]
+pub(crate) mod metrics;
+pub(crate) mod progress;
+pub(crate) mod report;

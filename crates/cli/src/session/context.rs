@@ -1,0 +1,584 @@
+//! The context of every verb: the store's place, and the output.
+
+use std::io::{ErrorKind, IsTerminal as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use container::life::known::KnownError;
+use container::life::look::LookError;
+use container::root::filestore::FilestoreError;
+use kernel::features::Can;
+use kernel::mount::{MountError, OVERLAY_VERITY, Step};
+use kernel::process::{UserNamespace, Who};
+use kernel::version::KernelVersion;
+use oci::manifest::ManifestError;
+use rustix::io::Errno;
+use store::{Create, NotShared, OpenOptions, Sealing, SharedStore, Store};
+use transfer::StoredError;
+use transfer::export::ExportError;
+use transfer::import::PlatformMismatch;
+
+use crate::args::{Global, Seal};
+use crate::output::progress::{Progress, Shown};
+use crate::output::report;
+use crate::session::resolve::{LIST, NoContainer, Unresolved, meant, resolve};
+
+/// The surroundings of a verb.
+#[derive(Debug, Clone)]
+pub(crate) struct Context {
+    store: Option<PathBuf>,
+    shared: Vec<SharedStore>,
+    policy: Option<PathBuf>,
+    who: Who,
+    outside: Who,
+    sealing: Option<Sealing>,
+    /// Print JSON.
+    pub(crate) json: bool,
+    /// Print no progress and no remarks, and ids alone where there are lists.
+    pub(crate) quiet: bool,
+    /// Whether remarks are lines of a log.
+    is_service: bool,
+}
+
+/// Who this process is at its start.
+pub(crate) fn who_at_start() -> Who {
+    Who::this_process()
+}
+
+/// The directory of the store that an option names, or of the usual one.
+pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<PathBuf> {
+    if let Some(directory) = named {
+        return std::path::absolute(directory)
+            .with_context(|| format!("\"{}\" is not a path", directory.display()));
+    }
+    if who.is_host_root() {
+        return Ok(PathBuf::from(ROOTS));
+    }
+    // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
+    let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
+    let data = data.or_else(|| home(who).map(|it| it.join(".local/share")));
+    let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
+    Ok(data.join("quire"))
+}
+
+/// The home of this process's user: what `HOME` says, or else `/etc/passwd`, since mount(8) calls helpers without variables.
+pub(crate) fn home(who: Who) -> Option<PathBuf> {
+    if let Some(home) = std::env::var_os("HOME") {
+        return Some(home.into());
+    }
+    // In a namespace the number is another user's.
+    let is_known = who.namespace == UserNamespace::Initial;
+    let names = std::fs::read_to_string("/etc/passwd").ok().filter(|_| is_known)?;
+    home_of(&names, who.user).map(PathBuf::from)
+}
+
+/// Source: passwd(5).
+fn home_of(names: &str, user: u32) -> Option<&str> {
+    let number = user.to_string();
+    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
+    found.find_map(|fields| fields.get(5).copied()).filter(|it| it.starts_with('/'))
+}
+
+/// The store of the host's root.
+const ROOTS: &str = "/var/lib/quire";
+
+/// The stores that options name, and root's, if it is shared with this user.
+pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<SharedStore>> {
+    let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
+    let mut found: Vec<_> = named.iter().map(find).collect::<anyhow::Result<_>>()?;
+    if !who.is_host_root() {
+        found.extend(SharedStore::find(Path::new(ROOTS), who));
+    }
+    Ok(found)
+}
+
+/// Why root's store is not used, if it is shared.
+pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
+    match SharedStore::find(Path::new(ROOTS), who) {
+        Err(
+            error @ (NotShared::Owner { .. } | NotShared::Writable { .. } | NotShared::Unproven(_)),
+        ) => Some(error.to_string()),
+        _ => None,
+    }
+}
+
+/// What is logged unless options say otherwise, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Log {
+    /// Warnings, without the time: whoever has called reads them at once.
+    OfCommand,
+    /// From this level on, each line with its time in UTC: it may be read days later, and not all go to journald.
+    #[cfg(feature = "serve")]
+    OfService(&'static str),
+}
+
+impl Log {
+    const fn level(self) -> &'static str {
+        match self {
+            Self::OfCommand => "warn",
+            #[cfg(feature = "serve")]
+            Self::OfService(level) => level,
+        }
+    }
+
+    const fn is_service(self) -> bool {
+        match self {
+            Self::OfCommand => false,
+            #[cfg(feature = "serve")]
+            Self::OfService(_) => true,
+        }
+    }
+}
+
+impl Context {
+    /// `outside` is who this process was before it went into a
+    /// namespace of its own.
+    pub(crate) fn new(
+        global: Global,
+        shared: Vec<SharedStore>,
+        log: Log,
+        who: Who,
+        outside: Who,
+    ) -> Self {
+        let level = match (global.quiet, global.verbose) {
+            (true, _) => "error",
+            (false, 0) => log.level(),
+            (false, 1) => "info",
+            (false, _) => "debug",
+        };
+        let filter = tracing_subscriber::EnvFilter::builder()
+            .with_env_var("QUIRE_LOG")
+            .try_from_env()
+            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+        let lines = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false);
+        match log.is_service() {
+            false => lines.without_time().init(),
+            true => lines.init(),
+        }
+        let sealing = global.seal.map(|seal| match seal {
+            Seal::Verity => Sealing::Verity,
+            Seal::Immutable => Sealing::VerityOrImmutable,
+        });
+        Self {
+            store: global.store,
+            shared,
+            policy: global.policy,
+            who,
+            outside,
+            sealing,
+            json: global.json,
+            quiet: global.quiet,
+            is_service: log.is_service(),
+        }
+    }
+
+    /// The directory of the store.
+    pub(crate) fn store_directory(&self) -> anyhow::Result<PathBuf> {
+        store_directory(self.store.as_deref(), self.who)
+    }
+
+    /// Who this process is.
+    pub(crate) const fn who(&self) -> Who {
+        self.who
+    }
+
+    /// Who it is on the host.
+    pub(crate) const fn outside(&self) -> Who {
+        self.outside
+    }
+
+    /// The policy that the user named.
+    pub(crate) fn policy(&self) -> Option<&Path> {
+        self.policy.as_deref()
+    }
+
+    /// The stores that others share with this user.
+    pub(crate) fn shared(&self) -> &[SharedStore] {
+        &self.shared
+    }
+
+    /// Opens the first store that has an image of this name: this user's own, or one that is shared. If none has it, the own.
+    pub(crate) fn open_with(&self, name: &str) -> anyhow::Result<Store> {
+        let own = self.open(OpenOptions::read());
+        let is_absent = |store: &Store| resolve(store, name).is_err_and(|it| it.is_absent());
+        if own.as_ref().is_ok_and(|store| !is_absent(store)) {
+            return own;
+        }
+        if own.as_ref().is_err_and(|error| !is_absent_store(error)) {
+            return own;
+        }
+        self.open_shared().find(|store| resolve(store, name).is_ok()).map_or(own, Ok)
+    }
+
+    /// The stores that others share. One that cannot be opened is somebody else's affair, and only remarked on.
+    pub(crate) fn open_shared(&self) -> impl Iterator<Item = Store> {
+        self.shared.iter().filter_map(|shared| {
+            let refused = |error: &store::StoreError| {
+                let (path, error) = (shared.path().display(), report::chain(error));
+                self.remark(&format!("the shared store {path} is not used: {error}"));
+            };
+            shared.open(self.who).inspect_err(refused).ok()
+        })
+    }
+
+    /// Opens the store.
+    pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
+        let sealing = self.sealing.or(options.sealing);
+        let directory = self.store_directory()?;
+        let is_new = options.create != Create::Never && !directory.join("meta").exists();
+        let store = Store::open(&directory, self.who, OpenOptions { sealing, ..options })?;
+        if is_new {
+            self.tell_who_checks(&directory);
+        }
+        if self.who.is_host_root() {
+            // One says enough: `doctor` and `fsck` name all.
+            if let Some(exposure) = store.exposure()?.first() {
+                self.remark(&exposure.to_string());
+            }
+        }
+        Ok(store)
+    }
+
+    /// Opens the store for a verb that has nothing to do where there is none. Without a store, nothing is in it, and an option
+    /// such as `--force` allows that things are absent: `None` then. A verb that names something has the usual error.
+    pub(crate) fn open_for(
+        &self,
+        options: OpenOptions,
+        may_be_absent: bool,
+    ) -> anyhow::Result<Option<Store>> {
+        match self.open(options) {
+            Err(error) if may_be_absent && is_absent_store(&error) => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Printed once, for a new store, and not at each `run`.
+    fn tell_who_checks(&self, directory: &Path) {
+        let Ok(opened) = std::fs::File::open(directory) else { return };
+        let has_verity = kernel::features::fs_verity(opened.as_fd()).can == Can::Yes;
+        let why = match KernelVersion::running() {
+            _ if !has_verity => "no fs-verity here",
+            Some(version) if version < OVERLAY_VERITY => "Linux is older than 6.6",
+            _ => return,
+        };
+        self.remark(&format!(
+            "the kernel does not check reads from this store ({why}): its files are checked at import, and by `quire \
+             verify`"
+        ));
+    }
+
+    /// Where programs are looked for, as `PATH` says.
+    #[expect(clippy::unused_self, reason = "what is around a verb comes from here")]
+    pub(crate) fn search(&self) -> std::ffi::OsString {
+        std::env::var_os("PATH").unwrap_or_default()
+    }
+
+    /// A remark that a person may want to read, in one line on standard error. A service's is a line of its log.
+    pub(crate) fn remark(&self, text: &str) {
+        if self.is_service {
+            tracing::warn!("{}", report::plain(text));
+        } else if !self.quiet {
+            report::error_line(&format!("quire: {text}"));
+        }
+    }
+
+    /// Whether progress may be drawn.
+    pub(crate) fn draws(&self) -> bool {
+        !self.quiet && !self.json && std::io::stderr().is_terminal()
+    }
+
+    /// The progress of a verb, as the options ask for it.
+    pub(crate) fn progress(&self) -> Progress {
+        let shown = match (self.draws(), self.is_quiet() || self.json) {
+            (true, _) => Shown::Bars,
+            (false, true) => Shown::Nothing,
+            (false, false) => Shown::Lines,
+        };
+        Progress::new(shown, self.is_quiet())
+    }
+
+    /// Whether anything but errors is said.
+    pub(crate) const fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
+    /// The error, its causes, and the next step where there is a usual one.
+    pub(crate) fn complain(&self, error: &anyhow::Error) {
+        report::error_line(&format!("quire: {error:#}"));
+        let hint = self.elsewhere(error).or_else(|| hint(error)).or_else(|| self.room_hint(error));
+        if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
+            report::error_line(&format!("  {hint}"));
+        }
+        if let Some(hint) = filestore_hint(error) {
+            report::error_line(&format!("  {hint}"));
+        }
+    }
+
+    /// Where the image is that a verb did not find, which changes nothing of others.
+    fn elsewhere(&self, error: &anyhow::Error) -> Option<String> {
+        let cause = error.chain().find_map(|cause| cause.downcast_ref::<Unresolved>())?;
+        let name = cause.absent()?;
+        let found = self.open_shared().find(|store| resolve(store, name).is_ok());
+        if let Some(store) = found {
+            let path = store.path().display();
+            return Some(format!(
+                "it is in the shared store {path}: `quire pull` brings it into your own"
+            ));
+        }
+        match self.shared.is_empty() && !self.outside.is_host_root() {
+            true => refusal_of_roots(self.outside),
+            false => None,
+        }
+    }
+
+    /// What to do when a file system takes nothing more: which one, and what may help.
+    fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
+        let refusal = refusal(error)?;
+        let outside = error.downcast_ref::<Outside>();
+        if matches!(outside, Some(Outside::Stdout)) || report::is_of_output(error) {
+            return None;
+        }
+        let disk = error.chain().find_map(|cause| cause.downcast_ref::<store::DiskError>());
+        let path = match (outside, disk) {
+            (Some(Outside::File(path) | Outside::Layout(path)), _) => path.clone(),
+            (_, Some(disk)) => disk.path.clone(),
+            _ => self.store_directory().ok()?,
+        };
+        // The file may be gone, or never have been.
+        let path = std::path::absolute(path).ok()?;
+        let place = path.ancestors().find(|it| it.is_dir())?.canonicalize().ok()?;
+        let device = |path: &Path| std::fs::metadata(path).map(|it| it.dev()).ok();
+        let of = device(&place);
+        let top = place.ancestors().take_while(|it| device(it) == of).last()?.display();
+        if let Some(outside) = outside {
+            let why = match refusal {
+                Errno::ROFS => format!("the file system at {top} is read-only"),
+                Errno::DQUOT => format!("the quota at {top} is used up"),
+                _ => format!("the file system at {top} was full"),
+            };
+            let elsewhere = match outside {
+                Outside::Layout(_) => "name a directory elsewhere",
+                Outside::File(_) | Outside::Stdout => {
+                    "name a file elsewhere, or - for standard output"
+                }
+            };
+            return Some(format!("{why}: {elsewhere}"));
+        }
+        match refusal {
+            Errno::ROFS => Some(format!(
+                "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
+            )),
+            Errno::DQUOT => Some(format!(
+                "the quota at {top} is used up: `quire gc` frees unused data, `quire gc --unfinished` also data of \
+                 interrupted pulls"
+            )),
+            _ => {
+                let free = rustix::fs::statvfs(&place).ok()?;
+                let bytes = report::size(free.f_bavail.saturating_mul(free.f_frsize));
+                let inodes = match free.f_files {
+                    0 => String::new(),
+                    _ => format!(" and {} inodes", free.f_favail),
+                };
+                Some(format!(
+                    "the file system at {top} was full ({bytes}{inodes} are free without what this command had \
+                     written): `quire gc` frees unused data, `quire gc --unfinished` also data of interrupted pulls"
+                ))
+            }
+        }
+    }
+
+    /// Advice for a permission that the kernel gives to another user but not to this one.
+    fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
+        let user = self.who.user;
+        if user == 0 || !is_refused(error) {
+            return None;
+        }
+        let store = self.store_directory().ok()?;
+        // Its own owner, or that of the directory where it would be, or where this user has to stop looking.
+        let owner = store.ancestors().find_map(|it| std::fs::metadata(it).ok())?.uid();
+        let store = store.display();
+        Some(match owner {
+            owner if owner == user => {
+                "root may: use sudo and root's own store, and bring the image there with `sudo quire pull` or `sudo \
+                 quire import`"
+                    .to_owned()
+            }
+            0 => format!("{store} belongs to another user: use sudo, or --store DIR for a store of your own"),
+            _ => format!("{store} belongs to another user: --store DIR is for a store of your own"),
+        })
+    }
+}
+
+/// A cause is outside of the store.
+#[derive(Debug)]
+pub(crate) enum Outside {
+    /// At standard output.
+    Stdout,
+    /// In this directory, where an output file was to be.
+    File(PathBuf),
+    /// In this directory, which was to be a layout.
+    Layout(PathBuf),
+}
+
+impl Outside {
+    /// Notes that, if a file system took nothing more, and not the one with temporary files.
+    pub(crate) fn note(self, error: anyhow::Error) -> anyhow::Error {
+        let is_scratch = |it: &ExportError| matches!(it, ExportError::Scratch { .. });
+        let is_scratch = error.chain().any(|it| it.downcast_ref().is_some_and(is_scratch));
+        match refusal(&error) {
+            Some(_) if !is_scratch => error.context(self),
+            _ => error,
+        }
+    }
+}
+
+impl std::fmt::Display for Outside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(directory) | Self::Layout(directory) => {
+                write!(f, "cannot write in {}", directory.display())
+            }
+            Self::Stdout => f.write_str("cannot write to standard output"),
+        }
+    }
+}
+
+/// How a file system says that it takes nothing more, if that is the cause.
+fn refusal(error: &anyhow::Error) -> Option<Errno> {
+    error.chain().find_map(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>().and_then(|error| match error.kind() {
+            ErrorKind::StorageFull => Some(Errno::NOSPC),
+            _ => Errno::from_io_error(error),
+        });
+        let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
+        errno.filter(|it| matches!(*it, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
+    })
+}
+
+/// Whether the error is that there is no store.
+pub(crate) fn is_absent_store(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(store::StoreError::Absent(_)))
+}
+
+/// Whether a cause is that the user has no right.
+fn is_refused(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        let errno = cause.downcast_ref::<Errno>().map(|it| it.kind());
+        io.or(errno) == Some(ErrorKind::PermissionDenied)
+    })
+}
+
+/// What needs no filestore, when there is none.
+fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
+    match error.chain().find_map(|cause| cause.downcast_ref())? {
+        FilestoreError::Size(_) => None,
+        _ => Some("--writable memory and --mount type=memory need no file system on the disk"),
+    }
+}
+
+/// The next step.
+fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| {
+        if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
+            return hint.clone();
+        }
+        if let Some(NoContainer { hint, .. }) = cause.downcast_ref() {
+            return Some(hint.clone());
+        }
+        if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {
+            return Some(meant(error).unwrap_or_else(|| LIST.to_owned()));
+        }
+        let found = cause.downcast_ref().or_else(|| match cause.downcast_ref() {
+            Some(LookError::Known(error)) => Some(error),
+            _ => None,
+        });
+        if let Some(KnownError::Absent { nearest, .. }) = found {
+            return Some(match nearest.join(" or ") {
+                meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+                meant => format!("did you mean {meant}?"),
+            });
+        }
+        if let Some(oci::source::SourceError::Kind(text)) = cause.downcast_ref() {
+            return crate::session::source_hint::source_hint(text);
+        }
+        if let Some(MountError::Call { step: Step::Unmount, source: Errno::BUSY, .. }) =
+            cause.downcast_ref()
+        {
+            return Some(
+                "a process uses it: `quire umount --lazy` frees it when the last one has left"
+                    .to_owned(),
+            );
+        }
+        if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
+            return Some("`quire import` makes one; --store names its directory".to_owned());
+        }
+        if let Some(PlatformMismatch { .. }) = cause.downcast_ref() {
+            return Some(
+                "without --platform it is used anyway; its programs then need an emulator"
+                    .to_owned(),
+            );
+        }
+        let boxed = || cause.downcast_ref::<Box<ManifestError>>().map(AsRef::as_ref);
+        if let Some(ManifestError::Artifact { .. } | ManifestError::LayerType { .. }) =
+            cause.downcast_ref().or_else(boxed)
+        {
+            return Some(
+                "it has no files to mount: fetch it with the tool that made it, or with `oras pull`".to_owned(),
+            );
+        }
+        #[cfg(feature = "registry")]
+        if let Some(oci::registry::Cause::NoCredentials { host, .. }) =
+            cause.downcast_ref::<Box<oci::registry::Cause>>().map(AsRef::as_ref)
+        {
+            return Some(format!("`quire login {host}` saves a name and a password"));
+        }
+        if let Some(StoredError::Absent { .. }) = cause.downcast_ref() {
+            return Some(BACK.to_owned());
+        }
+        if let Some(error) = cause.downcast_ref() {
+            return export_hint(error).map(str::to_owned);
+        }
+        None
+    })
+}
+
+/// What to do when the store lacks something.
+const BACK: &str = "a new import of the same image brings it back";
+
+fn export_hint(error: &ExportError) -> Option<&'static str> {
+    match error {
+        _ if error.is_damage() => Some(
+            "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import brings it back",
+        ),
+        ExportError::Absent(_) | ExportError::Documents(StoredError::Absent { .. }) => Some(BACK),
+        ExportError::DockerZstd => Some("use --compression gzip or none"),
+        ExportError::Unsupported { .. } => {
+            Some("--skip-unsupported leaves such files out, and lists them")
+        }
+        ExportError::Untagged(_) => Some("oci:DIR:TAG names one"),
+        ExportError::NotEmpty(_) => Some("name an empty folder, or one that does not exist yet"),
+        ExportError::Scratch { .. } => Some("TMPDIR names another place for temporary files"),
+        _ => None,
+    }
+}
+
+/// The time of day, with all that the kernel says of it.
+pub(crate) fn moment() -> store::Moment {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    let seconds = i64::try_from(since.as_secs()).unwrap_or_default();
+    store::Moment { seconds, nanoseconds: since.subsec_nanos() }
+}
+
+/// The time now, in whole seconds since 1970.
+pub(crate) fn now() -> store::Seconds {
+    store::Seconds(moment().seconds)
+}

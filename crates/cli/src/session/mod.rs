@@ -1,0 +1,15 @@
+//! The context of every verb: the store, names, policies, signals and resources.
+
+pub(crate) mod context;
+pub(crate) mod forms;
+pub(crate) mod helpers;
+pub(crate) mod layers;
+pub(crate) mod option_file;
+pub(crate) mod policy;
+#[cfg(feature = "registry")]
+pub(crate) mod prompt;
+pub(crate) mod resolve;
+pub(crate) mod signals;
+pub(crate) mod source_hint;
+pub(crate) mod surroundings;
+pub(crate) mod target;

@@ -1,0 +1,164 @@
+//! Names of images, resolved.
+
+use image::verity::ImageId;
+use oci::reference::Reference;
+use store::{ResolveError, Resolved, Store};
+
+use crate::output::report;
+
+/// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
+/// as `docker.io/library/alpine:latest`.
+pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved> {
+    completed(store, name).map_err(|source| Unresolved { hint: next_step(&source), source })
+}
+
+fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
+    let error = match store.resolve(name) {
+        Err(error @ ResolveError::Absent { .. }) => error,
+        other => return other,
+    };
+    let Ok(reference) = name.parse::<Reference>() else { return Err(error) };
+    if let Some(digest) = reference.digest() {
+        let found = store.resolve(&digest.to_string());
+        // Another repository may have the same image, but that is not what was said.
+        let is_same = |found: &Resolved| {
+            found.name.as_ref().is_some_and(|name| {
+                name.as_str().strip_prefix(&reference.name()).is_some_and(|it| it.starts_with(':'))
+            })
+        };
+        return found.ok().filter(is_same).ok_or(error);
+    }
+    let tag = reference.tag().unwrap_or("latest");
+    store.resolve(&format!("{}:{tag}", reference.name())).map_err(|_absent| error)
+}
+
+/// A name stands for no image that could be used.
+#[derive(Debug)]
+pub(crate) struct Unresolved {
+    /// What to do instead.
+    pub(crate) hint: Option<String>,
+    source: ResolveError,
+}
+
+impl std::fmt::Display for Unresolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl std::error::Error for Unresolved {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
+}
+
+impl Unresolved {
+    /// The name that the store has nothing of.
+    pub(crate) fn absent(&self) -> Option<&str> {
+        match &self.source {
+            ResolveError::Absent { name, .. } => Some(name),
+            _ => None,
+        }
+    }
+
+    /// Whether it stands for no image: there is none, or there are several.
+    #[cfg(feature = "serve")]
+    pub(crate) const fn is_of_none(&self) -> bool {
+        matches!(self.source, ResolveError::Absent { .. } | ResolveError::Ambiguous { .. })
+    }
+
+    /// Whether the store has nothing of the name.
+    pub(crate) const fn is_absent(&self) -> bool {
+        matches!(self.source, ResolveError::Absent { .. })
+    }
+}
+
+/// A name that no container has.
+#[derive(Debug)]
+pub(crate) struct NoContainer {
+    /// The name.
+    pub(crate) name: String,
+    /// What to do instead.
+    pub(crate) hint: String,
+}
+
+impl std::fmt::Display for NoContainer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "there is no container \"{}\"", self.name.escape_debug())
+    }
+}
+
+impl std::error::Error for NoContainer {}
+
+/// The names or ids that were probably meant.
+pub(crate) fn meant(error: &ResolveError) -> Option<String> {
+    let join = |all: Vec<String>| format!("did you mean {}?", all.join(" or "));
+    let short = |ids: &[ImageId]| ids.iter().take(3).map(|id| report::short(id)).collect();
+    match error {
+        ResolveError::Absent { ids, .. } if !ids.is_empty() => {
+            let least = Store::ID_DIGITS_MIN;
+            Some(format!("an image id needs at least {least} digits: {}", join(short(ids))))
+        }
+        ResolveError::Absent { nearest, .. } if !nearest.is_empty() => {
+            Some(join(nearest.iter().map(ToString::to_string).collect()))
+        }
+        ResolveError::Ambiguous { images, .. } => Some(join(short(images))),
+        _ => None,
+    }
+}
+
+/// How to get an image that is to be used.
+fn next_step(error: &ResolveError) -> Option<String> {
+    let meant = meant(error);
+    let ResolveError::Absent { name, ids, .. } = error else { return meant };
+    if !ids.is_empty() || !may_be_pulled(name) {
+        return Some(meant.unwrap_or_else(|| LIST.to_owned()));
+    }
+    Some(match meant {
+        Some(meant) => {
+            format!("{meant} If not, `quire pull {name}` fetches {name} from a registry")
+        }
+        None => format!("`quire pull {name}` fetches it from a registry; {LIST}"),
+    })
+}
+
+/// Whether a registry may have an image that is called so: it is no id, no digest, no file, and not of another transport.
+pub(crate) fn may_be_pulled(name: &str) -> bool {
+    const TRANSPORTS: [&str; 10] = [
+        "oci",
+        "docker-archive",
+        "tar",
+        "dir",
+        "dump",
+        "oci-archive",
+        "docker-daemon",
+        "containers-storage",
+        "sha256",
+        "sha512",
+    ];
+    const FILES: [&str; 12] =
+        ["tar", "gz", "tgz", "zst", "xz", "bz2", "zip", "dump", "erofs", "img", "raw", "iso"];
+    let is_id = name.len() >= Store::ID_DIGITS_MIN && name.bytes().all(|it| it.is_ascii_hexdigit());
+    let word = name.split_once(':').map(|it| it.0);
+    let is_transport = word.is_some_and(|word| TRANSPORTS.contains(&word));
+    let path = name.split('@').next().unwrap_or(name);
+    let last = path.rsplit('/').next().unwrap_or(path);
+    let end = last.split(':').next().unwrap_or(last).rsplit_once('.').map(|it| it.1);
+    // Images of Docker's own library, which need no slash, have no dot.
+    let is_file = end.is_some_and(|it| !path.contains('/') || FILES.contains(&it));
+    let is_other = is_id || is_transport || is_file;
+    cfg!(feature = "registry") && !is_other && name.parse::<Reference>().is_ok()
+}
+
+/// How to see what there is.
+pub(crate) const LIST: &str = "`quire images` lists all images";
+
+/// The error of a lookup of a text that may be meant as `NAME:/PATH`: no tag has a slash.
+pub(crate) fn meant_a_path(store: &Store, name: &str, error: Unresolved) -> Unresolved {
+    match name.rsplit_once(':') {
+        Some((image, path)) if resolve(store, image).is_ok() => {
+            Unresolved { hint: Some(format!("did you mean {image}:/{path}?")), ..error }
+        }
+        _ => error,
+    }
+}

@@ -1,0 +1,70 @@
+//! What a user can do about a source whose kind is unknown.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use crate::session::resolve::may_be_pulled;
+
+/// How sources begin.
+const KINDS: [&str; 5] = ["oci", "docker-archive", "tar", "dir", "dump"];
+
+/// Sources of skopeo and podman that Quire lacks, and what to do instead.
+const SOURCES: [(&str, &str); 7] = [
+    ("docker://", "`quire pull` fetches images from registries"),
+    ("docker-daemon:", "use `docker save NAME | quire import docker-archive:-`"),
+    ("containers-storage:", "use `podman save NAME | quire import docker-archive:-`"),
+    ("erofs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
+    (
+        "disk:",
+        "attach it with `losetup --partscan --find FILE`, mount its root, and import dir:DIRECTORY",
+    ),
+    ("squashfs:", "mount it with `mount -o ro,loop FILE DIRECTORY`, and import dir:DIRECTORY"),
+    ("oci-archive:", "unpack it with `tar -x -C DIR`, and import oci:DIR"),
+];
+
+/// What to say of a source whose kind is not known: what stands there under this name decides.
+pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
+    let (path, shown) = (Path::new(text), text.display());
+    if text == "-" {
+        return Some("did you mean tar:- for standard input?".to_owned());
+    }
+    if path.join("oci-layout").is_file() {
+        return Some(format!("did you mean oci:{shown}?"));
+    }
+    if path.is_dir() {
+        return Some(format!("did you mean dir:{shown}?"));
+    }
+    if path.extension().is_some_and(|it| it == "dump") {
+        return Some(format!("did you mean dump:{shown}?"));
+    }
+    if path.exists() && path.extension().is_some_and(|it| it == "erofs") {
+        return Some(format!(
+            "mount it with `mount -o ro,loop {shown} DIRECTORY`, and import dir:DIRECTORY"
+        ));
+    }
+    if path.exists() {
+        return Some(format!(
+            "did you mean tar:{shown}, or docker-archive:{shown} for an archive of `docker save`?"
+        ));
+    }
+    let text = text.to_str()?;
+    if let Some((_, advice)) = SOURCES.iter().find(|(kind, _)| text.starts_with(kind)) {
+        return Some((*advice).to_owned());
+    }
+    let typed = text.split_once(':').filter(|it| !it.0.contains('/'));
+    if let Some((word, rest)) = typed {
+        let kinds = KINDS.iter().filter(|kind| store::mistyped(word, kind) == Some(1));
+        if let Some(kind) = kinds.min_by_key(|kind| kind.len().abs_diff(word.len())) {
+            // `bar:1` may be an image as well.
+            let image = match may_be_pulled(text) && !Path::new(rest).exists() {
+                true => format!(", or `quire pull {text}`"),
+                false => String::new(),
+            };
+            return Some(format!("did you mean {kind}:{rest}{image}?"));
+        }
+    }
+    if may_be_pulled(text) {
+        return Some(format!("`quire pull {text}` fetches it from a registry"));
+    }
+    typed.is_none().then(|| format!("there is no file {shown}"))
+}

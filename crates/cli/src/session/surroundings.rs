@@ -1,0 +1,76 @@
+//! Resources of this process for making images.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
+use kernel::process::finish_behind;
+use store::{Seconds, Store};
+use transfer::import::ImportSurroundings;
+use transfer::progress::Event;
+
+use crate::output::progress::Progress;
+use crate::session::context::{Context, now};
+use crate::session::signals::{give_up_when, until_signal};
+
+/// Time, processors, memory, progress and cancellation.
+pub(crate) struct Surroundings<'s> {
+    store: &'s Store,
+    pub(crate) now: Seconds,
+    pub(crate) threads: NonZeroUsize,
+    /// Bytes.
+    pub(crate) budget: usize,
+    pub(crate) progress: Arc<Progress>,
+    pub(crate) cancel: Arc<AtomicBool>,
+    scratch: PathBuf,
+}
+
+impl<'s> Surroundings<'s> {
+    /// Work on this store may be told to stop from now on, even while it waits for a lock.
+    pub(crate) fn new(context: &Context, store: &'s Store, budget: usize) -> Self {
+        let cancel = Arc::new(AtomicBool::new(false));
+        give_up_when(store, &cancel);
+        Self {
+            store,
+            now: now(),
+            threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            budget,
+            progress: Arc::new(context.progress()),
+            cancel,
+            scratch: std::env::temp_dir(),
+        }
+    }
+
+    /// Does `work` with progress shown, until it is done or told to stop.
+    pub(crate) fn during<T: Send>(
+        &self,
+        work: impl FnOnce(&ImportSurroundings<'_>) -> T + Send,
+    ) -> anyhow::Result<T> {
+        let surroundings = ImportSurroundings {
+            now: self.now,
+            threads: self.threads,
+            budget: self.budget,
+            scratch: &self.scratch,
+            progress: &|event: Event<'_>| self.progress.tell(event),
+            cancel: &self.cancel,
+        };
+        let done = until_signal(&self.cancel, || work(&surroundings))?;
+        self.progress.finish();
+        if self.cancel.load(Ordering::Relaxed) {
+            // The kernel takes seconds to remove large files, and a person who interrupts does not want to wait.
+            let _done = finish_behind(|_| {
+                if let Err(error) = self.store.clear_work() {
+                    tracing::debug!(%error, "unfinished files stay: the next command removes them");
+                }
+            });
+        }
+        Ok(done)
+    }
+}
+
+/// Bytes, of the MiB that `--memory` says.
+pub(crate) fn budget(mebibytes: u64) -> anyhow::Result<usize> {
+    usize::try_from(mebibytes << 20).context("--memory is too large")
+}

@@ -1,0 +1,255 @@
+//! `NAME[:/PATH]`, or the path of an image file, in the arguments of verbs.
+
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use image::erofs::read::{Cached, Image, Owners, View, to_tree};
+use image::tree::{Inode, Node, Tree};
+use store::{NamedImage, OpenImage, Presence, Resolved, Store};
+
+use crate::session::context::Context;
+use crate::session::resolve::meant_a_path;
+
+/// The image in an argument, and a path in it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    /// As it was written.
+    pub(crate) text: String,
+    /// Its tree.
+    pub(crate) tree: Tree,
+    /// Whether all of its data is here, as far as a store says so.
+    presence: Presence,
+    /// Where its objects are, if it is in a store.
+    pub(crate) store: Option<Store>,
+    /// Absolute.
+    pub(crate) path: Vec<u8>,
+}
+
+/// Splits at the first `:/`, which no name can have: a tag has no slash.
+pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
+    let bytes = text.as_bytes();
+    match bytes.windows(2).position(|pair| pair == b":/") {
+        Some(at) => (OsStr::from_bytes(&bytes[..at]), &bytes[at + 1..]),
+        None => (text, b"/"),
+    }
+}
+
+impl Target {
+    /// Reads an image all of whose data is here. What has a slash at its beginning or a dot before one is a file, as for shells.
+    pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
+        Self::of(context, text, |store, found| read(store, &store.open_found(found)?))
+    }
+
+    /// As [`open`](Self::open), of an image whose data need not be here: files without it have no object.
+    pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
+        let mut presence = Presence::Complete;
+        let target = Self::of(context, text, |store, found| {
+            let opened = store.open_names(&found.image)?;
+            let manifest = found.manifest.as_ref();
+            presence = match opened.presence {
+                Presence::Partial => Presence::Partial,
+                _ if store.downloads.is_unproven_for(&found.image, manifest)? => Presence::Unproven,
+                _ => Presence::Complete,
+            };
+            read_names(store, &opened)
+        })?;
+        Ok(Self { presence, ..target })
+    }
+
+    fn of(
+        context: &Context,
+        text: &OsStr,
+        read: impl FnOnce(&Store, &Resolved) -> anyhow::Result<Tree>,
+    ) -> anyhow::Result<Self> {
+        let presence = Presence::Complete;
+        let (name, path) = split(text);
+        let shown = text.to_string_lossy().into_owned();
+        let path = path.to_vec();
+        let is_file = [&b"/"[..], b"./", b"../"].iter().any(|it| name.as_bytes().starts_with(it));
+        if is_file {
+            let tree = read_file(Path::new(name))?;
+            return Ok(Self { text: shown, tree, presence, store: None, path });
+        }
+        let name = name.to_str().with_context(|| format!("\"{shown}\" is not UTF-8"))?;
+        let store = context.open_with(name)?;
+        let resolved = crate::session::resolve::resolve(&store, name)
+            .map_err(|error| meant_a_path(&store, name, error))?;
+        let tree = read(&store, &resolved)?;
+        Ok(Self { text: shown, tree, presence, store: Some(store), path })
+    }
+
+    /// What stands at the path. Links on the way are followed inside the image, as in a root directory; one at the end
+    /// only if the path ends with a slash, or `last` says so.
+    pub(crate) fn inode(&self, last: LastLink) -> anyhow::Result<Inode<'_>> {
+        let follow = last == LastLink::Follow || self.path.ends_with(b"/");
+        resolve(&self.tree, &self.path, follow)
+            .with_context(|| format!("there is no \"{}\" in the image", self.path.escape_ascii()))
+    }
+}
+
+/// Makes sure that a directory is there that people have to make themselves, or says how.
+pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => bail!("\"{shown}\" is not a directory"),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("there is no directory \"{shown}\": `mkdir -p '{shown}'` makes it")
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot look at \"{shown}\"")),
+    }
+}
+
+/// What is done with a link at the end of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastLink {
+    /// Take the link itself.
+    Keep,
+    /// Take the file that it leads to.
+    Follow,
+}
+
+/// As many links as the kernel follows in a path. Source: Linux `include/linux/namei.h`, `MAXSYMLINKS`.
+const LINKS_MAX: usize = 40;
+
+fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'a>> {
+    let names = |path: &[u8]| -> Vec<Vec<u8>> {
+        image::tree::components(path).rev().map(<[u8]>::to_vec).collect()
+    };
+    // The directories above, from the root; and the names still to go, the next one last.
+    let mut above = vec![tree.root()];
+    let mut left = names(path);
+    let mut links = 0;
+    while let Some(name) = left.pop() {
+        match &name[..] {
+            b"." => continue,
+            b".." => {
+                if above.len() > 1 {
+                    above.pop();
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let found = above.last()?.lookup(&name)?;
+        match found.node() {
+            Node::Symlink(target) if !left.is_empty() || follow_last => {
+                links += 1;
+                if links > LINKS_MAX {
+                    return None;
+                }
+                if target.starts_with(b"/") {
+                    above.truncate(1);
+                }
+                left.extend(names(target));
+            }
+            _ => above.push(found),
+        }
+    }
+    above.pop()
+}
+
+/// The tree of an image of the store.
+pub(crate) fn read(store: &Store, image: &OpenImage) -> anyhow::Result<Tree> {
+    let tree = store.tree(image, Owners::AsWritten);
+    Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
+}
+
+/// The tree of an image of the store whose data need not be here.
+pub(crate) fn read_names(store: &Store, image: &NamedImage) -> anyhow::Result<Tree> {
+    let tree = store.named_tree(image, Owners::AsWritten);
+    Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
+}
+
+/// The tree of an image file.
+fn read_file(path: &Path) -> anyhow::Result<Tree> {
+    let failed = || format!("cannot read image {}", path.display());
+    let file = store::ImageFile::open(path).with_context(failed)?;
+    let opened = Image::open(Cached::new(&file)).with_context(failed)?;
+    Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
+}
+
+/// The bytes of a regular file of the tree, whole pieces to `take`. Bytes from objects are verified as they pass: when
+/// they are wrong there is an error at the end, if not before.
+pub(crate) fn contents(
+    target: &Target,
+    inode: Inode<'_>,
+    mut take: impl FnMut(&[u8]) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    use image::tree::Content;
+    let Node::Regular(content) = inode.node() else {
+        bail!("\"{}\" is not a regular file", inode.path().escape_ascii());
+    };
+    if target.presence == Presence::Unproven {
+        bail!(
+            "{} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or another \
+             `quire pull` of it does that",
+            target.text
+        );
+    }
+    match content {
+        Content::Inline(bytes) => take(bytes),
+        Content::External { object: Some(object), size, .. } => {
+            let store = target.store.as_ref().with_context(|| {
+                format!("{} has no store with the content of its files", target.text)
+            })?;
+            let mut file = store.object(&object)?;
+            let mut hasher = image::verity::Hasher::new(object.algorithm());
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                let read = std::io::Read::read(&mut file, &mut buffer)
+                    .with_context(|| format!("cannot read object {object}"))?;
+                if read == 0 {
+                    break;
+                }
+                hasher.update(&buffer[..read]);
+                if hasher.size() > size {
+                    bail!("object {object} has more than {size} bytes: run `quire fsck`");
+                }
+                take(&buffer[..read])?;
+            }
+            let found = hasher.finish();
+            if found != *object.digest() {
+                bail!(
+                    "object {object} is damaged, its bytes are those of {found}: run `quire fsck`"
+                );
+            }
+            Ok(())
+        }
+        Content::External { object: None, .. } if target.presence == Presence::Partial => {
+            bail!(
+                "the data of \"{}\" is not here: mount the image with --lazy, or pull it without --lazy",
+                inode.path().escape_ascii()
+            )
+        }
+        Content::External { object: None, .. } => {
+            bail!(
+                "the object of \"{}\" is not recorded: with the form packed or tar an index may be gone (see `quire \
+                 fsck`), and a new import of the image writes it again",
+                inode.path().escape_ascii()
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_begins_at_the_first_colon_with_a_slash() {
+        let cases = [
+            ("a", "a", "/"),
+            ("a:b", "a:b", "/"),
+            ("a:/", "a", "/"),
+            ("h:5000/a:b:/c:/d", "h:5000/a:b", "/c:/d"),
+            ("./x.img:/c", "./x.img", "/c"),
+        ];
+        for (text, name, path) in cases {
+            assert_eq!(split(OsStr::new(text)), (OsStr::new(name), path.as_bytes()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The command line, as clap reads it. Help texts, man pages and completions all come from here.
+
+use clap::{Arg, ArgAction, Command, CommandFactory as _, Parser};
+
+use crate::args::Global;
+use crate::verbs::{Verb, help, row};
+
+/// The command line, with help that is the same for all verbs.
+pub(crate) fn command() -> Command {
+    let command = Cli::command().after_help(help::CODES_OF_ALL);
+    let command = command.mut_subcommands(|verb| {
+        let Some(row) = row(verb.get_name()) else { return verb };
+        let verb = row.describe(verb).after_help(help::after(row));
+        if row.prints_json {
+            return verb;
+        }
+        // In the place of the one that all verbs have.
+        verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
+    });
+    let template = help::template(&command);
+    command.help_template(template)
+}
+
+/// Verified image file systems for containers and operating systems.
+///
+/// Quire keeps one verified copy of every file's bytes and turns any image into a root filesystem in milliseconds.
+#[derive(Debug, Parser)]
+#[command(name = "quire", version, propagate_version = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}

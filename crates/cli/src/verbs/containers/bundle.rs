@@ -1,0 +1,289 @@
+//! `bundle`: an OCI bundle for other tools.
+
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File};
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::{Args, ValueHint};
+use container::bundle::mounts::{MountPoints, mount_points};
+use container::bundle::names::{NameFile, NameMount};
+use container::bundle::spec::RuntimeSpec;
+use container::bundle::{Access, Network, Terminal, configure};
+use container::folder::{CONFIG, ROOT};
+use container::life::filestores::{self, Filestores};
+use container::life::prepare::add_init;
+use container::life::stage::Stage;
+use container::root::filestore::Backing;
+use container::root::{Shape, TrustedImage, make, warm};
+use kernel::mount::{Attributes, Detached, MountAttrFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use crate::Answer;
+use crate::args::writable::with_a_place;
+use crate::args::{Wanted, volumes};
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::rootless::Ways;
+use crate::verbs::containers::wanted::{
+    GivenFiles, image_config, init_wish, wish, wishes, writable_wish,
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct Bundle {
+    #[command(flatten)]
+    pub(crate) wanted: Wanted,
+    /// Ask for a terminal in config.json
+    #[arg(short, long)]
+    pub(crate) tty: bool,
+    /// A name of an image, an image id or its first digits (6 or more)
+    pub(crate) image: String,
+    /// Empty or new directory for config.json and the root, which is mounted on rootfs
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub(crate) directory: PathBuf,
+    /// The command; by default the image's
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl VerbArgs for Bundle {
+    const NAME: &'static str = "bundle";
+    const ABOUT: &'static str = "Make an OCI bundle: config.json and a mounted root";
+    const EXAMPLES: &'static str = "quire bundle debian ./bundle\n  runc run --bundle ./bundle one";
+    const HAS_SHORT_HELP: bool = false;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        bundle(context, self)
+    }
+}
+
+pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer> {
+    // First, since this is the easiest to mend.
+    check_empty(&args.directory)?;
+    let given = GivenFiles::read(&args.wanted)?;
+    #[cfg(feature = "serve")]
+    crate::verbs::images::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
+    let store = context.open_with(&args.image)?;
+    let found = crate::session::resolve::resolve(&store, &args.image)?;
+    let opened = crate::session::policy::permit(context, &store, found)?;
+    #[cfg(feature = "serve")]
+    let opened = crate::verbs::services::lazy::open(context, &store, opened, &args.wanted.lazy)?;
+    #[cfg(not(feature = "serve"))]
+    let opened = opened.open(&store)?;
+    let image = image_config(&store, opened.found())?;
+    let wanted = &args.wanted;
+    let map = wanted.ids.fixed()?;
+    if let Some(map) = &map {
+        map.root()?;
+    }
+    let trust = wanted.trust.wish()?;
+    let opened = TrustedImage::to_mount(&store, opened, trust, wish(wanted))?;
+    let wish = with_a_place(writable_wish(context, wanted, None))?;
+    let place = wish.make(&store, Backing::Whole, &context.search())?;
+    let space = container::root::space(wanted.df, place.access())?;
+    let terminal = if args.tty { Terminal::New } else { Terminal::None };
+    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access(), given)?;
+    wishes.security.apparmor =
+        crate::verbs::containers::security::apparmor(context, &wanted.security)?;
+    crate::verbs::containers::security::remark_on_labels(context, wanted);
+    if wishes.network == Network::Pasta {
+        bail!(
+            "--network pasta: pasta has to run as long as the container, and `bundle` starts nothing: make a network by \
+             `ip netns`, and use ns:PATH"
+        );
+    }
+    let names = crate::verbs::containers::hosts::name_files(&wanted.names, &wishes)?;
+    let volumes = volumes(wanted)?;
+    let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
+    let points = mount_points(&volumes, &wanted.mount, working_dir);
+    let places: Vec<_> = names.iter().map(|it| it.place).collect();
+    let points = MountPoints::new(wishes.access, &points, &wishes.security.devices, &places);
+    let ways = Ways::new(context.who(), &wanted.trust);
+    let via = ways.via(&wanted.trust);
+    let shape = Shape {
+        writable: place.writable(),
+        map: map.as_ref(),
+        space,
+        places: &points.places,
+        claimed: &points.claimed,
+        between: &[],
+        via,
+        source: None,
+    };
+    let root = make(&store, &opened, &shape, std::iter::empty())?;
+    if map.is_some() {
+        // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
+        // who are nobody here; its devices would be devices, and a user namespace has no use for them.
+        let set = MountAttrFlags::MOUNT_ATTR_NODEV;
+        root.mount.set(&Attributes { set, ..Attributes::default() })?;
+    }
+    warm(opened.image(), &root, wanted.warm.into(), context.who(), &|text| context.remark(text));
+    let user = wanted.program.user.as_deref().unwrap_or(&image.user);
+    let user = container::bundle::user::find(root.mount.as_fd(), user)?;
+    if let Some(map) = &map {
+        map.check(&user)?;
+    }
+    let mut stage = Stage::new(&args.directory, context.who().user, None);
+    wishes.volumes = filestores::volumes(
+        volumes,
+        &wanted.mount,
+        &Filestores::default(),
+        map.as_ref(),
+        &mut stage,
+    )?;
+    let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
+    wishes.map = map;
+    wishes.names = name_mounts(&args.directory, &names)?;
+    let (_, mut spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
+    add_init(&init_wish(wanted), &context.search(), &mut spec)?;
+    let directory = &args.directory;
+    let was_there = std::fs::symlink_metadata(directory).is_ok();
+    let made = make_folder(context, directory, owners)
+        .and_then(|folder| publish(&folder, directory, &spec, &names, &root.mount));
+    if let Err(error) = made {
+        if !was_there {
+            let _removed = std::fs::remove_dir(directory);
+        }
+        return Err(error);
+    }
+    if owners == Owners::Mapped
+        && let Some(closed) = closed_above(directory)
+    {
+        context.remark(&format!(
+            "the container's root, an ordinary user to the host, cannot pass through {}: use `chmod o+x` on it, or \
+             choose another directory",
+            closed.display()
+        ));
+    }
+    let rootfs = directory.join(ROOT);
+    let (directory, rootfs) = (directory.display(), rootfs.display());
+    context.remark(&format!(
+        "`crun run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
+    ));
+    Ok(Answer::Yes)
+}
+
+/// Where a runtime finds the files. They are on the host's disk, which the container could fill through them.
+fn name_mounts(directory: &Path, files: &[NameFile]) -> anyhow::Result<Vec<NameMount>> {
+    let directory = std::path::absolute(directory)?;
+    let mount = |file: &NameFile| {
+        let source = directory.join(file.name()).into_os_string().into_string();
+        let source =
+            source.map_err(|path| anyhow!("path {path:?} is not UTF-8, which runtimes need"))?;
+        Ok(NameMount { place: file.place, source, access: Access::ReadOnly })
+    };
+    files.iter().map(mount).collect()
+}
+
+/// Whose the files of the root are on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owners {
+    /// Those that the image says, root among them.
+    AsInImage,
+    /// Those of a map.
+    Mapped,
+}
+
+/// The directory of the bundle, made if it is not there. It is its owner's alone: set-uid files, file capabilities and
+/// devices of the image have effect in the root, since the container needs them, and are not for other users of the host.
+fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::Result<File> {
+    let failed = || format!("cannot make \"{}\"", directory.display());
+    if let Some(parent) = directory.parent() {
+        std::fs::create_dir_all(parent).with_context(failed)?;
+    }
+    let mode = if owners == Owners::Mapped { 0o755 } else { 0o700 };
+    match DirBuilder::new().mode(mode).create(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        result => result.with_context(failed)?,
+    }
+    let folder = File::open(directory)
+        .with_context(|| format!("cannot open \"{}\"", directory.display()))?;
+    let found = folder.metadata()?;
+    let user = context.who().user;
+    if found.uid() != user {
+        bail!(
+            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of \
+             your own, or one that does not exist yet",
+            directory.display(),
+            found.uid()
+        );
+    }
+    if owners == Owners::AsInImage && found.mode() & 0o077 != 0 {
+        folder
+            .set_permissions(std::fs::Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot change the mode of \"{}\"", directory.display()))?;
+        context.remark(&format!(
+            "\"{}\" has the mode 0700 now: set-uid files and devices of the image take effect in its rootfs",
+            directory.display()
+        ));
+    }
+    Ok(folder)
+}
+
+/// Writes the configuration and attaches the root, both in the directory that is open: its path may lead elsewhere by now.
+fn publish(
+    folder: &File,
+    directory: &Path,
+    spec: &RuntimeSpec,
+    names: &[NameFile],
+    root: &Detached,
+) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(spec)? + "\n";
+    let mut files: Vec<_> = names.iter().map(|it| (it.name(), it.text.as_str())).collect();
+    files.push((CONFIG, &text));
+    let make = || -> anyhow::Result<()> {
+        let failed = || format!("cannot make \"{}\"", directory.join(ROOT).display());
+        rustix::fs::mkdirat(folder, ROOT, Mode::from_raw_mode(0o755)).with_context(failed)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let rootfs = rustix::fs::openat(folder, ROOT, flags, Mode::empty()).with_context(failed)?;
+        for (name, text) in &files {
+            let failed = || format!("cannot write \"{}\"", directory.join(name).display());
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(0o644);
+            let file = rustix::fs::openat(folder, *name, flags, mode).with_context(failed)?;
+            // Whatever the umask: not only root looks up names.
+            rustix::fs::fchmod(&file, mode).with_context(failed)?;
+            File::from(file).write_all(text.as_bytes()).with_context(failed)?;
+        }
+        // Last: from here on there is something to unmount.
+        Ok(root.attach(rootfs.as_fd())?)
+    };
+    let made = make();
+    if made.is_err() {
+        // As it was: all are ours.
+        for (name, _) in &files {
+            let _removed = rustix::fs::unlinkat(folder, *name, AtFlags::empty());
+        }
+        let _removed = rustix::fs::unlinkat(folder, ROOT, AtFlags::REMOVEDIR);
+    }
+    made
+}
+
+/// The first directory on the way that not everybody may pass through.
+fn closed_above(directory: &Path) -> Option<PathBuf> {
+    let path = std::fs::canonicalize(directory).ok()?;
+    let mut above: Vec<_> = path.ancestors().collect();
+    above.reverse();
+    let is_open =
+        |path: &Path| std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o001 != 0);
+    above.into_iter().find(|path| !is_open(path)).map(Path::to_owned)
+}
+
+fn check_empty(directory: &Path) -> anyhow::Result<()> {
+    let failed = || format!("cannot read \"{}\"", directory.display());
+    let is_empty = match std::fs::read_dir(directory) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
+        Err(error) => return Err(error).with_context(failed),
+    };
+    if !is_empty {
+        let directory = directory.display();
+        bail!(
+            "\"{directory}\" is not empty: name an empty directory, or one that does not exist yet"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! `exec`: runs another command in a container.
+
+use std::os::fd::AsFd as _;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use container::bundle::userns::{IdMap, OwnIds};
+use container::life::detached::{self, More};
+use container::life::known;
+use container::life::monitor::KILLED;
+use container::life::state::Reason;
+use container::life::{cgroups, delegation};
+use kernel::process::Signals;
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::args::{Program, Tty};
+use crate::session::context::Context;
+use crate::session::signals::FORWARDED;
+use crate::verbs::VerbArgs;
+use crate::verbs::help::RUN_CODES;
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    #[command(flatten)]
+    pub(crate) program: Program,
+    #[command(flatten)]
+    pub(crate) tty: Tty,
+    /// A running container
+    pub(crate) container: String,
+    /// The command
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) command: Vec<String>,
+}
+
+impl VerbArgs for Exec {
+    const NAME: &'static str = "exec";
+    const ABOUT: &'static str = "Run another command in a running container";
+    const EXAMPLES: &'static str = "quire exec web -- ps ax\n  quire exec -it web sh";
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = RUN_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        exec(context, self)
+    }
+}
+
+pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
+    // A file of them may be a pipe without a writer, and a signal ends the wait for it.
+    let env = crate::verbs::containers::wanted::environment(&args.program)?;
+    let signals = Signals::block(&FORWARDED)?;
+    let terminal = crate::verbs::containers::wanted::terminal(args.tty.when())?;
+    let store = context.open(OpenOptions::read())?;
+    let is_asked_to_end = || signals.ending().is_some();
+    let (found, root) = known::running(&store, &args.container, &is_asked_to_end)?;
+    // While `commit` or `diff` look at it nothing new runs in it.
+    let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
+    if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
+        bail!(
+            "interrupted while another command paused container {} to read its changes",
+            found.id
+        );
+    }
+    if let Some(cgroup) = cgroups::of_user(&found.folder) {
+        let may_join = delegation::may_join(&cgroup);
+        may_join.with_context(|| format!("cannot start a program in container {}", found.id))?;
+    }
+    let map = IdMap::noted(&found.folder);
+    let user = args.program.user.as_deref().map(|user| {
+        let user = container::bundle::user::find(root.as_fd(), user)?;
+        map.map_or(Ok(()), |map| map.check(&user))?;
+        OwnIds::read()?.check(&user)?;
+        anyhow::Ok(user)
+    });
+    let more = More {
+        args: args.command.clone(),
+        env,
+        working_dir: args.program.workdir.clone(),
+        user: user.transpose()?,
+        terminal,
+    };
+    let killed = container::life::memory::killed_in(&found.folder);
+    let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
+    if exit.shell_code() == KILLED && container::life::memory::killed_in(&found.folder) > killed {
+        context.remark(Reason::Memory.sentence());
+    }
+    Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))
+}

@@ -1,0 +1,129 @@
+//! `logs`: the output of a container, from the two files of its log.
+
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use container::life::known::find;
+use container::life::log::Halves;
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// A container
+    pub(crate) container: String,
+    /// Follow the output until the container ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Print only this many of the last lines
+    #[arg(short = 'n', long, value_name = "LINES")]
+    pub(crate) tail: Option<usize>,
+}
+
+impl VerbArgs for Logs {
+    const NAME: &'static str = "logs";
+    const ABOUT: &'static str = "Print the output of a container";
+    const EXAMPLES: &'static str = "quire logs --tail 20 web\n  quire logs --follow web";
+    const PRINTS_JSON: bool = false;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        logs(context, self)
+    }
+}
+
+/// How often a log is looked at.
+const GLANCE: Duration = Duration::from_millis(50);
+
+pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    let found = find(&store, &args.container)?;
+    let failed = || format!("cannot read the log in {}", found.folder.display());
+    let halves = Halves::open(&found.folder).with_context(failed)?;
+    let Some(Halves { mut older, mut newer }) = halves else {
+        bail!("container {} was not started with --detach: it has no log", found.id)
+    };
+    if let Some(lines) = args.tail {
+        let start = last_lines(&mut newer, lines).with_context(failed)?;
+        newer.seek(SeekFrom::Start(start.at))?;
+        if let Some(older) = &mut older {
+            let start =
+                last_lines(older, lines.saturating_sub(start.lines)).with_context(failed)?;
+            older.seek(SeekFrom::Start(start.at))?;
+        }
+    }
+    if let Some(mut older) = older {
+        print(&mut older).with_context(failed)?;
+    }
+    loop {
+        // Asked first: what is written until then is printed below.
+        let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
+        print(&mut newer).with_context(failed)?;
+        // A container that is gone has taken its log along, and all of that was printed.
+        while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
+            // What was written before it became the older one.
+            print(&mut newer).with_context(failed)?;
+            if let Some(mut between) = after.older {
+                print(&mut between).with_context(failed)?;
+            }
+            newer = after.newer;
+            print(&mut newer).with_context(failed)?;
+        }
+        if is_over {
+            return Ok(Answer::Yes);
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+fn print(log: &mut File) -> anyhow::Result<()> {
+    let mut out = report::standard_output();
+    if log.metadata()?.len() < log.stream_position()? {
+        // It has begun anew, since there was no room for another one.
+        log.rewind()?;
+    }
+    std::io::copy(log, &mut out)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Where the last lines of a file begin, and how many they are.
+struct Start {
+    at: u64,
+    lines: usize,
+}
+
+fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<Start> {
+    let length = log.metadata()?.len();
+    let mut end = length;
+    if lines == 0 {
+        return Ok(Start { at: length, lines: 0 });
+    }
+    let mut seen = 0;
+    let mut buffer = vec![0; 64 << 10];
+    let mut is_last = true;
+    while end > 0 {
+        let length = usize::try_from(end).map_or(buffer.len(), |end| end.min(buffer.len()));
+        let start = end - length as u64;
+        log.seek(SeekFrom::Start(start))?;
+        log.read_exact(&mut buffer[..length])?;
+        for (at, byte) in buffer[..length].iter().enumerate().rev() {
+            // The newline at the very end ends the last line, and begins none.
+            if *byte == b'\n' && !std::mem::take(&mut is_last) {
+                seen += 1;
+                if seen == lines {
+                    return Ok(Start { at: start + at as u64 + 1, lines });
+                }
+            }
+            is_last = false;
+        }
+        end = start;
+    }
+    Ok(Start { at: 0, lines: if length == 0 { 0 } else { seen + 1 } })
+}

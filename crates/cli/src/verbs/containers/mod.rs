@@ -1,0 +1,18 @@
+//! Verbs on containers, and the options that they share.
+
+pub(crate) mod bundle;
+pub(crate) mod commit;
+pub(crate) mod exec;
+pub(crate) mod hosts;
+pub(crate) mod logs;
+pub(crate) mod network;
+pub(crate) mod ps;
+pub(crate) mod rootless;
+pub(crate) mod run;
+pub(crate) mod scope;
+pub(crate) mod security;
+pub(crate) mod stop;
+#[cfg(feature = "serve")]
+pub(crate) mod trace;
+pub(crate) mod wait;
+pub(crate) mod wanted;

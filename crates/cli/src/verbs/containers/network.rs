@@ -1,0 +1,97 @@
+//! `run --network pasta` and `--publish`: a container's own network, connected to the host's.
+
+use std::num::NonZeroU16;
+
+use anyhow::{Context as _, bail};
+use container::bundle::Network;
+use container::network::{Pasta, Ports, TUN, can_make_interfaces, free_port};
+
+use crate::args::ports::Published;
+use crate::session::context::Context;
+use crate::session::helpers;
+use crate::verbs::containers::run::Run;
+
+/// Who connects networks.
+const PROGRAM: &str = "pasta";
+
+/// The next step where it is not installed.
+const ABSENT: &str = "pasta is not installed (Debian, Fedora: package passt)";
+
+/// How the container's network is connected, if it is. Ports lead into no other network, so they imply one that is.
+pub(crate) fn pasta(
+    context: &Context,
+    args: &Run,
+    network: &mut Network,
+) -> anyhow::Result<Option<Pasta>> {
+    if !args.publish.is_empty() {
+        match (&args.wanted.network, &*network) {
+            (None, _) => *network = Network::Pasta,
+            (_, Network::Pasta) => {}
+            // As docker and podman have it.
+            (_, Network::Host) => {
+                context.remark(
+                    "--publish has no effect with --network host: all ports are the host's",
+                );
+            }
+            _ => bail!(
+                "--publish: ports lead only into a network that pasta connects: leave --network out"
+            ),
+        }
+    }
+    if *network != Network::Pasta {
+        return Ok(None);
+    }
+    let program = helpers::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
+    let mut ports = Vec::new();
+    // Those that name ports first, so that no other takes one of these.
+    let (named, any): (Vec<_>, Vec<_>) = args.publish.iter().partition(|it| it.host.is_some());
+    for published in named.into_iter().chain(any) {
+        add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
+    }
+    Ok(Some(Pasta { program, ports }))
+}
+
+/// Looks whether the ports can be had, so that the error names the option and not pasta's.
+fn add(published: &Published, all: &mut Vec<Ports>) -> anyhow::Result<()> {
+    let Published { address, host, container, protocol, .. } = *published;
+    let ports = |host, container, count| Ports { address, host, container, count, protocol };
+    let Some(host) = host else {
+        for port in container.first..=container.last() {
+            all.push(any_port(&ports(1, port, NonZeroU16::MIN), all)?);
+        }
+        return Ok(());
+    };
+    let new = ports(host.first, container.first, host.count);
+    if let Some(earlier) = all.iter().find(|it| it.overlaps(&new)) {
+        let port = earlier.host.max(new.host);
+        bail!(
+            "port {port} of the host is published already: pasta leads it to one port, whatever the address"
+        );
+    }
+    new.check()?;
+    all.push(new);
+    Ok(())
+}
+
+/// The same with a port of the host that neither others nor these listen at.
+fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
+    const ATTEMPTS: u32 = 1000;
+    for _ in 0..ATTEMPTS {
+        let found = Ports { host: free_port(wanted.address, wanted.protocol)?, ..*wanted };
+        if !others.iter().any(|it| it.overlaps(&found)) {
+            return Ok(found);
+        }
+    }
+    bail!("the host has no free port")
+}
+
+/// Whether containers can have a network of their own that reaches others, for people.
+pub(crate) fn describe() -> String {
+    match helpers::find(PROGRAM) {
+        Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),
+        Some(_) => {
+            format!("none, the host's, or one that is made by others: this user may not open {TUN}")
+        }
+        None => format!("none, the host's, or one that is made by others: {ABSENT}"),
+    }
+}

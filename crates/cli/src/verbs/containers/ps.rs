@@ -1,0 +1,225 @@
+//! `ps`: lists containers.
+
+use clap::Args;
+use container::life::known::{KnownContainer, all};
+use container::life::state::Reason;
+use container::network::{Ports, Protocol};
+use serde::Serialize;
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::output::report::{self, Time};
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+#[cfg(feature = "serve")]
+use std::path::PathBuf;
+
+#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
+#[derive(Debug, Args)]
+pub(crate) struct Ps {
+    /// Also list containers that have ended
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Print ids only
+    #[arg(short = 'q')]
+    pub(crate) ids: bool,
+    /// Show how much each container has written
+    #[arg(short, long)]
+    pub(crate) size: bool,
+    /// List the devices of lazily mounted images instead: how much of each is here, and how long readers wait
+    #[cfg(feature = "serve")]
+    #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size"])]
+    pub(crate) lazy: bool,
+    /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all snapshots
+    #[cfg(feature = "serve")]
+    #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "lazy"])]
+    pub(crate) engine: bool,
+    /// Print what --lazy lists, or what the service behind --engine has done, as metrics in the text format of Prometheus
+    #[cfg(feature = "serve")]
+    #[arg(long, conflicts_with = "json", requires = "service")]
+    pub(crate) metrics: bool,
+    /// Where the snapshotter listens that is asked for its metrics, instead of where serve.toml says
+    #[cfg(feature = "serve")]
+    #[arg(long, value_name = "PATH", requires_all = ["engine", "metrics"])]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+impl VerbArgs for Ps {
+    const NAME: &'static str = "ps";
+    const ABOUT: &'static str = "List containers";
+    const EXAMPLES: &'static str = "quire ps\n  quire ps --all --size";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        ps(context, self)
+    }
+}
+
+/// Report of `ps --json` on a container.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PsReport {
+    /// The container.
+    container: String,
+    /// Id of its image. Null if the container is damaged.
+    image: Option<String>,
+    /// Name by which its image was started. Null if it had none, or the container is damaged.
+    image_name: Option<String>,
+    /// Its command.
+    command: Vec<String>,
+    /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
+    created: Option<Time>,
+    /// `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it has ended in an unknown way), or
+    /// `damaged`.
+    status: &'static str,
+    /// Its first process. Null unless it runs.
+    pid: Option<u32>,
+    /// Time of its start, as RFC 3339 has it. Null if it has not started.
+    started: Option<Time>,
+    /// Time of its end, as RFC 3339 has it. Null if it has not ended.
+    finished: Option<Time>,
+    /// Exit code. Null if it has not ended, or the code is unknown.
+    code: Option<i32>,
+    /// Whether the disk lost some of its writes.
+    lost: bool,
+    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    reason: Option<Reason>,
+    /// Ports of the host that lead to it.
+    ports: Vec<PortsReport>,
+    /// Size of its writable layer. Absent without `--size`. Null if unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written: Option<Option<report::Bytes>>,
+}
+
+/// Ports of the host that lead to ports of a container, one to one and in order.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct PortsReport {
+    /// Address of the host. Null means all that it has.
+    address: Option<String>,
+    /// The first port of the host.
+    host: u16,
+    /// The first port of the container.
+    container: u16,
+    /// Number of ports.
+    count: u16,
+    /// `tcp` or `udp`.
+    protocol: &'static str,
+}
+
+pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
+    #[cfg(feature = "serve")]
+    if args.lazy {
+        let store = context.open(OpenOptions::read())?;
+        return crate::verbs::services::lazy::devices::list(context, &store, args.metrics);
+    }
+    #[cfg(feature = "serve")]
+    if args.engine {
+        let store = context.open(OpenOptions::read())?;
+        return crate::verbs::services::engines::roots::list(context, &store, args);
+    }
+    let store = context.open_for(OpenOptions::read(), true)?;
+    let mut found = store.as_ref().map_or_else(|| Ok(Vec::new()), all)?;
+    found.retain(|it| args.all || it.is_running());
+    found.sort_by_key(|it| it.record.as_ref().map(|it| it.created));
+    if args.ids || context.quiet {
+        return report::lines(found.iter().map(|it| it.id.as_str()));
+    }
+    let all: Vec<_> = found.iter().map(|it| PsReport::of(it, args)).collect();
+    report::print(context.json, &all, |all, out| {
+        let has_ports = all.iter().any(|it| !it.ports.is_empty());
+        let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED"];
+        titles.extend(has_ports.then_some("PORTS"));
+        titles.push("COMMAND");
+        if args.size {
+            titles.push("SIZE");
+        }
+        let rows: Vec<_> = all.iter().map(|it| it.row(has_ports)).collect();
+        report::table(out, &titles, &rows, &[])
+    })?;
+    Ok(Answer::Yes)
+}
+
+impl PsReport {
+    fn of(known: &KnownContainer, args: &Ps) -> Self {
+        let record = known.record.as_ref();
+        let state = known.state.as_ref();
+        Self {
+            container: known.id.clone(),
+            image: record.map(|it| it.image.to_string()),
+            image_name: record.and_then(|it| it.name.clone()),
+            command: known.command(),
+            created: record.map(|it| Time(it.created.0)),
+            status: known.status(),
+            pid: state.filter(|_| known.is_running()).map(|state| state.pid),
+            started: state.map(|state| Time(state.started)),
+            finished: state.and_then(|it| it.finished).map(Time),
+            code: known.code(),
+            lost: known.has_lost(),
+            reason: known.reason(),
+            ports: match known.is_watched() {
+                true => Ports::noted(&known.folder).iter().map(PortsReport::of).collect(),
+                false => Vec::new(),
+            },
+            written: args.size.then(|| known.written().map(report::Bytes)),
+        }
+    }
+
+    /// For people.
+    fn row(&self, has_ports: bool) -> Vec<String> {
+        let unknown = || "?".to_owned();
+        let image =
+            self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
+        let status = match (self.code, self.reason) {
+            (Some(code), _) if self.lost => format!("exited ({code}), writes lost"),
+            (Some(code), Some(reason)) => format!("exited ({code}), {}", reason.short()),
+            (Some(code), None) => format!("exited ({code})"),
+            (None, _) => self.status.to_owned(),
+        };
+        let mut row = vec![
+            self.container.clone(),
+            image.unwrap_or_else(unknown),
+            status,
+            self.created.map_or_else(unknown, |it| report::time(it.0)),
+        ];
+        if has_ports {
+            row.push(self.ports.iter().map(PortsReport::text).collect::<Vec<_>>().join(", "));
+        }
+        row.push(self.command.join(" "));
+        if let Some(written) = self.written {
+            row.push(written.map_or_else(unknown, |it| report::size(it.0)));
+        }
+        row
+    }
+}
+
+impl PortsReport {
+    fn of(ports: &Ports) -> Self {
+        Self {
+            address: ports.address.map(|it| it.to_string()),
+            host: ports.host,
+            container: ports.container,
+            count: ports.count.get(),
+            protocol: match ports.protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+            },
+        }
+    }
+
+    /// For people, as docker and podman write it.
+    fn text(&self) -> String {
+        let address = match &self.address {
+            None => "0.0.0.0".to_owned(),
+            Some(address) if address.contains(':') => format!("[{address}]"),
+            Some(address) => address.clone(),
+        };
+        let range = |first: u16| match self.count {
+            1 => first.to_string(),
+            count => format!("{first}-{}", first.saturating_add(count - 1)),
+        };
+        format!("{address}:{}->{}/{}", range(self.host), range(self.container), self.protocol)
+    }
+}

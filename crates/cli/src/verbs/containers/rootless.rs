@@ -1,0 +1,444 @@
+//! Containers of users who are not root: all of it happens in a user namespace of theirs.
+
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use container::bundle::userns::{Files, IdMap, UserName, is_transient};
+use container::folder::LAYER;
+use container::life::detached;
+use container::life::known::{self, KnownContainer};
+use container::notes::Notes;
+use container::root::{Via, WritableWish, suits_overlay};
+use kernel::features::{Can, Feature};
+use kernel::mount::{OVERLAY_USER_DATA, Propagation};
+use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
+use kernel::version::KernelVersion;
+use store::{OpenOptions, Store};
+
+use crate::args::Trust;
+#[cfg(feature = "serve")]
+use crate::args::ViaWord;
+use crate::session::helpers;
+use crate::verbs::Verb;
+use crate::verbs::containers::commit::changes_file;
+use crate::verbs::containers::scope;
+#[cfg(feature = "serve")]
+use serve::ids::{IDS_SOCKET, IdsService};
+
+/// Who this process is in such a namespace.
+pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
+
+/// Said where a user has no ids but its own.
+const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this user has no range \
+                     in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: package uidmap)";
+
+/// Whether what a container has written is there when it has ended: then its owners have to be the same ones the next time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Goes,
+    Stays,
+}
+
+/// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
+/// in this process by then. `remark` takes what did not work and need not. Returns whether it is in one.
+pub(crate) fn enter(
+    verb: &Verb,
+    store: Option<&Path>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    if has_rights(who) {
+        return Ok(false);
+    }
+    match verb {
+        Verb::Run(args) => {
+            // Before, since the service manager knows no users of namespaces.
+            let name = name_of_user(who.user);
+            match scope::for_limits(args, (who.user, name.as_deref())) {
+                Ok(said) => said.into_iter().for_each(&mut *remark),
+                Err(error) => remark(format!("{error:#}")),
+            }
+            let is_on_disk = || {
+                let directory = crate::session::context::store_directory(store, who);
+                changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
+            };
+            let written = match args.wanted.writable {
+                Some(WritableWish::Directory(..) | WritableWish::Folder(..)) => Written::Stays,
+                None if !args.wanted.read_only && is_on_disk() => Written::Stays,
+                _ => Written::Goes,
+            };
+            enter_own_namespace(who, written, remark)
+        }
+        Verb::Exec(args) => {
+            let found = find(&args.container, store, who);
+            if let Some((_, found)) = &found {
+                let moved = scope::to_join(&found.folder, who.user);
+                moved.unwrap_or_else(|error| remark(format!("{error:#}")));
+            }
+            join(found, who, remark)
+        }
+        // Files that a container wrote to the disk belong to ids of such a namespace.
+        Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
+            // Remarks on ids are for containers that start.
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
+        Verb::Export(args) if changes_file(&args.target).is_some() => {
+            join(find(&args.name, store, who), who, remark)
+        }
+        // A container is compared with its image.
+        Verb::Diff(args) if args.new.is_none() => {
+            let name = args.old.to_string_lossy();
+            let name = name.split(":/").next().unwrap_or_default();
+            join(find(name, store, who), who, remark)
+        }
+        _ => Ok(false),
+    }
+}
+
+fn enter_own_namespace(
+    who: Who,
+    written: Written,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let ids = ids(who);
+    let (users, groups) = (ids.map.users(), ids.map.groups());
+    let is_kept = is_transient(who.user) || is_transient(who.group);
+    let mapper = match (&ids.programs, &ids.service, written) {
+        (Some(programs), _, _) => {
+            // In a pod, /etc/subuid may give ids that the pod lacks.
+            let or_own = (who.namespace == UserNamespace::Other).then_some((who.user, who.group));
+            Mapper::Programs { programs: programs.clone(), users, groups, or_own }
+        }
+        (None, Some(service), Written::Goes) if !is_kept => {
+            Mapper::Service { service: service.as_ref(), own: (who.user, who.group) }
+        }
+        (None, _, _) => Mapper::Own { users, groups },
+    };
+    let mapped = enter_own(&mapper).with_context(|| match obstacle() {
+        Some(why) => format!("no container without root: {why}"),
+        None => "no container without root: it needs a user namespace".to_owned(),
+    })?;
+    match (&mapper, mapped) {
+        (Mapper::Own { .. }, _) if ids.service.is_some() && is_kept => remark(format!(
+            "{ALONE}; systemd-nsresourced has none for users and groups with numbers from 524288 to 1879048191, which systemd \
+             keeps for containers"
+        )),
+        (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
+            "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so neither for --writable dir nor \
+             for one that has ended"
+        )),
+        (Mapper::Own { .. }, _) => remark(ALONE.to_owned()),
+        (_, Mapped::Own { why }) => remark(format!("{ALONE}; {why}")),
+        (_, Mapped::GroupsStay { why }) => remark(format!(
+            "programs cannot change their groups, as su and apt do: this user has no range in /etc/subuid and /etc/subgid, \
+             and its ids are from systemd-nsresourced, which does not allow that here: {why}"
+        )),
+        (_, Mapped::All) => {}
+    }
+    Ok(true)
+}
+
+/// Whether a remark is to be printed now: what a user lacks on this host is said once until the next start of the machine. `who`
+/// is the user of this process.
+pub(crate) fn is_news(remark: &str, who: Who) -> bool {
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+    let notes = Notes::of_user(who, runtime_dir.as_deref()).filter(|_| remark.starts_with(ALONE));
+    notes.is_none_or(|it| it.is_news(remark))
+}
+
+/// Which ids a user can have in a namespace, and from whom.
+struct Ids {
+    /// What the files give, or else the user's own.
+    map: IdMap,
+    /// `newuidmap` and `newgidmap`, if the files give anything.
+    programs: Option<[PathBuf; 2]>,
+    /// A service that gives others, for as long as a namespace is there.
+    service: Option<Box<dyn IdService>>,
+}
+
+fn ids(who: Who) -> Ids {
+    let [users, groups] = SUBORDINATE.map(read_or_nothing);
+    let name = name_of_user(who.user);
+    let name = UserName { number: who.user, name: name.as_deref() };
+    let files = Files { users: &users, groups: &groups };
+    let of_user = (who.user, who.group);
+    let programs = helpers::find("newuidmap").zip(helpers::find("newgidmap"));
+    let service = service_of_ids();
+    match programs.zip(IdMap::of_user(files, &name, of_user)) {
+        Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
+        None => Ids { map: IdMap::single(of_user), programs: None, service },
+    }
+}
+
+/// Only root of a namespace can mount in it. The other users of a pod need another namespace below it.
+fn has_rights(who: Who) -> bool {
+    match who.namespace {
+        UserNamespace::Initial => who.user == 0,
+        UserNamespace::Other => who.can_mount_in_its_namespace(),
+    }
+}
+
+/// Whether files that a container writes can outlive it. systemd lends ids until the end of a namespace, and no file may keep
+/// them. All other containers have the same ids each time. `who` is the caller, outside of a container's namespace.
+pub(crate) fn changes_can_stay(who: Who) -> bool {
+    if has_rights(who) {
+        return true;
+    }
+    let ids = ids(who);
+    let is_kept = is_transient(who.user) || is_transient(who.group);
+    ids.programs.is_some() || ids.service.is_none() || is_kept
+}
+
+#[cfg(feature = "serve")]
+fn service_of_ids() -> Option<Box<dyn IdService>> {
+    Path::new(IDS_SOCKET)
+        .exists()
+        .then(|| -> Box<dyn IdService> { Box::new(IdsService(IDS_SOCKET)) })
+}
+
+#[cfg(not(feature = "serve"))]
+fn service_of_ids() -> Option<Box<dyn IdService>> {
+    None
+}
+
+/// The ids that a user may have in a namespace, besides its own: those that the files give it, and those that systemd gives
+/// anybody for a time.
+#[cfg(feature = "serve")]
+pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
+    let [users, groups] = SUBORDINATE.map(read_or_nothing);
+    let files = Files { users: &users, groups: &groups };
+    let name = name_of_user(user);
+    let name = UserName { number: user, name: name.as_deref() };
+    let of_user = (user, group);
+    let given = IdMap::of_user(files, &name, of_user);
+    let given = given.unwrap_or_else(|| IdMap::single(of_user));
+    if service_of_ids().is_some() { given.and_transient(files) } else { given }
+}
+
+/// Where ids are given to users.
+const SUBORDINATE: [&str; 2] = ["/etc/subuid", "/etc/subgid"];
+/// The names of users.
+const PASSWD: &str = "/etc/passwd";
+
+fn read_or_nothing(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// How this user gets images into a user namespace.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    #[cfg(feature = "serve")]
+    server: serve::fuse::FuseServer,
+    #[cfg(feature = "serve")]
+    lender: serve::mounts::MountLender,
+}
+
+impl Ways {
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
+    pub(crate) fn new(who: Who, trust: &Trust) -> Self {
+        Self {
+            #[cfg(feature = "serve")]
+            server: serve::fuse::FuseServer::new(who),
+            #[cfg(feature = "serve")]
+            lender: serve::mounts::MountLender::at(&trust.mount_service),
+        }
+    }
+
+    /// The one that is asked for.
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
+    pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
+        #[cfg(feature = "serve")]
+        return match trust.via {
+            ViaWord::Auto => Via::Auto { lender: Some(&self.lender), server: Some(&self.server) },
+            ViaWord::Service => Via::Service(&self.lender),
+            ViaWord::Tree => Via::Tree,
+            ViaWord::Fuse => Via::Fuse(&self.server),
+        };
+        #[cfg(not(feature = "serve"))]
+        Via::Tree
+    }
+}
+
+/// Settings of a system that keep users from namespaces, and the next step. Source: Linux
+/// `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the others.
+const OBSTACLES: [(&str, &str, &str); 3] = [
+    (
+        "/proc/sys/user/max_user_namespaces",
+        "0",
+        "there may be no user namespaces: `sysctl user.max_user_namespaces=15000`",
+    ),
+    (
+        "/proc/sys/kernel/unprivileged_userns_clone",
+        "0",
+        "only root may make user namespaces: `sysctl kernel.unprivileged_userns_clone=1`",
+    ),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "AppArmor keeps users from user namespaces: a profile for quire with `userns,`, or `sysctl \
+         kernel.apparmor_restrict_unprivileged_userns=0`",
+    ),
+];
+
+fn obstacle() -> Option<&'static str> {
+    let is_set =
+        |file: &str, value: &str| std::fs::read_to_string(file).is_ok_and(|it| it.trim() == value);
+    // For a process with its own AppArmor profile, the profile decides. Source: apparmor.d(5), `userns`.
+    let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
+    let has_profile = !label.is_empty() && !label.starts_with("unconfined");
+    let counts = |file: &str| !(file.contains("/apparmor_") && has_profile);
+    OBSTACLES.iter().find(|it| counts(it.0) && is_set(it.0, it.1)).map(|it| it.2)
+}
+
+/// Whether users who are not root can run containers and mount images here, and how, in a line for people.
+/// `namespaces` is what a trial by `who` has found.
+pub(crate) fn describe(who: Who, namespaces: &Feature) -> Result<String, String> {
+    let (run, mount) = (describe_run(who, namespaces), describe_mount());
+    let works = run.is_ok() && mount.is_ok();
+    let text = |it: Result<String, String>| it.unwrap_or_else(|why| why);
+    let mut ways = format!("{}; {}", text(run), text(mount));
+    // For root it says what others find here, but for their cgroups.
+    if who.user != 0 {
+        ways = format!("{ways}; {}", scope::describe(who.user));
+    }
+    if works { Ok(ways) } else { Err(ways) }
+}
+
+fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
+    let refused = (namespaces.can == Can::No).then_some(&*namespaces.reason);
+    if let Some(why) = obstacle().or(refused) {
+        return Err(format!("run does not work: {why}"));
+    }
+    let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
+    #[cfg(feature = "serve")]
+    let fuse = serve::fuse::check_device();
+    #[cfg(not(feature = "serve"))]
+    let fuse = Err("this program was built without FUSE");
+    #[cfg(feature = "serve")]
+    let service = serve::mounts::access_to_mounts(Path::new(serve::mounts::MOUNTS_SOCKET));
+    #[cfg(not(feature = "serve"))]
+    let service: Option<Result<(), String>> = None;
+    let ways = match (is_old, fuse) {
+        (false, Ok(())) => "run works by tree, and by FUSE for large images".to_owned(),
+        (false, Err(why)) => format!("run works by tree (not by FUSE: {why})"),
+        (true, Ok(())) => format!("run works by FUSE (by tree it needs Linux {OVERLAY_USER_DATA})"),
+        (true, Err(why)) => {
+            return Err(format!(
+                "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, and {why}"
+            ));
+        }
+    };
+    let ways = match service {
+        Some(Ok(())) if !is_old => {
+            ways.replacen("run works", "run works by the mount service, and", 1)
+        }
+        Some(Ok(())) | None => ways,
+        Some(Err(why)) => format!("{ways} (not by the mount service: {why})"),
+    };
+    let ids = ids(who);
+    Ok(match (&ids.programs, &ids.service) {
+        _ if who.user == 0 => ways,
+        (Some(_), _) => {
+            let count = ids.map.users().iter().map(|it| u64::from(it.count)).sum::<u64>();
+            format!("{ways}, with {count} ids inside")
+        }
+        (None, Some(_)) if !is_transient(who.user) && !is_transient(who.group) => {
+            format!("{ways}, with ids from systemd-nsresourced inside")
+        }
+        (None, _) => format!("{ways}; {ALONE}"),
+    })
+}
+
+#[cfg(feature = "serve")]
+fn describe_mount() -> Result<String, String> {
+    let program = crate::session::helpers::fusermount();
+    // The program opens the device as its caller, too.
+    match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
+        Ok(program) => Ok(format!("mount works by {}", program.display())),
+        Err(why) => Err(format!("mount does not work: {why}")),
+    }
+}
+
+#[cfg(not(feature = "serve"))]
+fn describe_mount() -> Result<String, String> {
+    Err("mount does not work: this program was built without FUSE".to_owned())
+}
+
+/// A container of this user, and the store that it is in.
+fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
+    let directory = crate::session::context::store_directory(store, who).ok()?;
+    let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
+    let found = known::find(&store, container).ok()?;
+    Some((store, found))
+}
+
+/// Whether a container has ended and has its writable layer in its folder.
+fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
+    let found = find(container, store, who);
+    found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
+}
+
+/// Whether the store has writable layers of removed containers.
+fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
+    let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
+    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
+    store.containers.is_left(LAYER).unwrap_or(false)
+}
+
+/// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
+fn join(
+    found: Option<(Store, KnownContainer)>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let Some((store, found)) = found else { return Ok(false) };
+    if !found.is_running() {
+        // What it has written belongs to ids of such a namespace.
+        return enter_own_namespace(who, Written::Stays, remark);
+    }
+    if known::running(&store, &found.id, &|| false).is_err() {
+        return Ok(false);
+    }
+    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(false) };
+    kernel::process::enter(process.as_fd(), &[Namespace::User])?;
+    // The runtime may have to hide something from itself.
+    kernel::process::own_mounts(Propagation::Private)?;
+    Ok(true)
+}
+
+/// The name of a user: that in `/etc/passwd`, or one that the system knows otherwise.
+fn name_of_user(user: u32) -> Option<String> {
+    let names = read_or_nothing(PASSWD);
+    let known = name_of(&names, user).map(ToOwned::to_owned);
+    known.or_else(|| {
+        let line = helpers::getent("passwd", &user.to_string())?;
+        name_of(&line, user).map(ToOwned::to_owned)
+    })
+}
+
+/// The name of a user. Source: passwd(5).
+fn name_of(names: &str, user: u32) -> Option<&str> {
+    let number = user.to_string();
+    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
+    found.find_map(|fields| fields.first().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_found_by_its_number() {
+        let names =
+            "root:x:0:0::/root:/bin/sh\nme:x:1000:100::/:/bin/sh\nalso:x:1000:1::/:/bin/sh\n:\n";
+        for (user, expect) in [(0, Some("root")), (1000, Some("me")), (100, None)] {
+            assert_eq!(name_of(names, user), expect);
+        }
+    }
+}

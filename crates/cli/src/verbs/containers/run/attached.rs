@@ -1,0 +1,137 @@
+//! `run` with a terminal: a monitor behind sees to the container, and this process sits at its terminal until the
+//! container ends or the caller leaves.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use container::life::detached;
+use container::life::prepare::Ready;
+use container::life::running::Seat;
+use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
+use container::life::told::{self, EndReport, MonitorReport};
+use kernel::process::{Pid, Process, ProcessError, Requests, Signal, start_behind};
+use kernel::terminal::{Modes, Receiver};
+
+use super::not_started;
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::{Context, now};
+
+pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
+    let (input, output) = (std::io::stdin(), std::io::stdout());
+    let (id, path, signals) =
+        (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
+    let modes = || Modes::of(input.as_fd()).context("cannot read the settings of the terminal");
+    let receiver = Receiver::new(&path)
+        .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
+    let (link, keeper) = link().context("cannot talk to the container's monitor")?;
+    let seat = Seat { console: receiver.path(), keeper, modes: modes()? };
+    let mut link = Some(link);
+    let (report, monitor) = {
+        let link = &mut link;
+        start_behind(|report| {
+            // The caller's end has to be the only one.
+            drop(link.take());
+            ready.watch(report, Some(seat), &|| now().0);
+        })?
+    };
+    // The monitor has no copy of this one: it must not keep a terminal open that nobody sits at.
+    let modes = modes()?;
+    let mut events = Caller {
+        context,
+        id: &id,
+        folder: &path,
+        monitor: &monitor,
+        requests: Requests::default(),
+        is_asked: None,
+    };
+    let attached = Attached {
+        input: input.as_fd(),
+        output: output.as_fd(),
+        signals: &signals,
+        over: report.as_fd(),
+        can_detach: true,
+    };
+    let mut said = MonitorReport::new(&id, report.try_clone()?);
+    let master = attached.wait(&receiver, &mut events)?;
+    drop(receiver);
+    let Some(master) = master else {
+        return not_started(said.not_started(events.is_asked)?);
+    };
+    // It tells of the start, and then nothing until the end.
+    if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
+        return not_started(told::not_started(events.id, &failure, events.is_asked)?);
+    }
+    let (left, master) = attached.copy(&modes, master, &mut events)?;
+    if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
+        link.leave(master.as_fd()).context("the container's monitor has ended")?;
+        report::error_line("");
+        context.remark(&format!("container {id} keeps running: `quire stop {id}` ends it"));
+        return Ok(Answer::Yes);
+    }
+    if let Some(link) = link {
+        link.done();
+    }
+    let EndReport { code, remark } = said.end()?;
+    if !remark.is_empty() {
+        report::error_line(&format!("quire: {remark}"));
+    }
+    Ok(Answer::Program(code))
+}
+
+/// The process that sits at the terminal.
+struct Caller<'a> {
+    context: &'a Context,
+    id: &'a str,
+    folder: &'a Path,
+    monitor: &'a Process,
+    /// How often the container was asked to end.
+    requests: Requests,
+    is_asked: Option<Signal>,
+}
+
+impl Caller<'_> {
+    /// What is said while the terminal passes each byte as it is.
+    fn remark(&self, text: &str) {
+        if !self.context.quiet {
+            report::error_line_raw(&format!("quire: {text}"));
+        }
+    }
+
+    fn kill(&self) {
+        if let Err(error) = detached::signal(self.folder, self.id, "KILL") {
+            self.remark(&error);
+        }
+    }
+}
+
+impl Events for Caller<'_> {
+    fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
+        // The monitor sends it on, or ends the start. It may have gone.
+        let _heard = self.monitor.signal(signal);
+        if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
+            self.is_asked = Some(signal);
+        }
+        if let Some(requests) = self.requests.add(signal) {
+            match requests {
+                0 | 1 => {}
+                2 => self.remark("the container was asked to end twice: once more kills it"),
+                _ => self.kill(),
+            }
+        }
+        Ok(())
+    }
+
+    fn interrupted(&mut self, group: Pid, since: Option<Duration>) {
+        if !is_spared_interrupts(self.folder, group) {
+            return;
+        }
+        match since {
+            Some(since) if since < SHORT_MOMENT => self.kill(),
+            _ => self.remark("the program does not handle Ctrl-C: once more kills it"),
+        }
+    }
+}

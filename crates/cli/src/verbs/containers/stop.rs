@@ -1,0 +1,43 @@
+//! `stop`: asks containers to end, then kills them.
+
+use clap::Args;
+use container::life::known::find;
+use container::life::stop::{self, StopWish, signal_number};
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::session::context::{Context, now};
+use crate::verbs::VerbArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// Containers
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+    /// Kill the container after this many seconds; by default the value of `run --stop-timeout`, or 10
+    #[arg(short, long, alias = "timeout", value_name = "SECONDS")]
+    pub(crate) time: Option<u32>,
+    /// Send this signal first; by default the image's, or TERM
+    #[arg(short, long, value_name = "SIGNAL")]
+    pub(crate) signal: Option<String>,
+}
+
+impl VerbArgs for Stop {
+    const NAME: &'static str = "stop";
+    const ABOUT: &'static str = "Stop containers: ask them to end, then kill them";
+    const EXAMPLES: &'static str = "quire stop web\n  quire stop --time 30 web db";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        stop(context, self)
+    }
+}
+
+pub(crate) fn stop(context: &Context, args: &Stop) -> anyhow::Result<Answer> {
+    let signal = args.signal.as_deref().map(signal_number).transpose()?;
+    let store = context.open(OpenOptions::read())?;
+    let found: Vec<_> =
+        args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
+    let wish = StopWish { signal, timeout: args.time };
+    stop::stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
+    Ok(Answer::Yes)
+}

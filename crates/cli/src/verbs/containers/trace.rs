@@ -1,0 +1,132 @@
+//! `trace`: runs a container, and notes what it reads first.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use image::lazy::UNIT;
+use kernel::process::Signals;
+use serve::lazy::{NO_TRACE, Recorder};
+use store::{OpenOptions, Presence, Trace as ImageTrace, check_trace_name};
+
+use crate::Answer;
+use crate::args::PullPolicy;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::session::layers;
+use crate::session::signals::FORWARDED;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::run::Run;
+use crate::verbs::help::RUN_CODES;
+
+#[derive(Debug, Args)]
+pub(crate) struct Trace {
+    /// Name of the trace: one for each workload. A container that is started without `--prefetch` uses the one named default
+    #[arg(long = "as", value_name = "TRACE", default_value = "default")]
+    pub(crate) trace: String,
+    #[command(flatten)]
+    pub(crate) run: Run,
+}
+
+impl VerbArgs for Trace {
+    const NAME: &'static str = "trace";
+    const ABOUT: &'static str = "Run a command in a container, and note what it reads first";
+    const DETAILS: &'static str = "\
+        Quire notes in which order the command reads parts of the image, as a trace of this name. `quire index \
+        --push` pushes the traces of an image with its index. Who then starts a container with `--lazy` gets \
+        these parts first, before they are read. The image has the form `tar`, and nothing else uses it \
+        meanwhile. The options are those of `run`.";
+    const EXAMPLES: &'static str = "quire trace debian -- cat /etc/os-release\n  quire trace --as worker app -- app worker --once";
+    const HAS_SHORT_HELP: bool = false;
+    const PRINTS_JSON: bool = false;
+    const EXIT_CODES: &'static str = RUN_CODES;
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        trace(context, self)
+    }
+}
+
+pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
+    check_trace_name(&args.trace).context("--as")?;
+    if args.trace == NO_TRACE {
+        bail!("--as: `--prefetch {NO_TRACE}` means no trace: choose another name");
+    }
+    if args.run.detach {
+        bail!("--detach: a trace ends when its command does");
+    }
+    let lazy = &args.run.wanted.lazy;
+    if lazy.pull.pull.is_some_and(|it| it != PullPolicy::Never) {
+        let image = &args.run.image;
+        bail!(
+            "--pull: pull the image before, since all of it has to be here: `quire pull --form tar {image}`"
+        );
+    }
+    if !context.who().is_host_root() {
+        bail!("trace: only the host's root may watch reads of files");
+    }
+    let store = context.open(OpenOptions::write())?;
+    let found = crate::session::resolve::resolve(&store, &args.run.image)?;
+    let image = found.image;
+    let name = &args.run.image;
+    let opened = store.open_names(&image)?;
+    ensure!(
+        layers::is_tar(opened.form, opened.devices.len()),
+        "only images of the form tar are traced, and {name} has the form {}: {}",
+        opened.form,
+        match found.manifest {
+            Some(_) => format!("use `quire convert --form tar {name}`"),
+            None => layers::none(name, "--form tar "),
+        }
+    );
+    ensure!(
+        opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
+        "{name} is traced where all of it is here: `quire pull --form tar {name}`"
+    );
+    // Where another mount has it, pages that were read before are not read again.
+    ensure!(
+        !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
+        "{name} is mounted already: end its containers and unmount it, so that the trace has all that is read"
+    );
+    drop(opened);
+    let opened = store.open_image(&image)?;
+    let recorder = Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file)))?;
+    drop(opened);
+    // The container is to get them, and no thread.
+    let _signals = Signals::block(&FORWARDED)?;
+    let stop = AtomicBool::new(false);
+    let (answer, runs) = std::thread::scope(|scope| {
+        let noted = scope.spawn(|| {
+            let noted = recorder.record(&stop);
+            // Nobody waits for a recorder that is gone.
+            drop(recorder);
+            noted
+        });
+        let answer = crate::verbs::containers::run::run(context, &args.run);
+        stop.store(true, Ordering::Relaxed);
+        (answer, noted.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let answer = answer?;
+    let runs = runs?;
+    ensure!(!runs.is_empty(), "nothing was read of {name}: there is no trace of it");
+    let mut traces = store.downloads.traces(&image).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the traces of the image are made anew");
+        store::Traces::default()
+    });
+    let (mut runs, room) = (runs, traces.room(&args.trace));
+    let count = runs.len();
+    if count > room {
+        // What is read late is worth least.
+        context.remark(&format!(
+            "the trace ends after {room} of {count} parts: an image keeps no more"
+        ));
+        runs.truncate(room);
+    }
+    let (count, units) = (runs.len(), runs.iter().map(|it| u64::from(it.units)).sum::<u64>());
+    let bytes = report::size(units.saturating_mul(UNIT));
+    traces.set(ImageTrace { name: args.trace.clone(), runs })?;
+    store.downloads.set_traces(&image, &traces)?;
+    if !context.quiet {
+        context.remark(&format!("trace {} of {name}: {bytes} in {count} parts", args.trace));
+    }
+    Ok(answer)
+}

@@ -1,0 +1,80 @@
+//! `wait`: waits until containers end, and prints their exit codes.
+
+use anyhow::Context as _;
+use clap::Args;
+use container::life::detached;
+use container::life::known::find;
+use container::life::state::{Code, Reason};
+use serde::Serialize;
+use store::OpenOptions;
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct Wait {
+    /// Containers; their exit codes are printed in this order
+    #[arg(required = true)]
+    pub(crate) containers: Vec<String>,
+}
+
+impl VerbArgs for Wait {
+    const NAME: &'static str = "wait";
+    const ABOUT: &'static str = "Wait until containers end, and print their exit codes";
+    const EXAMPLES: &'static str = "quire wait web";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        wait(context, self)
+    }
+}
+
+/// A line of `wait --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct WaitReport {
+    /// The container.
+    container: String,
+    /// Exit code.
+    code: i32,
+    /// Whether the disk lost some of its writes.
+    lost: bool,
+    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
+    #[cfg_attr(test, schemars(with = "Option<String>"))]
+    reason: Option<Reason>,
+}
+
+pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::read())?;
+    for name in &args.containers {
+        let found = find(&store, name)?;
+        // It may be one that is removed as soon as it has ended.
+        let kept = Code::open(&found.folder)
+            .with_context(|| format!("cannot read how container {} ends", found.id))?;
+        detached::wait(None, &|| found.is_alive(&store))?;
+        let state = found.state_now()?;
+        let lost = state.as_ref().is_some_and(|it| it.lost);
+        let reason = state.as_ref().and_then(|it| it.reason);
+        let code = state.and_then(|it| it.code);
+        let code = code.or_else(|| kept?.read());
+        let code = code.with_context(|| {
+            format!(
+                "it is unknown how container {} ended: it was removed, or its monitor was killed",
+                found.id
+            )
+        })?;
+        if context.json {
+            let container = found.id.clone();
+            report::json_line(&WaitReport { container, code, lost, reason })?;
+        } else {
+            report::line(&code.to_string())?;
+        }
+        let lost = lost.then_some(container::life::ended::LOST);
+        for remark in lost.into_iter().chain(reason.map(Reason::sentence)) {
+            report::error_line(&format!("quire: {}: {remark}", found.id));
+        }
+    }
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,340 @@
+//! Options for a container, which override its image's configuration.
+
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, anyhow, bail};
+use container::bundle::config::ImageConfig;
+use container::bundle::security::Profile;
+use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
+use container::plan::{ContainerWish, InitWish};
+use container::root::WritableWish;
+use kernel::process::Namespace;
+use rustix::fs::{FileType, Mode, OFlags};
+use store::{Resolved, Store};
+use transfer::StoredImage;
+
+use crate::args::{self, NetworkKind, When, volumes};
+use crate::session::context::Context;
+use crate::session::option_file;
+use crate::verbs::containers::hosts::name_files;
+
+/// What the image's configuration says, or nothing for an image that never had one.
+pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
+    let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
+    Ok(ImageConfig::from_json(&StoredImage::load(store, &digest)?.config_bytes)?)
+}
+
+/// Runtimes connect a new terminal to the one that standard input is.
+pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
+    let input = std::io::stdin().is_terminal();
+    match wanted {
+        When::Always if !input => bail!("-t: standard input is not a terminal"),
+        When::Always => Ok(Terminal::New),
+        When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
+        When::Auto | When::Never => Ok(Terminal::None),
+    }
+}
+
+/// The same for `run`: a container in the background has none.
+pub(crate) fn terminal_of_run(
+    args: &crate::verbs::containers::run::Run,
+) -> anyhow::Result<Terminal> {
+    if !args.detach {
+        return terminal(args.tty.when());
+    }
+    if args.tty.when() == When::Always {
+        bail!(
+            "-t: a container with --detach outlives the terminal; `quire exec -t` gives one later"
+        );
+    }
+    if args.tty.interactive {
+        bail!("-i: a container with --detach has no standard input: leave -i out");
+    }
+    Ok(Terminal::None)
+}
+
+/// What the command line says of a container that is called `id`.
+pub(crate) fn wishes(
+    wanted: &args::Wanted,
+    command: &[OsString],
+    terminal: Terminal,
+    id: &str,
+    access: Access,
+    given: GivenFiles,
+) -> anyhow::Result<Wishes> {
+    let command = command.iter().map(|argument| {
+        let text = argument.to_str().map(ToOwned::to_owned);
+        text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
+    });
+    let hostname = wanted.names.hostname.clone().unwrap_or_else(|| id.to_owned());
+    // Source: Linux `__NEW_UTS_LEN`. It becomes a word of `/etc/hosts`.
+    let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
+    if hostname.is_empty() || hostname.len() > 64 || !hostname.bytes().all(is_good) {
+        bail!(
+            "\"{}\" is not a host name: use 1 to 64 letters, digits, `-`, `_` and `.`",
+            hostname.escape_debug()
+        );
+    }
+    Ok(Wishes {
+        command: command.collect::<anyhow::Result<_>>()?,
+        entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
+            "" => Vec::new(),
+            program => vec![program.to_owned()],
+        }),
+        env: given.env,
+        working_dir: wanted.program.workdir.clone(),
+        terminal,
+        network: match &wanted.network {
+            None | Some(NetworkKind::None) => Network::None,
+            Some(NetworkKind::Host) => Network::Host,
+            Some(NetworkKind::Pasta) => Network::Pasta,
+            Some(NetworkKind::Joined(path)) => Network::Joined(network_namespace(path)?),
+        },
+        access,
+        is_limited: wanted.has_limits(),
+        memory: wanted.memory,
+        pids: crate::verbs::containers::security::pids(&wanted.security)?,
+        cpu: Cpu {
+            quota: wanted.cpu.cpus,
+            shares: wanted.cpu.cpu_shares,
+            cpus: wanted.cpu.cpuset_cpus.clone(),
+        },
+        security: crate::verbs::containers::security::security(&wanted.security, given.profile)?,
+        ..Wishes::new(hostname)
+    })
+}
+
+/// What the command line of `run` says.
+pub(crate) fn container_wish(
+    context: &Context,
+    args: &crate::verbs::containers::run::Run,
+    terminal: Terminal,
+    id: String,
+    given: GivenFiles,
+) -> anyhow::Result<ContainerWish> {
+    let wanted = &args.wanted;
+    let writable = writable_wish(context, wanted, disk(context).as_deref());
+    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
+    bundle.security.apparmor =
+        crate::verbs::containers::security::apparmor(context, &wanted.security)?;
+    crate::verbs::containers::security::remark_on_labels(context, wanted);
+    let pasta = crate::verbs::containers::network::pasta(context, args, &mut bundle.network)?;
+    Ok(ContainerWish {
+        id,
+        names: name_files(&wanted.names, &bundle)?,
+        bundle,
+        user: wanted.program.user.clone(),
+        trust: wanted.trust.wish()?,
+        writable,
+        df: wanted.df,
+        warm: wanted.warm.into(),
+        ids: wanted.ids.wish()?,
+        volumes: volumes(wanted)?,
+        mounts: wanted.mount.clone(),
+        pasta,
+        init: init_wish(wanted),
+        stop_signal: args.stop_signal.clone(),
+        stop_timeout: args.stop_timeout,
+        timeout: args.timeout,
+        log_size: args.log_size.0,
+        keep: args.detach && !args.rm,
+    })
+}
+
+/// The absolute path of a network namespace, if that is what is there.
+fn network_namespace(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let failed = || format!("--network ns:{shown}: cannot join it");
+    // Only looked at: it may be anything.
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let file = file.with_context(failed)?;
+    // Source: Linux `include/uapi/linux/magic.h`, NSFS_MAGIC.
+    if rustix::fs::fstatfs(&file).with_context(failed)?.f_type != 0x6e73_6673 {
+        bail!(
+            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at /run/netns/NAME, and a \
+             process has its own at /proc/PID/ns/net",
+            what(&file)?
+        );
+    }
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let kind = kernel::process::namespace_kind(file.with_context(failed)?.as_fd());
+    match kind.with_context(failed)? {
+        Some(Namespace::Network) => {}
+        Some(kind) => {
+            let kind = format!("{kind:?}").to_lowercase();
+            bail!("--network ns:{shown} is a namespace of the kind {kind}, not network")
+        }
+        None => bail!("--network ns:{shown} is not a network namespace"),
+    }
+    let absolute = std::path::absolute(path).with_context(failed)?.into_os_string();
+    absolute
+        .into_string()
+        .map_err(|path| anyhow!("path {path:?} is not UTF-8, which runtimes need"))
+}
+
+fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Socket => "a socket",
+        FileType::Fifo => "a pipe",
+        _ => "a device",
+    })
+}
+
+/// What `--init` asks for.
+pub(crate) fn init_wish(wanted: &args::Wanted) -> InitWish {
+    match &wanted.init_path {
+        Some(path) => InitWish::Program(path.clone()),
+        None if wanted.init => InitWish::Any,
+        None => InitWish::None,
+    }
+}
+
+/// What is asked for about the writable layer; none for the default.
+pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
+    if wanted.read_only { Some(&WritableWish::None) } else { wanted.writable.as_ref() }
+}
+
+/// The writable layer of a new container. `store` is the path of the store if the container gets a folder there.
+pub(crate) fn writable_wish(
+    context: &Context,
+    wanted: &args::Wanted,
+    store: Option<&Path>,
+) -> WritableWish {
+    let remark = |text: &str| context.remark(text);
+    let default = || WritableWish::default_of(context.who(), store, &context.search(), &remark);
+    wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
+}
+
+/// The default of `run`, in words, with the reason if it is not the usual one.
+pub(crate) fn describe_writable(context: &Context) -> String {
+    let reasons = RefCell::new(Vec::new());
+    let note = |text: &str| reasons.borrow_mut().push(text.to_owned());
+    let disk = disk(context);
+    let kind =
+        match WritableWish::default_of(context.who(), disk.as_deref(), &context.search(), &note) {
+            WritableWish::Folder(..) => return "dir: a directory on the store's disk".to_owned(),
+            WritableWish::Filestore(..) => "self: one file with an ext4 inside",
+            _ => "memory",
+        };
+    let why = match disk {
+        Some(_) => "the file system of the store takes no overlay",
+        None => "systemd lends the ids of containers, and files cannot keep them",
+    };
+    let reasons =
+        reasons.into_inner().into_iter().fold(why.to_owned(), |all, it| format!("{all}; {it}"));
+    format!("{kind}, since {reasons}")
+}
+
+/// The store's directory, if containers of this user can have their changes there.
+fn disk(context: &Context) -> Option<PathBuf> {
+    let can_stay = crate::verbs::containers::rootless::changes_can_stay(context.outside());
+    context.store_directory().ok().filter(|_| can_stay)
+}
+
+/// What is in the files that the command line names.
+#[derive(Debug)]
+pub(crate) struct GivenFiles {
+    env: Vec<String>,
+    profile: Option<Profile>,
+}
+
+impl GivenFiles {
+    /// Reads the files. One may be a pipe that no process writes to, so this is called while signals still end the process.
+    pub(crate) fn read(wanted: &args::Wanted) -> anyhow::Result<Self> {
+        let env = environment(&wanted.program)?;
+        Ok(Self { env, profile: crate::verbs::containers::security::profile(&wanted.security)? })
+    }
+}
+
+/// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
+/// A file may be a pipe that nobody writes to, so this is called while signals still end the process.
+pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
+    let mut env = Vec::new();
+    for path in &program.env_file {
+        let failed = || format!("--env-file {}", path.display());
+        let bytes = option_file::read(path).with_context(failed)?;
+        let text = String::from_utf8(bytes).ok().context("it is not UTF-8, which runtimes need");
+        env.extend(variables(&text.with_context(failed)?, &of_caller).with_context(failed)?);
+    }
+    for variable in &program.env {
+        match variable.split_once('=') {
+            // The value may be a secret.
+            Some(("", _)) => bail!("--env: a variable has no name before the ="),
+            Some(_) => env.push(variable.clone()),
+            None => env.extend(of_caller(variable)?),
+        }
+    }
+    Ok(env)
+}
+
+/// A variable of the caller's, if there is one of this name.
+fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.into_string().ok();
+    let value = value.with_context(|| format!("variable {name} is not UTF-8"))?;
+    Ok(Some(format!("{name}={value}")))
+}
+
+/// The variables of a file: in each line NAME=VALUE, or NAME for the caller's value. Blanks before the name are left out, and
+/// nothing else: quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is left out. Empty
+/// lines and lines that begin with # are passed over. Source: podman `pkg/env/env.go`, `ParseFile`.
+fn variables(
+    text: &str,
+    of_caller: &dyn Fn(&str) -> anyhow::Result<Option<String>>,
+) -> anyhow::Result<Vec<String>> {
+    let mut env = Vec::new();
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim_start_matches([' ', '\t']);
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        // Source: environ(7): a variable is a string that ends with a NUL.
+        if line.contains('\0') {
+            bail!("line {} has a NUL byte, which no variable can have", index + 1);
+        }
+        match line.split_once('=') {
+            // The line itself may be a secret.
+            Some(("", _)) => bail!("line {} has no name before the =", index + 1),
+            Some(_) => env.push(line.to_owned()),
+            None => env.extend(of_caller(line)?),
+        }
+    }
+    Ok(env)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_a_file() {
+        let of_caller = |name: &str| Ok((name == "OWN").then(|| "OWN=mine".to_owned()));
+        let check = |text: &str, expect: &[&str]| {
+            assert_eq!(variables(text, &of_caller).unwrap(), expect, "{text:?}");
+        };
+        check("", &[]);
+        check("A=1\nB=2\n", &["A=1", "B=2"]);
+        check("A=1\r\n\r\nB=\r\n", &["A=1", "B="]);
+        check("# no\n  # no\n\t A= b # c \nX='q'", &["A= b # c ", "X='q'"]);
+        check("OWN\nABSENT\n", &["OWN=mine"]);
+        check("A=b=c", &["A=b=c"]);
+        for text in ["=secret", "A=1\n  =secret"] {
+            let error = variables(text, &of_caller).unwrap_err().to_string();
+            assert!(error.contains("has no name") && !error.contains("secret"), "{error}");
+        }
+        check("\u{feff}A=1\nB=\u{feff}\n", &["A=1", "B=\u{feff}"]);
+        check("\u{feff}# no\n", &[]);
+        for text in ["\nA=secret\0B=2", "A=1\nsecret\0", "A=1\nse\0cret=1"] {
+            let error = variables(text, &of_caller).unwrap_err().to_string();
+            assert_eq!(error, "line 2 has a NUL byte, which no variable can have", "{text:?}");
+        }
+    }
+}

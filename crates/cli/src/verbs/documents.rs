@@ -1,0 +1,117 @@
+//! Commands that documents and help texts show are ones that clap takes.
+//!
+//! The test `documents` of the verbs runs them.
+
+use clap::error::ErrorKind;
+use testing::documents::{commands, commands_of_messages, pages};
+
+use super::command;
+use crate::verbs::VERBS;
+
+/// Words that documents quote, and that are no command of Quire: the page, how they begin, and what they are.
+const OTHERS: [(&str, &str, &str); 3] = [
+    ("docs/composefs-tools.md", "quire composefs ", "read before clap is asked"),
+    ("docs/format/erofs-profile.md", "quire disk ", "text whose digest is an id"),
+    ("docs/format/erofs-profile.md", "quire partition ", "text whose digest is an id"),
+];
+
+/// How clap refuses the words of a command line, if it does.
+fn refused(words: &[String]) -> Option<clap::Error> {
+    let words = words.iter().map(|it| it.replace('…', "...").replace("$(", "1.0 $("));
+    let found = words.map(|it| it.split(" $(").next().unwrap_or_default().to_owned());
+    let error = command().try_get_matches_from(found).err()?;
+    (!matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)).then_some(error)
+}
+
+/// Whether the words may be a part of a command line, or have a word in the place of a value.
+fn is_part(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::MissingRequiredArgument
+            | ErrorKind::MissingSubcommand
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            | ErrorKind::InvalidValue
+            | ErrorKind::ValueValidation
+    )
+}
+
+/// Errors, hints and remarks say what to do next: verbs, options and their combinations are ones that there are.
+#[test]
+fn commands_in_messages_are_no_others() {
+    let mut found = Vec::new();
+    for (path, text) in commands_of_messages() {
+        for mut words in commands(&text) {
+            words.retain(|it| it != "…");
+            let Some(error) = refused(&words).filter(|it| !is_part(it)) else { continue };
+            found.push(format!("{path}: `{text}`: {error}"));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// Commands of code blocks are whole.
+#[test]
+fn commands_of_documents_are_command_lines() {
+    let pages = pages();
+    let mut found = Vec::new();
+    let mut count = 0;
+    for page in &pages {
+        for block in page.blocks() {
+            for words in commands(&block.script().unwrap_or_default()) {
+                if words[0] != "quire" {
+                    continue;
+                }
+                count += 1;
+                if let Some(error) = refused(&words) {
+                    found.push(format!("{}:{}: {words:?}: {error}", page.path, block.line));
+                }
+            }
+        }
+    }
+    assert!(pages.is_empty() || count > 60, "{count} commands");
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// Text quotes parts of commands, with words in capitals for what a reader puts there. Verbs, options and their
+/// combinations have to be ones that there are.
+#[test]
+fn commands_in_the_text_of_documents_are_no_others() {
+    let mut found = Vec::new();
+    let mut used = [false; OTHERS.len()];
+    for page in &pages() {
+        // Benches write their pages, with names of rows.
+        let is_made = page.path.starts_with("docs/performance/");
+        for (line, span) in page.spans().into_iter().filter(|_| !is_made) {
+            let is_other = |it: &(&str, &str, &str)| page.path == it.0 && span.starts_with(it.1);
+            if let Some(at) = OTHERS.iter().position(is_other) {
+                used[at] = true;
+                continue;
+            }
+            for mut words in commands(&span) {
+                words.retain(|it| !["…", "VERB"].contains(&it.as_str()));
+                if words[0] != "quire" || words.len() == 1 {
+                    continue;
+                }
+                let Some(error) = refused(&words) else { continue };
+                if !is_part(&error) {
+                    found.push(format!("{}:{line}: `{span}`: {error}", page.path));
+                }
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+    assert!(pages().is_empty() || used == [true; OTHERS.len()], "remove from OTHERS: {used:?}");
+}
+
+#[test]
+fn examples_are_command_lines() {
+    for (verb, examples) in VERBS.iter().map(|it| (it.name, it.examples)) {
+        let all = commands(examples);
+        let own: Vec<_> = all.iter().filter(|words| words[0] == "quire").collect();
+        assert!(own.iter().any(|words| words.iter().any(|it| it == verb)), "{verb}: {examples}");
+        for words in own {
+            let error = refused(words);
+            assert!(error.is_none(), "{verb}: {words:?}: {}", error.expect("there is one"));
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Commands and options of podman and docker that Quire lacks: one table, with a sentence for each.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Verbs of podman and docker that Quire lacks, and what to do instead.
+const VERBS: &[(&[&str], &str)] = &[
+    (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
+    (
+        &["start", "restart", "create", "init"],
+        "a container that has ended cannot be started again: `quire run` starts a new one, and `quire commit` makes an \
+         image of what an ended one wrote",
+    ),
+    (
+        &["cp"],
+        "use `quire exec CONTAINER cat FILE >FILE`, `quire cat IMAGE:/FILE`, or share a directory with `run -v`",
+    ),
+    (&["save"], "use `quire export NAME docker-archive:FILE`, or oci:DIR"),
+    (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
+    (&["info"], "use `quire doctor`"),
+    (&["version"], "use `quire --version`"),
+    (&["history"], "there is none: `quire show NAME` prints the image's own description"),
+    (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
+    (
+        &["top"],
+        "use `quire exec CONTAINER ps`, or `ps` of the host: `quire ps --json` has the number of the first process",
+    ),
+    (
+        &["stats"],
+        "there is none: `systemd-cgtop` shows each container as quire-NAME-…, and `quire du` the disk",
+    ),
+    (&["prune"], "use `quire gc`, and `quire rm` for containers that have ended"),
+    (&["rename", "update"], "there is none: a container stays as `quire run` made it"),
+    (&["pause", "unpause"], "there is none: `quire commit` and `quire diff` pause by themselves"),
+    (&["port"], "use `quire ps`, which lists the ports of each container"),
+    (&["network"], "there is none: `quire run --network` says what a container has"),
+    (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
+    (&["events"], "there is none: `quire wait CONTAINER` returns at a container's end"),
+    (&["search"], "there is none: ask the registry"),
+    (&["untag"], "use `quire rmi NAME`"),
+    (&["image", "container", "system"], "verbs are not in groups: `quire --help` lists them all"),
+    (&["pod", "compose", "play", "kube", "swarm"], "there is none: Quire runs single containers"),
+];
+
+/// Options of podman and docker that Quire lacks: for which verbs (none: for all others), which, and what to do instead.
+/// The first row that fits counts.
+const OPTIONS: &[(&[&str], &[&str], &str)] = &[
+    (
+        RUN,
+        &["-P", "--publish-all", "--expose"],
+        "ports are named one by one: use `-p HOST:CONTAINER`",
+    ),
+    (
+        RUN,
+        &["--link", "--network-alias", "--ip", "--ip6", "--mac-address"],
+        "there is no network between containers: use `--network host`",
+    ),
+    (
+        RUN,
+        &["--restart"],
+        "nothing starts a container again: have a service manager start `quire run`",
+    ),
+    (
+        RUN,
+        &["-l", "--label", "--label-file", "--annotation"],
+        "containers have no labels: use --name",
+    ),
+    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`"),
+    (RUN, &["--shm-size"], "use `--mount type=memory,dst=/dev/shm,size=SIZE`"),
+    (
+        RUN,
+        &[
+            "--cpu-quota",
+            "--cpu-period",
+            "--cpuset-mems",
+            "--memory-swap",
+            "--memory-reservation",
+            "--blkio-weight",
+        ],
+        "there is no such limit: use --memory, --cpus or --pids-limit",
+    ),
+    (RUN, &["-c"], "use --cpu-shares"),
+    (
+        RUN,
+        &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
+        "a container always has namespaces and a cgroup of its own",
+    ),
+    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` before"),
+    (
+        RUN,
+        &["--health-cmd", "--health-interval", "--health-retries", "--health-timeout"],
+        "nothing checks a container's health: `quire exec` runs a check",
+    ),
+    (
+        RUN,
+        &["--log-driver", "--log-opt"],
+        "`quire logs` prints what a detached container wrote, of which --log-size is kept",
+    ),
+    (
+        RUN,
+        &["-a", "--attach", "--sig-proxy", "--detach-keys"],
+        "without --detach the container always has all of your standard streams",
+    ),
+    (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
+    (RUN, &["--group-add"], "use `-u USER:GROUP`"),
+    (RUN, &["--cidfile"], "use --name for a name that is known before"),
+    (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
+    (
+        &["exec"],
+        &["-d", "--detach"],
+        "it waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
+    ),
+    (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
+    (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
+    (&["images"], &["--no-trunc"], "use --json, and jq"),
+    (&["show"], &["-f", "--format"], "use --json, and jq"),
+    (
+        &["logs"],
+        &["-t", "--timestamps", "--since", "--until"],
+        "a log is what the container wrote, without times",
+    ),
+    (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
+    (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
+    (&["rm"], &["-v", "--volumes"], "what a container wrote always goes with it: leave this out"),
+    (
+        &["build"],
+        &["-t", "--tag", "-f", "--file", "--build-arg"],
+        "no Dockerfiles are built here: use buildah, and `quire import oci:DIR`",
+    ),
+    (&[], &["-q"], "use --quiet"),
+    (&[], &["-v", "-vv"], "use --verbose"),
+];
+
+/// Those that make a container.
+const RUN: &[&str] = &["run", "bundle"];
+
+/// The whole usage of the verb in place of clap's, which takes variables of the environment for options that were given.
+pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
+    error.get(ContextKind::Usage)?;
+    let mut command = crate::verbs::command();
+    command.build();
+    let usage = command.find_subcommand_mut(verb()?)?.render_usage();
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    Some(())
+}
+
+/// The variable of the environment in place of the option, where the value is from there.
+pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
+    if error.kind() != ErrorKind::InvalidValue {
+        return None;
+    }
+    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return None };
+    let long = said.split(' ').next()?.strip_prefix("--")?.to_owned();
+    let was_given = std::env::args_os().skip(1).any(|it| {
+        let text = it.to_string_lossy().into_owned();
+        text.strip_prefix("--").is_some_and(|it| it.split('=').next() == Some(&long))
+    });
+    let command = crate::verbs::command();
+    let verb = verb().and_then(|it| command.find_subcommand(it));
+    let mut options =
+        command.get_arguments().chain(verb.into_iter().flat_map(|it| it.get_arguments()));
+    let variable = options.find(|it| it.get_long() == Some(&long))?.get_env()?;
+    if !was_given {
+        let variable = variable.to_string_lossy().into_owned();
+        error.insert(ContextKind::InvalidArg, ContextValue::String(variable));
+    }
+    Some(())
+}
+
+/// What to say of a command line that clap refuses, if it is in the tables.
+pub(crate) fn advice(error: &clap::Error) -> Option<String> {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let verb = said(ContextKind::InvalidSubcommand)?;
+            let (_, advice) = VERBS.iter().find(|(verbs, _)| verbs.contains(&verb))?;
+            Some(format!("there is no verb \"{verb}\": {advice}"))
+        }
+        ErrorKind::UnknownArgument => {
+            let option = said(ContextKind::InvalidArg)?;
+            let advice = of_option(verb().as_deref(), option)?;
+            Some(format!("there is no option {option} here: {advice}"))
+        }
+        _ => None,
+    }
+}
+
+fn of_option(verb: Option<&str>, option: &str) -> Option<&'static str> {
+    let verb = verb.unwrap_or_default();
+    let fits = |verbs: &[&str]| verbs.is_empty() || verbs.contains(&verb);
+    let mut rows = OPTIONS.iter().filter(|(verbs, options, _)| {
+        let long = option.split('=').next().unwrap_or(option);
+        fits(verbs) && options.contains(&long)
+    });
+    rows.next().map(|(_, _, advice)| *advice)
+}
+
+/// The verb of a command line that clap refuses: what clap understands of it all the same.
+pub(crate) fn verb() -> Option<String> {
+    let matches = crate::verbs::command().ignore_errors(true).try_get_matches().ok()?;
+    matches.subcommand_name().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row about something that has come to be there would never be read.
+    #[test]
+    fn what_is_there_has_no_row() {
+        let mut command = crate::verbs::command();
+        command.build();
+        let verbs: Vec<_> = command
+            .get_subcommands()
+            .flat_map(|it| std::iter::once(it.get_name()).chain(it.get_all_aliases()))
+            .collect();
+        for verb in VERBS.iter().flat_map(|(verbs, _)| *verbs) {
+            assert!(!verbs.contains(verb), "{verb}");
+        }
+        let mut seen = 0;
+        for (verbs, options, _) in OPTIONS {
+            for verb in *verbs {
+                let verb = command.find_subcommand(verb).expect("a verb of ours");
+                for option in verb.get_arguments() {
+                    let short = option.get_short_and_visible_aliases().unwrap_or_default();
+                    let short = short.iter().map(|it| format!("-{it}"));
+                    let long = option.get_long_and_visible_aliases().unwrap_or_default();
+                    let long = long.iter().map(|it| format!("--{it}"));
+                    for word in short.chain(long) {
+                        seen += 1;
+                        let is_there = options.contains(&word.as_str());
+                        assert!(!is_there, "{}: {word}", verb.get_name());
+                    }
+                }
+            }
+        }
+        assert!(seen > 100, "{seen}");
+    }
+
+    #[test]
+    fn the_first_row_that_fits_counts() {
+        let check = |verb, option, expect| {
+            let found = of_option(verb, option);
+            assert!(found.is_some_and(|it| it.contains(expect)), "{verb:?} {option}: {found:?}");
+        };
+        check(Some("run"), "-P", "named one by one");
+        check(Some("run"), "--expose=80", "named one by one");
+        check(Some("rm"), "-v", "leave this out");
+        check(Some("pull"), "-v", "--verbose");
+        check(None, "-q", "--quiet");
+        assert_eq!(of_option(Some("pull"), "-p"), None);
+    }
+}

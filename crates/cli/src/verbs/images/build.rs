@@ -1,0 +1,338 @@
+//! `build`: an image file and, if wanted, a folder of objects, through a store that lives only so long.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueHint};
+use image::tree::{Content, Location, Node};
+use kernel::files::Named;
+use oci::source::Source;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use serde::Serialize;
+use store::{OpenOptions, Store};
+use tempfile::{TempDir, TempPath};
+use transfer::import::BUDGET;
+
+use crate::Answer;
+use crate::args::TreeOptions;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::session::surroundings::Surroundings;
+use crate::session::target;
+use crate::verbs::VerbArgs;
+use crate::verbs::images::import::of_tree;
+
+#[derive(Debug, Args)]
+pub(crate) struct Build {
+    /// Source, as for `import`
+    pub(crate) source: OsString,
+    /// Image file to write, - for standard output
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) image: PathBuf,
+    #[command(flatten)]
+    pub(crate) tree: TreeOptions,
+    /// Copy the file data into this object directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) digest_store: Option<PathBuf>,
+}
+
+impl VerbArgs for Build {
+    const NAME: &'static str = "build";
+    const ABOUT: &'static str = "Write an image file, without a store";
+    const EXAMPLES: &'static str = "quire build dir:/srv/root root.erofs\n  quire build --digest-store objects dir:/srv/root root.erofs";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        build(context, self)
+    }
+}
+
+/// How everything begins that a build puts beside its output for the time being.
+const PREFIX: &str = ".quire-build-";
+/// Anyone may read an image, as far as the umask lets them.
+const MODE: u32 = 0o644;
+
+/// Report of `build --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct BuildReport {
+    /// Image id.
+    image: String,
+    /// Size of the image file.
+    bytes: report::Bytes,
+}
+
+impl BuildReport {
+    fn text(&self) -> &str {
+        &self.image
+    }
+}
+
+pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
+    let source = Source::parse(&args.source)?;
+    // Before the work, which may take long, so that it is not in vain.
+    let output = match args.image.as_os_str().as_bytes() {
+        b"-" if context.json => bail!("--json: standard output already has the image"),
+        b"-" => None,
+        _ => Some(Output::new(&args.image)?),
+    };
+    // Beside what is written, so that objects need not be copied to another file system.
+    let beside = match (&args.digest_store, &output) {
+        (Some(folder), _) => {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
+            folder.clone()
+        }
+        (None, Some(_)) => parent(&args.image).to_owned(),
+        (None, None) => std::env::temp_dir(),
+    };
+    clear_stale(&beside, context.who().user);
+    let (place, lock) = workplace(&beside)?;
+    let answer = build_in(context, args, &source, output, &place);
+    let path = place.path().to_owned();
+    if let Err(error) = place.close() {
+        let path = path.display();
+        context.remark(&format!("cannot remove {path}: {error}; the next build there removes it"));
+    }
+    // Held until now, so that no other build took the folder for a leftover.
+    drop(lock);
+    answer
+}
+
+/// Builds through a store in the folder `place`.
+fn build_in(
+    context: &Context,
+    args: &Build,
+    source: &Source,
+    output: Option<Output>,
+    place: &TempDir,
+) -> anyhow::Result<Answer> {
+    let path = std::path::absolute(place.path())?.join("store");
+    let store = Store::open(&path, context.who(), OpenOptions::create())?;
+    let wishes = of_tree(&args.tree);
+    let done = Surroundings::new(context, &store, BUDGET)
+        .during(|surroundings| transfer::import::import(&store, source, surroundings, &wishes))??;
+    let image = store.open_image(&done.image)?;
+    if let Some(folder) = &args.digest_store {
+        give_objects(
+            &store,
+            &target::read(&store, &image)?,
+            folder,
+            &place.path().join("objects"),
+        )?;
+    }
+    let mut bytes = image.image.into_file();
+    let Some(output) = output else {
+        let mut out = report::standard_output();
+        std::io::copy(&mut bytes, &mut out)?;
+        out.flush()?;
+        return Ok(Answer::Yes);
+    };
+    output.finish(&mut bytes)?;
+    let told =
+        BuildReport { image: done.image.to_string(), bytes: report::Bytes(done.image_bytes) };
+    if context.json {
+        report::json(&told)?;
+    } else if !context.is_quiet() {
+        report::line(told.text())?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// Gives the image's objects to a folder that may have some of them already. They are copied to `work`, synced once,
+/// named, and the names synced once: a file with an object's name is whole, whatever happens.
+fn give_objects(
+    store: &Store,
+    tree: &image::tree::Tree,
+    folder: &Path,
+    work: &Path,
+) -> anyhow::Result<()> {
+    let failed = || format!("cannot store objects in {}", folder.display());
+    std::fs::create_dir(work).with_context(failed)?;
+    let mut new = BTreeSet::new();
+    let mut walk = tree.walk();
+    while let Some((_, entry)) = walk.next() {
+        let Node::Regular(Content::External { object: Some(object), location, .. }) =
+            entry.inode.node()
+        else {
+            continue;
+        };
+        if location != Location::Object
+            || new.contains(&object)
+            || std::fs::symlink_metadata(folder.join(object.path())).is_ok()
+        {
+            continue;
+        }
+        let mut from = store.object(&object)?;
+        let mut options = File::options();
+        std::os::unix::fs::OpenOptionsExt::mode(options.write(true).create_new(true), MODE);
+        let mut copy = options.open(work.join(object.to_string())).with_context(failed)?;
+        match from.file() {
+            Some(file) => {
+                kernel::files::copy(file.as_fd(), copy.as_fd()).map(drop).map_err(io::Error::from)
+            }
+            None => io::copy(&mut from, &mut copy).map(drop),
+        }
+        .with_context(|| format!("cannot copy object {object}"))?;
+        new.insert(object);
+    }
+    if new.is_empty() {
+        return Ok(());
+    }
+    let opened = File::open(folder).with_context(failed)?;
+    let from = File::open(work).with_context(failed)?;
+    rustix::fs::syncfs(&opened).with_context(failed)?;
+    for object in new {
+        let path = object.path();
+        let to = folder.join(&path);
+        std::fs::create_dir_all(parent(&to)).with_context(failed)?;
+        let name = object.to_string();
+        match kernel::files::rename_new((from.as_fd(), &*name), (opened.as_fd(), &*path))
+            .with_context(failed)?
+        {
+            // Somebody else stored the same: ours goes with the folder for the work.
+            Named::Now | Named::Taken => {}
+        }
+    }
+    rustix::fs::syncfs(&opened).with_context(failed)
+}
+
+/// A file that will be there as a whole or not at all. Where the file system has files without a name it has none until
+/// it is finished; elsewhere it begins with [`PREFIX`].
+struct Output {
+    to: PathBuf,
+    folder: File,
+    file: File,
+    /// Removes the name of an unfinished file.
+    name: Option<TempPath>,
+}
+
+impl Output {
+    fn new(to: &Path) -> anyhow::Result<Self> {
+        let folder = parent(to);
+        target::check_directory(folder)?;
+        match std::fs::metadata(to) {
+            Ok(found) if found.is_dir() => {
+                bail!("\"{}\" is a directory: name the file to write", to.display())
+            }
+            // It would be replaced, and devices are nobody's to replace.
+            Ok(found) if !found.is_file() => {
+                bail!("\"{}\" is not a regular file; - is standard output", to.display())
+            }
+            _ => {}
+        }
+        let failed = || format!("cannot write in {}", folder.display());
+        let opened = File::open(folder).with_context(failed)?;
+        let (file, name) = match kernel::files::unnamed(opened.as_fd(), MODE) {
+            Ok(file) => (File::from(file), None),
+            // Kernels, or file systems, that do not know of it: open(2), O_TMPFILE.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+                let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
+                let file = prefixed().permissions(mode).tempfile_in(folder).with_context(failed)?;
+                lock(file.as_file()).with_context(failed)?;
+                let (file, name) = file.into_parts();
+                (file, Some(name))
+            }
+            Err(error) => return Err(error).with_context(failed),
+        };
+        Ok(Self { to: to.to_owned(), folder: opened, file, name })
+    }
+
+    fn finish(mut self, from: &mut File) -> anyhow::Result<()> {
+        let to = self.to.display().to_string();
+        let failed = || format!("cannot write {to}");
+        std::io::copy(from, &mut self.file).with_context(failed)?;
+        self.file.sync_all().with_context(failed)?;
+        match self.name.take() {
+            Some(name) => name.persist(&self.to).map_err(|it| it.error).with_context(failed),
+            None => self.link().with_context(failed),
+        }
+    }
+
+    /// Gives the file its name. Only a rename can take a name from another file, and only a file with a name can be
+    /// renamed. Until then a lock shows that the file is not a leftover.
+    fn link(&self) -> Result<(), Errno> {
+        let name = self.to.file_name().ok_or(Errno::ISDIR)?;
+        let (file, folder) = (self.file.as_fd(), self.folder.as_fd());
+        if kernel::files::link(file, folder, name)? == Named::Now {
+            return Ok(());
+        }
+        rustix::fs::flock(file, FlockOperation::LockExclusive)?;
+        let mut number = std::process::id();
+        let mut draft = format!("{PREFIX}{number}");
+        while kernel::files::link(file, folder, &draft)? == Named::Taken {
+            number = number.wrapping_add(1);
+            draft = format!("{PREFIX}{number}");
+        }
+        let renamed = rustix::fs::renameat(folder, &draft, folder, name);
+        if renamed.is_err() {
+            // The first error counts.
+            let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
+        }
+        renamed
+    }
+}
+
+/// The directory that a path names something in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn prefixed() -> tempfile::Builder<'static, 'static> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(PREFIX);
+    builder
+}
+
+/// A folder for the work, and the lock by which others see that it is in use.
+fn workplace(beside: &Path) -> anyhow::Result<(TempDir, File)> {
+    let failed = || format!("cannot write in {}", beside.display());
+    loop {
+        let place = prefixed().tempdir_in(beside).with_context(failed)?;
+        let opened = File::open(place.path());
+        match opened {
+            Ok(folder) => {
+                lock(&folder).with_context(failed)?;
+                // Until it was locked, another build may have taken it for a leftover.
+                if place.path().exists() {
+                    return Ok((place, folder));
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(failed),
+        }
+    }
+}
+
+fn lock(file: &File) -> Result<(), Errno> {
+    rustix::fs::flock(file, FlockOperation::LockExclusive)
+}
+
+/// Removes what killed builds of this user left in a folder. What cannot be removed does not matter here.
+fn clear_stale(folder: &Path, user: u32) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {
+            continue;
+        }
+        let path = entry.path();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(opened) = rustix::fs::open(&path, flags, Mode::empty()) else { continue };
+        let Ok(stat) = rustix::fs::fstat(&opened) else { continue };
+        let locked = rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive);
+        if stat.st_uid != user || locked.is_err() {
+            continue;
+        }
+        let removed = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => std::fs::remove_dir_all(&path),
+            _ => std::fs::remove_file(&path),
+        };
+        tracing::debug!(path = %path.display(), ?removed, "left by a killed build");
+    }
+}

@@ -1,0 +1,184 @@
+//! `diff`: the differences between two images.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+
+use anyhow::bail;
+use clap::Args;
+use image::diff::{Attribute, Bytes, Change, Difference};
+use image::tree::{Timestamp, Tree, components};
+use serde::Serialize;
+
+use crate::Answer;
+use crate::output::report::{self, FileName};
+use crate::session::context::Context;
+use crate::session::target::{Target, split};
+use crate::verbs::VerbArgs;
+use crate::verbs::images::describe;
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    // Not doc comments: to rustdoc the brackets would be links.
+    #[arg(
+        help = "NAME[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
+    )]
+    pub(crate) old: OsString,
+    /// The other side, in the same form; without it, a container is compared with its image
+    pub(crate) new: Option<OsString>,
+    /// Do not pause a running container; a file that changes meanwhile is an error
+    #[arg(long, conflicts_with = "new")]
+    pub(crate) no_pause: bool,
+}
+
+impl VerbArgs for Diff {
+    const NAME: &'static str = "diff";
+    const ABOUT: &'static str = "Compare two images, or a container with its image";
+    const EXAMPLES: &'static str = "quire diff debian:12 debian:13\n  quire diff web";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        diff(context, self)
+    }
+}
+
+pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
+    let Some(new) = &args.new else {
+        let (name, path) = split(&args.old);
+        let (old, new) = crate::verbs::containers::commit::preview(context, name, args.no_pause)?;
+        let path: Vec<&[u8]> = components(path).collect();
+        return compare(context, &old, &new, &path);
+    };
+    let old = Target::open(context, &args.old)?;
+    let new = Target::open(context, new)?;
+    let path: Vec<&[u8]> = components(&old.path).collect();
+    if !components(&new.path).eq(path.iter().copied()) {
+        bail!(
+            "diff compares one path in two images: \"{}\" and \"{}\" are two paths",
+            old.text,
+            new.text
+        );
+    }
+    compare(context, &old.tree, &new.tree, &path)
+}
+
+/// Shows in what two trees differ at and below a path.
+fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow::Result<Answer> {
+    let whole = path.join(&b'/');
+    if old.resolve(&whole).is_none() && new.resolve(&whole).is_none() {
+        bail!("neither image has \"/{}\" (links in it are not followed)", whole.escape_ascii());
+    }
+    let mut found = Vec::new();
+    image::diff::diff(old, new, |it| {
+        if components(&it.path).take(path.len()).eq(path.iter().copied()) {
+            found.push(it);
+        }
+    });
+    let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
+    let found: Vec<_> = found.iter().map(DifferenceReport::of).collect();
+    let printed = report::print(context.json, &found, |found, out| {
+        found.iter().try_for_each(|it| it.write(out))
+    });
+    report::answer(answer, printed)
+}
+
+/// A difference as `diff --json` prints it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DifferenceReport {
+    /// Path in both images. Bytes other than printable ASCII are `\xHH`.
+    path: FileName,
+    /// `removed`, `added` or `changed`.
+    change: &'static str,
+    /// Attributes that changed. Absent unless `change` is `changed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attributes: Option<Vec<AttributeReport>>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct AttributeReport {
+    /// `type`, `mode`, `uid`, `gid`, `mtime`, `links`, `hard link to`, `size`, `content`, `target`, `device` or `xattr NAME`.
+    attribute: String,
+    /// Value in the old image. Null if it has none.
+    old: Option<String>,
+    /// Value in the new image. Null if it has none.
+    new: Option<String>,
+}
+
+impl DifferenceReport {
+    fn of(difference: &Difference<'_>) -> Self {
+        let (change, attributes) = match &difference.change {
+            Change::Removed => ("removed", None),
+            Change::Added => ("added", None),
+            Change::Changed(attributes) => {
+                let attributes = attributes.iter().map(|attribute| {
+                    let (attribute, old, new) = words(attribute);
+                    AttributeReport { attribute, old, new }
+                });
+                ("changed", Some(attributes.collect()))
+            }
+        };
+        Self { path: FileName(difference.path.clone()), change, attributes }
+    }
+
+    /// For people.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let sign = match self.change {
+            "removed" => '-',
+            "added" => '+',
+            _ => '~',
+        };
+        writeln!(out, "{sign} {}", describe::name(&self.path.0))?;
+        for AttributeReport { attribute, old, new } in self.attributes.iter().flatten() {
+            let show = |it: &Option<String>| it.clone().unwrap_or_else(|| "none".to_owned());
+            writeln!(out, "    {attribute}: {} -> {}", show(old), show(new))?;
+        }
+        Ok(())
+    }
+}
+
+/// The attribute's name and its two values.
+fn words(attribute: &Attribute<'_>) -> (String, Option<String>, Option<String>) {
+    let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
+    let named = |name: &str, old: String, new: String| (name.to_owned(), Some(old), Some(new));
+    match attribute {
+        Attribute::Type(old, new) => {
+            named("type", describe::type_name(*old).into(), describe::type_name(*new).into())
+        }
+        Attribute::Permissions(old, new) => {
+            named("mode", format!("{old:04o}"), format!("{new:04o}"))
+        }
+        Attribute::Uid(old, new) => named("uid", old.to_string(), new.to_string()),
+        Attribute::Gid(old, new) => named("gid", old.to_string(), new.to_string()),
+        Attribute::Mtime(old, new) => named("mtime", moment(*old), moment(*new)),
+        Attribute::Nlink(old, new) => named("links", old.to_string(), new.to_string()),
+        Attribute::LinkTo(old, new) => {
+            let path = |it: &Option<Vec<u8>>| it.as_ref().map(|path| escaped(path));
+            ("hard link to".to_owned(), path(old), path(new))
+        }
+        Attribute::Size(old, new) => named("size", old.to_string(), new.to_string()),
+        Attribute::Bytes(old, new) => named("content", content(*old), content(*new)),
+        Attribute::Target(old, new) => named("target", escaped(old), escaped(new)),
+        Attribute::Device(old, new) => named("device", device(*old), device(*new)),
+        Attribute::Xattr(name, old, new) => {
+            (format!("xattr {}", name.escape_ascii()), old.map(escaped), new.map(escaped))
+        }
+    }
+}
+
+fn moment(time: Timestamp) -> String {
+    format!("{}.{:09} ({})", time.seconds, time.nanoseconds, report::time(time.seconds))
+}
+
+fn device(number: u64) -> String {
+    format!("{}, {}", rustix::fs::major(number), rustix::fs::minor(number))
+}
+
+fn content(bytes: Bytes<'_>) -> String {
+    match bytes {
+        Bytes::Inline(bytes) => format!("\"{}\"", bytes.escape_ascii()),
+        Bytes::Object(object) => object.to_string(),
+        Bytes::Unknown => "unknown".to_owned(),
+    }
+}

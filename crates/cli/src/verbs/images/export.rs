@@ -1,0 +1,642 @@
+//! `export`: writes an image as a layout, an archive, a tar, an EROFS image or a disk.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+use std::num::NonZeroUsize;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+use image::erofs::Flavor;
+use image::verity::ImageId;
+use oci::Digest;
+use serde::Serialize;
+use store::{Resolved, Store};
+use transfer::export::{Compression, How, Options, Output, Plan, Target};
+use transfer::import::Unsupported;
+use transfer::progress::Event;
+
+use crate::output::report::{self, Bytes, Seconds, count};
+use crate::session::context::{Context, Outside};
+use crate::session::layers;
+use crate::session::signals::{give_up_when, until_signal};
+use crate::session::target::check_directory;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::commit::{changes_file, export_changes};
+use crate::verbs::images::describe;
+use crate::{Answer, args};
+#[cfg(feature = "disk")]
+use oci::manifest::Platform;
+#[cfg(feature = "disk")]
+use transfer::export::RootType;
+
+// What becomes of an image.
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// A name, an image id or its first digits (6 or more); with changes:FILE, a container
+    pub(crate) name: String,
+    // Not a doc comment: to rustdoc the brackets would be a link.
+    #[arg(
+        help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE, disk:FILE or changes:FILE (FILE - for standard output)"
+    )]
+    pub(crate) target: OsString,
+    /// Compress the layers of an OCI layout like this; by default as-it-was
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(crate) compression: Option<args::Compression>,
+    /// Overwrite an existing file
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Leave out and list sockets, and other files that a tar cannot hold
+    #[arg(long)]
+    pub(crate) skip_unsupported: bool,
+    /// With changes:FILE, do not pause a running container; a file that changes meanwhile is an error
+    #[arg(long)]
+    pub(crate) no_pause: bool,
+    /// Platform of a disk, as linux/architecture; by default the image's, else this machine's
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+}
+
+impl VerbArgs for Export {
+    const NAME: &'static str = "export";
+    const ABOUT: &'static str =
+        "Export an image as an OCI layout, archive, tar, EROFS image or disk";
+    const DETAILS: &'static str = "\
+        `erofs:FILE` is one EROFS image with all files in it. It needs no store: `mount -t erofs -o ro FILE DIR` \
+        mounts it. Equal files are stored once, and nothing is lost. The same image always gives the same bytes.\n\n\
+        `gvisor:FILE` is an EROFS image for gVisor. To use it as a container's root, set the annotations \
+        `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`. gVisor reads no extended \
+        attributes, so Quire leaves out ACLs, file capabilities and labels, and says how many files lose some. \
+        With a writable layer (`dev.gvisor.spec.rootfs.overlay=memory`) gVisor hides character devices, because \
+        it does not read their numbers.\n\n\
+        `disk:FILE` is a raw disk for a virtual machine. It has a GPT with one partition, the same EROFS image as \
+        a read-only root for the image's processor. It has no boot loader. Give the machine a kernel with EROFS \
+        and a driver for the disk, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` with the id \
+        that Quire prints). An initramfs that finds roots by their type, such as systemd's, works too. The same \
+        image always gives the same bytes.\n\n\
+        `changes:FILE` is the tar of what a container changed: the layer that `quire commit` would add to its image. Quire \
+        pauses a running container while it reads the changes.";
+    const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        export(context, self)
+    }
+}
+
+pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer> {
+    if changes_file(&args.target).is_some() {
+        check_options_of_changes(args)?;
+        return export_changes(context, args);
+    }
+    if args.no_pause {
+        bail!("--no-pause is only for changes:FILE");
+    }
+    let start = Instant::now();
+    let target = Target::parse(&args.target)?;
+    check(context, args, &target)?;
+    let store = context.open_with(&args.name)?;
+    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    // What is written would be local to whoever imports it.
+    let permitted = crate::session::policy::permit(context, &store, found)?;
+    let found = permitted.found();
+    let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    let progress = context.progress();
+    let cancel = Arc::new(AtomicBool::new(false));
+    give_up_when(&store, &cancel);
+    let scratch = std::env::temp_dir();
+    let options = Options {
+        threads,
+        scratch: &scratch,
+        progress: &|event: Event<'_>| progress.tell(event),
+        cancel: &cancel,
+    };
+    let job = Job { context, args, store: &store, found, options: &options };
+    let work = || -> anyhow::Result<Exported> {
+        // `gc` keeps the image and its objects while it is open.
+        let _open = store.open_found(found)?;
+        job.write(&target)
+    };
+    let result = until_signal(&cancel, work)?;
+    progress.finish();
+    let exported = result?;
+    if matches!(
+        &target,
+        Target::DockerArchive { file: Output::Stdout, .. }
+            | Target::Tar(Output::Stdout)
+            | Target::Erofs { file: Output::Stdout, .. }
+            | Target::Disk(Output::Stdout)
+    ) {
+        return Ok(Answer::Yes);
+    }
+    let told = ExportReport {
+        exported,
+        image: found.image.to_string(),
+        seconds: Seconds(start.elapsed().as_secs_f64()),
+    };
+    if context.json {
+        report::json(&told)?;
+    } else if !context.is_quiet() {
+        report::line(&told.text())?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// The changes of a container are a tar as it is.
+fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
+    if args.compression.is_some() {
+        bail!("--compression is not for changes:FILE: write to - and pipe it into a compressor");
+    }
+    if args.platform.is_some() {
+        bail!("--platform is only for disk:FILE");
+    }
+    Ok(())
+}
+
+/// What can be seen to be wrong before anything is opened.
+fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()> {
+    if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
+        bail!("--platform is only for disk:FILE");
+    }
+    let (what, output) = match target {
+        Target::Layout { .. } => return Ok(()),
+        Target::DockerArchive { file, .. } => ("layers of docker archives", file),
+        Target::Tar(file) => ("a flat tar", file),
+        Target::Erofs { file, .. } => ("an EROFS image", file),
+        Target::Disk(file) => ("a disk", file),
+    };
+    if matches!(args.compression, Some(args::Compression::Gzip | args::Compression::Zstd)) {
+        bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
+    }
+    check_output(context, output, args.force)
+}
+
+/// Whether an archive can be written there.
+pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
+    match output {
+        Output::Stdout if context.json => {
+            bail!("--json prints to standard output, as the export would: name a file")
+        }
+        Output::Stdout if std::io::stdout().is_terminal() => {
+            bail!("standard output is a terminal: redirect it, or name a file")
+        }
+        Output::Stdout => Ok(()),
+        Output::File(path) => match path.metadata() {
+            Ok(found) if !found.is_file() => bail!(
+                "{} is not a regular file: write to - and redirect standard output",
+                path.display()
+            ),
+            Ok(_) if !force => {
+                bail!("{} already exists: --force overwrites it", path.display())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => check_directory(&parent(path)),
+            // The attempt to write tells.
+            Err(_) => Ok(()),
+        },
+    }
+}
+
+/// Report of `export --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExportReport<T> {
+    #[serde(flatten)]
+    exported: T,
+    /// Image id.
+    image: String,
+    /// Time that it took.
+    seconds: Seconds,
+}
+
+impl ExportReport<Exported> {
+    fn text(&self) -> String {
+        format!("{}\n{:.2} s", self.exported.text(), self.seconds.0)
+    }
+}
+
+/// What was written.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Exported {
+    Layout(LayoutReport),
+    Docker(DockerReport),
+    Tar(TarReport),
+    Erofs(ErofsReport),
+    #[cfg(feature = "disk")]
+    Disk(DiskReport),
+}
+
+impl Exported {
+    fn text(&self) -> String {
+        match self {
+            Self::Layout(it) => it.text(),
+            Self::Docker(it) => it.text(),
+            Self::Tar(it) => it.text(),
+            Self::Erofs(it) => it.text(),
+            #[cfg(feature = "disk")]
+            Self::Disk(it) => it.text(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayoutReport {
+    /// Digest of the manifest in the layout.
+    manifest: String,
+    /// Whether the manifest is the one that the image came with.
+    unchanged: bool,
+    /// The layers, lowest first.
+    layers: Vec<LayerReport>,
+    /// Blobs that were written.
+    blobs_added: usize,
+    /// Size of these.
+    bytes_added: Bytes,
+    /// Blobs that the layout had already.
+    blobs_reused: usize,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayerReport {
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Digest of the blob.
+    digest: String,
+    /// Media type of the blob.
+    media_type: String,
+    /// Size of the blob.
+    bytes: Bytes,
+    /// `kept` as it came, `plain` (the tar), or `compressed` anew.
+    from: &'static str,
+}
+
+impl LayoutReport {
+    fn text(&self) -> String {
+        format!(
+            "manifest {}\n{}; {} added ({}), {} here already",
+            self.manifest,
+            count(self.layers.len(), "layer"),
+            count(self.blobs_added, "blob"),
+            report::size(self.bytes_added.0),
+            self.blobs_reused
+        )
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DockerReport {
+    /// Digest of the configuration, which Docker calls the image's id.
+    config: String,
+    /// Names in the archive.
+    names: Vec<String>,
+    /// Diff ids of the layers, lowest first.
+    layers: Vec<String>,
+    /// Size of the archive.
+    bytes: Bytes,
+}
+
+impl DockerReport {
+    fn text(&self) -> String {
+        let names: String = self.names.iter().map(|it| format!("name  {it}\n")).collect();
+        let (layers, size) = (count(self.layers.len(), "layer"), report::size(self.bytes.0));
+        format!("image {}\n{names}{layers}, {size}", self.config)
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct TarReport {
+    /// Entries in the tar.
+    entries: u64,
+    /// Size of the tar.
+    bytes: Bytes,
+    /// Paths that no tar can hold. Bytes other than printable ASCII are `\xHH`.
+    skipped: Vec<String>,
+}
+
+impl TarReport {
+    fn text(&self) -> String {
+        format!("{}, {}", count(self.entries, "entry"), report::size(self.bytes.0))
+    }
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ErofsReport {
+    /// Inodes in the image.
+    inodes: u64,
+    /// Size of the image.
+    bytes: Bytes,
+    /// Files whose extended attributes were left out, since gVisor cannot read them.
+    without_xattrs: u64,
+    /// Devices whose numbers were left out, since gVisor cannot read them.
+    without_numbers: u64,
+}
+
+impl ErofsReport {
+    fn text(&self) -> String {
+        format!("{}, {}", count(self.inodes, "inode"), report::size(self.bytes.0))
+    }
+}
+
+#[cfg(feature = "disk")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DiskReport {
+    /// Processor that the disk is for, as OCI names it.
+    architecture: String,
+    /// UUID of the root partition.
+    partition: String,
+    /// Inodes in the image.
+    inodes: u64,
+    /// Size of the image.
+    image_bytes: Bytes,
+    /// Size of the disk.
+    bytes: Bytes,
+}
+
+#[cfg(feature = "disk")]
+impl DiskReport {
+    fn text(&self) -> String {
+        let Self { architecture, partition, inodes, .. } = self;
+        let (inodes, size) = (count(*inodes, "inode"), report::size(self.bytes.0));
+        format!("PARTUUID={partition} for {architecture}\n{inodes}, {size}")
+    }
+}
+
+struct Job<'a> {
+    context: &'a Context,
+    args: &'a Export,
+    store: &'a Store,
+    found: &'a Resolved,
+    options: &'a Options<'a>,
+}
+
+impl Job<'_> {
+    fn write(&self, target: &Target) -> anyhow::Result<Exported> {
+        match target {
+            Target::Layout { directory, tag } => self.layout(directory, tag.as_deref()),
+            Target::DockerArchive { file, name } => {
+                let manifest = self.manifest()?;
+                let names: Vec<_> = name.iter().chain(&self.found.name).take(1).cloned().collect();
+                let written = self.output(file, |out| {
+                    Ok(transfer::export::to_docker_archive(
+                        self.store,
+                        &manifest,
+                        &names,
+                        out,
+                        self.options,
+                    )?)
+                })?;
+                Ok(Exported::Docker(DockerReport {
+                    config: written.config.to_string(),
+                    names: report::texts(&names),
+                    layers: report::texts(&written.layers),
+                    bytes: Bytes(written.bytes),
+                }))
+            }
+            Target::Tar(file) => self.tar(file, &self.found.image),
+            Target::Erofs { flavor, file } => self.erofs(*flavor, file),
+            Target::Disk(file) => self.disk(file),
+        }
+    }
+
+    fn manifest(&self) -> anyhow::Result<Digest> {
+        self.found.manifest.with_context(|| layers::none(&self.args.name, ""))
+    }
+
+    fn layout(&self, directory: &Path, tag: Option<&str>) -> anyhow::Result<Exported> {
+        let manifest = self.manifest()?;
+        let compression = match self.args.compression {
+            None | Some(args::Compression::AsItWas) => Compression::AsItWas,
+            Some(args::Compression::Gzip) => Compression::Gzip,
+            Some(args::Compression::Zstd) => Compression::Zstd,
+            Some(args::Compression::None) => Compression::None,
+        };
+        let plan = transfer::export::plan(self.store, &manifest, compression, self.options)?;
+        let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)
+            .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
+        if !plan.is_unchanged && compression == Compression::AsItWas && written.blobs > 0 {
+            let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
+            self.context.remark(&format!(
+                "{anew} of {} {} compressed again: the store did not keep the originals (`pull --keep-layers` does); \
+                 the manifest is now {}",
+                count(plan.layers.len(), "layer"),
+                if anew == 1 { "was" } else { "were" },
+                plan.digest
+            ));
+        }
+        Ok(Exported::Layout(LayoutReport {
+            manifest: plan.digest.to_string(),
+            unchanged: plan.is_unchanged,
+            layers: layers(&plan),
+            blobs_added: written.blobs,
+            bytes_added: Bytes(written.bytes),
+            blobs_reused: written.reused,
+        }))
+    }
+
+    fn tar(&self, file: &Output, image: &ImageId) -> anyhow::Result<Exported> {
+        let unsupported = match self.args.skip_unsupported {
+            true => Unsupported::Skip,
+            false => Unsupported::Refuse,
+        };
+        let written = self.output(file, |out| {
+            Ok(transfer::export::to_tar(self.store, image, out, unsupported, self.options)?)
+        })?;
+        for path in &written.skipped {
+            let path = describe::name(path);
+            self.context.remark(&format!("left out, no tar can hold it: {path}"));
+        }
+        Ok(Exported::Tar(TarReport {
+            entries: written.entries,
+            bytes: Bytes(written.bytes),
+            skipped: report::paths(&written.skipped),
+        }))
+    }
+
+    fn erofs(&self, flavor: Flavor, file: &Output) -> anyhow::Result<Exported> {
+        let written = self.output(file, |out| {
+            Ok(transfer::export::to_erofs(
+                self.store,
+                &self.found.image,
+                flavor,
+                out,
+                self.options,
+            )?)
+        })?;
+        if written.without_xattrs > 0 {
+            let files = match written.without_xattrs {
+                1 => "1 file has".to_owned(),
+                many => format!("{many} files have"),
+            };
+            self.context.remark(&format!(
+                "{files} xattrs (ACLs, capabilities, labels), which gVisor cannot read: they are left out"
+            ));
+        }
+        if written.without_numbers > 0 {
+            let devices = match written.without_numbers {
+                1 => "1 device has no number".to_owned(),
+                many => format!("{many} devices have no numbers"),
+            };
+            self.context.remark(&format!(
+                "{devices} in gVisor: below a writable layer it hides character devices"
+            ));
+        }
+        Ok(Exported::Erofs(ErofsReport {
+            inodes: written.inodes,
+            bytes: Bytes(written.bytes),
+            without_xattrs: written.without_xattrs,
+            without_numbers: written.without_numbers,
+        }))
+    }
+
+    #[cfg(not(feature = "disk"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn disk(&self, _: &Output) -> anyhow::Result<Exported> {
+        bail!(
+            "this build of Quire writes no disks: build it with the feature `disk`, or use erofs:FILE"
+        )
+    }
+
+    #[cfg(feature = "disk")]
+    fn disk(&self, file: &Output) -> anyhow::Result<Exported> {
+        let architecture = self.architecture()?;
+        let root = RootType::of(&architecture).with_context(|| {
+            let known: Vec<_> = RootType::architectures().collect();
+            format!(
+                "there are no root partitions for {architecture:?}: choose another with --platform \
+                 linux/ARCHITECTURE, one of {}",
+                known.join(", ")
+            )
+        })?;
+        let written = self.output(file, |out| {
+            Ok(transfer::export::to_disk(self.store, &self.found.image, root, out, self.options)?)
+        })?;
+        Ok(Exported::Disk(DiskReport {
+            architecture,
+            partition: written.partition.to_string(),
+            inodes: written.image.inodes,
+            image_bytes: Bytes(written.image.bytes),
+            bytes: Bytes(written.bytes),
+        }))
+    }
+
+    /// For which processor the image is.
+    #[cfg(feature = "disk")]
+    fn architecture(&self) -> anyhow::Result<String> {
+        if let Some(platform) = &self.args.platform {
+            let platform: Platform = platform.parse()?;
+            if platform.os != "linux" {
+                bail!("--platform {platform}: disks are for linux");
+            }
+            return Ok(platform.architecture);
+        }
+        let said = match &self.found.manifest {
+            Some(manifest) => transfer::export::architecture(self.store, manifest)?,
+            None => None,
+        };
+        Ok(said.unwrap_or_else(|| {
+            let here = Platform::of_this_machine();
+            self.context.remark(&format!(
+                "{} does not say its processor: the disk is for {here}, like this machine; --platform chooses another",
+                self.args.name
+            ));
+            here.architecture.clone()
+        }))
+    }
+
+    /// As [`output`].
+    fn output<T>(
+        &self,
+        file: &Output,
+        write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        output(file, self.args.force, write, || (self.options.progress)(Event::Committing))
+    }
+}
+
+/// Lets `write` write a file that is there as a whole or not at all, or standard output. `committing` is called between.
+pub(crate) fn output<T>(
+    file: &Output,
+    force: bool,
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+    committing: impl FnOnce(),
+) -> anyhow::Result<T> {
+    let path = match file {
+        Output::Stdout => {
+            let written = write(&mut report::standard_output());
+            return written.map_err(|error| Outside::Stdout.note(error));
+        }
+        Output::File(path) => path,
+    };
+    let failed = || format!("cannot write {}", path.display());
+    // Where a link leads to, not the link, is what is overwritten.
+    let path = match path.canonicalize() {
+        Ok(real) => real,
+        Err(_) => path.clone(),
+    };
+    let parent = parent(&path);
+    let outside = |error| Outside::File(parent.clone()).note(error);
+    // The system's error alone: tempfile adds the path of the draft, which the user has not named.
+    let mut refused = None;
+    let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
+        // It has the contents of all files, also of those that only root may read in the image.
+        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        made.inspect_err(|error| refused = error.raw_os_error())
+    });
+    let draft = draft
+        .map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))
+        .with_context(failed)
+        .map_err(outside)?;
+    let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
+    let done = write(&mut out).map_err(outside)?;
+    let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+    written.with_context(failed).map_err(outside)?;
+    committing();
+    draft.as_file().sync_all().with_context(failed).map_err(outside)?;
+    let published = match force {
+        true => draft.persist(&path),
+        false => draft.persist_noclobber(&path),
+    };
+    published.map_err(|error| error.error).with_context(failed).map_err(outside)?;
+    File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
+    Ok(done)
+}
+
+/// The directory that a file is in, or is to be in.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+fn layers(plan: &Plan) -> Vec<LayerReport> {
+    let layers = plan.layers.iter().map(|layer| LayerReport {
+        diff_id: layer.diff_id.to_string(),
+        digest: layer.descriptor.digest.to_string(),
+        media_type: layer.descriptor.media_type.clone(),
+        bytes: Bytes(layer.descriptor.size),
+        from: match layer.how {
+            How::There | How::Kept => "kept",
+            How::Plain => "plain",
+            How::Compressed | How::New => "compressed",
+        },
+    });
+    layers.collect()
+}

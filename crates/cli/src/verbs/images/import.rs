@@ -1,0 +1,297 @@
+//! `import`: makes an image of a source.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+use oci::manifest::Platform;
+use oci::source::Source;
+use serde::Serialize;
+use store::{OpenOptions, RefName, walk};
+use transfer::import::{ImportWishes, LayerIndexed, OtherPlatform, Report, Unsupported};
+
+use crate::Answer;
+use crate::args::{FormOptions, TreeOptions};
+use crate::output::report::{self, Bytes, Seconds, count};
+use crate::session::context::Context;
+use crate::session::forms::{Choice, choose};
+use crate::session::surroundings::{Surroundings, budget};
+use crate::verbs::VerbArgs;
+use crate::verbs::images::describe;
+
+// What an image comes from.
+#[derive(Debug, Args)]
+pub(crate) struct Import {
+    // Not a doc comment: to rustdoc the brackets would be a link.
+    #[arg(
+        help = "oci:DIR[:TAG], docker-archive:FILE, tar:FILE (- for standard input), dir:DIR or dump:FILE"
+    )]
+    pub(crate) source: OsString,
+    /// The image's name; by default the source's own
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) tree: TreeOptions,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
+    /// Index the layers while they are read, as `quire index` does; only with `--form tar`
+    #[arg(long)]
+    pub(crate) index: bool,
+    /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+    /// Use up to this much memory for data in flight, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+}
+
+impl VerbArgs for Import {
+    const NAME: &'static str = "import";
+    const ABOUT: &'static str = "Import an image from a layout, archive, tar, directory or dump";
+    const EXAMPLES: &'static str = "quire import oci:./layout:1.0 app\n  docker export web | quire import tar:- web\n  quire import dir:/srv/root base";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        import(context, self)
+    }
+}
+
+pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer> {
+    let source = Source::parse(&args.source)?;
+    let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
+    transfer::import::check(&source)?;
+    let store = context.open(OpenOptions::create())?;
+    let (platform, other_platform) = platform(args.platform.as_deref())?;
+    let Choice { form, dedup } = choose(&args.form, &store)?;
+    let wishes = ImportWishes {
+        name: name.as_ref(),
+        platform: &platform,
+        other_platform,
+        form,
+        dedup,
+        index: args.index,
+        ..of_tree(&args.tree)
+    };
+    let done =
+        Surroundings::new(context, &store, budget(args.memory)?).during(|surroundings| {
+            transfer::import::import(&store, &source, surroundings, &wishes)
+        })??;
+    if done.name.is_none() {
+        context
+            .remark("the image has no name: `quire tag` gives it one before `quire gc` frees it");
+    }
+    tell(context, &done)?;
+    Ok(Answer::Yes)
+}
+
+/// The platform that is asked for, or else this machine's, and what to do with an image of another.
+pub(crate) fn platform(asked: Option<&str>) -> anyhow::Result<(Platform, OtherPlatform)> {
+    Ok(match asked {
+        Some(asked) => (asked.parse()?, OtherPlatform::Refuse),
+        None => (Platform::of_this_machine().clone(), OtherPlatform::Tell),
+    })
+}
+
+/// What is wanted of the files of directories, tars and dumps.
+pub(crate) fn of_tree(options: &TreeOptions) -> ImportWishes<'_> {
+    ImportWishes {
+        unsupported: match options.skip_unsupported {
+            true => Unsupported::Skip,
+            false => Unsupported::Refuse,
+        },
+        xattrs: match (options.xattrs.skip_xattrs, options.xattrs.user_xattrs) {
+            (true, _) => walk::Xattrs::None,
+            (false, true) => walk::Xattrs::UserOnly,
+            (false, false) => walk::Xattrs::All,
+        },
+        times: match options.whole_seconds {
+            true => walk::Times::WholeSeconds,
+            false => walk::Times::Exact,
+        },
+        objects: options.objects.as_deref(),
+        ..ImportWishes::default()
+    }
+}
+
+pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
+    for layer in &done.layers {
+        for path in &layer.skipped {
+            context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
+        }
+    }
+    let lost: Vec<_> = done.layers.iter().flat_map(|it| &it.lost_acls).collect();
+    if let Some(first) = lost.first() {
+        let files = report::count(lost.len(), "file");
+        context.remark(&format!(
+            "left out the ACLs of {files}, which name users or groups without a number, such as \"{}\" of {}: \
+             `--skip-xattrs` leaves out all ACLs and xattrs, and bsdtar writes ACLs with numbers",
+            describe::name(&first.line),
+            describe::name(&first.path)
+        ));
+    }
+    if !done.hidden_xattrs.is_empty() {
+        let mut names: Vec<_> =
+            done.hidden_xattrs.iter().take(3).map(|name| describe::name(name)).collect();
+        if done.hidden_xattrs.len() > names.len() {
+            names.push(format!("{} more", done.hidden_xattrs.len() - names.len()));
+        }
+        context.remark(&format!(
+            "EROFS has no place for these extended attributes, so that no mount shows them: {}. `export` writes them",
+            names.join(", ")
+        ));
+    }
+    for (number, layer) in (1..).zip(&done.layers) {
+        if let LayerIndexed::None(reason) = &layer.index {
+            context.remark(&format!("layer {number} has no index: {reason}"));
+        }
+    }
+    let told = ImportReport::of(done);
+    if context.json {
+        report::json(&told)
+    } else if context.is_quiet() {
+        // As in podman: for scripts.
+        report::line(&done.image.to_string())
+    } else {
+        report::line(&told.text())
+    }
+}
+
+/// What verbs that make an image print.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportReport {
+    /// Image id.
+    image: String,
+    /// Its name. Null if it got none.
+    name: Option<String>,
+    /// Digest of the manifest. Null if the source has none.
+    manifest: Option<String>,
+    /// Inodes in the image.
+    inodes: usize,
+    /// Names of extended attributes that the image has and no mount shows.
+    hidden_xattrs: Vec<String>,
+    /// Size of the EROFS image.
+    image_bytes: Bytes,
+    /// The layers, lowest first.
+    layers: Vec<ImportedLayerReport>,
+    /// Objects that are new in the store.
+    objects_added: u64,
+    /// Size of these.
+    bytes_added: Bytes,
+    /// Objects that the store had already.
+    objects_reused: u64,
+    /// Size of these.
+    bytes_reused: Bytes,
+    /// Time that it took.
+    seconds: ImportTimesReport,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportedLayerReport {
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Size of the uncompressed tar.
+    tar_bytes: Bytes,
+    /// Whether the store had the layer already.
+    reused: bool,
+    /// Paths that no image can hold. Bytes other than printable ASCII are `\xHH`.
+    skipped: Vec<String>,
+    /// Paths of files whose ACL was left out, because it names a user or group without a number.
+    lost_acls: Vec<String>,
+    /// Size of the index that was made of it. Null if none was made.
+    index_bytes: Option<Bytes>,
+    /// Why an index that was wanted was not made. Null if it was, or if the store had it already.
+    no_index: Option<String>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ImportTimesReport {
+    /// Reading the source.
+    data: Seconds,
+    /// Making the image.
+    image: Seconds,
+    /// Waiting for the disk.
+    commit: Seconds,
+}
+
+impl ImportReport {
+    pub(crate) fn of(done: &Report) -> Self {
+        let layers = done.layers.iter().map(|layer| ImportedLayerReport {
+            diff_id: layer.diff_id.to_string(),
+            tar_bytes: Bytes(layer.tar_bytes),
+            reused: layer.is_reused,
+            skipped: report::paths(&layer.skipped),
+            lost_acls: report::paths(
+                layer.lost_acls.iter().map(|it| it.path.clone()).collect::<Vec<_>>(),
+            ),
+            index_bytes: match layer.index {
+                LayerIndexed::Made { bytes } => Some(Bytes(bytes)),
+                _ => None,
+            },
+            no_index: match &layer.index {
+                LayerIndexed::None(reason) => Some(reason.clone()),
+                _ => None,
+            },
+        });
+        let seconds = |it: Duration| Seconds(it.as_secs_f64());
+        Self {
+            image: done.image.to_string(),
+            name: done.name.as_ref().map(ToString::to_string),
+            manifest: done.manifest.map(|it| it.to_string()),
+            inodes: done.inodes,
+            hidden_xattrs: report::paths(&done.hidden_xattrs),
+            image_bytes: Bytes(done.image_bytes),
+            layers: layers.collect(),
+            objects_added: done.objects.objects,
+            bytes_added: Bytes(done.objects.object_bytes),
+            objects_reused: done.objects.reused,
+            bytes_reused: Bytes(done.objects.reused_bytes),
+            seconds: ImportTimesReport {
+                data: seconds(done.times.data),
+                image: seconds(done.times.image),
+                commit: seconds(done.times.commit),
+            },
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut lines = vec![format!("image {}", self.image)];
+        lines.extend(self.name.as_ref().map(|name| format!("name  {name}")));
+        let reused = self.layers.iter().filter(|it| it.reused).count();
+        if !self.layers.is_empty() {
+            lines.push(format!("{}, {reused} here already", count(self.layers.len(), "layer")));
+        }
+        let indexes: Vec<u64> =
+            self.layers.iter().filter_map(|it| Some(it.index_bytes.as_ref()?.0)).collect();
+        if !indexes.is_empty() {
+            let size = report::size(indexes.iter().sum());
+            lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
+        }
+        let mut contents = count(self.inodes, "inode");
+        // An image of another form may have no objects at all.
+        if self.objects_added + self.objects_reused > 0 {
+            contents += &format!(
+                "; {} added ({}), {} here already ({})",
+                count(self.objects_added, "object"),
+                report::size(self.bytes_added.0),
+                self.objects_reused,
+                report::size(self.bytes_reused.0)
+            );
+        }
+        lines.push(contents);
+        if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
+            // Lest somebody takes it for a repair.
+            lines.push(
+                "what is here already was not read again: `quire verify` reads it, and finds damage"
+                    .to_owned(),
+            );
+        }
+        let ImportTimesReport { data, image, commit } = &self.seconds;
+        let whole = data.0 + image.0 + commit.0;
+        lines.push(format!("{whole:.2} s, of which {:.2} to the disk", commit.0));
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,229 @@
+//! `index`: makes what lets a layer be read in part.
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::Serialize;
+use store::OpenOptions;
+use transfer::StoredImage;
+use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
+
+use crate::Answer;
+use crate::output::report::{self, Bytes};
+use crate::session::context::Context;
+use crate::session::layers;
+use crate::session::surroundings::Surroundings;
+use crate::verbs::VerbArgs;
+#[cfg(feature = "registry")]
+use {
+    crate::session::signals::until_signal,
+    crate::verbs::images::pull::{pauses, settings},
+    oci::reference::Reference,
+    oci::registry::Registry,
+    std::sync::Arc,
+    std::sync::atomic::AtomicBool,
+    store::{OpenImage, Store},
+    transfer::lazy::artifact::{LazyParts, LazySubject},
+};
+
+// Which image.
+#[derive(Debug, Args)]
+pub(crate) struct Index {
+    /// A name, an image id or its first digits (6 or more)
+    pub(crate) name: String,
+    /// Add image and index to this image in a registry, so that `pull --lazy` needs no layers
+    #[cfg(feature = "registry")]
+    #[arg(long, value_name = "REFERENCE")]
+    pub(crate) push: Option<String>,
+    #[cfg(feature = "registry")]
+    #[command(flatten)]
+    pub(crate) registry: crate::args::RegistryOptions,
+}
+
+impl VerbArgs for Index {
+    const NAME: &'static str = "index";
+    const ABOUT: &'static str = "Index the layers of an image, so that parts of them can be read";
+    const DETAILS: &'static str = "\
+        The image has the form `tar`, and the store keeps the compressed layers as they came (`pull \
+        --keep-layers`). Layers that are compressed with gzip get an index; Quire says why others do not. An \
+        index has the digests of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always \
+        gets the same index.";
+    const EXAMPLES: &'static str = "quire index debian\n  quire index --json debian";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        index(context, self)
+    }
+}
+
+pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
+    let store = context.open(OpenOptions::write())?;
+    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    let permitted = crate::session::policy::permit(context, &store, found)?;
+    let found = permitted.found();
+    // From here on `gc` leaves the image alone.
+    let open = store.open_found(found)?;
+    let name = &args.name;
+    let manifest = found.manifest.with_context(|| {
+        format!(
+            "{}, which `quire push` sends to a registry: an index is made of layers that came from there",
+            layers::none(name, "")
+        )
+    })?;
+    let way = || layers::way_to_index(&store, name, &found.image, manifest);
+    anyhow::ensure!(
+        layers::is_tar(open.form, open.devices.len()),
+        "{name} has the form {}, and only images of the form tar have indexes: {}",
+        open.form,
+        way()
+    );
+    let documents = StoredImage::load(&store, &manifest)?;
+    // Nothing is held in memory but a piece of each blob.
+    let made = Surroundings::new(context, &store, 0).during(|it| {
+        let options =
+            IndexOptions { threads: it.threads, progress: it.progress, cancel: it.cancel };
+        transfer::lazy::index(&store, &open, &documents, &options)
+    })??;
+    let is_made = made.iter().any(|it| it.index.is_ok());
+    let is_wanted = made.iter().any(|it| !matches!(it.index, Err(NoIndex::Unused)));
+    let is_done = is_made || !is_wanted;
+    let told = IndexReport {
+        image: found.image.to_string(),
+        #[cfg(feature = "registry")]
+        pushed: if is_done { push(context, args, &store, &open, &documents)? } else { None },
+        layers: made.into_iter().map(LayerIndexReport::of).collect(),
+    };
+    if context.json {
+        report::json(&told)?;
+    } else if !context.is_quiet() {
+        report::line(&told.text())?;
+    }
+    anyhow::ensure!(is_done, "no index could be made for {name}: {}", way());
+    Ok(Answer::Yes)
+}
+
+/// Pushes the index, if that is asked for.
+#[cfg(feature = "registry")]
+fn push(
+    context: &Context,
+    args: &Index,
+    store: &Store,
+    image: &OpenImage,
+    documents: &StoredImage,
+) -> anyhow::Result<Option<PushedIndexReport>> {
+    let Some(target) = &args.push else { return Ok(None) };
+    let target: Reference = target.parse()?;
+    let parts = LazyParts::stored(store, image, &documents.digest)?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    let subject = LazySubject {
+        digest: &documents.digest,
+        bytes: &documents.manifest_bytes,
+        manifest: &documents.manifest,
+        config: &documents.config,
+    };
+    let work = || -> anyhow::Result<_> {
+        // Its thread takes over which signals are blocked here.
+        let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
+        let registry = Registry::new(&target, &settings)?;
+        Ok(transfer::lazy::push(&registry, &subject, &parts)?)
+    };
+    let pushed = until_signal(&cancel, work)??;
+    Ok(Some(PushedIndexReport {
+        artifact: pushed.artifact.to_string(),
+        index: pushed.index.to_string(),
+        sent: Bytes(pushed.sent),
+    }))
+}
+
+/// An index in a registry.
+#[cfg(feature = "registry")]
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct PushedIndexReport {
+    /// Digest of its manifest, which refers to that of the image.
+    artifact: String,
+    /// Digest of its config. A manifest may name it, so that the index is trusted.
+    index: String,
+    /// Size of what was sent; 0 if the registry had it.
+    sent: Bytes,
+}
+
+/// What `index` prints.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IndexReport {
+    /// Image id.
+    image: String,
+    /// The index in the registry. Null without `--push`.
+    #[cfg(feature = "registry")]
+    pushed: Option<PushedIndexReport>,
+    /// The layers, lowest first. One that comes twice is here once.
+    layers: Vec<LayerIndexReport>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+struct LayerIndexReport {
+    /// Digest of the compressed layer.
+    digest: String,
+    /// Its size.
+    bytes: Bytes,
+    /// Digest of the uncompressed tar.
+    diff_id: String,
+    /// Id of the device that can be filled with the index. Null if there is no index.
+    device: Option<String>,
+    /// Size of the index. Null if there is none.
+    index_bytes: Option<Bytes>,
+    /// Number of places at which the layer can be read from. Null if there is no index.
+    spans: Option<usize>,
+    /// Why there is no index. Null if there is one.
+    reason: Option<String>,
+}
+
+impl LayerIndexReport {
+    fn of(layer: IndexedReport) -> Self {
+        let (made, reason) = match layer.index {
+            Ok(made) => (Some(made), None),
+            Err(reason) => (None, Some(format!("{:#}", anyhow::Error::from(reason)))),
+        };
+        Self {
+            digest: layer.blob.to_string(),
+            bytes: Bytes(layer.blob_bytes),
+            diff_id: layer.diff_id.to_string(),
+            device: made.as_ref().map(|it| it.device.to_string()),
+            index_bytes: made
+                .as_ref()
+                .map(|it| Bytes(it.head_bytes.saturating_add(it.windows_bytes))),
+            spans: made.map(|it| it.spans),
+            reason,
+        }
+    }
+}
+
+impl IndexReport {
+    fn text(&self) -> String {
+        let lines = self.layers.iter().map(|layer| {
+            let LayerIndexReport { digest, bytes, .. } = layer;
+            let how = match (&layer.index_bytes, &layer.reason) {
+                (Some(index), _) => {
+                    let share = index.0.saturating_mul(1000) / bytes.0.max(1);
+                    let size = report::size(index.0);
+                    format!("index {size} ({}.{} % of it)", share / 10, share % 10)
+                }
+                (None, reason) => format!("no index: {}", reason.as_deref().unwrap_or_default()),
+            };
+            format!("layer {digest}, {}: {how}", report::size(bytes.0))
+        });
+        let lines = lines.collect::<Vec<_>>();
+        #[cfg(feature = "registry")]
+        let lines = {
+            let pushed = self
+                .pushed
+                .iter()
+                .map(|it| format!("pushed {}, {} sent", it.artifact, report::size(it.sent.0)));
+            lines.into_iter().chain(pushed).collect::<Vec<_>>()
+        };
+        lines.join("\n")
+    }
+}

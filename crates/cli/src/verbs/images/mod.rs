@@ -1,0 +1,22 @@
+//! Verbs on images and their names.
+
+pub(crate) mod build;
+pub(crate) mod convert;
+pub(crate) mod derive;
+pub(crate) mod describe;
+pub(crate) mod diff;
+pub(crate) mod export;
+pub(crate) mod files;
+#[expect(clippy::module_inception, reason = "the verb has the name of its group")]
+pub(crate) mod images;
+pub(crate) mod import;
+pub(crate) mod index;
+#[cfg(feature = "registry")]
+pub(crate) mod login;
+pub(crate) mod names;
+#[cfg(feature = "registry")]
+pub(crate) mod pull;
+#[cfg(feature = "registry")]
+pub(crate) mod push;
+#[cfg(feature = "registry")]
+pub(crate) mod referrers;

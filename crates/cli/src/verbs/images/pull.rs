@@ -1,0 +1,411 @@
+//! `pull`: fetches an image from a registry.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context as _;
+use clap::Args;
+use image::verity::ImageId;
+use oci::reference::Reference;
+use oci::registry::{Pauses, Registry, Settings};
+use serde::Serialize;
+use store::{OpenOptions, RefName, Who};
+use transfer::import::{ImportWishes, Unsupported};
+use transfer::lazy::TrustIndex;
+use transfer::pull::{
+    Layers, LazyPullError, LazyPulled, PullWishes, Pulled, default_name, pull_lazy,
+};
+
+use crate::Answer;
+#[cfg(feature = "serve")]
+use crate::args::PullPolicy;
+use crate::args::{self, FormOptions, LazyWish, PULL_MEMORY, RegistryOptions};
+use crate::output::report;
+use crate::session::context::Context;
+use crate::session::forms::{Choice, choose_again};
+use crate::session::surroundings::{Surroundings, budget};
+use crate::verbs::VerbArgs;
+use crate::verbs::images::import::{ImportReport, platform, tell};
+#[cfg(feature = "serve")]
+use anyhow::bail;
+
+// What to pull, and from where.
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
+    pub(crate) reference: String,
+    /// The image's name in the store; by default the whole reference
+    pub(crate) name: Option<String>,
+    /// Take the image of this platform from an index, as os/architecture[/variant]; refuse an image of another one
+    #[arg(long, value_name = "PLATFORM")]
+    pub(crate) platform: Option<String>,
+    /// Also keep the compressed layers, so that a push sends the very same bytes
+    #[arg(long)]
+    pub(crate) keep_layers: bool,
+    /// Fetch no layers, but the image and an index that the registry has of it: `mount --lazy` then fetches what is read. An
+    /// image without an index is pulled with its layers, or refused with `require`
+    #[arg(
+        long,
+        value_enum,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "prefer",
+        conflicts_with_all = ["keep_layers", "form", "dedup"]
+    )]
+    pub(crate) lazy: Option<LazyWish>,
+    /// Trust the index with this digest, or with `repository` any that the repository has. By default only an index that is
+    /// signed or that the manifest names, unless the image is named by its tag
+    #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
+    pub(crate) trust_index: Option<TrustIndex>,
+    /// Leave out sockets and unknown file types, and list them, instead of refusing the image
+    #[arg(long)]
+    pub(crate) skip_unsupported: bool,
+    #[command(flatten)]
+    pub(crate) form: FormOptions,
+    /// Index the layers while they are read, as `quire index` does; only with `--form tar`
+    #[arg(long, conflicts_with = "lazy")]
+    pub(crate) index: bool,
+    /// Use up to this much memory for data in flight, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = PULL_MEMORY, value_parser = clap::value_parser!(u64).range(8..=65536))]
+    pub(crate) memory: u64,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+impl VerbArgs for Pull {
+    const NAME: &'static str = "pull";
+    const ABOUT: &'static str = "Pull an image from a registry";
+    const EXAMPLES: &'static str =
+        "quire pull debian:13\n  quire pull --platform linux/arm64 ghcr.io/owner/app:1.2 app";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        pull(context, self)
+    }
+}
+
+/// At least so many layers are fetched at once: one connection seldom fills a line.
+const LAYERS_MIN: NonZeroUsize = NonZeroUsize::new(3).expect("it is not 0");
+
+/// How registries are talked to: what the environment says, and the options.
+pub(crate) fn settings(
+    who: Who,
+    options: &RegistryOptions,
+    cancel: &Arc<AtomicBool>,
+    pauses: Pauses,
+) -> anyhow::Result<Settings> {
+    if let Some(file) = &options.authfile {
+        // Without it, registries would be asked as by a stranger.
+        oci::files::read_settings(file, oci::registry::credentials::FILE_MAX)
+            .with_context(|| format!("--authfile {}: cannot read it", file.display()))?;
+    }
+    lenient_settings(who, options, cancel, pauses)
+}
+
+/// The same, also where the file of credentials is not there yet, or no longer.
+pub(crate) fn lenient_settings(
+    who: Who,
+    options: &RegistryOptions,
+    cancel: &Arc<AtomicBool>,
+    pauses: Pauses,
+) -> anyhow::Result<Settings> {
+    let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
+    if let Some(folder) = &options.certs_dir {
+        // One that is not there would mean the system's CAs, and no mirror.
+        std::fs::read_dir(folder).with_context(|| {
+            format!("--certs-dir {}: cannot read the directory", folder.display())
+        })?;
+        settings.hosts.insert(0, folder.clone());
+    }
+    if let Some(file) = &options.authfile {
+        settings.keyring.files.insert(0, file.clone());
+    }
+    settings.plain_http = options.plain_http;
+    settings.cancel = Arc::clone(cancel);
+    settings.pauses = pauses;
+    Ok(settings)
+}
+
+/// Prints each pause of a verb that shows no progress.
+pub(crate) fn pauses(context: &Context) -> Pauses {
+    let is_quiet = context.is_quiet();
+    Pauses::to(move |pause| {
+        if !is_quiet {
+            report::error_line(&format!("quire: {pause}"));
+        }
+    })
+}
+
+/// The last line of `pull --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PullReport {
+    #[serde(flatten)]
+    import: ImportReport,
+    /// `pulled`.
+    event: &'static str,
+}
+
+/// The last line of `pull --json` where nothing had to be pulled.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UpToDateReport {
+    /// `pulled`.
+    event: &'static str,
+    /// Image id.
+    image: String,
+    /// Its name.
+    name: String,
+    /// Digest of the manifest.
+    manifest: String,
+    /// Always true.
+    up_to_date: bool,
+}
+
+impl UpToDateReport {
+    fn of(image: &ImageId, manifest: &oci::Digest, name: &RefName) -> Self {
+        let [image, name] = [image.to_string(), name.to_string()];
+        let manifest = manifest.to_string();
+        Self { event: "pulled", image, name, manifest, up_to_date: true }
+    }
+
+    fn tell(&self, context: &Context) -> anyhow::Result<()> {
+        if context.json {
+            report::json_line(self)?;
+        } else if context.is_quiet() {
+            report::line(&self.image)?;
+        } else {
+            let Self { image, name, manifest, .. } = self;
+            report::line(&format!("image {image}\nname  {name}\nhere already: {manifest}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The last line of `pull --lazy --json` where no layers were pulled.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LazyPullReport {
+    /// `pulled`.
+    event: &'static str,
+    /// Image id.
+    image: String,
+    /// Its name.
+    name: String,
+    /// Digest of the manifest.
+    manifest: String,
+    /// Digest of the index's own manifest.
+    index: String,
+    /// Layers of the image.
+    layers: usize,
+    /// Devices that are filled when they are read. The store has the others.
+    sparse_devices: usize,
+    /// Length of these when they are full.
+    sparse_bytes: report::Bytes,
+}
+
+impl LazyPullReport {
+    /// For people.
+    fn text(&self) -> String {
+        let Self { image, name, index, .. } = self;
+        let layers = report::count(self.layers, "layer");
+        let size = report::size(self.sparse_bytes.0);
+        format!(
+            "image {image}\nname  {name}\nindex {index}\n{layers}, {size} of them fetched when they are read"
+        )
+    }
+}
+
+pub(crate) fn pull(context: &Context, args: &Pull) -> anyhow::Result<Answer> {
+    match fetch(context, args, Told::All)? {
+        Fetched::Lazy(done, name) => tell_lazy(context, &name, done)?,
+        Fetched::Whole(Pulled::Image(done)) if context.json => {
+            report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
+        }
+        Fetched::Whole(Pulled::Image(done)) => tell(context, &done)?,
+        Fetched::Whole(Pulled::UpToDate { image, manifest, name }) => {
+            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// Pulls the image of a verb that uses it, if its options say so. Standard output stays empty.
+#[cfg(feature = "serve")]
+pub(crate) fn pull_first(
+    context: &Context,
+    name: &str,
+    options: &args::LazyOptions,
+) -> anyhow::Result<()> {
+    use crate::session::resolve::{may_be_pulled, resolve};
+    let usual = if options.lazy.is_some() { PullPolicy::Missing } else { PullPolicy::Never };
+    match options.pull.pull.unwrap_or(usual) {
+        PullPolicy::Never => return Ok(()),
+        PullPolicy::Always if !may_be_pulled(name) => {
+            bail!(
+                "--pull always: \"{}\" is not the name of an image of a registry",
+                name.escape_debug()
+            )
+        }
+        PullPolicy::Missing if !may_be_pulled(name) => return Ok(()),
+        PullPolicy::Missing => {
+            drop(context.open(OpenOptions::create())?);
+            let store = context.open_with(name)?;
+            // What else keeps it from being used is told when it is.
+            if !resolve(&store, name).is_err_and(|error| error.is_absent()) {
+                return Ok(());
+            }
+        }
+        PullPolicy::Always => {}
+    }
+    let RegistryOptions { authfile, certs_dir, plain_http } = &options.pull.registry;
+    let wanted = Pull {
+        reference: name.to_owned(),
+        name: None,
+        platform: None,
+        keep_layers: false,
+        lazy: options.lazy,
+        trust_index: options.trust_index,
+        skip_unsupported: false,
+        form: args::FormOptions::default(),
+        index: false,
+        memory: args::PULL_MEMORY,
+        registry: RegistryOptions {
+            authfile: authfile.clone(),
+            certs_dir: certs_dir.clone(),
+            plain_http: *plain_http,
+        },
+    };
+    let fetched = fetch(context, &wanted, Told::Progress);
+    fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
+}
+
+/// Pulls an image that is here by this name, and lacks something. Standard output stays empty.
+pub(crate) fn pull_again(
+    context: &Context,
+    name: &RefName,
+    reference: &str,
+    registry: &RegistryOptions,
+) -> anyhow::Result<()> {
+    let wanted = Pull {
+        reference: reference.to_owned(),
+        name: Some(name.to_string()),
+        platform: None,
+        keep_layers: false,
+        lazy: None,
+        trust_index: None,
+        // It was asked about them when it came.
+        skip_unsupported: true,
+        form: args::FormOptions::default(),
+        index: false,
+        memory: args::PULL_MEMORY,
+        registry: registry.clone(),
+    };
+    fetch(context, &wanted, Told::Progress).map(drop)
+}
+
+/// What is printed of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    /// Events on standard output, where JSON is wanted.
+    All,
+    /// Standard output is for other things.
+    Progress,
+}
+
+enum Fetched {
+    Whole(Pulled),
+    Lazy(LazyPulled, RefName),
+}
+
+fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> {
+    let reference: Reference = args.reference.parse()?;
+    let name: RefName = match &args.name {
+        Some(name) => name.parse()?,
+        None => default_name(&reference)?,
+    };
+    let (platform, other_platform) = platform(args.platform.as_deref())?;
+    let store = context.open(OpenOptions::create())?;
+    let policies = crate::session::policy::policies(context)?;
+    let mut surroundings = Surroundings::new(context, &store, budget(args.memory)?);
+    surroundings.threads = surroundings.threads.max(LAYERS_MIN);
+    surroundings.progress =
+        Arc::new(context.progress().with_events(context.json && told == Told::All));
+    let progress = Arc::clone(&surroundings.progress);
+    let pauses = Pauses::to(move |pause| progress.pause(pause));
+    let here = store.refs.get(&name).ok().flatten();
+    let Choice { form, dedup } = choose_again(&args.form, &store, here.map(|it| it.form))?;
+    let wishes = PullWishes {
+        import: ImportWishes {
+            name: Some(&name),
+            platform: &platform,
+            other_platform,
+            form,
+            dedup,
+            index: args.index,
+            unsupported: match args.skip_unsupported {
+                true => Unsupported::Skip,
+                false => Unsupported::Refuse,
+            },
+            ..ImportWishes::default()
+        },
+        policies: &policies,
+        layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
+    };
+    let settings = settings(context.outside(), &args.registry, &surroundings.cancel, pauses)?;
+    if let Some(lazy) = args.lazy {
+        let trust = args.trust_index.unwrap_or_default();
+        let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {
+            let registry = Registry::new(&reference, &settings)?;
+            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, (&name, trust)))
+        })?;
+        match pulled? {
+            Ok(done) => return Ok(Fetched::Lazy(done, name)),
+            Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. }))
+                if lazy == LazyWish::Prefer =>
+            {
+                let error = anyhow::Error::from(error);
+                context.remark(&format!("{error:#}: pulling the layers"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
+        // Its thread takes over which signals are blocked here.
+        let registry = Registry::new(&reference, &settings)?;
+        Ok(transfer::pull::pull(&store, &registry, &reference, surroundings, &wishes)?)
+    })?;
+    Ok(Fetched::Whole(pulled?))
+}
+
+fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Result<()> {
+    match done {
+        LazyPulled::UpToDate { image, manifest, name } => {
+            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+        }
+        LazyPulled::Image { image, manifest, index, layers, devices, device_bytes } => {
+            let report = LazyPullReport {
+                event: "pulled",
+                image: image.to_string(),
+                name: name.to_string(),
+                manifest: manifest.to_string(),
+                index: index.to_string(),
+                layers,
+                sparse_devices: devices,
+                sparse_bytes: report::Bytes(device_bytes),
+            };
+            if context.json {
+                report::json_line(&report)?;
+            } else if context.is_quiet() {
+                report::line(&report.image)?;
+            } else {
+                report::line(&report.text())?;
+            }
+        }
+    }
+    Ok(())
+}

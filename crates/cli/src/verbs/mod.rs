@@ -1,0 +1,198 @@
+//! The verbs, by what they are about.
+//!
+//! A verb is one file with its arguments, its report and its function, and a row of the table below. Help, man pages,
+//! completions and `--json` come from these.
+
+mod command_line;
+pub(crate) mod containers;
+#[cfg(all(test, feature = "disk", feature = "serve"))]
+mod documents;
+#[cfg(test)]
+mod example;
+pub(crate) mod habits;
+pub(crate) mod help;
+pub(crate) mod images;
+#[cfg(all(test, feature = "disk", feature = "registry"))]
+mod json;
+pub(crate) mod mounts;
+#[cfg(feature = "serve")]
+pub(crate) mod services;
+pub(crate) mod store;
+
+use clap::{Args, Command, Subcommand};
+
+use crate::Answer;
+use crate::session::context::Context;
+use crate::verbs::help::EXIT_CODES;
+
+pub(crate) use command_line::{Cli, command};
+
+/// The arguments of a verb, and all that the command line has to know of it.
+//
+// The arguments themselves have no doc comment: it would take the place of `ABOUT` where a verb is called.
+pub(crate) trait VerbArgs: Args {
+    /// The word on the command line.
+    const NAME: &'static str;
+    /// Another word for it.
+    const ALIAS: Option<&'static str> = None;
+    /// What it does, in a line.
+    const ABOUT: &'static str;
+    /// Paragraphs that follow in its help, with empty lines between them.
+    const DETAILS: &'static str = "";
+    /// Command lines, the second and later ones after two spaces.
+    const EXAMPLES: &'static str;
+    /// What stands below the examples.
+    const EXIT_CODES: &'static str = EXIT_CODES;
+    /// Whether it takes `--json`.
+    const PRINTS_JSON: bool = true;
+    /// Whether `-h` is its help, and no option of its own.
+    const HAS_SHORT_HELP: bool = true;
+
+    /// Does it.
+    fn call(&self, context: &Context) -> anyhow::Result<Answer>;
+}
+
+/// A row of the table of verbs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VerbRow {
+    /// Its part of `quire --help`.
+    pub(crate) group: &'static str,
+    pub(crate) name: &'static str,
+    pub(crate) examples: &'static str,
+    pub(crate) exit_codes: &'static str,
+    pub(crate) prints_json: bool,
+    alias: Option<&'static str>,
+    about: &'static str,
+    details: &'static str,
+    has_short_help: bool,
+}
+
+impl VerbRow {
+    const fn of<T: VerbArgs>(group: &'static str) -> Self {
+        Self {
+            group,
+            name: T::NAME,
+            examples: T::EXAMPLES,
+            exit_codes: T::EXIT_CODES,
+            prints_json: T::PRINTS_JSON,
+            alias: T::ALIAS,
+            about: T::ABOUT,
+            details: T::DETAILS,
+            has_short_help: T::HAS_SHORT_HELP,
+        }
+    }
+
+    /// The verb's command, with its help.
+    pub(crate) fn describe(&self, command: Command) -> Command {
+        let mut command = command.about(self.about).disable_help_flag(!self.has_short_help);
+        if !self.details.is_empty() {
+            command = command.long_about(format!("{}\n\n{}", self.about, self.details));
+        }
+        match self.alias {
+            Some(alias) => command.visible_alias(alias),
+            None => command,
+        }
+    }
+}
+
+macro_rules! verbs {
+    ($($group:literal { $($(#[$cfg:meta])? $name:ident($args:ty),)* })*) => {
+        /// What to do.
+        //
+        // The options of a verb are made when it is called: those of all take as long as the rest of the start.
+        #[derive(Debug, Subcommand)]
+        #[command(defer = true)]
+        pub(crate) enum Verb {
+            $($($(#[$cfg])? #[command(name = <$args as VerbArgs>::NAME)] $name(Box<$args>),)*)*
+        }
+
+        impl Verb {
+            /// Does what it says.
+            pub(crate) fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+                match self {
+                    $($($(#[$cfg])? Self::$name(args) => args.call(context),)*)*
+                }
+            }
+
+            /// Its row.
+            pub(crate) const fn row(&self) -> VerbRow {
+                match self {
+                    $($($(#[$cfg])? Self::$name(_) => VerbRow::of::<$args>($group),)*)*
+                }
+            }
+        }
+
+        /// All verbs, in the order of `quire --help`.
+        pub(crate) const VERBS: &[VerbRow] =
+            &[$($($(#[$cfg])? VerbRow::of::<$args>($group),)*)*];
+    };
+}
+
+// A verb with another group is the first of that group in `quire --help`.
+verbs! {
+    "Images" {
+        Import(images::import::Import),
+        #[cfg(feature = "registry")]
+        Pull(images::pull::Pull),
+        Images(images::images::Images),
+        Show(images::images::Show),
+        Ls(images::files::Ls),
+        Tree(images::files::Tree),
+        Cat(images::files::Cat),
+        Diff(images::diff::Diff),
+        Dump(images::files::Dump),
+        Mount(mounts::mount::Mount),
+        Umount(mounts::mount::Umount),
+        Export(images::export::Export),
+        #[cfg(feature = "registry")]
+        Push(images::push::Push),
+        Tag(images::names::Tag),
+        Rmi(images::names::Rmi),
+        Convert(images::convert::Convert),
+        Index(images::index::Index),
+        Merge(images::derive::Merge),
+        Filter(images::derive::Filter),
+        #[cfg(feature = "registry")]
+        Referrers(images::referrers::Referrers),
+        #[cfg(feature = "registry")]
+        Login(images::login::Login),
+        #[cfg(feature = "registry")]
+        Logout(images::login::Logout),
+    }
+    "Containers" {
+        Run(containers::run::Run),
+        Ps(containers::ps::Ps),
+        Logs(containers::logs::Logs),
+        Exec(containers::exec::Exec),
+        Stop(containers::stop::Stop),
+        Wait(containers::wait::Wait),
+        Rm(images::names::Rm),
+        Commit(containers::commit::Commit),
+        Bundle(containers::bundle::Bundle),
+    }
+    "Store" {
+        Du(store::du::Du),
+        Verify(store::check::Verify),
+        Fsck(store::check::Fsck),
+        Gc(store::gc::Gc),
+        Share(store::share::Share),
+        Unseal(store::check::Unseal),
+    }
+    "Tools" {
+        Build(images::build::Build),
+        #[cfg(feature = "serve")]
+        Serve(services::serve::Serve),
+        #[cfg(feature = "serve")]
+        Trace(containers::trace::Trace),
+        Doctor(store::doctor::Doctor),
+        Completions(store::completions::Completions),
+        Man(store::man::Man),
+        #[cfg(test)]
+        Example(example::Example),
+    }
+}
+
+/// A verb by its name.
+pub(crate) fn row(name: &str) -> Option<&'static VerbRow> {
+    VERBS.iter().find(|it| it.name == name)
+}

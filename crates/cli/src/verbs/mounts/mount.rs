@@ -1,0 +1,311 @@
+//! `mount` and `umount`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum, ValueHint};
+use container::bundle::Access;
+use container::mounted::MountNote;
+use container::root::filestore::Backing as FileBacking;
+use container::root::{Shape, TrustedImage, WritableWish, make, space, warm};
+use kernel::mount::{Attributes, MountAttrFlags, Unmount};
+
+use crate::Answer;
+#[cfg(feature = "serve")]
+use crate::args::LazyOptions;
+use crate::args::userns::UserNs;
+use crate::args::writable::{with_a_place, writable};
+use crate::args::{Trust, WARM, Warm};
+use crate::output::report;
+use crate::session::context::Context;
+use crate::session::target;
+use crate::verbs::VerbArgs;
+use crate::verbs::containers::rootless::Ways;
+use crate::verbs::mounts::own_mounts::{MountTarget, OwnMounts};
+use crate::verbs::mounts::specification::SpecificationReport;
+#[cfg(feature = "serve")]
+use {
+    crate::session::helpers::fusermount, anyhow::Error, kernel::process::UserNamespace,
+    serve::fuse::FuseServer, serve::fuse::host::Executable,
+};
+
+/// What files of a mount may do, in the words of mount(8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
+pub(crate) enum MountWord {
+    /// Honour set-uid files and file capabilities
+    Suid,
+    /// Ignore set-uid files and file capabilities: the default
+    NoSuid,
+    /// Allow to open device nodes
+    Dev,
+    /// Forbid to open device nodes: the default
+    NoDev,
+    /// Allow to execute programs: the default
+    Exec,
+    /// Forbid to execute programs
+    NoExec,
+    /// Read-only: the default, and refused together with --writable
+    Ro,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Mount {
+    /// A name, an image id or its first digits (6 or more)
+    pub(crate) name: String,
+    /// An existing directory
+    #[arg(value_hint = ValueHint::DirPath, required_unless_present = "specification")]
+    pub(crate) directory: Option<PathBuf>,
+    /// Unmount another image, or the same image with other options, from the directory first
+    #[arg(long)]
+    pub(crate) replace: bool,
+    /// Print what another program needs to mount the image by itself, as JSON, and mount nothing
+    #[arg(
+        long,
+        conflicts_with_all = ["directory", "replace", "options", "writable", "df", "userns", "warm"]
+    )]
+    pub(crate) specification: bool,
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "OPTION,…",
+        value_delimiter = ',',
+        hide_possible_values = true,
+        help = "Mount options as in mount(8), separated by commas; the last one wins: suid or nosuid, dev or nodev, exec \
+                or noexec, ro. The default is nosuid,nodev,exec: every user of the host can reach the mount, so set-uid \
+                files, file capabilities and devices of the image have no effect"
+    )]
+    pub(crate) options: Vec<MountWord>,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[arg(
+        long,
+        value_name = "KIND",
+        default_value = "none",
+        value_parser = writable,
+        help = "Store changes in: memory[,size=SIZE]; self[,size=SIZE][,durable], a file system in one unnamed file, removed \
+                at unmount, whose whole size is allocated at once (by default an eighth of the free space); or \
+                dir=PATH[,durable]"
+    )]
+    pub(crate) writable: WritableWish,
+    /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes longer
+    /// to list
+    #[arg(long)]
+    pub(crate) df: bool,
+    /// Map the image's owners to users of the host: CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike.
+    /// Owners that are not in the map appear as nobody (65534)
+    #[arg(long, value_name = "MAP")]
+    pub(crate) userns: Option<UserNs>,
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
+    pub(crate) warm: Warm,
+    #[cfg(feature = "serve")]
+    #[command(flatten)]
+    pub(crate) lazy: LazyOptions,
+}
+
+impl VerbArgs for Mount {
+    const NAME: &'static str = "mount";
+    const ABOUT: &'static str = "Mount an image on a directory";
+    const EXAMPLES: &'static str =
+        "quire mount debian /mnt\n  quire mount --writable memory --replace debian /mnt";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        mount(context, self)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Umount {
+    /// Directories where images are mounted
+    #[arg(required = true, value_hint = ValueHint::DirPath)]
+    pub(crate) directories: Vec<PathBuf>,
+    /// Detach even a busy mount; the kernel frees it when its last user is gone
+    #[arg(short, long)]
+    pub(crate) lazy: bool,
+}
+
+impl VerbArgs for Umount {
+    const NAME: &'static str = "umount";
+    const ABOUT: &'static str = "Unmount an image";
+    const EXAMPLES: &'static str = "quire umount /mnt";
+    const ALIAS: Option<&'static str> = Some("unmount");
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        umount(context, self)
+    }
+}
+
+pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
+    let Some(directory) = &args.directory else { return specify(context, args) };
+    // First, since this is the easiest to mend.
+    target::check_directory(directory)?;
+    #[cfg(feature = "serve")]
+    crate::verbs::images::pull::pull_first(context, &args.name, &args.lazy)?;
+    let store = context.open_with(&args.name)?;
+    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    let image = found.image;
+    let permitted = crate::session::policy::permit(context, &store, found)?;
+    let own = OwnMounts::of(context.who());
+    let note = MountNote::new(&image, &own.source(&args.name), options(args)?);
+    let Some(mut target) = MountTarget::find(directory, own, note, args.replace)? else {
+        let directory = directory.display();
+        context.remark(&format!("{} is mounted on \"{directory}\" already", args.name));
+        return Ok(Answer::Yes);
+    };
+    #[cfg(feature = "serve")]
+    let permitted = crate::verbs::services::lazy::open(context, &store, permitted, &args.lazy)?;
+    #[cfg(not(feature = "serve"))]
+    let permitted = permitted.open(&store)?;
+    let map = match &args.userns {
+        Some(wish) => wish.fixed()?,
+        None => None,
+    };
+    let trust = args.trust.wish()?;
+    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&args.writable))?;
+    #[cfg(feature = "serve")]
+    if serve(context, args, &image, &mut target)? {
+        return Ok(Answer::Yes);
+    }
+    // The old mount may write to the same directory.
+    if matches!(args.writable, WritableWish::Directory(..)) {
+        target.clear()?;
+    }
+    let wish = with_a_place(args.writable.clone())?;
+    let layer = wish.make(&store, FileBacking::Whole, &context.search())?;
+    let space = space(args.df, layer.access())?;
+    let flags = flags(&args.options, layer.access())?;
+    let ways = Ways::new(context.who(), &args.trust);
+    let via = ways.via(&args.trust);
+    let (writable, map, source) = (layer.writable(), map.as_ref(), Some(target.source()));
+    let shape =
+        Shape { writable, map, space, places: &[], claimed: &[], between: &[], via, source };
+    let root = make(&store, &image, &shape, std::iter::empty())?;
+    root.mount.set(&Attributes { set: flags, ..Attributes::default() })?;
+    warm(image.image(), &root, args.warm.into(), context.who(), &|text| context.remark(text));
+    target.attach(context, &root.mount)?;
+    Ok(Answer::Yes)
+}
+
+/// The options that change what programs see in a mount, for comparison with those of another one.
+fn options(args: &Mount) -> anyhow::Result<String> {
+    let flags = flags(&args.options, args.writable.access())?.bits();
+    let (writable, df, map, trust) = (&args.writable, args.df, &args.userns, &args.trust);
+    Ok(format!("{flags:#x} {writable:?} df={df} {map:?} {trust:?}"))
+}
+
+/// Mounts by FUSE alone, if that is the only way, or asked for; answers whether it has.
+#[cfg(feature = "serve")]
+fn serve(
+    context: &Context,
+    args: &Mount,
+    image: &TrustedImage,
+    target: &mut MountTarget<'_>,
+) -> anyhow::Result<bool> {
+    use crate::args::ViaWord;
+    let who = context.who();
+    match (who.namespace, args.trust.via) {
+        // In a namespace it is a layer like others.
+        (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
+        (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
+        (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
+            "--via {} is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out",
+            if way == ViaWord::Tree { "tree" } else { "service" }
+        ),
+        (UserNamespace::Initial | UserNamespace::Other, _) => {}
+    }
+    if args.writable != WritableWish::None || args.df || args.userns.is_some() {
+        bail!(
+            "--writable, --df and --userns do not work by FUSE alone: use them as root, or in a user namespace (`unshare \
+             --user --map-auto --map-root-user --mount`)"
+        );
+    }
+    let flags = flags(&args.options, Access::ReadOnly)?;
+    if who.is_host_root() {
+        let mount =
+            FuseServer::new(who).mount(image, target.source()).map_err(Error::from_boxed)?;
+        mount.set(&Attributes { set: flags, ..Attributes::default() })?;
+        target.attach(context, &mount)?;
+        return Ok(true);
+    }
+    image.check()?;
+    let never = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if !flags.contains(never) {
+        bail!("--options suid and dev are for root: leave them out");
+    }
+    let executable = match flags.contains(MountAttrFlags::MOUNT_ATTR_NOEXEC) {
+        true => Executable::No,
+        false => Executable::Yes,
+    };
+    let Some(_turn) = target.turn(context)? else { return Ok(true) };
+    target.clear()?;
+    let program = fusermount().map_err(Error::msg)?;
+    let at = (&*program, target.directory());
+    let mounted = FuseServer::new(who).mount_at(image, target.source(), at, executable);
+    mounted.map_err(Error::from_boxed)?;
+    target.note(context);
+    Ok(true)
+}
+
+/// Says how the image is mounted.
+fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
+    #[cfg(feature = "serve")]
+    if args.lazy.lazy.is_some() {
+        bail!(
+            "--specification cannot be used with --lazy, since others can mount only an image that is here as a whole: \
+             leave --lazy out"
+        );
+    }
+    let store = context.open_with(&args.name)?;
+    let found = crate::session::resolve::resolve(&store, &args.name)?;
+    let permitted = crate::session::policy::permit(context, &store, found)?.open(&store)?;
+    let trust = args.trust.wish()?;
+    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&WritableWish::None))?;
+    report::json_line(&SpecificationReport::of(&image)?)?;
+    Ok(Answer::Yes)
+}
+
+/// The attributes that `--options` ask for. Every user of the host can reach the mount, so what an image says of root,
+/// capabilities and devices has no effect unless that is asked for.
+pub(crate) fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> {
+    let [nosuid, nodev, noexec] = [
+        MountAttrFlags::MOUNT_ATTR_NOSUID,
+        MountAttrFlags::MOUNT_ATTR_NODEV,
+        MountAttrFlags::MOUNT_ATTR_NOEXEC,
+    ];
+    let mut flags = nosuid | nodev;
+    for word in words {
+        match word {
+            MountWord::Suid => flags.remove(nosuid),
+            MountWord::NoSuid => flags.insert(nosuid),
+            MountWord::Dev => flags.remove(nodev),
+            MountWord::NoDev => flags.insert(nodev),
+            MountWord::Exec => flags.remove(noexec),
+            MountWord::NoExec => flags.insert(noexec),
+            MountWord::Ro if access == Access::ReadOnly => {}
+            MountWord::Ro => bail!("--options ro contradicts --writable: leave one of them out"),
+        }
+    }
+    Ok(flags)
+}
+
+pub(crate) fn umount(context: &Context, args: &Umount) -> anyhow::Result<Answer> {
+    let how = if args.lazy { Unmount::Lazy } else { Unmount::Now };
+    let own = OwnMounts::of(context.who());
+    for directory in &args.directories {
+        let path = std::fs::canonicalize(directory)
+            .with_context(|| format!("cannot find \"{}\"", directory.display()))?;
+        let mount = own.at(&path)?;
+        let mount =
+            mount.with_context(|| format!("nothing is mounted on \"{}\"", directory.display()))?;
+        match mount {
+            Ok(mount) => own.unmount(&mount, how)?,
+            Err(other) => bail!(
+                "the mount on \"{}\" is not Quire's but \"{}\": use umount",
+                directory.display(),
+                other.source
+            ),
+        }
+    }
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,372 @@
+//! `ps --lazy`: how far the devices of lazily mounted images are.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use serve::lazy::{DeviceStatus, DoorKind, LazyFailures, LazyService, WAITS, folder_of, log_of};
+use store::Store;
+
+use crate::Answer;
+use crate::output::metrics::{head, histogram};
+use crate::output::report::{self, Bytes};
+use crate::session::context::Context;
+
+/// One lazy device that is in use.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LazyDeviceReport {
+    /// Its id.
+    device: String,
+    /// Names of the images that have it. None if all their names were removed or moved.
+    images: Vec<String>,
+    /// Digest of the layer that it is filled from.
+    blob: String,
+    /// Its size.
+    bytes: Bytes,
+    /// Bytes of it that are here and verified.
+    filled: Bytes,
+    /// Bytes of the layer that were fetched since the service began.
+    fetched: Bytes,
+    /// Those of them that were fetched before a program wanted them.
+    fetched_ahead: Bytes,
+    /// Bytes of the device that programs waited for.
+    needed: Bytes,
+    /// Bytes of the device that were brought before a program wanted them.
+    prefetched: Bytes,
+    /// Those of them that none has read so far.
+    wasted: Bytes,
+    /// Bytes of the device that an earlier service had brought.
+    reused: Bytes,
+    /// How programs wait for it: `fanotify`, `fuse`, both, or neither while nothing has it mounted.
+    doors: Vec<&'static str>,
+    /// Whether all of it is to come, though nobody reads it.
+    completing: bool,
+    /// Bytes of the device that were brought for that.
+    completed: Bytes,
+    /// Requests for parts of the layer.
+    requests: u64,
+    /// Reads that came to the service, since the kernel did not have the bytes in memory.
+    reads: u64,
+    /// Reads that wait now.
+    waiting: u64,
+    /// Reads that had to wait, and wait no longer.
+    waits: u64,
+    /// Milliseconds within which half of them could go on. Null if none has waited, or it took longer than 30 seconds.
+    wait_median: Option<f64>,
+    /// Milliseconds within which 99 of 100 could go on. Null as `waitMedian` is.
+    wait_p99: Option<f64>,
+    /// Reads that got an I/O error.
+    failures: u64,
+    /// The same, by their cause.
+    failures_by_cause: FailuresReport,
+    /// Why the disk of the store takes nothing of the device, since the last part of it came. Null if it does.
+    disk_error: Option<String>,
+}
+
+/// Reads that got an I/O error.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct FailuresReport {
+    /// No source gave the bytes.
+    source: u64,
+    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    bytes: u64,
+    /// The disk of the store failed.
+    disk: u64,
+    /// They failed a moment before, and were not asked for again.
+    denied: u64,
+    /// No source gave anything for too long.
+    silent: u64,
+}
+
+impl From<LazyFailures> for FailuresReport {
+    fn from(failures: LazyFailures) -> Self {
+        let LazyFailures { source, bytes, disk, denied, silent } = failures;
+        Self { source, bytes, disk, denied, silent }
+    }
+}
+
+impl LazyDeviceReport {
+    fn of(status: &DeviceStatus, names: &Names) -> Self {
+        let counts = &status.counts;
+        let of_units = |units: u64| Bytes(units.saturating_mul(image::lazy::UNIT));
+        let millis = |in_a_thousand| {
+            let micros = u32::try_from(counts.wait_of(in_a_thousand)?).ok()?;
+            Some(f64::from(micros) / 1000.0)
+        };
+        Self {
+            device: status.device.clone(),
+            images: names.of(&status.device).to_vec(),
+            blob: status.blob.clone(),
+            bytes: Bytes(status.bytes),
+            // The last unit may be a short one.
+            filled: Bytes(of_units(status.filled).0.min(status.bytes)),
+            fetched: Bytes(counts.fetched),
+            fetched_ahead: Bytes(counts.fetched_ahead),
+            needed: of_units(counts.wanted_units),
+            prefetched: of_units(counts.ahead_units),
+            wasted: Bytes(counts.wasted()),
+            reused: of_units(counts.recalled_units),
+            doors: status.doors.iter().map(|it| name_of(*it)).collect(),
+            completing: status.is_completing,
+            completed: of_units(counts.completed_units),
+            requests: counts.requests,
+            waits: counts.waits,
+            wait_median: millis(500),
+            wait_p99: millis(990),
+            reads: counts.reads,
+            waiting: counts.waiting,
+            failures: counts.failures,
+            failures_by_cause: counts.failures_by_cause.into(),
+            disk_error: status.disk_error.clone(),
+        }
+    }
+
+    /// The first of its images, and how many there are besides.
+    fn image(&self) -> String {
+        match &self.images[..] {
+            [] => "-".to_owned(),
+            [one] => one.clone(),
+            [one, others @ ..] => format!("{one} +{}", others.len()),
+        }
+    }
+
+    fn door(&self) -> String {
+        if self.doors.is_empty() { "-".to_owned() } else { self.doors.join("+") }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let millis = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it} ms"));
+        vec![
+            report::short(&self.device),
+            self.image(),
+            self.door(),
+            report::size(self.bytes.0),
+            report::size(self.filled.0),
+            report::size(self.fetched.0),
+            self.requests.to_string(),
+            self.waits.to_string(),
+            millis(self.wait_median),
+            millis(self.wait_p99),
+            self.failures.to_string(),
+        ]
+    }
+}
+
+/// As options spell it.
+const fn name_of(door: DoorKind) -> &'static str {
+    match door {
+        DoorKind::Fanotify => "fanotify",
+        DoorKind::Fuse => "fuse",
+    }
+}
+
+/// Lists the devices that the service of a store fills; none if there is no service.
+pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::Result<Answer> {
+    let folder = folder_of(store.path())?;
+    let service = LazyService::connect(&folder)?;
+    let found = match &service {
+        Some(service) => service.status()?,
+        None => Vec::new(),
+    };
+    let names = if found.is_empty() { Names::default() } else { Names::of_devices(store)? };
+    if metrics {
+        report::line(self::metrics(service.is_some(), &found, &names).trim_end())?;
+        return Ok(Answer::Yes);
+    }
+    if service.is_none() {
+        let log = log_of(&folder);
+        let last = match log.exists() {
+            true => format!("; the last one's messages are in {}", log.display()),
+            false => String::new(),
+        };
+        context.remark(&format!(
+            "no service fills lazy devices of this store: `quire serve --lazy` is one{last}"
+        ));
+    }
+    for DeviceStatus { device, disk_error, .. } in &found {
+        if let Some(error) = disk_error {
+            let device = report::short(device);
+            context.remark(&format!(
+                "the disk of the store takes nothing of device {device}: {error}"
+            ));
+        }
+    }
+    let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::of(it, &names)).collect();
+    report::print(context.json, &all, |all, out| {
+        let titles = [
+            "DEVICE", "IMAGE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN",
+            "P99", "FAILURES",
+        ];
+        let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
+        report::table(out, &titles, &rows, &[])
+    })?;
+    Ok(Answer::Yes)
+}
+
+/// Names of images, by the ids of their sparse devices.
+#[derive(Debug, Default)]
+struct Names(BTreeMap<String, Vec<String>>);
+
+impl Names {
+    /// Of all images of a store. One that cannot be read has none.
+    fn of_devices(store: &Store) -> anyhow::Result<Self> {
+        let mut names = Self::default();
+        for (name, reference) in store.refs.readable()?.0 {
+            for device in store.sparse_devices(&reference.image).unwrap_or_default() {
+                names.0.entry(device.to_string()).or_default().push(name.to_string());
+            }
+        }
+        Ok(names)
+    }
+
+    fn of(&self, device: &str) -> &[String] {
+        self.0.get(device).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// A counter or gauge of each device.
+fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
+    let mut text = String::new();
+    let head = |name: &str, kind: &str, help: &str| head(&format!("quire_lazy_{name}"), kind, help);
+    text += &head("up", "gauge", "Whether a service fills the lazy devices of the store.");
+    text += &format!("quire_lazy_up {}\n", u8::from(is_served));
+    type Value = fn(&DeviceStatus) -> u64;
+    const UNIT: u64 = image::lazy::UNIT;
+    let values: [(&str, &str, &str, Value); 12] = [
+        ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
+        ("filled_bytes", "gauge", "Bytes of a device that are here and verified.", |it| {
+            it.filled.saturating_mul(UNIT).min(it.bytes)
+        }),
+        ("fetched_bytes_total", "counter", "Bytes of layers that were fetched.", |it| {
+            it.counts.fetched
+        }),
+        (
+            "fetched_ahead_bytes_total",
+            "counter",
+            "Bytes of layers that were fetched before a program wanted them.",
+            |it| it.counts.fetched_ahead,
+        ),
+        ("needed_bytes_total", "counter", "Bytes of a device that programs waited for.", |it| {
+            it.counts.wanted_units.saturating_mul(UNIT)
+        }),
+        (
+            "prefetched_bytes_total",
+            "counter",
+            "Bytes of a device that were brought before a program wanted them.",
+            |it| it.counts.ahead_units.saturating_mul(UNIT),
+        ),
+        (
+            "wasted_bytes",
+            "gauge",
+            "Bytes of a device that were brought before a program wanted them, and that none has read.",
+            |it| it.counts.wasted(),
+        ),
+        (
+            "reused_bytes_total",
+            "counter",
+            "Bytes of a device that an earlier service had brought.",
+            |it| it.counts.recalled_units.saturating_mul(UNIT),
+        ),
+        (
+            "completed_bytes_total",
+            "counter",
+            "Bytes of a device that were brought since all of it is wanted.",
+            |it| it.counts.completed_units.saturating_mul(UNIT),
+        ),
+        ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
+        ("reads_total", "counter", "Reads that came to the service.", |it| it.counts.reads),
+        ("waiting_reads", "gauge", "Reads that wait now.", |it| it.counts.waiting),
+    ];
+    for (name, kind, help, value) in values {
+        text += &head(name, kind, help);
+        for device in devices {
+            let (id, value) = (&device.device, value(device));
+            text += &format!("quire_lazy_{name}{{device=\"{id}\"}} {value}\n");
+        }
+    }
+    text += &head("device_info", "gauge", "An image that has a device.");
+    for DeviceStatus { device, .. } in devices {
+        for image in names.of(device) {
+            let _in_memory =
+                writeln!(text, "quire_lazy_device_info{{device=\"{device}\",image=\"{image}\"}} 1");
+        }
+    }
+    text +=
+        &head("disk_refuses", "gauge", "Whether the disk of the store takes nothing of a device.");
+    for DeviceStatus { device, disk_error, .. } in devices {
+        let refuses = u8::from(disk_error.is_some());
+        let _in_memory = writeln!(text, "quire_lazy_disk_refuses{{device=\"{device}\"}} {refuses}");
+    }
+    text += &head("failures_total", "counter", "Reads that got an I/O error, by cause.");
+    for DeviceStatus { device, counts, .. } in devices {
+        let LazyFailures { source, bytes, disk, denied, silent } = counts.failures_by_cause;
+        let causes = [
+            ("source", source),
+            ("bytes", bytes),
+            ("disk", disk),
+            ("denied", denied),
+            ("silent", silent),
+        ];
+        for (cause, value) in causes {
+            let _in_memory = writeln!(
+                text,
+                "quire_lazy_failures_total{{device=\"{device}\",cause=\"{cause}\"}} {value}"
+            );
+        }
+    }
+    text += &head("wait_seconds", "histogram", "How long reads waited.");
+    for DeviceStatus { device, counts, .. } in devices {
+        let labels = format!("device=\"{device}\"");
+        let counted = (&WAITS[..], &counts.wait_histogram[..]);
+        text += &histogram("quire_lazy_wait_seconds", &labels, counted, counts.wait_micros);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_lines_of_prometheus() {
+        let mut device = DeviceStatus {
+            device: "ab".to_owned(),
+            blob: "sha256:cd".to_owned(),
+            bytes: 100_000,
+            filled: 2,
+            units: 2,
+            is_completing: false,
+            doors: vec![DoorKind::Fuse],
+            disk_error: Some("full".to_owned()),
+            counts: serve::lazy::LazyCounts::default(),
+        };
+        device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };
+        device.counts.waits = 3;
+        device.counts.wait_micros = 1_500_000;
+        device.counts.wait_histogram = vec![1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        let names = Names([("ab".to_owned(), vec!["app:1".to_owned()])].into());
+        let text = metrics(true, &[device], &names);
+        for line in [
+            "quire_lazy_up 1",
+            "# TYPE quire_lazy_filled_bytes gauge",
+            "quire_lazy_filled_bytes{device=\"ab\"} 100000",
+            "quire_lazy_failures_total{device=\"ab\",cause=\"denied\"} 7",
+            "quire_lazy_failures_total{device=\"ab\",cause=\"silent\"} 0",
+            "quire_lazy_device_info{device=\"ab\",image=\"app:1\"} 1",
+            "quire_lazy_disk_refuses{device=\"ab\"} 1",
+            "quire_lazy_waiting_reads{device=\"ab\"} 0",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.000100\"} 1",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"0.001000\"} 2",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"30.000000\"} 2",
+            "quire_lazy_wait_seconds_bucket{device=\"ab\",le=\"+Inf\"} 3",
+            "quire_lazy_wait_seconds_sum{device=\"ab\"} 1.500000",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line}\n{text}");
+        }
+        assert_eq!(metrics(false, &[], &Names::default()).lines().nth(2), Some("quire_lazy_up 0"));
+    }
+}

@@ -1,0 +1,119 @@
+//! What the service for lazy devices is set to, by options and by the file.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serve::lazy::{Completion, DoorWish, READERS_WAIT, SourcePatience};
+
+use crate::args;
+use crate::verbs::services::notify::{self, ServiceStep};
+use crate::verbs::services::settings::{ServeFile, ServeSettings};
+
+/// The trace that is fetched first, unless another is set.
+const DEFAULT_TRACE: &str = "default";
+
+/// The settings that are in force, which change while the service runs.
+#[derive(Debug)]
+pub(crate) struct Tuning {
+    file: ServeFile,
+    /// What an option says, the file does not change.
+    lazy_timeout: Option<u32>,
+    always_complete: bool,
+    complete: AtomicBool,
+    patience: SourcePatience,
+    prefetch: Mutex<Option<String>>,
+    /// As an option says.
+    only_door: Option<args::Door>,
+    door: Mutex<Option<args::Door>>,
+    is_ready: AtomicBool,
+}
+
+impl Tuning {
+    /// As the file and the options say.
+    pub(crate) fn new(args: &crate::verbs::services::serve::Serve) -> anyhow::Result<Self> {
+        let tuning = Self {
+            file: ServeFile::new(args.config.as_deref()),
+            lazy_timeout: args.lazy_timeout,
+            always_complete: args.complete,
+            complete: AtomicBool::default(),
+            patience: SourcePatience::default(),
+            prefetch: Mutex::default(),
+            only_door: args.door,
+            door: Mutex::default(),
+            is_ready: AtomicBool::new(false),
+        };
+        match tuning.file.load() {
+            Ok(settings) => tuning.set(settings),
+            // Programs wait for it: nobody is there who could mend the file first.
+            Err(error) if args.again => {
+                let error = format!("{error:#}");
+                tracing::error!(error, "started with the usual settings");
+                tuning.set(ServeSettings::default());
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(tuning)
+    }
+
+    fn set(&self, settings: ServeSettings) {
+        let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _, mounts: _ } =
+            settings;
+        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
+        let complete = self.always_complete || complete.unwrap_or_default();
+        self.complete.store(complete, Ordering::Relaxed);
+        let seconds = self.lazy_timeout.or(lazy_timeout);
+        let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
+        self.patience.set_wait(Some(wait).filter(|it| !it.is_zero()));
+        *self.prefetch.lock().unwrap_or_else(PoisonError::into_inner) = prefetch;
+    }
+
+    pub(crate) const fn patience(&self) -> &SourcePatience {
+        &self.patience
+    }
+
+    /// Which devices are brought as a whole.
+    pub(crate) fn completion(&self) -> Completion {
+        if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
+    }
+
+    /// How readers wait of devices that are lent from now on.
+    pub(crate) fn door(&self) -> DoorWish {
+        let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
+        set.map_or_else(DoorWish::default, args::Door::wish)
+    }
+
+    /// The trace for mounts that name none.
+    pub(crate) fn prefetch(&self) -> String {
+        let set = self.prefetch.lock().unwrap_or_else(PoisonError::into_inner);
+        set.as_deref().unwrap_or(DEFAULT_TRACE).to_owned()
+    }
+
+    /// Clients can ask.
+    pub(crate) fn ready(&self) {
+        self.is_ready.store(true, Ordering::Relaxed);
+        notify::tell(ServiceStep::Ready);
+    }
+
+    /// Reads the file again. If it cannot be used, all stays as it is.
+    pub(crate) fn reload(&self) {
+        let is_ready = self.is_ready.load(Ordering::Relaxed);
+        if is_ready {
+            notify::tell(ServiceStep::Reloading);
+        }
+        match self.file.load() {
+            Ok(settings) => {
+                self.set(settings);
+                let settings = self.file.lazy().unwrap_or_else(|why| why);
+                tracing::info!(settings, "read again");
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::error!(error, "the settings stay as they are");
+            }
+        }
+        if is_ready {
+            notify::tell(ServiceStep::Ready);
+        }
+    }
+}

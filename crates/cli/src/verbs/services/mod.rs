@@ -1,0 +1,21 @@
+//! `serve`: each service gets its settings here, and does its work in the crate `serve`.
+
+#[cfg(feature = "serve")]
+pub(crate) mod engine_version;
+#[cfg(feature = "serve")]
+pub(crate) mod engines;
+#[cfg(feature = "serve")]
+pub(crate) mod lazy;
+#[cfg(feature = "serve")]
+pub(crate) mod mounts;
+#[cfg(feature = "serve")]
+pub(crate) mod notify;
+#[cfg(feature = "serve")]
+pub(crate) mod other_root;
+pub(crate) mod serve;
+#[cfg(feature = "serve")]
+pub(crate) mod settings;
+#[cfg(feature = "serve")]
+pub(crate) mod snapshotter;
+#[cfg(feature = "serve")]
+pub(crate) mod storage;

@@ -1,0 +1,113 @@
+//! `serve --mounts`.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::bail;
+use serve::SocketFile;
+use serve::mounts::{
+    MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, open_copies, serve_mounts,
+    speak_with_client, unused_id, write_for_user,
+};
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::verbs::services::notify::{self, ServiceStep};
+use crate::verbs::services::settings::{COPIES, ServeFile};
+
+/// What is logged unless options say otherwise: a line for each request.
+pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
+
+/// The name by which this program is the process that copies images.
+const WRITER: &str = "quire-image-writer";
+/// And the process that speaks with a client.
+const SPEAKER: &str = "quire-mount-client";
+/// What they are told. Other users see the words of a process, but not its variables.
+const TOLD: &str = "QUIRE_TOLD";
+
+/// Copies an image for the service, or speaks with a client, if that is what this process was started for.
+pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let own = arguments.into_iter().next()?;
+    let work = match own.to_str()? {
+        WRITER => write_for_user,
+        SPEAKER => speak_with_client,
+        _ => return None,
+    };
+    let told = std::env::var(TOLD).unwrap_or_default();
+    Some(ExitCode::from(work(&told)))
+}
+
+/// This program under another name.
+fn again(name: &str, told: String) -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg0(name).env_clear().env(TOLD, told);
+    program
+}
+
+pub(crate) fn serve(
+    context: &Context,
+    args: &crate::verbs::services::serve::Serve,
+) -> anyhow::Result<Answer> {
+    if !context.who().is_host_root() {
+        bail!("serve --mounts: only the host's root may mount images for others");
+    }
+    let settings = ServeFile::new(args.config.as_deref());
+    let set = settings.load()?.mounts;
+    // What is wrong is told now, not at the first container.
+    let lookup = |path: &str| std::fs::read_to_string(path);
+    set.policy(lookup)?;
+    let socket = args.socket.clone().or(set.socket.clone());
+    let socket = socket.unwrap_or_else(|| MOUNTS_SOCKET.into());
+    let copies = open_copies(set.copies.as_deref().unwrap_or(Path::new(COPIES)))?;
+    let (listener, own) = match given_socket()? {
+        Some(listener) => (listener, None),
+        None => {
+            let listener = listen_for_mounts(&socket, context.who())?;
+            (listener, Some(SocketFile::at(&socket)))
+        }
+    };
+    let has_name = |database: &str, id: u32| {
+        crate::session::helpers::getent(database, &id.to_string()).is_some()
+    };
+    let surroundings = MountSurroundings {
+        policy: Box::new(move || {
+            let policy = settings.load().and_then(|it| it.mounts.policy(lookup));
+            policy.map_err(|error| format!("{error:#}"))
+        }),
+        ids: Box::new(crate::verbs::containers::rootless::given_ids),
+        writer: Box::new(|told| again(WRITER, told)),
+        speaker: Box::new(|told| again(SPEAKER, told)),
+        id: unused_id(&has_name)?,
+        copies,
+        version: env!("CARGO_PKG_VERSION"),
+    };
+    let ready = || {
+        if !context.is_quiet() && own.is_some() {
+            // Whoever started it may have gone on.
+            let _told = report::line(&format!("images are lent at {}", socket.display()));
+        }
+        notify::tell(ServiceStep::Ready);
+    };
+    let served =
+        notify::serve_until_asked(|stop| serve_mounts(surroundings, listener, stop, ready))?;
+    if let Some(own) = own {
+        own.remove();
+    }
+    served?;
+    Ok(Answer::Yes)
+}
+
+/// The socket that a service manager listens at for this service. Source: sd_listen_fds(3).
+fn given_socket() -> anyhow::Result<Option<UnixListener>> {
+    let count = sd_notify::listen_fds().map_or(0, |it| it.len());
+    let mut given = kernel::process::given_descriptors(count)?;
+    match (given.pop(), count) {
+        (None, _) => Ok(None),
+        (Some(socket), 1) => Ok(Some(socket.into())),
+        _ => bail!("{count} sockets were given, and there is a use for one: ListenStream= once"),
+    }
+}

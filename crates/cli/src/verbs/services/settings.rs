@@ -1,0 +1,540 @@
+//! `/etc/quire/serve.toml`: what services are set to.
+
+mod mounts;
+
+use std::io::{ErrorKind, Read as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::ValueEnum as _;
+pub(crate) use mounts::{COPIES, MountsSettings};
+use serve::lazy::NO_TRACE;
+use store::check_trace_name;
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use crate::args;
+use crate::verbs::services::other_root::regular;
+
+/// The largest file of settings.
+const FILE_MAX: u64 = 1 << 20;
+/// The administrator's. It need not be there.
+const SYSTEM: &str = "/etc/quire/serve.toml";
+/// All that a file can set.
+const KEYS: &str =
+    "lazy-timeout, prefetch, complete, door and the tables [snapshotter] and [mounts]";
+/// All that its table for the snapshotter can set.
+const SNAPSHOTTER_KEYS: &str =
+    "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
+
+/// What a file sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ServeSettings {
+    /// How long a reader waits while no source gives anything, in seconds; 0 for no end.
+    pub(crate) lazy_timeout: Option<u32>,
+    /// The trace that mounts fetch which name none.
+    pub(crate) prefetch: Option<String>,
+    /// Whether all of each image is fetched.
+    pub(crate) complete: Option<bool>,
+    /// How programs wait.
+    pub(crate) door: Option<args::Door>,
+    /// What `[snapshotter]` sets.
+    pub(crate) snapshotter: SnapshotterSettings,
+    /// What `[mounts]` sets.
+    pub(crate) mounts: MountsSettings,
+}
+
+/// What a file sets for `serve --snapshotter`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotterSettings {
+    /// Where the engine finds the service.
+    pub(crate) socket: Option<PathBuf>,
+    /// Where the engine listens.
+    pub(crate) engine: Option<PathBuf>,
+    /// Which engine it is for.
+    pub(crate) instance: Option<String>,
+    /// When the engine need not bring a layer.
+    pub(crate) skip: Option<args::Skip>,
+    /// Whether images start before their layers are here.
+    pub(crate) lazy: Option<bool>,
+    /// Whether indexes are used that nobody has signed.
+    pub(crate) trust_repository: Option<bool>,
+    /// Where kubelet finds the engine's image service.
+    pub(crate) image_service: Option<PathBuf>,
+    /// How full the disk may be before space is freed without a pause, in percent.
+    pub(crate) gc_above: Option<u8>,
+}
+
+/// Where the engine finds the service, unless something else is set.
+const SOCKET: &str = "/run/quire/snapshotter.sock";
+/// Where containerd listens, unless something else is set.
+pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
+/// Where the containerd of k3s listens.
+pub(crate) const K3S_SOCKET: &str = "/run/k3s/containerd/containerd.sock";
+/// Percentage of the disk, unless something else is set: kubelet begins to remove images at 85.
+const GC_ABOVE: u8 = 80;
+/// The instance, unless something else is set.
+const INSTANCE: &str = "containerd";
+
+/// What the service is to do: as options say, then as the file says, then as usual.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotterChoices {
+    pub(crate) socket: PathBuf,
+    pub(crate) engine: PathBuf,
+    pub(crate) instance: String,
+    pub(crate) skip: args::Skip,
+    pub(crate) lazy: bool,
+    pub(crate) trust_repository: bool,
+    pub(crate) image_service: Option<PathBuf>,
+    pub(crate) gc_above: u8,
+}
+
+impl SnapshotterChoices {
+    pub(crate) fn of(args: &crate::verbs::services::serve::Serve) -> anyhow::Result<Self> {
+        let settings = ServeFile::new(args.config.as_deref());
+        let file = settings.load()?.snapshotter;
+        let path = settings.path.display();
+        let choices = Self::as_set(SnapshotterSettings {
+            socket: args.socket.clone().or(file.socket),
+            engine: args.engine.clone().or(file.engine),
+            instance: args.instance.clone().or(file.instance),
+            skip: args.skip.or(file.skip),
+            ..file
+        });
+        if choices.lazy && choices.skip != args::Skip::Download {
+            bail!(
+                "{path}: lazy = true below [snapshotter], but the engine is to download each layer: set skip = \"download\", \
+                 too"
+            );
+        }
+        if choices.image_service.as_ref() == Some(&choices.socket) {
+            bail!(
+                "{path}: image-service = \"{0}\" is the service's own socket, at which the engine calls: name another one \
+                 for kubelet",
+                choices.socket.display()
+            );
+        }
+        Ok(choices)
+    }
+
+    /// As usual, but for what is set.
+    pub(crate) fn as_set(set: SnapshotterSettings) -> Self {
+        Self {
+            socket: set.socket.unwrap_or_else(|| SOCKET.into()),
+            engine: set.engine.unwrap_or_else(|| ENGINE.into()),
+            instance: set.instance.unwrap_or_else(|| INSTANCE.to_owned()),
+            skip: set.skip.unwrap_or(args::Skip::Unpack),
+            lazy: set.lazy.unwrap_or_default(),
+            trust_repository: set.trust_repository.unwrap_or_default(),
+            image_service: set.image_service,
+            gc_above: set.gc_above.unwrap_or(GC_ABOVE),
+        }
+    }
+}
+
+/// Where settings are read, also again.
+#[derive(Debug, Clone)]
+pub(crate) struct ServeFile {
+    path: PathBuf,
+    /// Of another machine, if it is one's: no link leads out of there.
+    root: Option<PathBuf>,
+    /// Whether a user named it: then it is a mistake if it is not there.
+    is_named: bool,
+}
+
+impl ServeFile {
+    /// The file that was named, or the administrator's.
+    pub(crate) fn new(named: Option<&Path>) -> Self {
+        let path = named.unwrap_or(Path::new(SYSTEM)).to_owned();
+        Self { path, root: None, is_named: named.is_some() }
+    }
+
+    /// The administrator's, of the host whose root this is.
+    pub(crate) fn below(root: &Path) -> Self {
+        let path = root.join(SYSTEM.trim_start_matches('/'));
+        Self { path, root: Some(root.to_owned()), is_named: false }
+    }
+
+    /// What it says now; what is not there sets nothing.
+    pub(crate) fn load(&self) -> anyhow::Result<ServeSettings> {
+        Ok(self.read()?.unwrap_or_default())
+    }
+
+    /// `None` if there is no file and need not be one.
+    fn read(&self) -> anyhow::Result<Option<ServeSettings>> {
+        let path = self.path.display();
+        let read = || match &self.root {
+            None => String::from_utf8(oci::files::read_settings(&self.path, FILE_MAX)?)
+                .map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error)),
+            Some(root) => {
+                let mut text = String::new();
+                regular(root, Path::new(SYSTEM))?.read_to_string(&mut text).map(|_| text)
+            }
+        };
+        match read() {
+            Ok(text) => Ok(Some(parse(&text, &path.to_string())?)),
+            Err(error) if error.kind() == ErrorKind::NotFound && !self.is_named => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {path}")),
+        }
+    }
+
+    /// What it sets for `serve --lazy`, in a line for people.
+    pub(crate) fn lazy(&self) -> Result<String, String> {
+        self.describe("--lazy", |settings| {
+            let ServeSettings { lazy_timeout, prefetch, complete, door, .. } = settings;
+            [
+                lazy_timeout.map(|it| format!("lazy-timeout {it}")),
+                prefetch.map(|it| format!("prefetch {it}")),
+                complete.map(|it| format!("complete {it}")),
+                door.map(|it| format!("door {}", it.name())),
+            ]
+        })
+    }
+
+    /// What it sets for `serve --snapshotter`, in a line for people.
+    pub(crate) fn snapshotter(&self) -> Result<String, String> {
+        self.describe("--snapshotter", |settings| {
+            let SnapshotterSettings {
+                socket,
+                engine,
+                instance,
+                skip,
+                lazy,
+                trust_repository,
+                image_service,
+                gc_above,
+            } = settings.snapshotter;
+            [
+                socket.map(|it| format!("socket {}", it.display())),
+                engine.map(|it| format!("engine {}", it.display())),
+                instance.map(|it| format!("instance {it}")),
+                skip.map(|it| format!("skip {}", it.name())),
+                lazy.map(|it| format!("lazy {it}")),
+                trust_repository.filter(|it| *it).map(|_| {
+                    "trust-index repository: whoever pushes to a repository decides what other images of the engine get for \
+                     layers of the same name"
+                        .to_owned()
+                }),
+                image_service.map(|it| format!("image-service {}", it.display())),
+                gc_above.map(|it| format!("gc-above {it}")),
+            ]
+        })
+    }
+
+    /// What it sets for `serve --mounts`, in a line for people.
+    pub(crate) fn mounts(&self) -> Result<String, String> {
+        self.describe("--mounts", |settings| settings.mounts.told())
+    }
+
+    fn describe<const N: usize>(
+        &self,
+        option: &str,
+        told: impl FnOnce(ServeSettings) -> [Option<String>; N],
+    ) -> Result<String, String> {
+        let path = self.path.display();
+        let settings = match self.read() {
+            Ok(Some(settings)) => settings,
+            Ok(None) => return Ok(format!("as usual ({path} is not there)")),
+            Err(error) => return Err(format!("`quire serve {option}` does not start: {error:#}")),
+        };
+        let set: Vec<_> = told(settings).into_iter().flatten().collect();
+        let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
+        Ok(format!("{path}: {set}"))
+    }
+}
+
+/// What a text sets. Each error names the line of `path`, the key, and what would be right.
+fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
+    let at = |place: usize| {
+        let before = text.get(..place).unwrap_or(text);
+        format!("{path}, line {}", before.matches('\n').count() + 1)
+    };
+    let table = DeTable::parse(text).map_err(|error| {
+        let place = error.span().map_or(text.len(), |it| it.start);
+        anyhow::anyhow!(
+            "{}: {}: write a setting in each line, as door = \"auto\"",
+            at(place),
+            error.message()
+        )
+    })?;
+    let mut settings = ServeSettings::default();
+    for (key, value) in table.get_ref() {
+        let place = at(key.span().start);
+        let name = &key.get_ref()[..];
+        if !matches!(name, "snapshotter" | "mounts") {
+            set(&mut settings, key, value).with_context(|| place)?;
+            continue;
+        }
+        let table = value.get_ref().as_table();
+        let table =
+            table.with_context(|| format!("{name} is no table: write [{name}] above its settings"));
+        for (key, value) in table.with_context(|| place)? {
+            let done = match name {
+                "mounts" => mounts::set(&mut settings.mounts, key, value),
+                _ => set_snapshotter(&mut settings.snapshotter, key, value),
+            };
+            done.with_context(|| at(key.span().start))?;
+        }
+    }
+    Ok(settings)
+}
+
+fn set(
+    settings: &mut ServeSettings,
+    key: &Spanned<DeString<'_>>,
+    value: &Spanned<DeValue<'_>>,
+) -> anyhow::Result<()> {
+    let value = value.get_ref();
+    match &key.get_ref()[..] {
+        "lazy-timeout" => {
+            let number = value.as_integer().filter(|it| it.radix() == 10);
+            let Some(seconds) = number.and_then(|it| it.as_str().parse().ok()) else {
+                bail!(
+                    "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for no end"
+                );
+            };
+            settings.lazy_timeout = Some(seconds);
+        }
+        "prefetch" => {
+            let Some(name) = value.as_str() else {
+                bail!("prefetch is not text: write prefetch = \"default\", or \"{NO_TRACE}\"");
+            };
+            check_trace_name(name).context("prefetch")?;
+            settings.prefetch = Some(name.to_owned());
+        }
+        "complete" => {
+            let complete = value.as_bool();
+            settings.complete = Some(complete.context("complete is neither true nor false")?);
+        }
+        "door" => {
+            let named = value.as_str().map(|it| args::Door::from_str(it, false));
+            let Some(Ok(door)) = named else {
+                bail!("door is none of \"auto\", \"fanotify\" and \"fuse\"");
+            };
+            settings.door = Some(door);
+        }
+        "mirrors" | "mirror" | "registry" | "registries" | "host" => {
+            bail!(
+                "\"{}\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
+                key.get_ref()
+            )
+        }
+        key @ ("trust" | "trust-index") => bail!(
+            "\"{key}\" is no setting: whose indexes are used is decided when an image is pulled: `quire pull --lazy \
+             --trust-index`, and signatures by policy.json"
+        ),
+        "cache" => bail!(
+            "\"cache\" is no setting: what is fetched is kept in the store, until `quire rm` and `quire gc`"
+        ),
+        key => bail!("\"{}\" is no setting: there are {KEYS}", key.escape_debug()),
+    }
+    Ok(())
+}
+
+fn set_snapshotter(
+    settings: &mut SnapshotterSettings,
+    key: &Spanned<DeString<'_>>,
+    value: &Spanned<DeValue<'_>>,
+) -> anyhow::Result<()> {
+    let text = value.get_ref().as_str();
+    let path = |key: &str| {
+        let path = text.map(Path::new).filter(|it| it.is_absolute());
+        let path = path.with_context(|| {
+            format!("{key} is no path that begins with /: write {key} = \"/run/…\"")
+        });
+        path.map(Path::to_owned)
+    };
+    match &key.get_ref()[..] {
+        "socket" => settings.socket = Some(path("socket")?),
+        "engine" => settings.engine = Some(path("engine")?),
+        "image-service" => settings.image_service = Some(path("image-service")?),
+        "instance" => {
+            let name = text.context("instance is not text: write instance = \"containerd\"")?;
+            settings.instance = Some(name.to_owned());
+        }
+        "skip" => {
+            let Some(Ok(skip)) = text.map(|it| args::Skip::from_str(it, false)) else {
+                bail!("skip is none of \"download\", \"unpack\" and \"never\"");
+            };
+            settings.skip = Some(skip);
+        }
+        "lazy" => {
+            let lazy = value.get_ref().as_bool();
+            settings.lazy = Some(lazy.context("lazy is neither true nor false")?);
+        }
+        "gc-above" => {
+            let percent = value.get_ref().as_integer().filter(|it| it.radix() == 10);
+            let percent = percent.and_then(|it| it.as_str().parse().ok());
+            settings.gc_above = Some(percent.filter(|it| *it <= 100).context(
+                "gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
+            )?);
+        }
+        "trust-index" => match text {
+            Some(trust @ ("signed" | "repository")) => {
+                settings.trust_repository = Some(trust == "repository");
+            }
+            _ => bail!("trust-index is neither \"signed\" nor \"repository\""),
+        },
+        key => bail!(
+            "\"{}\" is no setting of [snapshotter]: there are {SNAPSHOTTER_KEYS}",
+            key.escape_debug()
+        ),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn check(text: &str, expect: Result<(Option<u32>, Option<&str>), &str>) {
+        let parsed = parse(text, "f").map_err(|error| format!("{error:#}"));
+        let expect =
+            expect.map_err(ToOwned::to_owned).map(|(lazy_timeout, prefetch)| ServeSettings {
+                lazy_timeout,
+                prefetch: prefetch.map(ToOwned::to_owned),
+                ..ServeSettings::default()
+            });
+        assert_eq!(parsed, expect, "{text}");
+    }
+
+    #[test]
+    fn each_mistake_is_named_with_its_line() {
+        check("", Ok((None, None)));
+        check("# nothing\n\n", Ok((None, None)));
+        check("lazy-timeout = 0", Ok((Some(0), None)));
+        check("prefetch = \"none\"\nlazy-timeout = 3_600", Ok((Some(3600), Some("none"))));
+        let seconds =
+            "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for no end";
+        for wrong in ["\"60\"", "-1", "1.5", "4294967296", "true", "[1]"] {
+            check(&format!("\nlazy-timeout = {wrong}"), Err(&format!("f, line 2: {seconds}")));
+        }
+        let complete = |text| parse(text, "f").map(|it| it.complete);
+        assert_eq!(complete("complete = true").unwrap(), Some(true));
+        check("complete = 1", Err("f, line 1: complete is neither true nor false"));
+        let door = |text| parse(text, "f").map(|it| it.door);
+        assert_eq!(door("door = \"fuse\"").unwrap(), Some(args::Door::Fuse));
+        for wrong in ["door = true", "door = \"FUSE\""] {
+            check(wrong, Err("f, line 1: door is none of \"auto\", \"fanotify\" and \"fuse\""));
+        }
+        check(
+            "prefetch = false",
+            Err("f, line 1: prefetch is not text: write prefetch = \"default\", or \"none\""),
+        );
+        check(
+            "prefetch = \"A\"",
+            Err(
+                "f, line 1: prefetch: \"A\" is no name of a trace: use 1 to 64 lower-case letters, digits, `.`, `_` \
+                 and `-`",
+            ),
+        );
+        check(
+            "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
+            Err(
+                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete, door and \
+                 the tables [snapshotter] and [mounts]",
+            ),
+        );
+        check(
+            "[lazy]\ntimeout = 1",
+            Err(
+                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete, door and the tables \
+                 [snapshotter] and [mounts]",
+            ),
+        );
+        check(
+            "mirrors = []",
+            Err(
+                "f, line 1: \"mirrors\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
+            ),
+        );
+        let refused = |text| format!("{:#}", parse(text, "f").unwrap_err());
+        assert!(refused("trust = 1").contains("--trust-index"));
+        assert!(refused("\ncache = \"/var\"").starts_with("f, line 2: \"cache\" is no setting"));
+        for (text, line) in
+            [("lazy-timeout", 1), ("prefetch = \"a\"\nprefetch = \"b\"", 2), ("\n\n= 3", 3)]
+        {
+            let error = parse(text, "f").unwrap_err().to_string();
+            assert!(error.starts_with(&format!("f, line {line}: ")), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_snapshotter_has_a_table() {
+        let parsed = parse(
+            "complete = true\n[snapshotter]\nsocket = \"/s\"\nengine = \"/e\"\ninstance = \"k3s\"\nskip = \"download\"\n\
+             lazy = true\ntrust-index = \"repository\"\nimage-service = \"/i\"\ngc-above = 0",
+            "f",
+        )
+        .unwrap();
+        let expect = SnapshotterSettings {
+            socket: Some("/s".into()),
+            engine: Some("/e".into()),
+            instance: Some("k3s".to_owned()),
+            skip: Some(args::Skip::Download),
+            lazy: Some(true),
+            trust_repository: Some(true),
+            image_service: Some("/i".into()),
+            gc_above: Some(0),
+        };
+        assert_eq!((parsed.complete, parsed.snapshotter), (Some(true), expect));
+        for (text, expect) in [
+            (
+                "snapshotter = 1",
+                "f, line 1: snapshotter is no table: write [snapshotter] above its settings",
+            ),
+            ("[snapshotter]\nlazy = 1", "f, line 2: lazy is neither true nor false"),
+            (
+                "[snapshotter]\ntrust-index = \"any\"",
+                "f, line 2: trust-index is neither \"signed\" nor \"repository\"",
+            ),
+            (
+                "[snapshotter]\nsocket = \"s\"",
+                "f, line 2: socket is no path that begins with /: write socket = \"/run/…\"",
+            ),
+            (
+                "[snapshotter]\n\nengine = 1",
+                "f, line 3: engine is no path that begins with /: write engine = \"/run/…\"",
+            ),
+            (
+                "[snapshotter]\ninstance = []",
+                "f, line 2: instance is not text: write instance = \"containerd\"",
+            ),
+            (
+                "[snapshotter]\nskip = \"DOWNLOAD\"",
+                "f, line 2: skip is none of \"download\", \"unpack\" and \"never\"",
+            ),
+            (
+                "[snapshotter]\n\"so\\u001bcket\" = 1",
+                "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance, \
+                 skip, lazy, trust-index, image-service and gc-above",
+            ),
+            (
+                "[snapshotter]\ngc-above = 101",
+                "f, line 2: gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
+            ),
+        ] {
+            assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_named_has_to_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("serve.toml");
+        let named = ServeFile::new(Some(&path));
+        let error = format!("{:#}", named.load().unwrap_err());
+        assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
+        let usual = ServeFile { path: path.clone(), root: None, is_named: false };
+        assert_eq!(usual.load().unwrap(), ServeSettings::default());
+        assert!(usual.lazy().unwrap().starts_with("as usual ("));
+        fs::write(&path, "lazy-timeout = 5").unwrap();
+        assert_eq!(usual.load().unwrap(), named.load().unwrap());
+        assert_eq!(usual.lazy(), Ok(format!("{}: lazy-timeout 5", path.display())));
+        fs::write(&path, "lazy = 5").unwrap();
+        let refused = usual.lazy().unwrap_err();
+        assert!(refused.contains("line 1: \"lazy\" is no setting"), "{refused}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The table `[mounts]`: for whom `serve --mounts` lends images, and how much.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use image::verity::ImageId;
+use serve::mounts::{MountLimits, MountPolicy};
+use toml::Spanned;
+use toml::de::{DeString, DeValue};
+
+use crate::session::helpers;
+
+/// All that the table can set.
+const KEYS: &str = "socket, copies, users, groups, images, image-bytes, inodes, images-per-user, bytes-per-user, \
+                    requests-per-second and connections";
+
+/// Where copies lie, unless something else is set: not on tmpfs, from whose files the kernel mounts no image.
+pub(crate) const COPIES: &str = "/var/cache/quire";
+
+/// What a file sets for `serve --mounts`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MountsSettings {
+    /// Where users find the service.
+    pub(crate) socket: Option<PathBuf>,
+    /// The directory for files without names.
+    pub(crate) copies: Option<PathBuf>,
+    /// Users, by name or number.
+    users: Option<Vec<String>>,
+    /// Groups, by name or number.
+    groups: Option<Vec<String>>,
+    images: Option<BTreeSet<ImageId>>,
+    limits: MountLimits,
+}
+
+impl MountsSettings {
+    /// Who may ask, by number. `lookup` reads `/etc/passwd` and `/etc/group`. Of others the system is asked.
+    pub(crate) fn policy(
+        &self,
+        lookup: impl Fn(&str) -> std::io::Result<String>,
+    ) -> anyhow::Result<MountPolicy> {
+        let numbers = |names: &Option<Vec<String>>, file: &str| {
+            let Some(names) = names else { return Ok(None) };
+            let text = lookup(file).with_context(|| format!("cannot read {file}"))?;
+            let database = file.trim_start_matches("/etc/");
+            let found = names.iter().map(|name| {
+                let known = number(&text, name);
+                let known = known.or_else(|| number(&helpers::getent(database, name)?, name));
+                known.with_context(|| format!("\"{name}\" is not in {file}"))
+            });
+            found.collect::<anyhow::Result<BTreeSet<_>>>().map(Some)
+        };
+        Ok(MountPolicy {
+            users: numbers(&self.users, "/etc/passwd").context("users below [mounts]")?,
+            groups: numbers(&self.groups, "/etc/group").context("groups below [mounts]")?,
+            images: self.images.clone(),
+            limits: self.limits,
+        })
+    }
+
+    /// In words for people.
+    pub(super) fn told(self) -> [Option<String>; 5] {
+        let limits = (self.limits != MountLimits::default()).then(|| {
+            let it = self.limits;
+            format!(
+                "limits: image-bytes {}, inodes {}, images-per-user {}, bytes-per-user {}, requests-per-second {}, \
+                 connections {}",
+                it.image_bytes, it.inodes, it.images, it.bytes, it.requests, it.connections
+            )
+        });
+        [
+            self.socket.map(|it| format!("socket {}", it.display())),
+            self.users.map(|it| format!("users {}", it.join(" "))),
+            self.groups.map(|it| format!("groups {}", it.join(" "))),
+            self.images.map(|it| format!("{} images", it.len())),
+            limits,
+        ]
+    }
+}
+
+/// The number of a user or group, in the text of such a file. Source: passwd(5), group(5).
+fn number(text: &str, name: &str) -> Option<u32> {
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let mut found = lines.filter(|fields| fields.first() == Some(&name));
+    found.find_map(|fields| fields.get(2)?.parse().ok())
+}
+
+pub(super) fn set(
+    settings: &mut MountsSettings,
+    key: &Spanned<DeString<'_>>,
+    value: &Spanned<DeValue<'_>>,
+) -> anyhow::Result<()> {
+    let value = value.get_ref();
+    let path = |key: &str| {
+        let path = value.as_str().map(Path::new).filter(|it| it.is_absolute());
+        path.map(Path::to_owned).with_context(|| {
+            format!("{key} is no path that begins with /: write {key} = \"/run/…\"")
+        })
+    };
+    let count = |key: &str| {
+        let number = value.as_integer().filter(|it| it.radix() == 10);
+        let number = number.and_then(|it| it.as_str().parse::<u64>().ok()).filter(|it| *it > 0);
+        number.with_context(|| format!("{key} is no number above 0: write {key} = 100"))
+    };
+    let names = |key: &str| {
+        let texts = value.as_array().map(|list| {
+            let name = |it: &Spanned<DeValue<'_>>| match it.get_ref() {
+                DeValue::String(text) => Some(text.to_string()),
+                DeValue::Integer(number) => Some(number.as_str().to_owned()),
+                _ => None,
+            };
+            list.iter().map(name).collect::<Option<Vec<_>>>()
+        });
+        texts.flatten().with_context(|| format!("{key} is no list: write {key} = [\"name\", 1000]"))
+    };
+    match &key.get_ref()[..] {
+        "socket" => settings.socket = Some(path("socket")?),
+        "copies" => settings.copies = Some(path("copies")?),
+        "users" => settings.users = Some(names("users")?),
+        "groups" => settings.groups = Some(names("groups")?),
+        "images" => {
+            let texts = names("images")?;
+            let ids = texts.iter().map(|text| {
+                let id = text.parse::<ImageId>();
+                id.with_context(|| {
+                    format!("images: \"{text}\" is no id of an image: see `quire show`")
+                })
+            });
+            settings.images = Some(ids.collect::<anyhow::Result<_>>()?);
+        }
+        "image-bytes" => settings.limits.image_bytes = count("image-bytes")?,
+        "inodes" => settings.limits.inodes = count("inodes")?,
+        "images-per-user" => settings.limits.images = count("images-per-user")?,
+        "bytes-per-user" => settings.limits.bytes = count("bytes-per-user")?,
+        "requests-per-second" => settings.limits.requests = count("requests-per-second")?,
+        "connections" => settings.limits.connections = count("connections")?,
+        key => bail!("\"{}\" is no setting of [mounts]: there are {KEYS}", key.escape_debug()),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_groups_are_found_by_name_or_number() {
+        let text = "root:x:0:\nstaff:x:50:a,b\nodd\n";
+        for (name, expect) in
+            [("staff", Some(50)), ("1000", Some(1000)), ("nobody", None), ("odd", None)]
+        {
+            assert_eq!(number(text, name), expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_policy_without_names_is_for_all() {
+        let nothing = |_: &str| -> std::io::Result<String> { panic!("nothing is looked up") };
+        let policy = MountsSettings::default().policy(nothing).unwrap();
+        assert_eq!(policy, MountPolicy::default());
+        let some =
+            MountsSettings { users: Some(vec!["x".to_owned()]), ..MountsSettings::default() };
+        let error = some.policy(|_| Ok("y:x:1:\n".to_owned())).unwrap_err();
+        assert_eq!(format!("{error:#}"), "users below [mounts]: \"x\" is not in /etc/passwd");
+    }
+}

@@ -1,0 +1,125 @@
+//! `serve --snapshotter`.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use anyhow::bail;
+use serve::snapshots::{
+    CollectChoices, EngineChoices, EngineImages, LazyChoices, PATIENCE, SkipLayers,
+    SnapshotSurroundings, Snapshotter, serve_snapshots,
+};
+use store::OpenOptions;
+use transfer::lazy::TrustIndex;
+
+use crate::output::report;
+use crate::session::context::{Context, moment};
+use crate::verbs::images::pull::{pauses, settings};
+use crate::verbs::services::engine_version::EngineVersion;
+use crate::verbs::services::engines;
+use crate::verbs::services::lazy::{resources, starter};
+use crate::verbs::services::notify::{self, ServiceStep};
+use crate::verbs::services::settings::SnapshotterChoices;
+use crate::{Answer, args};
+
+/// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.
+pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
+
+pub(crate) fn serve(
+    context: &Context,
+    args: &crate::verbs::services::serve::Serve,
+) -> anyhow::Result<Answer> {
+    let wanted = SnapshotterChoices::of(args)?;
+    if let Some(engine) = args.print_config {
+        return print_config(context, args.version, &wanted, engine);
+    }
+    if !context.who().is_host_root() {
+        bail!("serve --snapshotter: only the host's root may mount roots for an engine");
+    }
+    // A machine starts it before the first pull.
+    let store = context.open(OpenOptions::create())?;
+    let place = store.path().display().to_string();
+    // What is wrong with them is told now, not at the first container.
+    drop(crate::session::policy::policies(context)?);
+    let of_policies = context.clone();
+    let mut surroundings = SnapshotSurroundings {
+        policies: Box::new(move || {
+            crate::session::policy::policies(&of_policies).map_err(|error| format!("{error:#}"))
+        }),
+        now: Box::new(moment),
+        in_an_hour: Box::new(|| report::rfc3339(moment().seconds.saturating_add(3600))),
+        threads: std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+        scratch: std::env::temp_dir(),
+        search: context.search(),
+        skip: match wanted.skip {
+            args::Skip::Download => SkipLayers::Download,
+            args::Skip::Unpack => SkipLayers::Unpack,
+            args::Skip::Never => SkipLayers::Never,
+        },
+        lazy: None,
+        collect: Some(CollectChoices {
+            apart: CollectChoices::APART,
+            at_once_above: wanted.gc_above,
+        }),
+        patience: PATIENCE,
+    };
+    let ready = || {
+        if !context.is_quiet() {
+            let text = format!(
+                "snapshots of {} in {place} for engines at {}",
+                wanted.instance,
+                wanted.socket.display()
+            );
+            // Whoever started it may have gone on.
+            let _told = report::line(&text);
+        }
+        notify::tell(ServiceStep::Ready);
+    };
+    let work = |stop| -> anyhow::Result<()> {
+        let choices = engine_choices(context, args, &wanted)?;
+        let images = Arc::new(EngineImages::new(&store, choices));
+        let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
+        surroundings.lazy = Some(LazyChoices { images, starts, image_service });
+        let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
+        Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
+    };
+    notify::serve_until_asked(work)??;
+    Ok(Answer::Yes)
+}
+
+/// How images come whose layers are not here.
+fn engine_choices(
+    context: &Context,
+    args: &crate::verbs::services::serve::Serve,
+    wanted: &SnapshotterChoices,
+) -> anyhow::Result<EngineChoices> {
+    let (of_policies, of_registries) = (context.clone(), context.clone());
+    let registry = args.registry.clone();
+    Ok(EngineChoices {
+        policies: Box::new(move || Ok(crate::session::policy::policies(&of_policies)?)),
+        registries: Box::new(move |cancel| {
+            let (who, pauses) = (of_registries.who(), pauses(&of_registries));
+            Ok(settings(who, &registry, cancel, pauses)?)
+        }),
+        has_credentials: args.registry.authfile.is_some(),
+        trust: match wanted.trust_repository {
+            true => TrustIndex::Repository,
+            false => TrustIndex::Signed,
+        },
+        starter: starter(context, &args.registry)?,
+        resources: resources(),
+    })
+}
+
+/// The text goes to standard output, so that it can be put into a file; what to do with it goes beside it.
+fn print_config(
+    context: &Context,
+    version: Option<EngineVersion>,
+    wanted: &SnapshotterChoices,
+    engine: args::Engine,
+) -> anyhow::Result<Answer> {
+    let socket = std::path::absolute(&wanted.socket)?;
+    let config = engines::config(engine, version, &socket, &context.store_directory()?)?;
+    report::line(config.text.trim_end())?;
+    context.remark(&config.remark);
+    Ok(Answer::Yes)
+}

@@ -1,0 +1,159 @@
+//! What `fsck --repair` has removed comes back, from the registries that images came from; and whom damage hurts besides
+//! names: container engines.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use image::verity::ImageId;
+use store::{Digest, RefName, Reference, SnapshotKind, Store, StoredSnapshot};
+
+use crate::session::context::Context;
+use crate::session::layers;
+
+/// The name of an image, as kubelet's and containerd's CRI note it. Source: containerd's `pkg/snapshotters/annotations.go`.
+const IMAGE_NAME: &str = "containerd.io/snapshot/cri.image-ref";
+/// How many snapshots without the name of an image are named.
+const UNNAMED_MAX: usize = 3;
+
+/// What container engines have in the store.
+#[derive(Debug, Default)]
+pub(crate) struct EngineUses {
+    images: BTreeMap<ImageId, BTreeSet<EngineUse>>,
+    layers: BTreeMap<Digest, BTreeSet<EngineUse>>,
+}
+
+/// An engine's image, or one of its snapshots.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EngineUse {
+    instance: String,
+    /// The image's name, if the engine noted it.
+    image: Option<String>,
+    snapshot: String,
+}
+
+impl EngineUses {
+    pub(crate) fn of(store: &Store) -> anyhow::Result<Self> {
+        let mut uses = Self::default();
+        for StoredSnapshot { instance, record, .. } in store.snapshots.all()?.0 {
+            let SnapshotKind::Committed(content) = &record.kind else { continue };
+            let used = EngineUse {
+                instance,
+                image: record.labels.get(IMAGE_NAME).cloned(),
+                snapshot: record.name.clone(),
+            };
+            if let Some(image) = content.image {
+                uses.images.entry(image).or_default().insert(used.clone());
+            }
+            uses.layers.entry(content.layer).or_default().insert(used);
+        }
+        Ok(uses)
+    }
+
+    /// Who has an image, as text.
+    pub(crate) fn of_image(&self, image: &ImageId) -> Vec<String> {
+        self.images.get(image).map(texts).unwrap_or_default()
+    }
+
+    /// Who has a layer, as text.
+    pub(crate) fn of_layer(&self, layer: &Digest) -> Vec<String> {
+        self.layers.get(layer).map(texts).unwrap_or_default()
+    }
+
+    /// Those that lack something.
+    fn lost(&self, store: &Store) -> BTreeSet<&EngineUse> {
+        let images = self.images.iter();
+        let images =
+            images.filter(|it| store.lacking(it.0).map_or(true, |lacks| !lacks.is_empty()));
+        let layers = self.layers.iter();
+        let layers = layers.filter(|it| !store.has_whole_layer(it.0).unwrap_or(false));
+        images.flat_map(|it| it.1).chain(layers.flat_map(|it| it.1)).collect()
+    }
+}
+
+/// Names of images, each once, and some of snapshots without.
+fn texts(uses: &BTreeSet<EngineUse>) -> Vec<String> {
+    let named = uses.iter().filter_map(|it| Some((&it.instance, it.image.as_deref()?)));
+    let named: BTreeSet<_> = named.collect();
+    let mut texts: Vec<_> =
+        named.iter().map(|(instance, image)| format!("{instance}: {image}")).collect();
+    let unnamed: Vec<_> = uses.iter().filter(|it| it.image.is_none()).collect();
+    let some = unnamed.iter().take(UNNAMED_MAX);
+    texts.extend(some.map(|it| format!("{}: snapshot {}", it.instance, it.snapshot)));
+    if let Some(more @ 1..) = unnamed.len().checked_sub(UNNAMED_MAX) {
+        texts.push(format!("{more} more snapshots"));
+    }
+    texts
+}
+
+/// Brings back what names lack, and says what is still lost and what to do about it.
+pub(crate) fn bring_back(
+    context: &Context,
+    store: &Store,
+    args: &crate::verbs::store::check::Fsck,
+) -> anyhow::Result<()> {
+    let (refs, _) = store.refs.readable()?;
+    let is_lost = |reference: &Reference| {
+        !transfer::is_whole(store, &reference.image, reference.manifest.as_ref())
+    };
+    for (name, reference) in refs.into_iter().filter(|it| is_lost(&it.1)) {
+        let origin = reference.manifest.and_then(|it| layers::origin(store, &reference.image, it));
+        let Some(origin) = origin else {
+            context.remark(&format!(
+                "{name} lacks data, and did not come from a registry: import it again"
+            ));
+            continue;
+        };
+        // It may stand for an image with other devices now.
+        let is_whole = || store.refs.get(&name).is_ok_and(|it| it.is_some_and(|it| !is_lost(&it)));
+        if fetch(context, args, &name, &origin) && is_whole() {
+            context.remark(&format!("{name} is whole again: fetched from {origin}"));
+        }
+    }
+    for used in EngineUses::of(store)?.lost(store) {
+        let EngineUse { instance, image, snapshot } = used;
+        let what = image.as_ref().map_or_else(|| format!("snapshot {snapshot}"), Clone::clone);
+        let pull = image.as_deref().unwrap_or("NAME");
+        context.remark(&format!(
+            "engine {instance}: {what} lacks data. Its next container reads it again if the engine still has the layer; else \
+             `quire pull {pull}` brings it back"
+        ));
+    }
+    store.clear_lacking()?;
+    Ok(())
+}
+
+/// Pulls an image again. Only what is missing is fetched.
+#[cfg(feature = "registry")]
+fn fetch(
+    context: &Context,
+    args: &crate::verbs::store::check::Fsck,
+    name: &RefName,
+    origin: &str,
+) -> bool {
+    if args.no_fetch {
+        tell_how(context, name, origin, None);
+        return false;
+    }
+    match crate::verbs::images::pull::pull_again(context, name, origin, &args.registry) {
+        Ok(()) => true,
+        Err(error) => {
+            tell_how(context, name, origin, Some(&error));
+            false
+        }
+    }
+}
+
+#[cfg(not(feature = "registry"))]
+fn fetch(
+    context: &Context,
+    _: &crate::verbs::store::check::Fsck,
+    name: &RefName,
+    origin: &str,
+) -> bool {
+    tell_how(context, name, origin, None);
+    false
+}
+
+fn tell_how(context: &Context, name: &RefName, origin: &str, why: Option<&anyhow::Error>) {
+    let why = why.map_or_else(String::new, |it| format!(", and cannot be fetched now: {it:#}"));
+    context.remark(&format!("{name} lacks data{why}. `quire pull {origin} {name}` brings it back"));
+}

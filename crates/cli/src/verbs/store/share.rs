@@ -1,0 +1,56 @@
+//! `share`: all users of the host may use the images of this store.
+
+use anyhow::bail;
+use clap::Args;
+use store::{OpenOptions, Sharing};
+
+use crate::Answer;
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct Share {
+    /// Keep the store to its owner again
+    #[arg(long)]
+    pub(crate) undo: bool,
+}
+
+impl VerbArgs for Share {
+    const NAME: &'static str = "share";
+    const ABOUT: &'static str = "Let all users of this host use the images of the store";
+    const DETAILS: &'static str = "\
+        They can read every file of every image then, whatever its mode in the image. They can change nothing, \
+        and containers, pulls and credentials stay the owner's. Users mount and run images of root's store as if \
+        they were in their own.";
+    const EXAMPLES: &'static str = "quire share\n  quire share --undo";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        share(context, self)
+    }
+}
+
+pub(crate) fn share(context: &Context, args: &Share) -> anyhow::Result<Answer> {
+    if !args.undo && !context.outside().is_host_root() {
+        bail!(
+            "only root shares a store: others do not use what another user can change. `sudo quire pull` and `sudo quire \
+             share` bring an image to all users"
+        );
+    }
+    let store = context.open(OpenOptions::write())?;
+    let wanted = if args.undo { Sharing::Owner } else { Sharing::All };
+    let was = store.sharing()?;
+    store.share(wanted)?;
+    let path = store.path().display();
+    context.remark(&match (wanted, was) {
+        (Sharing::All, Sharing::All) => format!("{path} is shared already"),
+        (Sharing::All, Sharing::Owner) => format!(
+            "all users of this host can now read all files of all images in {path}, also those that only root may read in \
+             an image; `quire share --undo` ends that"
+        ),
+        (Sharing::Owner, Sharing::All) => {
+            format!("{path} is no longer shared; containers and mounts of others keep what they have open")
+        }
+        (Sharing::Owner, Sharing::Owner) => format!("{path} is not shared"),
+    });
+    Ok(Answer::Yes)
+}

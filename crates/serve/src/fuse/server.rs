@@ -1,0 +1,121 @@
+//! Mounts images by FUSE, from processes that stay behind.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use container::bundle::userns::OwnIds;
+use container::root::{Above, ServeImage, ServedImage, TrustedImage, WithXattrs};
+use kernel::fuse::{FuseConnection, FuseError};
+use kernel::mount::{Detached, FuseAccess, FuseOptions};
+use kernel::process::{UserNamespace, Who};
+use rustix::fs::FileType;
+
+use super::host;
+use super::{FuseView, Mounts, open, set_apart, start};
+
+/// Serves images from processes that stay behind.
+#[derive(Debug)]
+pub struct FuseServer(Who);
+
+impl FuseServer {
+    /// For this user.
+    #[must_use]
+    pub const fn new(who: Who) -> Self {
+        Self(who)
+    }
+}
+
+const NO_DEVICE: &str =
+    "/dev/fuse is not there, or not for users: load the module `fuse`, or give the device mode 666";
+
+/// Whether this user may use FUSE.
+///
+/// # Errors
+/// Why not, with the way out.
+pub fn check_device() -> Result<(), &'static str> {
+    FuseConnection::open().map(drop).or(Err(NO_DEVICE))
+}
+
+/// Why an image is not mounted.
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+impl ServeImage for FuseServer {
+    fn serve(
+        &self,
+        image: &TrustedImage,
+        name: &str,
+        with_xattrs: WithXattrs,
+        above: Above,
+    ) -> Result<ServedImage, Failed> {
+        let ids = ids(self.0)?;
+        let mut tree = open(image, FuseView::Namespace, ids)?;
+        let apart = match with_xattrs {
+            WithXattrs::Served => None,
+            WithXattrs::Apart => set_apart(&mut tree, name).unwrap_or_else(|error| {
+                tracing::info!(
+                    error = &*Failed::from(error),
+                    "all files are served with their xattrs"
+                );
+                None
+            }),
+        };
+        if apart.is_none() && above == Above::Nothing {
+            tree.set_view(FuseView::Alone);
+        }
+        let connection = FuseConnection::open().map_err(|error| match error {
+            FuseError::Open(errno) => format!("{NO_DEVICE} ({errno})").into(),
+            error => Failed::from(error),
+        })?;
+        let options = FuseOptions {
+            root: FileType::Directory,
+            owner: (self.0.user, self.0.group),
+            access: FuseAccess::Everybody,
+            name,
+        };
+        let mount = kernel::mount::fuse(connection.as_fd(), &options)?;
+        start(&connection, &tree, Mounts::Few)?;
+        Ok(ServedImage { mount, apart })
+    }
+}
+
+/// The ids that there are, if not all.
+fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
+    match who.namespace {
+        UserNamespace::Initial => Ok(None),
+        UserNamespace::Other => OwnIds::read().map(Some),
+    }
+}
+
+impl FuseServer {
+    /// Checks an image and mounts it for root, attached nowhere. `source` is what lists of mounts show.
+    ///
+    /// # Errors
+    /// If the image is not sound, or the kernel refuses.
+    pub fn mount(&self, image: &TrustedImage, source: &str) -> Result<Detached, Failed> {
+        image.check()?;
+        Ok(self.serve(image, source, WithXattrs::Served, Above::Nothing)?.mount)
+    }
+
+    /// Mounts an image on a directory of the host, only for its user. `program` is the path of `fusermount3`, which ends the
+    /// mount, too.
+    ///
+    /// # Errors
+    /// If the image cannot be read, or the program refuses.
+    pub fn mount_at(
+        &self,
+        image: &TrustedImage,
+        name: &str,
+        (program, directory): (&Path, &Path),
+        executable: host::Executable,
+    ) -> Result<(), Failed> {
+        let tree = open(image, FuseView::Owner, ids(self.0)?)?;
+        let connection = host::mount(program, directory, name, executable)?;
+        let started = start(&connection, &tree, Mounts::Same);
+        if started.is_err() {
+            // The first error is the one that matters.
+            drop(host::unmount(program, directory, true));
+        }
+        started?;
+        Ok(())
+    }
+}

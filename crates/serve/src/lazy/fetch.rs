@@ -1,0 +1,172 @@
+//! Where the bytes of a layer are fetched from: blobs that the store keeps, and the registries that its images came from.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Cursor, Read};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::blobs::{BlobSource, FailingReader, Whole};
+use oci::reference::Reference;
+use oci::registry::{Registry, RegistryError, Settings};
+use store::Store;
+use transfer::StoredImage;
+use transfer::lazy::KeptBlobs;
+
+use super::service::AnyError;
+
+/// How long layers of one repository share its connections and tokens, from the first one on. A later mount sees logins,
+/// mirrors and certificates that have changed since.
+const SHARED: Duration = Duration::from_secs(60);
+
+/// Blobs that the store keeps, or registries have.
+pub struct StoreBlobs<'a> {
+    kept: KeptBlobs<'a>,
+    /// Kept blobs with wrong bytes, as far as an index can be believed: the fault may be its own.
+    damaged: Mutex<BTreeSet<BlobKey>>,
+    settings: Settings,
+    /// The registries of each blob, in the order in which they are asked for it.
+    registries: Mutex<BTreeMap<BlobKey, Vec<Arc<Registry>>>>,
+    /// Those that were made a moment ago, by registry and repository.
+    recent: Mutex<BTreeMap<(String, String), RecentRegistry>>,
+}
+
+impl std::fmt::Debug for StoreBlobs<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreBlobs").finish_non_exhaustive()
+    }
+}
+
+/// A blob, as a layer of this manifest's image: each image has registries of its own.
+pub(super) type BlobKey = (Option<Digest>, Digest);
+
+/// The blobs of one image.
+#[derive(Debug)]
+pub struct ImageBlobs<'b, 'a> {
+    all: &'b StoreBlobs<'a>,
+    manifest: Option<Digest>,
+}
+
+/// A repository, and when it was first used.
+type RecentRegistry = (Instant, Arc<Registry>);
+
+impl<'a> StoreBlobs<'a> {
+    /// For a store, with the settings of its registries.
+    #[must_use]
+    pub fn new(store: &'a Store, settings: Settings) -> Self {
+        Self {
+            kept: KeptBlobs(store),
+            damaged: Mutex::default(),
+            settings,
+            registries: Mutex::default(),
+            recent: Mutex::default(),
+        }
+    }
+
+    /// Looks up where the layers of an image are: a layer may have no device.
+    ///
+    /// # Errors
+    /// When the store's records of the image cannot be read.
+    pub fn know_layers(&self, image: &ImageId, manifest: &Digest) -> Result<(), AnyError> {
+        let store = self.kept.0;
+        let mut sources = transfer::lazy::sources(store, image)?;
+        sources.sort_by_key(|it| it.digest() != Some(manifest));
+        for layer in StoredImage::load(store, manifest)?.manifest.layers {
+            let blob = (Some(*manifest), layer.digest);
+            if self.registries(blob).is_empty() {
+                self.know(blob, &sources);
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of the image of a manifest.
+    #[must_use]
+    pub const fn of(&self, manifest: Option<Digest>) -> ImageBlobs<'_, 'a> {
+        ImageBlobs { all: self, manifest }
+    }
+
+    /// Notes who is asked for a blob. A registry that cannot be asked as it is configured is left out.
+    pub(super) fn know(&self, blob: BlobKey, sources: &[Reference]) {
+        let mut asked = BTreeSet::new();
+        let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
+        let made = new.filter_map(|it| {
+            let registry = self.registry(it);
+            let failed = |error: &RegistryError| {
+                let error: &dyn std::error::Error = error;
+                tracing::error!(registry = it.registry(), error, "the registry is not asked");
+            };
+            registry.inspect_err(failed).ok()
+        });
+        let made = made.collect();
+        lock(&self.registries).insert(blob, made);
+    }
+
+    /// The repository of `reference`, with the connections and tokens of another layer that was just mounted.
+    fn registry(&self, reference: &Reference) -> Result<Arc<Registry>, RegistryError> {
+        let mut recent = lock(&self.recent);
+        recent.retain(|_, (made, _)| made.elapsed() < SHARED);
+        let name = (reference.registry().to_owned(), reference.repository().to_owned());
+        if let Some((_, registry)) = recent.get(&name) {
+            return Ok(Arc::clone(registry));
+        }
+        let registry = Arc::new(Registry::new(reference, &self.settings)?);
+        recent.insert(name, (Instant::now(), Arc::clone(&registry)));
+        Ok(registry)
+    }
+
+    pub(super) fn registries(&self, blob: BlobKey) -> Vec<Arc<Registry>> {
+        let all = lock(&self.registries);
+        let (manifest, digest) = blob;
+        let any = || all.iter().find(|it| manifest.is_none() && it.0.1 == digest).map(|it| it.1);
+        all.get(&blob).or_else(any).cloned().unwrap_or_default()
+    }
+}
+
+impl BlobSource for ImageBlobs<'_, '_> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        match self.ranges(digest, size, &[range], Whole::Read) {
+            Ok(parts) => Box::new(Cursor::new(parts.concat())),
+            Err(error) => Box::new(FailingReader::new(error)),
+        }
+    }
+
+    fn ranges(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        let mut failed =
+            io::Error::other("the store keeps no such blob, and knows no registry that has it");
+        let all = self.all;
+        if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
+            match all.kept.ranges(digest, size, ranges, whole) {
+                Ok(parts) => return Ok(parts),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => failed = error,
+            }
+        }
+        for registry in all.registries((self.manifest, *digest)) {
+            match BlobSource::ranges(&*registry, digest, size, ranges, whole) {
+                Ok(parts) => return Ok(parts),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    fn distrust(&self, digest: &Digest) -> bool {
+        let registries = self.all.registries((self.manifest, *digest));
+        let is_kept = lock(&self.all.damaged).insert((self.manifest, *digest));
+        let others = registries.iter().filter(|it| it.distrust(digest)).count();
+        others > 0 || (is_kept && !registries.is_empty())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

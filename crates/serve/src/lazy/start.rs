@@ -1,0 +1,223 @@
+//! Starts the service for lazy devices where a mount needs it and none runs.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kernel::mount::Propagation;
+use kernel::process::{ProcessError, Setup, Who, spawn};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::client::LazyService;
+use super::keeper::Program;
+
+/// A service that was started like this ends when nothing was in use for so many seconds.
+pub const STARTED_IDLE: u32 = 300;
+/// How long it may take until it can be asked.
+const BEGIN: Duration = Duration::from_secs(30);
+/// One that ended at once found that another one was starting. That one may take so long.
+const OTHER: Duration = Duration::from_secs(5);
+const TURN: Duration = Duration::from_millis(10);
+/// The most bytes of its messages that are shown.
+const TOLD: u64 = 2048;
+
+/// How the service of a store is found, or started where none runs.
+pub struct Starter {
+    /// The program that is started. It prints a line once it can be asked, and ends [`STARTED_IDLE`] after its last use.
+    pub program: Program,
+    /// Options of registries, as on a command line, that a service which runs already does not know.
+    pub options: Vec<String>,
+    /// The user: only the host's root starts one.
+    pub who: Who,
+    /// Prints a remark for the user.
+    pub remark: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Starter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Starter").field("program", &self.program).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no service.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// It does not run, and this user may not start it.
+    #[error("no service fills the lazy devices of this store: root starts `quire serve --lazy`")]
+    NotRoot,
+    /// It does not run, and does not start.
+    #[error(
+        "no service fills the lazy devices of this store, and none starts (its messages are in {})", log.display()
+    )]
+    Start {
+        /// The file with its messages.
+        log: PathBuf,
+        /// The reason.
+        source: NotStarted,
+    },
+    /// A socket is there that cannot be connected to.
+    #[error("cannot connect to the service for lazy devices")]
+    Connect(#[source] io::Error),
+}
+
+/// Why a service does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotStarted {
+    /// A file or directory for it.
+    #[error("cannot make {}", path.display())]
+    Make {
+        /// The path.
+        path: PathBuf,
+        /// The disk's answer.
+        source: io::Error,
+    },
+    /// The program.
+    #[error(transparent)]
+    Spawn(#[from] ProcessError),
+    /// Its output or its socket.
+    #[error("cannot talk to it")]
+    Talk(#[source] io::Error),
+    /// It has ended.
+    #[error("it ended: {0}")]
+    Ended(String),
+    /// It does not listen.
+    #[error("it cannot be asked after {} seconds", BEGIN.as_secs())]
+    Silent,
+}
+
+impl Starter {
+    /// Connects to the service in a folder (see [`folder_of`](super::folder_of)), and starts it if there is none.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn service(&self, folder: &Path) -> Result<LazyService, StartError> {
+        if let Some(service) = LazyService::connect(folder).map_err(StartError::Connect)? {
+            if !self.options.is_empty() {
+                let options = self.options.join(" ");
+                (self.remark)(&format!(
+                    "the service that runs fetches with its own credentials and settings: `quire serve --lazy --replace \
+                     {options}` gives it these"
+                ));
+            }
+            return Ok(service);
+        }
+        if !self.who.is_host_root() {
+            return Err(StartError::NotRoot);
+        }
+        let log = log_of(folder);
+        self.start(folder, &log).map_err(|source| StartError::Start { log, source })
+    }
+
+    fn start(&self, folder: &Path, log: &Path) -> Result<LazyService, NotStarted> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            |source| NotStarted::Make { path, source }
+        };
+        if let Some(parent) = log.parent() {
+            // As the service makes it.
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
+            made.map_err(failed(parent))?;
+        }
+        let mut options = File::options();
+        options.append(true).create(true).mode(0o600);
+        let messages = options.open(log).and_then(|it| it.set_len(0).map(|()| it));
+        let messages = messages.map_err(failed(log))?;
+        let mut command = Command::new(&self.program.path);
+        command.args(&self.program.arguments).current_dir("/").env_remove("NOTIFY_SOCKET");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::from(messages));
+        let setup = Setup { own_session: true, own_mounts: own_mounts(), ..Setup::default() };
+        let started = spawn(command, &setup)?;
+        let mut output = started.stdout.expect("its output is a pipe");
+        let begun = Instant::now();
+        let (mut ended, mut is_ready) = (None, false);
+        loop {
+            let found = LazyService::connect(folder).map_err(NotStarted::Talk)?;
+            // The one that was found may be another one, which was started at the same moment.
+            let is_known = is_ready || ended.is_some() || begun.elapsed() > BEGIN;
+            if let Some(service) = found.filter(|_| is_known) {
+                if is_ready {
+                    (self.remark)(&format!(
+                        "started `quire serve --lazy`, which ends {} minutes after the last use",
+                        STARTED_IDLE / 60
+                    ));
+                }
+                return Ok(service);
+            }
+            match ended {
+                None if begun.elapsed() > BEGIN => return Err(NotStarted::Silent),
+                Some(ended) if Instant::now() > ended => return Err(NotStarted::Ended(told(log))),
+                Some(_) => thread::sleep(TURN),
+                None => {
+                    let wait = Timespec { tv_sec: 0, tv_nsec: TURN.subsec_nanos().into() };
+                    let ready = poll(
+                        &mut [PollFd::from_borrowed_fd(output.as_fd(), PollFlags::IN)],
+                        Some(&wait),
+                    );
+                    // It says something when it is ready. At its end there is nothing.
+                    if ready.is_ok_and(|it| it > 0) {
+                        match output.read(&mut [0; 256]).map_err(NotStarted::Talk)? {
+                            0 => ended = Some(Instant::now() + OTHER),
+                            _ => is_ready = true,
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The service outlives the command that starts it. In a mount namespace that may end, it would keep that namespace, and so the
+/// lazy mounts in it, and it ends when there are none. So it has a copy, from before the mount.
+fn own_mounts() -> Option<Propagation> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    (namespace("1")? != namespace("self")?).then_some(Propagation::Downstream)
+}
+
+/// Where a service that a mount started writes its messages. They stay when it ends.
+#[must_use]
+pub fn log_of(folder: &Path) -> PathBuf {
+    folder.with_extension("log")
+}
+
+/// Removes the messages of a service that ends, if there are none.
+pub fn remove_empty_log(folder: &Path) {
+    let log = log_of(folder);
+    if fs::metadata(&log).is_ok_and(|it| it.is_file() && it.len() == 0) {
+        let _it_is_in_nobodys_way = fs::remove_file(&log);
+    }
+}
+
+/// The first lines of its messages, in one.
+fn told(log: &Path) -> String {
+    let mut text = String::new();
+    let read = File::open(log).and_then(|it| it.take(TOLD).read_to_string(&mut text));
+    match read {
+        Ok(0) | Err(_) => "it said nothing".to_owned(),
+        Ok(_) => text.lines().map(str::trim).collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// Leaves the control group of whoever wanted the mount. A service manager that ends that group with all its processes would
+/// end keeper and service at once, and readers would see zeros.
+pub fn leave_group() {
+    let root = Path::new("/sys/fs/cgroup");
+    if !root.join("cgroup.controllers").exists() {
+        tracing::debug!("there is no control group of version 2");
+        return;
+    }
+    let group = root.join("quire-lazy");
+    let made = match fs::create_dir(&group) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => fs::write(group.join("cgroup.procs"), "0"),
+    };
+    if let Err(error) = made {
+        tracing::debug!(%error, "the service stays in the control group of the mount");
+    }
+}

@@ -1,0 +1,192 @@
+//! What the service has from its store: indexes, traces, and images that become complete.
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use image::digest::Digest;
+use image::verity::{DeviceId, ImageId};
+use store::{Form, Presence, Seconds, Store, Trace};
+use transfer::import::{self, BUDGET, Completed, ImportSurroundings};
+use transfer::lazy::LayerIndex;
+
+use super::fetch::StoreBlobs;
+use super::fill::LayerSource;
+use super::service::{AnyError, Supply};
+
+/// The name by which a mount asks for no trace.
+pub const NO_TRACE: &str = "none";
+
+/// The resources of imports that a service makes. They show no progress.
+#[derive(Debug)]
+pub struct ImportResources {
+    /// The clock.
+    pub now: fn() -> Seconds,
+    /// Threads of an import.
+    pub threads: NonZeroUsize,
+    /// The directory for unfinished files.
+    pub scratch: PathBuf,
+}
+
+impl ImportResources {
+    /// As an import takes them; it ends once `cancel` is set.
+    #[must_use]
+    pub fn until<'a>(&'a self, cancel: &'a AtomicBool) -> ImportSurroundings<'a> {
+        ImportSurroundings {
+            now: (self.now)(),
+            threads: self.threads,
+            budget: BUDGET,
+            scratch: &self.scratch,
+            progress: &|_| {},
+            cancel,
+        }
+    }
+}
+
+/// Where indexes and blobs come from: the store, and the registries that its images came from.
+pub struct StoreSupply<'a> {
+    store: &'a Store,
+    blobs: StoreBlobs<'a>,
+    /// The name of the trace for mounts that name none, asked for each.
+    usual_trace: &'a (dyn Fn() -> String + Sync),
+    resources: &'a ImportResources,
+}
+
+impl std::fmt::Debug for StoreSupply<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreSupply").field("resources", &self.resources).finish_non_exhaustive()
+    }
+}
+
+impl Supply for StoreSupply<'_> {
+    fn index(
+        &self,
+        device: &DeviceId,
+        manifest: Option<&Digest>,
+    ) -> Result<Option<LayerIndex>, AnyError> {
+        let Some(index) = LayerIndex::load(self.store, device, manifest)? else { return Ok(None) };
+        let mut sources = Vec::new();
+        // One record that is damaged keeps no other image from its bytes, and what is here needs no source.
+        // Only those who had such an image are asked for its layers. It may have no name any more, and be in use.
+        for image in self.images_with(device)? {
+            match transfer::lazy::sources(self.store, &image) {
+                Ok(found) => sources.extend(found),
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(%image, error, "where the image is from is not known");
+                }
+            }
+        }
+        // Another image may have this device, too, and a registry that does not answer.
+        sources.sort_by_key(|it| it.digest() != manifest);
+        self.blobs.know((manifest.copied(), index.head.blob), &sources);
+        Ok(Some(index))
+    }
+
+    fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_> {
+        let manifest = manifest.copied();
+        let registries = self.blobs.registries((manifest, index.head.blob));
+        let host = registries.first().map(|it| it.registry().into());
+        LayerSource { blobs: Box::new(self.blobs.of(manifest)), manifest, host }
+    }
+
+    fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError> {
+        let usual = (self.usual_trace)();
+        let name = name.unwrap_or(&usual);
+        if name == NO_TRACE {
+            return Ok(None);
+        }
+        Ok(self.store.downloads.traces(image)?.get(name).cloned())
+    }
+
+    fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
+        let images = self.images_with(device).unwrap_or_default();
+        let Some(image) = images.first() else { return Vec::new() };
+        self.store.file_places(image, device).unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(%device, error, "where its files are is not known");
+            Vec::new()
+        })
+    }
+
+    fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError> {
+        let named = self.store.refs.all()?.into_iter();
+        let named = named.filter(|it| it.1.form == Form::Tar);
+        let named = named.filter_map(|it| Some((it.1.image, it.1.manifest?)));
+        // A container keeps its image though the name has gone to another.
+        let used = self.store.containers.all()?.into_iter();
+        let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
+        // Engines have images that have no name.
+        let (snapshots, damaged) = self.store.snapshots.all()?;
+        for error in damaged {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(error, "the image of a snapshot is not known");
+        }
+        let of_engines = snapshots.iter().filter_map(|it| it.record.content()?.lazy);
+        let of_engines = of_engines.map(|it| (it.image, it.manifest));
+        let mut images = BTreeSet::new();
+        for (image, manifest) in named.chain(used).chain(of_engines) {
+            // Or another import has brought the device, while it was filled.
+            if self.store.sparse_devices(&image)?.contains(device)
+                || self.store.presence_of(&image, Some(&manifest))? == Presence::Unproven
+            {
+                images.insert((image, manifest));
+            }
+        }
+        // One that cannot be made complete keeps no other from it.
+        let done = images.iter().map(|it| self.complete(&it.0, &it.1, cancel));
+        let done: Vec<_> = done.collect();
+        done.into_iter().collect()
+    }
+}
+
+impl<'a> StoreSupply<'a> {
+    /// Of a store, whose blobs come from `blobs`.
+    #[must_use]
+    pub fn new(
+        store: &'a Store,
+        blobs: StoreBlobs<'a>,
+        usual_trace: &'a (dyn Fn() -> String + Sync),
+        resources: &'a ImportResources,
+    ) -> Self {
+        Self { store, blobs, usual_trace, resources }
+    }
+
+    /// All images of which this is a device that may lack something. One that cannot be read keeps no other from its bytes.
+    fn images_with(&self, device: &DeviceId) -> Result<Vec<ImageId>, store::DiskError> {
+        let has = |image: &ImageId| match self.store.sparse_devices(image) {
+            Ok(devices) => devices.contains(device),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%image, error, "the devices of the image are not known");
+                false
+            }
+        };
+        Ok(self.store.images.ids()?.into_iter().filter(has).collect())
+    }
+
+    /// Makes an image complete if all bytes of its devices are here.
+    fn complete(
+        &self,
+        image: &ImageId,
+        manifest: &Digest,
+        cancel: &AtomicBool,
+    ) -> Result<(), AnyError> {
+        self.blobs.know_layers(image, manifest)?;
+        let surroundings = self.resources.until(cancel);
+        let blobs = self.blobs.of(Some(*manifest));
+        match import::complete(self.store, image, manifest, &blobs, &surroundings)? {
+            Completed::NotYet => {}
+            Completed::Same => tracing::info!(%image, "the image is complete"),
+            Completed::Other(right) => tracing::error!(
+                %image,
+                %right,
+                "the index of the image was wrong, or made with other options: its layers make another image, which has its \
+                 names now; stop the containers that run from it"
+            ),
+        }
+        Ok(())
+    }
+}
