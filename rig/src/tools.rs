@@ -18,7 +18,8 @@ use crate::process::{find, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 pub use engines::{
-    CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, crictl, docker, soci,
+    CONTAINERD, CONTAINERD_1_7, CONTAINERD_2_1, Containerd, containerd, crictl, docker, kubelet,
+    soci,
 };
 
 /// What tests and the demo call, as Debian names it; the first word is a program of the package.

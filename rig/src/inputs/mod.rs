@@ -74,6 +74,8 @@ enum Input {
     Docker,
     /// crictl, a client of Kubernetes' interface to engines, for the same: needs Go
     Crictl,
+    /// kubelet 1.34, Kubernetes' agent on a node, for the same: needs Go, and takes some minutes
+    Kubelet,
     /// pjdfstest, a suite of tests of file systems, for tests of users' containers
     Pjdfstest,
     /// cargo-deb, which makes the package for Debian
@@ -102,6 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Containerd17,
         Input::Containerd21,
         Input::Crictl,
+        Input::Kubelet,
         Input::Pjdfstest,
         Input::CargoDeb,
     ];
@@ -140,7 +143,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
         Input::Containerd => tools::CONTAINERD.entry(),
         Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
         Input::Containerd21 => tools::CONTAINERD_2_1.entry(),
-        Input::Docker | Input::Crictl | Input::Pjdfstest => format!("{name}-"),
+        Input::Docker | Input::Crictl | Input::Kubelet | Input::Pjdfstest => format!("{name}-"),
         // An entry of that name: there are others that begin so.
         _ => return cache.dir().join(name).exists(),
     };
@@ -179,6 +182,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Containerd21 => tools::containerd(cache, tools::CONTAINERD_2_1)?,
         Input::Docker => tools::docker(cache)?,
         Input::Crictl => tools::crictl(cache)?,
+        Input::Kubelet => tools::kubelet(cache)?,
         Input::Pjdfstest => tools::pjdfstest(cache)?,
         Input::CargoDeb => tools::cargo_deb(cache)?,
         Input::Cfsctl => tools::cfsctl(cache)?,

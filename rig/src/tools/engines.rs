@@ -82,6 +82,44 @@ pub fn crictl(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/crictl"))
 }
 
+/// Kubernetes' agent on a node: the minor and the patch release. Kubernetes' own module has them after a 1, and the modules
+/// of its parts after a 0.
+const KUBELET: &str = "34.12";
+
+/// `kubelet`, built into the cache: `kubelet-VERSION/bin/kubelet`.
+pub fn kubelet(cache: &Cache) -> Result<PathBuf> {
+    let name = format!("kubelet-1.{KUBELET}");
+    let dir = go_program(cache, &name, &name, |go, bin, build| {
+        // The repository is a workspace, and its other modules are not in this one.
+        let go = || {
+            let mut go = go();
+            go.env("GOWORK", "off");
+            go
+        };
+        let sources = module_sources(&go, build, &format!("k8s.io/kubernetes@v1.{KUBELET}"))?;
+        use_published_parts(&go, &sources, &format!("v0.{KUBELET}"))?;
+        Ok(sources_build(&go, (bin, &sources), &["./cmd/kubelet"]))
+    })?;
+    Ok(dir.join("bin/kubelet"))
+}
+
+/// Replaces the folders that a module's own replacements name by the published modules. Go leaves such folders out of what
+/// it downloads, since each is a module itself. Source: go.dev/ref/mod, "Module zip files".
+fn use_published_parts(go: &dyn Fn() -> Command, sources: &Path, version: &str) -> Result<()> {
+    let edit = || {
+        let mut edit = go();
+        edit.current_dir(sources).args(["mod", "edit"]);
+        edit
+    };
+    let said: serde_json::Value = serde_json::from_str(&quiet(edit().arg("-json"))?)?;
+    let replaced = said["Replace"].as_array().into_iter().flatten();
+    // All others have a version.
+    let folders = replaced.filter(|it| it["New"]["Version"].is_null());
+    let names = folders.filter_map(|it| it["Old"]["Path"].as_str());
+    let words = names.map(|name| format!("-replace={name}={name}@{version}"));
+    quiet(edit().args(words)).map(drop)
+}
+
 /// soci-snapshotter: a program of ours over its library, since the module of its own programs is in no release.
 pub fn soci(cache: &Cache) -> Result<PathBuf> {
     const FILES: [(&str, &str); 3] = [
@@ -109,6 +147,12 @@ fn module_build(
     module: &str,
     programs: &[&str],
 ) -> Result<Command> {
+    let sources = module_sources(go, build, module)?;
+    Ok(sources_build(go, (bin, &sources), programs))
+}
+
+/// Downloads a module. Returns a copy of its files, which can be changed.
+fn module_sources(go: &dyn Fn() -> Command, build: &Path, module: &str) -> Result<PathBuf> {
     let said = quiet(go().args(["mod", "download", "-json", module]))?;
     let said: serde_json::Value = serde_json::from_str(&said)?;
     let downloaded = said["Dir"].as_str().context("Go does not say where it put a module")?;
@@ -126,9 +170,17 @@ fn module_build(
             fs::rename(sources.join(vendored), sources.join(name))?;
         }
     }
+    Ok(sources)
+}
+
+fn sources_build(
+    go: &dyn Fn() -> Command,
+    (bin, sources): (&Path, &Path),
+    programs: &[&str],
+) -> Command {
     let mut go = go();
     go.current_dir(sources).args(["build", "-mod=mod", "-tags", TAGS, "-o"]);
     // A folder, as the slash at its end says.
     go.arg(bin.join("")).args(programs);
-    Ok(go)
+    go
 }

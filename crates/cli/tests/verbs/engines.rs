@@ -4,6 +4,8 @@ mod compare;
 #[cfg(feature = "registry")]
 mod cri;
 #[cfg(feature = "registry")]
+mod kubelet;
+#[cfg(feature = "registry")]
 mod lazy;
 mod operators;
 mod podman;

@@ -16,13 +16,18 @@ use super::{
 use crate::{Place, Ran};
 
 /// Kubernetes' own client.
-struct Client {
+pub(super) struct Client {
     program: PathBuf,
     runtime: PathBuf,
     images: PathBuf,
 }
 
 impl Client {
+    /// Asks containerd for all.
+    pub(super) fn new(program: PathBuf, engine: &Containerd) -> Self {
+        Self { program, runtime: engine.socket.clone(), images: engine.socket.clone() }
+    }
+
     fn run(&self, words: &[&str]) -> Ran {
         let [runtime, images] =
             [&self.runtime, &self.images].map(|it| format!("unix://{}", it.display()));
@@ -31,7 +36,7 @@ impl Client {
         Ran::of(&command.args(["--timeout", "60s"]).args(words).output().unwrap())
     }
 
-    fn out(&self, words: &[&str]) -> String {
+    pub(super) fn out(&self, words: &[&str]) -> String {
         let ran = self.run(words);
         assert_eq!(ran.code, Some(0), "crictl {words:?}: {}{}", ran.out, ran.err);
         ran.out.trim().to_owned()
@@ -67,12 +72,12 @@ impl Client {
         (pod_id, container)
     }
 
-    fn end_pod(&self, pod: &str) {
+    pub(super) fn end_pod(&self, pod: &str) {
         self.out(&["stopp", pod]);
         self.out(&["rmp", pod]);
     }
 
-    fn json(&self, words: &[&str]) -> Value {
+    pub(super) fn json(&self, words: &[&str]) -> Value {
         let (verb, rest) = words.split_first().unwrap();
         let words = [&[*verb, "--output", "json"], rest].concat();
         serde_json::from_str(&self.out(&words)).unwrap()
@@ -101,7 +106,7 @@ fn settings(place: &Place, pause: &str) -> String {
 }
 
 /// The newest containerd with pods, whose images come from this registry.
-fn start(
+pub(super) fn start(
     place: &Place,
     containerd: &Path,
     (socket, host, pause): (&Path, &str, &str),
@@ -113,12 +118,12 @@ fn start(
     Containerd::start_with(place, Engine::NewestWithDiffer, programs, socket, ("", &tables))
 }
 
-fn write(path: &Path, value: &Value) {
+pub(super) fn write(path: &Path, value: &Value) {
     fs::write(path, value.to_string()).unwrap();
 }
 
 /// An image that does nothing, for pods.
-fn pause_image(maker: &Place) {
+pub(super) fn pause_image(maker: &Place) {
     let change = r#"CMD ["/bin/sleep", "1000"]"#;
     let ran = maker.run_each(&["commit", "--change", change, "changed", "pause:1"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -147,8 +152,7 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     let socket = place.path("snapshotter");
     let mut service = snapshotter(place, &socket, &["--skip", "download"]);
     let engine = start(place, &containerd, (&socket, &server.host(), &pause));
-    let (runtime, images) = (engine.socket.clone(), engine.socket.clone());
-    let client = Client { program: crictl, runtime, images };
+    let client = Client::new(crictl, &engine);
 
     client.out(&["pull", &image]);
     let fetched: Vec<_> = server.lines().drain(before..).collect();
