@@ -1,7 +1,7 @@
 //! Space that an engine has dropped is freed soon after, by a thread of the service.
 //!
-//! Engines do not wait for it: they call `Remove` with a lock of their own held, and `Cleanup` once they have ended a
-//! collection of theirs.
+//! Engines call `Remove` with a lock of their own held, and `Cleanup` once they have ended a collection of theirs. They wait
+//! for the thread in `Cleanup` alone, and only on a disk that is nearly full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use store::Seconds;
+use tokio::sync::oneshot;
 
 use super::snapshotter::Snapshotter;
 
@@ -31,10 +32,15 @@ impl CollectChoices {
 const AT_ONCE: Duration = Duration::from_secs(1);
 /// Nice value of the thread. Programs come first, but what waits for the store's lock is not to wait long for a processor.
 const NICE: i32 = 5;
-/// How long a collection may take to end.
+/// How long a collection may take to end when the service ends.
 const ENDING: Duration = Duration::from_secs(10);
+/// How long `Cleanup` waits for a collection. Engines have longer patience: kubelet gives up a removal after two minutes.
+const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The thread. It ends with those who can ask it.
+/// Dropped once a collection that began after it was sent has ended.
+type Waiting = oneshot::Sender<()>;
+
+/// The thread. It ends with all [`CollectRequests`].
 #[derive(Debug)]
 pub(super) struct Collector {
     stop: Arc<AtomicBool>,
@@ -42,11 +48,11 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Starts it. Each message asks for a collection.
+    /// Starts it.
     pub(super) fn start(
         snapshotter: &Arc<Snapshotter>,
         choices: CollectChoices,
-    ) -> (Self, Sender<()>) {
+    ) -> (Self, CollectRequests) {
         let (asked, ask) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
@@ -61,7 +67,28 @@ impl Collector {
             // Nobody may wait any more.
             let _told = end.send(());
         });
-        (Self { stop, ended }, asked)
+        (Self { stop, ended }, CollectRequests { asked, choices })
+    }
+}
+
+/// Asks the thread for collections.
+#[derive(Debug)]
+pub(super) struct CollectRequests {
+    asked: Sender<Waiting>,
+    choices: CollectChoices,
+}
+
+impl CollectRequests {
+    /// Asks for a collection. On a disk that is nearly full, it waits for the end of the collection: kubelet measures the disk
+    /// as soon as it has removed images, and evicts pods if too little is available then.
+    pub(super) async fn send(&self, snapshotter: &Snapshotter) {
+        let (waiting, ended) = oneshot::channel();
+        // The thread ends after this only.
+        let _asked = self.asked.send(waiting);
+        if snapshotter.is_nearly_full(self.choices) {
+            // Nothing is ever sent: it ends with the sender.
+            let _ended = tokio::time::timeout(PATIENCE, ended).await;
+        }
     }
 }
 
@@ -76,30 +103,36 @@ impl Drop for Collector {
 fn work(
     snapshotter: &Snapshotter,
     choices: CollectChoices,
-    asked: &Receiver<()>,
+    asked: &Receiver<Waiting>,
     stop: &AtomicBool,
 ) {
     let mut last: Option<Instant> = None;
-    while asked.recv().is_ok() {
+    while let Ok(first) = asked.recv() {
+        let mut waiting = vec![first];
         while let Some(last) = last {
             // The disk may fill while others ask.
-            let apart = match snapshotter.disk_use() > choices.at_once_above {
+            let apart = match snapshotter.is_nearly_full(choices) {
                 true => AT_ONCE.min(choices.apart),
                 false => choices.apart,
             };
             match asked.recv_timeout(apart.saturating_sub(last.elapsed())) {
-                Ok(()) => {}
+                Ok(another) => waiting.push(another),
                 Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
-        while asked.try_recv().is_ok() {}
+        waiting.extend(asked.try_iter());
         last = Some(Instant::now());
         snapshotter.collect(stop);
+        drop(waiting);
     }
 }
 
 impl Snapshotter {
+    fn is_nearly_full(&self, choices: CollectChoices) -> bool {
+        self.disk_use() > choices.at_once_above
+    }
+
     /// Percentage of the store's disk that is in use, as df computes it. Source: coreutils, `df.c`.
     fn disk_use(&self) -> u8 {
         let Ok(disk) = rustix::fs::statvfs(self.store.path()) else { return 0 };

@@ -7,7 +7,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use store::{Moment, OpenImageError, SnapshotKind};
@@ -23,7 +22,7 @@ use super::api::diff::diff_server::DiffServer;
 use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
 use super::api::{snapshots as api, types};
 use super::caller::Caller;
-use super::collect::Collector;
+use super::collect::{CollectRequests, Collector};
 use super::content::{ContentStore, EngineHeaders};
 use super::counts::{Asked, Counted};
 use super::differ::Differ;
@@ -183,8 +182,7 @@ const SLOW: Duration = Duration::from_secs(1);
 struct Service {
     snapshotter: Arc<Snapshotter>,
     content: ContentStore,
-    /// Asks for a collection.
-    collect: Option<Sender<()>>,
+    collect: Option<CollectRequests>,
 }
 
 impl Service {
@@ -540,8 +538,7 @@ impl Snapshots for Service {
         });
         let done = done.await;
         if let Some(collect) = &self.collect {
-            // It ends after this only.
-            let _asked = collect.send(());
+            collect.send(&self.snapshotter).await;
         }
         done
     }
