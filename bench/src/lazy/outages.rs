@@ -291,7 +291,7 @@ fn flip(folder: &Path) -> Result<()> {
 }
 
 /// Folders that have data: of Quire, of Nydus, of stargz.
-const IS_DATA: [&str; 3] = ["sparse", "cache", "service"];
+const IS_DATA: [&str; 3] = ["lazy", "cache", "service"];
 
 /// A small file system of its own, in a file.
 struct Disk {

@@ -7,7 +7,9 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, SeekFrom, StatxFlags, statx};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, SeekFrom, StatxFlags, statx,
+};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter};
 use rustix::path::Arg;
@@ -24,6 +26,29 @@ use crate::object::proc_path;
 pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
+}
+
+/// How often [`open_resolved`] asks again.
+const RESOLVE_TRIES: u32 = 512;
+
+/// Opens a path as `resolve` says (openat2). The kernel gives up with `EAGAIN` at a `..` if anything on the system was renamed
+/// or mounted meanwhile, which any user can do all the time. So it is asked again, many times before it is an error.
+///
+/// # Errors
+/// The kernel's answer.
+pub fn open_resolved(
+    directory: BorrowedFd<'_>,
+    path: impl Arg + Copy,
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    for _ in 1..RESOLVE_TRIES {
+        match rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) => std::thread::yield_now(),
+            opened => return opened,
+        }
+    }
+    rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve)
 }
 
 /// Result of giving a file a name.
@@ -299,7 +324,10 @@ mod tests {
     use std::os::fd::AsFd as _;
     use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
-    use super::{Copied, Named, copy, copy_sparse, link, rename_new, reopen_read_only, unnamed};
+    use super::{
+        Copied, Named, OFlags, ResolveFlags, copy, copy_sparse, link, open_resolved, rename_new,
+        reopen_read_only, unnamed,
+    };
     use rustix::io::Errno;
 
     #[test]
@@ -405,5 +433,34 @@ mod tests {
     fn a_copy_of_a_file_without_length() {
         let from = File::open("/proc/sys/kernel/ostype").unwrap();
         check_copy(&from, b"Linux\n");
+    }
+
+    /// Any user can rename, and the kernel then does not resolve a `..` at once (openat2(2), `EAGAIN`).
+    #[test]
+    fn others_who_rename_stop_no_open() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir_all(folder.path().join("a/b")).unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        fs::create_dir(&one).unwrap();
+        let directory = File::open(folder.path()).unwrap();
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let opened = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    rustix::fs::rename(&one, &two).unwrap();
+                    rustix::fs::rename(&two, &one).unwrap();
+                }
+            });
+            let open = |_| {
+                let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+                let path = "a/../a/b/../../file";
+                open_resolved(directory.as_fd(), path, OFlags::RDONLY | OFlags::CLOEXEC, resolve)
+            };
+            let opened: Result<Vec<_>, _> = (0..500).map(open).collect();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            opened
+        });
+        assert_eq!(opened.map(|it| it.len()), Ok(500));
     }
 }

@@ -10,6 +10,7 @@ mod punch;
 mod remove;
 mod room;
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -279,7 +280,7 @@ impl Directory {
     }
 
     /// Creates a file that is one hole of so many bytes, for this user alone to fill.
-    pub(crate) fn create_sparse(&self, name: &str, bytes: u64) -> Result<(), DiskError> {
+    pub(crate) fn create_lazy_device(&self, name: &str, bytes: u64) -> Result<(), DiskError> {
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -485,9 +486,13 @@ impl Directory {
         }
         let opened = rustix::fs::openat2(&self.fd, name, DIRECTORY, Mode::empty(), INSIDE);
         let Ok(top) = opened else { return on_disk(&own) };
-        let mut bytes = 0_u64;
+        let (mut bytes, mut linked) = (0_u64, HashSet::new());
         let walked = kernel::depth::walk(top, &mut |_, _, stat| {
-            bytes = bytes.saturating_add(on_disk(stat));
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            // A file with several names takes its space once.
+            if is_directory || stat.st_nlink <= 1 || linked.insert((stat.st_dev, stat.st_ino)) {
+                bytes = bytes.saturating_add(on_disk(stat));
+            }
             Ok(())
         });
         if !matches!(walked, Ok(Walked::All)) {

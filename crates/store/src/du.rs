@@ -49,16 +49,16 @@ pub struct ImageUse {
 }
 
 /// The disk use of a store. Every byte is in exactly one field, except that `unused_objects` is a part of `objects`,
-/// `unfinished` of `blobs`, and `unused_data` and `sparse` of `data`. `images` divides `objects`, `data` and
+/// `unfinished` of `blobs`, and `unused_data` and `lazy_devices` of `data`. `images` divides `objects`, `data` and
 /// `image_files` among the images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiskUse {
     /// Bytes on disk of objects.
     pub objects: u64,
-    /// Bytes on disk of devices, their indexes and sparse devices.
+    /// Bytes on disk of devices, their indexes and lazy devices.
     pub data: u64,
-    /// Part of `data`: bytes on disk of sparse devices, their states and indexes.
-    pub sparse: u64,
+    /// Part of `data`: bytes on disk of lazy devices, their states and indexes.
+    pub lazy_devices: u64,
     /// Bytes on disk of image files.
     pub image_files: u64,
     /// Bytes on disk of layers.
@@ -149,13 +149,13 @@ impl Store {
         }
         let unused_objects = groups.get(&[][..]).copied().unwrap_or_default();
         let mut devices = 0;
-        for (device, bytes) in self.devices.sizes()?.into_iter().chain(self.sparse.sizes()?) {
+        for (device, bytes) in self.devices.sizes()?.into_iter().chain(self.lazy_devices.sizes()?) {
             devices += bytes;
             parts.divide(&device, bytes, &mut groups);
         }
         let late = |directory: Option<&Directory>| directory.map_or(Ok(0), sum);
-        let sparse = late(self.sparse.directory.get()?)?;
-        let data = sparse + late(self.devices.directory.get()?)?;
+        let lazy_devices = late(self.lazy_devices.directory.get()?)?;
+        let data = lazy_devices + late(self.devices.directory.get()?)?;
         let used: u64 = groups.iter().filter(|it| !it.0.is_empty()).map(|it| it.1).sum();
         let objects: u64 = sizes.values().sum();
         let unused_data = (objects + devices).saturating_sub(used).saturating_sub(unused_objects);
@@ -163,7 +163,7 @@ impl Store {
         Ok(DiskUse {
             objects,
             data,
-            sparse,
+            lazy_devices,
             unused_data,
             image_files: files.iter().sum(),
             layers: sum(&self.layers.directory)?,

@@ -111,7 +111,7 @@ impl Store {
         let (mut found, who) = (Vec::new(), self.trusted());
         let late = [
             self.devices.directory.get()?,
-            self.sparse.directory.get()?,
+            self.lazy_devices.directory.get()?,
             self.snapshots.directory.get()?,
         ];
         let parts = [

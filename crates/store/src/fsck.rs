@@ -3,8 +3,8 @@
 mod data;
 mod harm;
 mod hash;
+mod lazy_devices;
 mod rebuild;
-mod sparse;
 mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -173,7 +173,7 @@ impl Store {
         other.take(self.manifests.check(&found.manifests)?);
         other.take(self.downloads.check(&found.blobs)?);
         let in_devices = self.check_data(&users, Scope::Everything, options, &mut report)?;
-        let (checked, sparse) = self.sparse.check(&in_devices.sparse)?;
+        let (checked, lazy_devices) = self.lazy_devices.check(&in_devices.lazy_devices)?;
         other.take(checked);
         self.check_objects(&found.objects, &users, &in_devices, options, &mut report)?;
         report.damage.append(&mut other.damage);
@@ -222,7 +222,8 @@ impl Store {
             };
             report.add(Damage::Bad(StoreItem::Snapshot(instance, number), why));
         }
-        for path in found.strays.into_iter().chain(sparse.strays).chain(self.other_strays()?) {
+        for path in found.strays.into_iter().chain(lazy_devices.strays).chain(self.other_strays()?)
+        {
             report.add(Damage::Stray(path.display().to_string()));
         }
         report.damage.sort_by_key(|(damage, _)| damage.rank());

@@ -286,12 +286,12 @@ impl Store {
         if let Some(until) = until {
             self.retain_older(&mut items, &mut trimmings, until)?;
         }
-        items.extend(self.garbage_of_sparse(&needed, &found, &indexes)?);
+        items.extend(self.garbage_of_lazy_devices(&needed, &found, &indexes)?);
         Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes, spared: 0 })
     }
 
-    /// Files of sparse devices that nothing needs.
-    fn garbage_of_sparse(
+    /// Files of lazy devices that nothing needs.
+    fn garbage_of_lazy_devices(
         &self,
         needed: &Needed,
         found: &Inventory,
@@ -303,9 +303,9 @@ impl Store {
             is_here(it) && (is_needed(it) || needed.kept.contains(&Kept::Device(*it)))
         };
         // A complete device is no longer filled.
-        let is_sparse = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
+        let is_lazy = |it: &DeviceId| is_needed(it) && !(is_here(it) && indexes.has(it));
         let is_manifest = |it: &Digest| needed.manifests.contains(it);
-        self.sparse.garbage(is_sparse, is_complete, is_manifest)
+        self.lazy_devices.garbage(is_lazy, is_complete, is_manifest)
     }
 
     /// Follows images and manifests to all they need.

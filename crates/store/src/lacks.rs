@@ -53,7 +53,7 @@ impl Store {
         let mut indexes = BTreeMap::new();
         for device in images::devices(&file).map_err(unread)?.uses.iter().filter_map(|it| it.device)
         {
-            if self.devices.file(&device).is_some() || self.sparse.file(&device).is_none() {
+            if self.devices.file(&device).is_some() || self.lazy_devices.file(&device).is_none() {
                 indexes.insert(device, self.devices.index_of(&device)?);
             }
         }

@@ -227,8 +227,8 @@ impl Memory<'_> {
             }
         }
         for (device, mut parts) in parts {
-            let sparse = || self.store.sparse.file(&device);
-            let Some((file, stat)) = self.store.devices.file(&device).or_else(sparse) else {
+            let lazy = || self.store.lazy_devices.file(&device);
+            let Some((file, stat)) = self.store.devices.file(&device).or_else(lazy) else {
                 continue;
             };
             if self.pages(file.as_fd(), &(0..length(&stat))) == 0 {

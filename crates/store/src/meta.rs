@@ -20,10 +20,10 @@ pub enum Sealing {
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
-const KNOWN: [&str; 2] = [SPARSE_DEVICES, SNAPSHOTS];
+const KNOWN: [&str; 2] = [LAZY_DEVICES, SNAPSHOTS];
 
-/// There may be sparse devices, which `gc` has to know and `fsck` has to check.
-const SPARSE_DEVICES: &str = "sparse-devices";
+/// There may be lazy devices, which `gc` has to know and `fsck` has to check.
+const LAZY_DEVICES: &str = "lazy-devices";
 
 /// There may be snapshots of engines, whose images `gc` has to keep.
 const SNAPSHOTS: &str = "snapshots";
@@ -41,8 +41,8 @@ pub struct Meta {
     /// Features of the store that a program must know to change it, and that this version does not know.
     /// The store can then only be read.
     pub unknown_to_write: Vec<String>,
-    /// Whether there may be sparse devices.
-    pub has_sparse: bool,
+    /// Whether there may be lazy devices.
+    pub has_lazy_devices: bool,
     /// Whether there may be snapshots of engines.
     pub has_snapshots: bool,
     /// How new objects and images are protected, unless the caller chooses another way.
@@ -95,11 +95,11 @@ const IMMUTABLE: &str = "immutable";
 impl Meta {
     pub(crate) const fn new(algorithm: Algorithm, sealing: Sealing) -> Self {
         let unknown_to_write = Vec::new();
-        Self { algorithm, unknown_to_write, has_sparse: false, has_snapshots: false, sealing }
+        Self { algorithm, unknown_to_write, has_lazy_devices: false, has_snapshots: false, sealing }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let features = [(self.has_sparse, SPARSE_DEVICES), (self.has_snapshots, SNAPSHOTS)];
+        let features = [(self.has_lazy_devices, LAZY_DEVICES), (self.has_snapshots, SNAPSHOTS)];
         let features = features.into_iter().filter(|it| it.0).map(|it| it.1.to_owned());
         let features = features.chain(self.unknown_to_write.iter().cloned());
         record::encode(&Raw {
@@ -134,9 +134,9 @@ impl Meta {
             _ => Sealing::Verity,
         };
         let has = |feature| raw.needed_to_write.iter().any(|it| it == feature);
-        let (has_sparse, has_snapshots) = (has(SPARSE_DEVICES), has(SNAPSHOTS));
+        let (has_lazy_devices, has_snapshots) = (has(LAZY_DEVICES), has(SNAPSHOTS));
         let unknown_to_write = unknown(raw.needed_to_write);
-        Ok(Self { algorithm, unknown_to_write, has_sparse, has_snapshots, sealing })
+        Ok(Self { algorithm, unknown_to_write, has_lazy_devices, has_snapshots, sealing })
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
             "sha256 [\"packs\"]",
         );
         check(
-            r#"{"format":2,"algorithm":"sha256","needed_to_write":["sparse-devices"]}"#,
+            r#"{"format":2,"algorithm":"sha256","needed_to_write":["lazy-devices"]}"#,
             "sha256 []",
         );
         check(r#"{"format":-1,"algorithm":"sha256"}"#, "file \"meta\" is damaged");
@@ -189,7 +189,7 @@ mod tests {
                 let mut meta = Meta::new(algorithm, sealing);
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.unknown_to_write = vec!["packs".to_owned()];
-                meta.has_sparse = true;
+                meta.has_lazy_devices = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);
                 meta.has_snapshots = true;
                 assert_eq!(Meta::decode(&meta.encode()).unwrap(), meta);

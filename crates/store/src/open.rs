@@ -68,7 +68,7 @@ pub enum OpenImageError {
         /// The cause.
         source: Box<LookupError>,
     },
-    /// The store has some of its devices only as sparse ones.
+    /// The store has some of its devices only as lazy ones.
     #[error(
         "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
     )]
@@ -143,14 +143,14 @@ pub enum VerifyError {
 pub enum Presence {
     /// Every byte is in the store.
     Complete,
-    /// The store has some devices only as sparse ones, which are filled on demand.
+    /// The store has some devices only as lazy ones, which are filled on demand.
     Partial,
     /// Every byte is in the store. The image came with an index, and was not compared with its layers: it cannot be
     /// opened to use it.
     Unproven,
 }
 
-/// Who fills sparse devices while they are read.
+/// Who fills lazy devices while they are read.
 pub trait LendDevices {
     /// A device, open for reading. Its readers wait for bytes that are not there, and get an error where these do not come.
     ///
@@ -265,7 +265,7 @@ impl Store {
         self.open_proven((&found.image, found.manifest.as_ref()), None)
     }
 
-    /// The same, to mount it. Devices that the store has only as sparse ones are lent by who fills them.
+    /// The same, to mount it. Devices that the store has only as lazy ones are lent by who fills them.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
@@ -277,7 +277,7 @@ impl Store {
         self.open_proven((&found.image, found.manifest.as_ref()), Some(lender))
     }
 
-    /// Opens an image to read the names in it. Devices that the store has only as sparse ones are as good as others.
+    /// Opens an image to read the names in it. Devices that the store has only as lazy ones are as good as others.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
@@ -374,7 +374,7 @@ impl Store {
             let device = used.device.ok_or(OpenImageError::Foreign(*id))?;
             let opened = match self.devices.open(&device, used.bytes) {
                 Err(LookupError::Data(DataError::Absent(_)))
-                    if self.sparse.file(&device).is_some() =>
+                    if self.lazy_devices.file(&device).is_some() =>
                 {
                     let lender = lender.ok_or(OpenImageError::Partial(*id))?;
                     devices.push(lent(*id, device, used.bytes, lender)?);
@@ -409,12 +409,12 @@ impl Store {
     }
 }
 
-/// Lends sparse devices as they are.
+/// Lends lazy devices as they are.
 struct Unread<'a>(&'a Store);
 
 impl LendDevices for Unread<'_> {
     fn lend(&self, device: &DeviceId) -> Result<File, Box<dyn std::error::Error + Send + Sync>> {
-        let found = self.0.sparse.open(device)?;
+        let found = self.0.lazy_devices.open(device)?;
         Ok(found.ok_or("it was removed this moment")?.0)
     }
 }

@@ -10,9 +10,9 @@ use crate::found::RunningImports;
 use crate::fsck::{Damage, FsckReport};
 use crate::shelf::downloads::BlobFile;
 use crate::shelf::item::StoreItem;
+use crate::shelf::lazy_devices::LazyDeviceFile;
 use crate::shelf::refs::{RefError, RefName};
 use crate::shelf::snapshots::MendedSnapshot;
-use crate::shelf::sparse::SparseFile;
 use crate::store::Store;
 
 impl Store {
@@ -144,15 +144,15 @@ impl Store {
             }
             StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
-            StoreItem::Sparse(SparseFile::Index(id)) => {
-                self.sparse.index_damage(id, None)?.is_some()
+            StoreItem::LazyDevice(LazyDeviceFile::Index(id)) => {
+                self.lazy_devices.index_damage(id, None)?.is_some()
             }
-            StoreItem::Sparse(SparseFile::ClaimedIndex(id, manifest)) => {
-                self.sparse.index_damage(id, Some(manifest))?.is_some()
+            StoreItem::LazyDevice(LazyDeviceFile::ClaimedIndex(id, manifest)) => {
+                self.lazy_devices.index_damage(id, Some(manifest))?.is_some()
             }
-            StoreItem::Sparse(file) => {
+            StoreItem::LazyDevice(file) => {
                 let id = file.device();
-                self.sparse.damage(id)?.is_some() && !self.sparse.is_in_use(id)?
+                self.lazy_devices.damage(id)?.is_some() && !self.lazy_devices.is_in_use(id)?
             }
             StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
                 !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))

@@ -21,11 +21,11 @@ use crate::shelf::downloads::DownloadShelf;
 use crate::shelf::images::ImageShelf;
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerShelf;
+use crate::shelf::lazy_devices::{LAZY, LazyDeviceShelf};
 use crate::shelf::manifests::ManifestShelf;
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
-use crate::shelf::sparse::{SPARSE, SparseShelf};
 use crate::work::{Tmp, Workspace};
 
 /// Whether to make a store when the directory holds none.
@@ -179,7 +179,7 @@ pub struct Store {
     /// Devices.
     pub devices: DeviceShelf,
     /// Devices that are filled on demand.
-    pub sparse: SparseShelf,
+    pub lazy_devices: LazyDeviceShelf,
     /// Files of pulls.
     pub downloads: DownloadShelf,
     /// Folders of containers.
@@ -212,7 +212,7 @@ const LOCKED: [(&str, Mode); 6] = [
     ("refs", PRIVATE),
     ("tmp", PRIVATE),
     (DATA, PRIVATE),
-    (SPARSE, PRIVATE),
+    (LAZY, PRIVATE),
     (SNAPSHOTS, PRIVATE),
 ];
 /// Of these, what users read of a store that is shared with them. Nobody locks them.
@@ -234,7 +234,7 @@ pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Whether something of this name belongs into a store's own directory.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, SPARSE, SNAPSHOTS].contains(&name)
+    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, LAZY, SNAPSHOTS].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -295,7 +295,7 @@ impl Store {
             manifests: ManifestShelf { directory: part("manifests")? },
             refs: RefShelf { directory: part("refs")? },
             devices: DeviceShelf::new(&root, &tmp),
-            sparse: SparseShelf::new(&root, &tmp),
+            lazy_devices: LazyDeviceShelf::new(&root, &tmp),
             snapshots: SnapshotShelf::new(&root, &tmp),
             downloads: DownloadShelf { directory: blobs, tmp: Arc::clone(&tmp), algorithm },
             containers: ContainerShelf { directory: part("containers")?, tmp: Arc::clone(&tmp) },
@@ -366,7 +366,7 @@ impl Store {
             StoreItem::Device(_) | StoreItem::DeviceIndex(_) => {
                 self.devices.directory.there()?.try_clone()
             }
-            StoreItem::Sparse(_) => self.sparse.directory.there()?.try_clone(),
+            StoreItem::LazyDevice(_) => self.lazy_devices.directory.there()?.try_clone(),
             StoreItem::Ref(_) => self.refs.directory.try_clone(),
             StoreItem::Container(_) => self.containers.directory.try_clone(),
             StoreItem::Snapshot(instance, _) => self.snapshots.directory.there()?.open(instance),

@@ -16,10 +16,10 @@ use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::{Layer, LayerError};
+use crate::shelf::lazy_devices::LazyDeviceError;
 use crate::shelf::manifests::ManifestError;
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::{RefName, Reference};
-use crate::shelf::sparse::SparseError;
 use crate::store::Store;
 use crate::walk::FilePart;
 use crate::work::{self, Workspace};
@@ -38,9 +38,9 @@ pub(crate) mod draft;
 mod forms;
 pub(crate) mod layer;
 mod lazy;
+pub(crate) mod lazy_devices;
 pub(crate) mod named;
 pub(crate) mod snapshot;
-pub(crate) mod sparse;
 mod unproven;
 
 /// Why an import could not begin or be committed. Nothing of it is then visible.
@@ -77,7 +77,7 @@ pub enum TransactionError {
     },
     /// A device that is filled on demand cannot be made, or is there and cannot be filled.
     #[error("cannot add a device that is filled on demand")]
-    Sparse(#[from] SparseError),
+    LazyDevice(#[from] LazyDeviceError),
     /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),

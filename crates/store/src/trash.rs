@@ -31,7 +31,7 @@ fn trash_name(item: &StoreItem) -> String {
         StoreItem::Object(id) => format!("object-{id}"),
         StoreItem::Device(_) | StoreItem::DeviceIndex(_) => format!("data-{file}"),
         StoreItem::Blob(_) => format!("blob-{file}"),
-        StoreItem::Sparse(_) => format!("sparse-{file}"),
+        StoreItem::LazyDevice(_) => format!("lazy-{file}"),
         other => format!("{}-{file}", other.kind()),
     }
 }

@@ -17,6 +17,9 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         };
         return match path {
             "" => Err("dir= needs a directory".to_owned()),
+            path if path.contains(",size=") => Err(
+                "dir=PATH has no size: use dir,size=SIZE, a directory of the container, or self,size=SIZE".to_owned(),
+            ),
             path => Ok(WritableWish::Directory(PathBuf::from(path), durability)),
         };
     }

@@ -5,6 +5,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 /// Verbs of podman and docker that Quire lacks, and what to do instead.
 const VERBS: &[(&[&str], &str)] = &[
     (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
+    (&["snapshot"], "use `quire export CONTAINER changes:FILE`"),
     (
         &["start", "restart", "create", "init"],
         "a container that has ended cannot be started again: `quire run` starts a new one, and `quire commit` makes an \

@@ -146,8 +146,8 @@ verbs! {
         Export(images::export::Export),
         #[cfg(feature = "registry")]
         Push(images::push::Push),
-        Tag(images::names::Tag),
-        Rmi(images::names::Rmi),
+        Tag(images::tag::Tag),
+        Rmi(images::rmi::Rmi),
         Convert(images::convert::Convert),
         Index(images::index::Index),
         Merge(images::derive::Merge),
@@ -166,7 +166,7 @@ verbs! {
         Exec(containers::exec::Exec),
         Stop(containers::stop::Stop),
         Wait(containers::wait::Wait),
-        Rm(images::names::Rm),
+        Rm(containers::rm::Rm),
         Commit(containers::commit::Commit),
         Bundle(containers::bundle::Bundle),
     }

@@ -76,7 +76,7 @@ fn files_on_fuse_stand_for_devices() {
     place.out("umount root");
     end(place, &mut service);
     place.out("gc");
-    let sparse = fs::read_dir(place.path("store/sparse")).unwrap();
+    let sparse = fs::read_dir(place.path("store/lazy")).unwrap();
     assert_eq!(sparse.count(), 0, "the device is gone");
 }
 

@@ -368,3 +368,30 @@ fn a_link_that_was_written_later_is_refused_too() {
     }
     assert_eq!(jail.host(), before);
 }
+
+/// In an image of the form `objects`, such a file would be a deleted one to Quire, and a program to the kernel. Source: Linux
+/// Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
+#[test]
+fn no_file_is_one_thing_to_the_kernel_and_another_to_quire() {
+    if !crate::is_root() {
+        return;
+    }
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out("import --quiet --form objects dir:tree sound");
+    for (path, name) in [
+        ("etc/short", "trusted.overlay.whiteout"),
+        ("etc", "trusted.overlay.whiteouts"),
+        ("etc/short", "user.overlay.whiteout"),
+        ("", "user.overlay.whiteouts"),
+    ] {
+        let path = tree.join(path);
+        rustix::fs::setxattr(&path, name, b"", rustix::fs::XattrFlags::empty()).unwrap();
+        let ran = place.run("import --quiet --form objects dir:tree a");
+        assert_eq!(ran.code, Some(2), "{name}: {}", ran.err);
+        assert!(ran.err.contains(name) && ran.err.contains("--skip-xattrs"), "{name}: {}", ran.err);
+        place.out("import --quiet --form objects --skip-xattrs dir:tree a");
+        rustix::fs::removexattr(&path, name).unwrap();
+    }
+    place.out("fsck");
+}

@@ -87,9 +87,9 @@ fn keep(place: &Place, layout: &str, blobs: &[Digest]) {
     }
 }
 
-/// All files of `sparse/`, with their bytes.
+/// All files of `lazy/`, with their bytes.
 fn indexes(place: &Place) -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(place.path("store/sparse")).unwrap().map(|it| it.unwrap());
+    let files = fs::read_dir(place.path("store/lazy")).unwrap().map(|it| it.unwrap());
     let mut files: Vec<_> = files
         .map(|it| (it.file_name().into_string().unwrap(), fs::read(it.path()).unwrap()))
         .collect();
@@ -144,7 +144,7 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
     for at in [0, 4] {
         let device = of(at, "device");
         let device = device.as_str().unwrap();
-        let size = |name: &str| fs::metadata(place.path("store/sparse").join(name)).unwrap().len();
+        let size = |name: &str| fs::metadata(place.path("store/lazy").join(name)).unwrap().len();
         let both = size(&format!("{device}.index")) + size(&format!("{device}.windows"));
         assert_eq!(of(at, "indexBytes"), json!(both));
         assert!(of(at, "spans").as_u64().unwrap() >= 1 && of(at, "reason").is_null());
@@ -174,7 +174,7 @@ fn a_damaged_blob_has_no_index() {
         assert!(ran.err.contains("no index could be made for app"), "{ran:?}");
         assert!(ran.out.contains("damaged") && ran.out.contains("quire fsck --repair"), "{ran:?}");
         assert!(ran.out.contains(&blobs[0].to_string()), "{ran:?}");
-        assert!(!place.path("store/sparse").exists());
+        assert!(!place.path("store/lazy").exists());
     };
     let middle = sound.len() / 2;
     let mut flipped = sound.clone();
@@ -207,14 +207,11 @@ fn a_damaged_index_is_found_and_made_again() {
     place.out("index app");
     let good = indexes(&place);
     for (name, bytes) in &good {
-        let path = place.path("store/sparse").join(name);
+        let path = place.path("store/lazy").join(name);
         fs::remove_file(&path).unwrap();
         write(&path, &bytes[..bytes.len() - 1], 0o444);
         let found = place.run("fsck");
-        assert!(
-            found.code == Some(1) && found.out.contains("index of a sparse device"),
-            "{found:?}"
-        );
+        assert!(found.code == Some(1) && found.out.contains("index of a lazy device"), "{found:?}");
         assert!(found.out.contains("quire index NAME"), "{found:?}");
         place.out("index app");
         assert!(indexes(&place) == good);
@@ -278,7 +275,7 @@ fn an_import_makes_the_same_indexes() {
     assert!(again.code == Some(0) && again.out.contains("here already"), "{again:?}");
     assert!(!again.out.contains("indexed"), "{again:?}");
     for (name, _) in &expect {
-        fs::remove_file(other.path("store/sparse").join(name)).unwrap();
+        fs::remove_file(other.path("store/lazy").join(name)).unwrap();
     }
     let report = other.out("import --json --form tar --index oci:layout app");
     let report: Value = serde_json::from_str(&report).unwrap();

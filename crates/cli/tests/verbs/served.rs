@@ -264,7 +264,7 @@ fn an_image_is_read_before_it_is_here() {
     place.out("umount root");
     lazy.end(service);
     place.out("gc");
-    assert!(walk(&place.path("store/sparse")).next().is_none(), "the device is gone");
+    assert!(walk(&place.path("store/lazy")).next().is_none(), "the device is gone");
 }
 
 #[test]
@@ -504,7 +504,7 @@ fn settings_are_read_at_the_start_and_again() {
     // Only who is set to this one fetches anything.
     let store = open(&place.path("store"));
     let found = store.resolve("lazy").unwrap();
-    let device = *store.sparse_devices(&found.image).unwrap().first().unwrap();
+    let device = *store.lazy_devices(&found.image).unwrap().first().unwrap();
     let mut traces = Traces::default();
     let runs = vec![TraceRun { device, unit: 1, units: 1 }];
     traces.set(Trace { name: "first".to_owned(), runs }).unwrap();

@@ -391,3 +391,19 @@ fn a_disk_without_quotas_gives_no_limit_and_says_what_does() {
     }
     assert!(is_clean(&place));
 }
+
+/// The kernel counts no inode as bytes of a tmpfs, and each takes memory.
+#[test]
+fn memory_has_a_limit_of_files_too() {
+    let Some(place) = with_shell() else { return };
+    let script = "i=0; while [ $i -lt 3000 ]; do : > $1/$i || exit 1; i=$((i + 1)); done";
+    let volume = "--mount=type=memory,dst=/tmp,size=1m";
+    for (options, folder) in [(&["--writable", "memory,size=1m"][..], ""), (&[volume][..], "/tmp")]
+    {
+        let words =
+            [&["run", "-u", "0"], options, &["a", "--", "sh", "-c", script, "sh", folder]].concat();
+        let ran = place.run_each(&words);
+        assert_ne!(ran.code, Some(0), "{options:?}: {}", ran.err);
+        assert!(ran.err.contains("No space left on device"), "{}", ran.err);
+    }
+}

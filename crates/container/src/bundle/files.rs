@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::os::fd::BorrowedFd;
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 /// More than any real `/etc/passwd`, and little enough to read before every start.
@@ -11,7 +11,7 @@ const LARGEST: u64 = 4 << 20;
 
 /// A file inside a root that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {path} in the image")]
+#[error("cannot read {path} of the image or container")]
 pub struct FileError {
     path: &'static str,
     #[source]
@@ -47,7 +47,7 @@ fn open_inside(
     flags: OFlags,
 ) -> Result<rustix::fd::OwnedFd, Errno> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+    kernel::files::open_resolved(root, path, flags, resolve)
 }
 
 #[cfg(test)]

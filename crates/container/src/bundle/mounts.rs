@@ -280,10 +280,17 @@ impl Volume {
                 let mut mount = SpecMount::new(destination, "tmpfs", "tmpfs", &options);
                 mount.options.push(format!("mode={mode:o}"));
                 mount.options.extend(bytes.map(|bytes| format!("size={bytes}")));
+                let files = bytes.and_then(files_of);
+                mount.options.extend(files.map(|files| format!("nr_inodes={files}")));
                 mount
             }
         }
     }
+}
+
+/// The most files in so many bytes of memory. The kernel counts no inode as bytes of a tmpfs, and each takes about one KiB.
+pub(crate) fn files_of(bytes: NonZeroU64) -> Option<NonZeroU64> {
+    NonZeroU64::new((bytes.get() / 1024).max(1024))
 }
 
 #[cfg(test)]

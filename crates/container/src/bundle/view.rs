@@ -520,7 +520,7 @@ pub(crate) fn check_inside(root: BorrowedFd<'_>, path: &str) -> Result<(), Worki
     }
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+    match kernel::files::open_resolved(root, path, flags, resolve) {
         Ok(_directory) => Ok(()),
         Err(Errno::NOENT) => Err(WorkingDirError::Absent(given())),
         Err(Errno::NOTDIR) => Err(WorkingDirError::NotDirectory(given())),

@@ -334,7 +334,8 @@ pub(crate) fn prepare(
     let (mount, durability) = match writable {
         Writable::None => return Ok(None),
         Writable::Memory { bytes } => {
-            let options = TmpfsOptions { name: "quire-upper", bytes, inodes: None, mode: 0o700 };
+            let inodes = bytes.and_then(crate::bundle::mounts::files_of);
+            let options = TmpfsOptions { name: "quire-upper", bytes, inodes, mode: 0o700 };
             // What lies in memory has nothing to sync.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }

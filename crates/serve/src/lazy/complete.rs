@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use image::verity::DeviceId;
-use store::{SparseError, Store};
+use store::{LazyDeviceError, Store};
 
 use super::door::{Door, place};
 use super::fill::LayerFiller;
@@ -58,9 +58,9 @@ impl<'s, 'a> Completer<'s, 'a> {
     }
 
     /// The file of a device that is not filled any more, open to read; `None` if there is no such device.
-    pub(super) fn ended(&self, device: &DeviceId) -> Result<Option<File>, SparseError> {
-        let sealed = self.store.sparse.open(device)?;
-        let sealed = sealed.filter(|it| it.1.state == store::SparseState::Sealed);
+    pub(super) fn ended(&self, device: &DeviceId) -> Result<Option<File>, LazyDeviceError> {
+        let sealed = self.store.lazy_devices.open(device)?;
+        let sealed = sealed.filter(|it| it.1.state == store::LazyDeviceState::Sealed);
         Ok(sealed.map(|it| it.0).or_else(|| self.store.devices.bytes_of(device)))
     }
 
@@ -68,7 +68,7 @@ impl<'s, 'a> Completer<'s, 'a> {
     /// when it has.
     pub(super) fn work(&self, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
         let is_over = || end.load(Ordering::Relaxed);
-        match self.store.sparse.sealed() {
+        match self.store.lazy_devices.sealed() {
             // An earlier service may have ended before it was done.
             Ok(sealed) => sealed.into_iter().for_each(|it| self.is_sealed(it)),
             Err(error) => tracing::warn!(%error, "cannot look for devices that are sealed"),
@@ -91,7 +91,7 @@ impl<'s, 'a> Completer<'s, 'a> {
     }
 
     fn open(&self, device: &DeviceId) -> io::Result<File> {
-        let found = self.store.sparse.open(device).map_err(io::Error::other)?;
+        let found = self.store.lazy_devices.open(device).map_err(io::Error::other)?;
         Ok(found.ok_or(io::ErrorKind::NotFound)?.0)
     }
 

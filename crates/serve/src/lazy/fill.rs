@@ -17,7 +17,7 @@ use image::digest::Digest;
 use image::lazy::UNIT;
 use oci::blobs::BlobSource;
 use rustix::fs::SeekFrom;
-use store::{SparseError, SparseFill};
+use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
 pub use self::error::FillError;
@@ -45,7 +45,7 @@ const FILE_REQUESTS: f64 = 4.0;
 
 /// A device, and what is here of it, whoever has brought it.
 struct DeviceCore<'a> {
-    device: SparseFill<'a>,
+    device: LazyDeviceFill<'a>,
     /// The units that had their digest. Set after they were written.
     filled: Vec<AtomicBool>,
     /// How many they are.
@@ -178,14 +178,18 @@ impl std::fmt::Debug for LayerFiller<'_> {
 impl<'a> LayerFiller<'a> {
     /// Fills `device` by its index. Its bytes may be there or not, right or wrong: each unit is hashed before it is used.
     #[must_use]
-    pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: SparseFill<'a>) -> Self {
+    pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: LazyDeviceFill<'a>) -> Self {
         let source = LayerSource { blobs: Box::new(blobs), manifest: None, host: None };
         Self::from_source(index, source, device)
     }
 
     /// The same, for a certain image.
     #[must_use]
-    pub fn from_source(index: LayerIndex, source: LayerSource<'a>, device: SparseFill<'a>) -> Self {
+    pub fn from_source(
+        index: LayerIndex,
+        source: LayerSource<'a>,
+        device: LazyDeviceFill<'a>,
+    ) -> Self {
         let units = &index.head.units;
         let filled = units.iter().map(|_| AtomicBool::new(false)).collect();
         let untouched = units.iter().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
@@ -323,7 +327,7 @@ impl<'a> LayerFiller<'a> {
 
     /// The device that is filled.
     #[must_use]
-    pub fn device(&self) -> &SparseFill<'a> {
+    pub fn device(&self) -> &LazyDeviceFill<'a> {
         &self.core.device
     }
 
@@ -578,7 +582,7 @@ impl<'a> LayerFiller<'a> {
     /// disk has lost reads as zeros, as soon as the kernel has tried to write it.
     pub(super) fn is_kept(&self) -> bool {
         let Err(error) = self.core.device.check_written() else { return true };
-        if !matches!(error, SparseError::Lost(_)) {
+        if !matches!(error, LazyDeviceError::Lost(_)) {
             let (device, error) = (self.core.device.id(), &error as &dyn std::error::Error);
             tracing::error!(%device, error, "the disk lost bytes: readers get I/O errors, unmount it");
         }

@@ -606,7 +606,7 @@ impl<'a> Service<'_, 'a> {
         (image, manifest): (&str, Option<&Digest>),
         keeper: &Keeper,
     ) -> Result<(), AnyError> {
-        let devices = self.store.sparse_devices(&ImageId::from_str(image)?)?;
+        let devices = self.store.lazy_devices(&ImageId::from_str(image)?)?;
         for filler in self.door.fillers_for(manifest) {
             if devices.contains(filler.device().id()) {
                 self.complete_device(&filler, keeper);

@@ -129,7 +129,7 @@ impl Supply for StoreSupply<'_> {
         let mut images = BTreeSet::new();
         for (image, manifest) in named.chain(used).chain(of_engines) {
             // Or another import has brought the device, while it was filled.
-            if self.store.sparse_devices(&image)?.contains(device)
+            if self.store.lazy_devices(&image)?.contains(device)
                 || self.store.presence_of(&image, Some(&manifest))? == Presence::Unproven
             {
                 images.insert((image, manifest));
@@ -156,7 +156,7 @@ impl<'a> StoreSupply<'a> {
 
     /// All images of which this is a device that may lack something. One that cannot be read keeps no other from its bytes.
     fn images_with(&self, device: &DeviceId) -> Result<Vec<ImageId>, store::DiskError> {
-        let has = |image: &ImageId| match self.store.sparse_devices(image) {
+        let has = |image: &ImageId| match self.store.lazy_devices(image) {
             Ok(devices) => devices.contains(device),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;

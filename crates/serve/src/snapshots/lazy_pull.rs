@@ -362,7 +362,7 @@ impl Watches {
 impl Watches {
     /// Has no group of a dead service keep a device from the next one.
     fn let_go(&self, store: &Store, device: &DeviceId) {
-        let Ok(Some((file, _))) = store.sparse.open(device) else { return };
+        let Ok(Some((file, _))) = store.lazy_devices.open(device) else { return };
         for watch in &lock(&self.0).all {
             if let Err(error) = watch.let_go(file.as_fd()) {
                 let error: &dyn std::error::Error = &error;

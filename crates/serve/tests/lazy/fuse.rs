@@ -60,7 +60,7 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
     assert!(served.service().status().unwrap().is_empty());
     assert_eq!(served.read(&mount, 64), 0);
     // The next service goes on, also if the file has lost its name.
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let link = path.with_extension("link");
     fs::hard_link(&path, &link).unwrap();
     fs::remove_file(&path).unwrap();
@@ -94,12 +94,12 @@ fn bytes_that_changed_on_the_disk_are_errors() {
     let device = served.lend();
     assert_eq!(served.read_device(&device, 1), 0);
     // In the unit that is read, but not in what is read of it.
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let file = fs::File::options().write(true).open(path).unwrap();
     file.write_all_at(b"other bytes", 60_000).unwrap();
     drop(file);
     assert_eq!(served.read_device(&device, 1), 1);
-    assert_eq!(served.state(), Some(store::SparseState::Condemned));
+    assert_eq!(served.state(), Some(store::LazyDeviceState::Condemned));
     drop(device);
     served.leave();
     served.is_gone(service);

@@ -49,7 +49,7 @@ fn an_index_that_lies_takes_nothing_from_another_image() {
     };
     let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
     let lazy = store(&folder.path().join("lazy"));
-    let device = lazy.create_sparse(&stage.device(), all.end).unwrap();
+    let device = lazy.create_lazy_device(&stage.device(), all.end).unwrap();
     let mut lie = stage.index.clone();
     lie.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
     let liar = LayerFiller::from_source(lie, source(b"liar"), device);

@@ -32,7 +32,7 @@ use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
 use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
-use store::{Form, OpenOptions, Seconds, SparseFill, Store};
+use store::{Form, LazyDeviceFill, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
 use testing::{programs, skipped};
 use transfer::StoredImage;
@@ -178,10 +178,10 @@ impl Stage {
     }
 
     /// A device whose filler is gone. A process that another test starts may have its lock until it runs its program.
-    fn device_again<'a>(&self, store: &'a Store) -> SparseFill<'a> {
+    fn device_again<'a>(&self, store: &'a Store) -> LazyDeviceFill<'a> {
         let mut device = None;
         wait_for("its lock", || {
-            device = store.fill_sparse(&self.device()).unwrap();
+            device = store.fill_lazy_device(&self.device()).unwrap();
             device.is_some()
         });
         device.unwrap()
@@ -190,8 +190,8 @@ impl Stage {
     /// A device in a store of its own, empty unless it was there, and its filler.
     fn filler<'a>(&'a self, store: &'a Store) -> LayerFiller<'a> {
         let (id, bytes) = (self.device(), self.index.head.device_bytes);
-        let there = store.fill_sparse(&id).unwrap();
-        let device = there.unwrap_or_else(|| store.create_sparse(&id, bytes).unwrap());
+        let there = store.fill_lazy_device(&id).unwrap();
+        let device = there.unwrap_or_else(|| store.create_lazy_device(&id, bytes).unwrap());
         LayerFiller::new(self.index.clone(), &self.blob, device)
     }
 }
@@ -298,7 +298,7 @@ fn through(
         let lent = || match kind {
             DoorKind::Fanotify => {
                 door.mark(&stage.device()).unwrap();
-                lazy.sparse.open(&stage.device()).unwrap().unwrap().0
+                lazy.lazy_devices.open(&stage.device()).unwrap().unwrap().0
             }
             DoorKind::Fuse => door.connect(&stage.device()).unwrap().1,
         };
@@ -374,9 +374,9 @@ fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
         change(&mut index);
         let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
         let lazy = store(&folder.path().join("lazy"));
-        let device = lazy.create_sparse(&stage.device(), length).unwrap();
+        let device = lazy.create_lazy_device(&stage.device(), length).unwrap();
         let filler = LayerFiller::new(index, &stage.blob, device);
-        let file = lazy.sparse.open(&stage.device()).unwrap().unwrap().0;
+        let file = lazy.lazy_devices.open(&stage.device()).unwrap().unwrap().0;
         let mut had = 0;
         for unit in 0..units {
             let range = unit * UNIT..((unit + 1) * UNIT).min(length);
@@ -498,7 +498,7 @@ fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     let full = fs::read(full).unwrap();
     for kind in [DoorKind::Fanotify, DoorKind::Fuse] {
         let lazy = lazy_store(&stage, kind);
-        let device = lazy.create_sparse(&stage.device(), full.len() as u64).unwrap();
+        let device = lazy.create_lazy_device(&stage.device(), full.len() as u64).unwrap();
         let mut right = 0;
         for (number, unit) in (0_u64..).zip(full.chunks(usize::try_from(UNIT).unwrap())) {
             let mut bytes = unit.to_vec();

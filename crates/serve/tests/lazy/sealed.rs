@@ -4,7 +4,7 @@ use std::fs;
 
 use quire_serve::lazy::DoorKind;
 use rustix::process::{Signal, kill_process};
-use store::SparseState;
+use store::LazyDeviceState;
 use testing::fake::wait_for;
 
 use super::service::{Served, words};
@@ -19,7 +19,7 @@ fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
     // Whoever wrote it may be about to.
     let sealed = || fs::read_to_string(served.path("sealed")).unwrap();
     wait_for("the device's id", || sealed() == served.stage.device().to_string());
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let full = served.path("full/data").join(served.stage.device().to_string());
     assert!(fs::read(path).unwrap() == fs::read(full).unwrap());
     assert!(served.service().status().unwrap().is_empty());
@@ -64,7 +64,7 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     // It is not told any more.
     kill_process(keeper, Signal::STOP).unwrap();
     assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
-    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    wait_for("the seal", || served.state() == Some(LazyDeviceState::Sealed));
     assert!(!served.path("sealed").exists());
     served.signal("service.pid", Signal::KILL);
     kill_process(keeper, Signal::CONT).unwrap();

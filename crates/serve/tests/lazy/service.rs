@@ -22,7 +22,7 @@ use quire_serve::lazy::{
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use store::{SparseState, Store, Trace, TraceRun};
+use store::{LazyDeviceState, Store, Trace, TraceRun};
 use testing::fake::wait_for;
 use transfer::lazy::LayerIndex;
 
@@ -204,7 +204,7 @@ impl Served {
         }
         Files::write(folder, &stage);
         let store = store(&folder.join("lazy"));
-        drop(store.create_sparse(&stage.device(), stage.index.head.device_bytes).unwrap());
+        drop(store.create_lazy_device(&stage.device(), stage.index.head.device_bytes).unwrap());
         let expect = fs::read(stage.tree.join("words")).unwrap();
         let resends = KernelVersion::running().unwrap() >= RESENDS;
         Some(Self { resends, stage, store, expect })
@@ -338,14 +338,14 @@ impl Served {
         self.service().leave().unwrap();
     }
 
-    pub(super) fn state(&self) -> Option<SparseState> {
-        Some(self.store.sparse.stat(&self.stage.index.head.device).unwrap()?.state)
+    pub(super) fn state(&self) -> Option<LazyDeviceState> {
+        Some(self.store.lazy_devices.stat(&self.stage.index.head.device).unwrap()?.state)
     }
 
     /// Waits until all of the device is here, and images could be made complete with it.
     pub(super) fn wait_for_all(&self) {
         wait_for("all of the device", || self.path("sealed").exists());
-        assert_eq!(self.state(), Some(SparseState::Sealed));
+        assert_eq!(self.state(), Some(LazyDeviceState::Sealed));
     }
 
     /// Sees that a service that was asked to leave ends, and its keeper, too.
@@ -357,8 +357,8 @@ impl Served {
     pub(super) fn is_over(&self) {
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
         // All of it may have come.
-        if self.state() != Some(SparseState::Sealed) {
-            let fill = self.store.fill_sparse(&self.stage.device()).unwrap();
+        if self.state() != Some(LazyDeviceState::Sealed) {
+            let fill = self.store.fill_lazy_device(&self.stage.device()).unwrap();
             assert!(fill.is_some(), "it is let go");
         }
     }
@@ -591,7 +591,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     let id = DeviceId::from_bytes(&[9; 32]).unwrap();
     served.stage.index.head.device = id;
     Files::write(served.stage.folder.path(), &served.stage);
-    drop(served.store.create_sparse(&id, served.stage.index.head.device_bytes).unwrap());
+    drop(served.store.create_lazy_device(&id, served.stage.index.head.device_bytes).unwrap());
     let service = served.start();
     let lent = served.service().lend(&id).unwrap();
     let image = served.stage.full.open_image(&served.stage.image).unwrap();
@@ -600,7 +600,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     let mount = erofs(image.image.fd(), &options).unwrap().mount;
     assert_eq!(served.read(&mount, 1), 0);
     assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
-    wait_for("the condemnation", || served.state() == Some(SparseState::Condemned));
+    wait_for("the condemnation", || served.state() == Some(LazyDeviceState::Condemned));
     wait_for("errors", || fs::read(words(&mount)).is_err());
     wait_for("a refusal", || served.service().lend(&id).is_err());
     assert!(!served.path("sealed").exists());
@@ -615,7 +615,7 @@ fn what_could_not_be_made_complete_is_tried_again(door: DoorKind) {
     fs::write(served.path("complete"), "").unwrap();
     let service = served.start();
     let mount = served.mount();
-    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    wait_for("the seal", || served.state() == Some(LazyDeviceState::Sealed));
     thread::sleep(std::time::Duration::from_millis(300));
     fs::remove_file(served.path("refuse")).unwrap();
     served.wait_for_all();

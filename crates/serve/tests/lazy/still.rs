@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use quire_serve::lazy::{DoorKind, FillError, LazyService, SourcePatience};
-use store::SparseState;
+use store::LazyDeviceState;
 use testing::fake::wait_for;
 
 use super::service::Served;
@@ -73,7 +73,7 @@ fn a_thread_that_panics_costs_one_reader_an_error() {
 #[test]
 fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let full = served.path("full/data").join(served.stage.device().to_string());
     let bytes = fs::read(full).unwrap();
     // One unit of it is wrong: it is fetched again.
@@ -88,7 +88,7 @@ fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
         .unwrap();
     let service = served.start();
     let device = served.lend();
-    wait_for("the seal", || served.state() == Some(SparseState::Sealed));
+    wait_for("the seal", || served.state() == Some(LazyDeviceState::Sealed));
     assert!(fs::read(&path).unwrap() == bytes);
     drop(device);
     served.leave();

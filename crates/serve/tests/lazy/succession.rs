@@ -193,7 +193,7 @@ impl Acted {
         drop(command);
         let group = Group::new().unwrap();
         send(&socket, first, Some(group.as_fd()));
-        let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+        let path = served.path("lazy/lazy").join(served.stage.device().to_string());
         let device = File::options().read(true).write(true).open(path).unwrap();
         thread::spawn(move || keeper.wait_with_output());
         Self { socket, group, device }
@@ -205,14 +205,14 @@ impl Acted {
         send(&self.socket, &recorded("keep", &device), Some(self.device.as_fd()));
         assert_eq!(receive(&self.socket).0, recorded("done", ""));
         self.group.mark(self.device.as_fd()).unwrap();
-        let path = served.path("lazy/sparse").join(&device);
+        let path = served.path("lazy/lazy").join(&device);
         served.mount_with(&File::open(path).unwrap())
     }
 
     /// Takes an event, writes nothing down, and is gone. Returns how many readers got an error.
     fn die_with_a_reader(self, served: &Served) -> usize {
         let device = served.stage.device().to_string();
-        let device = File::open(served.path("lazy/sparse").join(device)).unwrap();
+        let device = File::open(served.path("lazy/lazy").join(device)).unwrap();
         thread::scope(|scope| {
             let reader = scope.spawn(|| served.read_device(&device, 1));
             poll(&mut [PollFd::new(&self.group, PollFlags::IN)], None).unwrap();
@@ -319,11 +319,11 @@ fn a_service_succeeds_a_keeper_of_an_earlier_version() {
     rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
     let id = served.stage.device().to_string();
-    let path = served.path("lazy/sparse").join(&id);
+    let path = served.path("lazy/lazy").join(&id);
     let device = File::options().read(true).write(true).open(path).unwrap();
     let group = Group::new().unwrap();
     group.mark(device.as_fd()).unwrap();
-    let mount = served.mount_with(&File::open(served.path("lazy/sparse").join(&id)).unwrap());
+    let mount = served.mount_with(&File::open(served.path("lazy/lazy").join(&id)).unwrap());
     thread::scope(|scope| {
         let keeper = scope.spawn(|| {
             let socket = rustix::net::accept(&listener).unwrap();
@@ -363,7 +363,7 @@ fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keep
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     make_folder(&served);
     let group = Group::new().unwrap();
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     group.mark(File::open(path).unwrap().as_fd()).unwrap();
     // A service whose keeper died as it was asked to leave.
     let lock = File::create(served.path("run/lock")).unwrap();
@@ -393,7 +393,7 @@ fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keep
 fn a_device_that_others_mark_is_not_lent() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let service = served.start();
-    let path = served.path("lazy/sparse").join(served.stage.device().to_string());
+    let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let others = Group::new().unwrap();
     others.mark(File::open(path).unwrap().as_fd()).unwrap();
     let refused = served.service().lend(&served.stage.device()).unwrap_err().to_string();

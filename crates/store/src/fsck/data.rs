@@ -25,8 +25,8 @@ pub(super) struct InDevices {
     pub(super) sound: BTreeSet<ObjectId>,
     /// The others.
     pub(super) damaged: BTreeSet<ObjectId>,
-    /// Devices of images that are sparse, which were checked as a whole.
-    pub(super) sparse: BTreeSet<DeviceId>,
+    /// Devices of images that are lazy, which were checked as a whole.
+    pub(super) lazy_devices: BTreeSet<DeviceId>,
 }
 
 impl InDevices {
@@ -87,8 +87,8 @@ impl Store {
             devices::DataFile::Index(_) => None,
         });
         let there: BTreeSet<DeviceId> = there.collect();
-        let sparse = self.check_sparse_of_images(users, scope, report)?;
-        wanted.retain(|id| !sparse.contains(id));
+        let lazy_devices = self.check_lazy_devices_of_images(users, scope, report)?;
+        wanted.retain(|id| !lazy_devices.contains(id));
         if scope == Scope::Everything {
             wanted.extend(&there);
         }
@@ -121,7 +121,7 @@ impl Store {
         }
         // As they are on the disk; ends in the order of the frames that have them.
         jobs.sort_by_key(|(device, _, entry)| (*device, entry.offset));
-        let mut in_devices = InDevices { sparse, ..InDevices::default() };
+        let mut in_devices = InDevices { lazy_devices, ..InDevices::default() };
         let mut bad = Vec::new();
         for (job, damage) in jobs.iter().zip(self.hash_stored(&jobs, options)?) {
             let (device, _, entry) = job;

@@ -223,12 +223,12 @@ impl Sweep<'_, '_> {
         if self.imports.has_unlisted() {
             self.waiting = Some(Trash::make(store, &self.imports.names)?);
         }
-        let (mut users, mut marks, mut sparse) = (Items::new(), Items::new(), Items::new());
+        let (mut users, mut marks, mut lazy) = (Items::new(), Items::new(), Items::new());
         let (mut data, mut objects) = (Items::new(), Items::new());
         for item in items {
             match &item.0 {
                 StoreItem::Object(_) => objects.push(item),
-                StoreItem::Sparse(_) => sparse.push(item),
+                StoreItem::LazyDevice(_) => lazy.push(item),
                 it if is_of_device(it) => data.push(item),
                 it if is_mark(it) => marks.push(item),
                 _ => users.push(item),
@@ -246,7 +246,7 @@ impl Sweep<'_, '_> {
         self.empty_trash()?;
         let trims = self.plan.trimmings.iter().any(|it| it.dead.freeing == Freeing::Now);
         // Including what an earlier gc had removed before it was killed.
-        if ![&marks, &sparse, &data, &objects].into_iter().all(Vec::is_empty) || trims {
+        if ![&marks, &lazy, &data, &objects].into_iter().all(Vec::is_empty) || trims {
             store.images.directory.sync()?;
             store.layers.directory.sync()?;
         }
@@ -255,7 +255,7 @@ impl Sweep<'_, '_> {
             marks.clear();
         }
         Ok(self.marks(&marks)?
-            && self.sparse(&sparse)?
+            && self.lazy_devices(&lazy)?
             && self.data(&data, !objects.is_empty())?
             && self.trim()?
             && self.objects(&objects)?)
@@ -318,7 +318,7 @@ impl Sweep<'_, '_> {
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Nothing relies on these.
             | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
-            (Some(_), _, StoreItem::Sparse(_)) => place.unlink_sealed(name).map(drop),
+            (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name).map(drop),
             (Some(trash), _, _) => trash.take(place, item, name),
             (None, Some(trash), _) => match trash.take(place, item, name) {
                 Err(error) if error.is_full() => self.remove(place, item, name, error),
@@ -369,22 +369,22 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Removes sparse devices and heads of indexes, and then what belongs to them: without its state, a device cannot be
+    /// Removes lazy devices and heads of indexes, and then what belongs to them: without its state, a device cannot be
     /// identified.
-    fn sparse(&mut self, sparse: &Items<'_>) -> Result<bool, GcError> {
-        if sparse.is_empty() {
+    fn lazy_devices(&mut self, lazy: &Items<'_>) -> Result<bool, GcError> {
+        if lazy.is_empty() {
             return Ok(true);
         }
         let store = self.store;
-        let Some(directory) = store.sparse.directory.get()? else { return Ok(true) };
+        let Some(directory) = store.lazy_devices.directory.get()? else { return Ok(true) };
         let is_first =
-            |it: &StoreItem| matches!(it, StoreItem::Sparse(file) if file.goes_before_others());
-        let (first, rest): (Items<'_>, Items<'_>) = sparse.iter().partition(|it| is_first(&it.0));
+            |it: &StoreItem| matches!(it, StoreItem::LazyDevice(file) if file.goes_before_others());
+        let (first, rest): (Items<'_>, Items<'_>) = lazy.iter().partition(|it| is_first(&it.0));
         for (items, is_last) in [(first, false), (rest, true)] {
             let Some(lock) = self.enter()? else { return Ok(false) };
             let Plan { needed, found, indexes, .. } = self.plan;
             // Another process may be filling one now.
-            let garbage = store.garbage_of_sparse(needed, found, indexes)?;
+            let garbage = store.garbage_of_lazy_devices(needed, found, indexes)?;
             if is_last && garbage.iter().any(is_first) {
                 // It has made one since, or has ended.
                 return Ok(false);

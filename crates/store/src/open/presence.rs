@@ -15,7 +15,7 @@ impl Store {
     /// damage, which [`open_image`](Self::open_image) tells.
     ///
     /// # Errors
-    /// As [`sparse_devices`](Self::sparse_devices).
+    /// As [`lazy_devices`](Self::lazy_devices).
     pub fn presence(&self, image: &ImageId) -> Result<Presence, OpenImageError> {
         self.presence_of(image, None)
     }
@@ -23,13 +23,13 @@ impl Store {
     /// The same, of an image that is to be used as that of a manifest.
     ///
     /// # Errors
-    /// As [`sparse_devices`](Self::sparse_devices).
+    /// As [`lazy_devices`](Self::lazy_devices).
     pub fn presence_of(
         &self,
         image: &ImageId,
         manifest: Option<&Digest>,
     ) -> Result<Presence, OpenImageError> {
-        match self.sparse_devices(image)?.is_empty() {
+        match self.lazy_devices(image)?.is_empty() {
             true => Ok(self.presence_of_complete(image, manifest)?),
             false => Ok(Presence::Partial),
         }
@@ -47,19 +47,19 @@ impl Store {
         })
     }
 
-    /// The devices of an image that the store has only as sparse ones, in the order of the image's devices.
+    /// The devices of an image that the store has only as lazy ones, in the order of the image's devices.
     ///
     /// # Errors
     /// [`OpenImageError`] when the image is absent, or its device table cannot be read.
-    pub fn sparse_devices(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
+    pub fn lazy_devices(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
         let _lock = self.lock_shared()?;
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
         let table = images::devices(&file);
         let table = table.map_err(|source| OpenImageError::Devices { image: *image, source })?;
         let used = table.uses.iter().filter_map(|it| it.device);
-        let is_sparse =
-            |id: &DeviceId| self.devices.file(id).is_none() && self.sparse.file(id).is_some();
-        Ok(used.filter(is_sparse).collect())
+        let is_lazy =
+            |id: &DeviceId| self.devices.file(id).is_none() && self.lazy_devices.file(id).is_some();
+        Ok(used.filter(is_lazy).collect())
     }
 
     /// Where the files of an image are on one of its devices: in bytes, in ascending order.

@@ -6,8 +6,8 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 
 use super::devices::{device_name, index_name};
 use super::downloads::BlobFile;
+use super::lazy_devices::LazyDeviceFile;
 use super::objects::split;
-use super::sparse::SparseFile;
 use image::digest::Digest;
 
 /// A thing that a store keeps: its kind and its name.
@@ -28,8 +28,8 @@ pub enum StoreItem {
     Device(DeviceId),
     /// The index of a device.
     DeviceIndex(DeviceId),
-    /// A file of a sparse device.
-    Sparse(SparseFile),
+    /// A file of a lazy device.
+    LazyDevice(LazyDeviceFile),
     /// A ref.
     Ref(String),
     /// A container's folder.
@@ -52,7 +52,7 @@ impl StoreItem {
             Self::Blob(file) => file.kind(),
             Self::Device(_) => "device",
             Self::DeviceIndex(_) => "device index",
-            Self::Sparse(file) => file.kind(),
+            Self::LazyDevice(file) => file.kind(),
             Self::Ref(_) => "name",
             Self::Container(_) => "container",
             Self::Snapshot(..) => "snapshot",
@@ -69,7 +69,7 @@ impl StoreItem {
             Self::Layer(digest) | Self::Manifest(digest) => digest.to_string(),
             Self::Blob(file) => file.name(),
             Self::Device(id) | Self::DeviceIndex(id) => id.to_string(),
-            Self::Sparse(file) => file.device().to_string(),
+            Self::LazyDevice(file) => file.device().to_string(),
             Self::Snapshot(instance, number) => format!("{instance}/{number}"),
             Self::Ref(name) | Self::Container(name) | Self::Leftover(name) => name.clone(),
         }
@@ -83,7 +83,7 @@ impl StoreItem {
             Self::Blob(file) => file.file_name(),
             Self::Device(id) => device_name(id),
             Self::DeviceIndex(id) => index_name(id),
-            Self::Sparse(file) => file.file_name(),
+            Self::LazyDevice(file) => file.file_name(),
             Self::Image(_)
             | Self::Ref(_)
             | Self::Container(_)

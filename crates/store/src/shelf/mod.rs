@@ -9,11 +9,11 @@ pub(crate) mod downloads;
 pub(crate) mod images;
 pub(crate) mod item;
 pub(crate) mod layers;
+pub(crate) mod lazy_devices;
 pub(crate) mod manifests;
 pub(crate) mod objects;
 pub(crate) mod refs;
 pub(crate) mod snapshots;
-pub(crate) mod sparse;
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;

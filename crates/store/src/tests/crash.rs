@@ -13,7 +13,7 @@ use super::{
     Failure, NOW, check, check_clean, fast_directory, import, import_as, name, sample, setting,
 };
 use crate::trace::{Change, Recorder, Trace};
-use crate::{ContainerRecord, Form, OpenOptions, Seconds, SparseFill, SparseState, Store};
+use crate::{ContainerRecord, Form, LazyDeviceFill, LazyDeviceState, OpenOptions, Seconds, Store};
 
 const SAMPLES: u64 = 3;
 
@@ -547,46 +547,46 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
         .unwrap();
 }
 
-const SPARSE_LENGTH: u64 = 64 << 10;
+const LAZY_LENGTH: u64 = 64 << 10;
 
-fn sparse_bytes() -> Vec<u8> {
-    let mut bytes = vec![0; usize::try_from(SPARSE_LENGTH).unwrap()];
+fn lazy_bytes() -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(LAZY_LENGTH).unwrap()];
     bytes[8000..40_000].fill(7);
     bytes
 }
 
-fn sparse_device() -> DeviceId {
-    image::verity::digest(image::verity::Algorithm::Sha256, &sparse_bytes()).into()
+fn lazy_device() -> DeviceId {
+    image::verity::digest(image::verity::Algorithm::Sha256, &lazy_bytes()).into()
 }
 
-fn fill_all(filling: SparseFill<'_>) -> Result<(), Failure> {
-    filling.write_at(&sparse_bytes()[8000..20_000], 8000)?;
-    filling.write_at(&sparse_bytes()[20_000..40_000], 20_000)?;
+fn fill_all(filling: LazyDeviceFill<'_>) -> Result<(), Failure> {
+    filling.write_at(&lazy_bytes()[8000..20_000], 8000)?;
+    filling.write_at(&lazy_bytes()[20_000..40_000], 20_000)?;
     Ok(filling.seal()?)
 }
 
-fn record_sparse() -> Recorded {
+fn record_lazy_device() -> Recorded {
     record(
         |store| {
             import(store, "kept", &sample("kept", 2)).unwrap();
         },
-        |store| fill_all(store.create_sparse(&sparse_device(), SPARSE_LENGTH).unwrap()).unwrap(),
+        |store| fill_all(store.create_lazy_device(&lazy_device(), LAZY_LENGTH).unwrap()).unwrap(),
     )
 }
 
 /// A sealed device has all of its bytes, and one that is not sealed can be filled further.
-fn judge_sparse(recorded: &Recorded) -> Result<usize, Failure> {
+fn judge_lazy_device(recorded: &Recorded) -> Result<usize, Failure> {
     let refs = check(&super::open(recorded.directory.path()))?;
     recorded.replay(&|directory, at| {
         let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
         check(&store)?;
-        let device = sparse_device();
-        let state = store.sparse.stat(&device)?.map(|it| it.state);
+        let device = lazy_device();
+        let state = store.lazy_devices.stat(&device)?.map(|it| it.state);
         match state {
-            Some(SparseState::Sealed) => {}
+            Some(LazyDeviceState::Sealed) => {}
             other if at == recorded.changes.len() => return Err(format!("{other:?}").into()),
-            None => fill_all(store.create_sparse(&device, SPARSE_LENGTH)?)?,
-            Some(_) => fill_all(store.fill_sparse(&device)?.ok_or("somebody fills it")?)?,
+            None => fill_all(store.create_lazy_device(&device, LAZY_LENGTH)?)?,
+            Some(_) => fill_all(store.fill_lazy_device(&device)?.ok_or("somebody fills it")?)?,
         }
         check(&store)?;
         drop(store);
@@ -595,28 +595,28 @@ fn judge_sparse(recorded: &Recorded) -> Result<usize, Failure> {
 }
 
 #[test]
-fn a_sparse_device_survives_a_crash_at_any_moment() {
-    let recorded = record_sparse();
-    let seen = judge_sparse(&recorded).unwrap();
+fn a_lazy_device_survives_a_crash_at_any_moment() {
+    let recorded = record_lazy_device();
+    let seen = judge_lazy_device(&recorded).unwrap();
     assert!(seen > 10, "{seen} states");
 }
 
 #[test]
-fn a_sparse_device_that_is_sealed_before_it_is_synced_is_found_out() {
-    let mut wrong = record_sparse();
+fn a_lazy_device_that_is_sealed_before_it_is_synced_is_found_out() {
+    let mut wrong = record_lazy_device();
     wrong.changes.retain(
-        |it| !matches!(it, Change::SyncFile(path) if path.parent().unwrap().ends_with("sparse")),
+        |it| !matches!(it, Change::SyncFile(path) if path.parent().unwrap().ends_with("lazy")),
     );
-    judge_sparse(&wrong).unwrap_err();
+    judge_lazy_device(&wrong).unwrap_err();
 }
 
 #[test]
-fn removing_a_sparse_device_survives_a_crash_at_any_moment() {
+fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
     let recorded = || {
         record(
             |store| {
                 import(store, "kept", &sample("kept", 2)).unwrap();
-                fill_all(store.create_sparse(&sparse_device(), SPARSE_LENGTH).unwrap()).unwrap();
+                fill_all(store.create_lazy_device(&lazy_device(), LAZY_LENGTH).unwrap()).unwrap();
             },
             |store| {
                 // A child of another test may have it open for a moment.
@@ -632,8 +632,6 @@ fn removing_a_sparse_device_survives_a_crash_at_any_moment() {
     assert!(judge_removal(&right).unwrap() > 1);
     // The state may be gone before the device, if nothing is synced between them.
     let mut wrong = recorded();
-    wrong
-        .changes
-        .retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+    wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge_removal(&wrong).unwrap_err();
 }

@@ -9,7 +9,7 @@ use super::{
     sample,
 };
 use crate::trace::{Recorder, Trace};
-use crate::{Form, OpenOptions, SparseFill, SparseState, Store};
+use crate::{Form, LazyDeviceFill, LazyDeviceState, OpenOptions, Store};
 
 /// Runs `command` on a store with one image, its `at`th change failing. Answers what the command
 /// answered, and how many changes it tried.
@@ -111,14 +111,14 @@ fn whatever_change_fails_while_a_device_is_trimmed_nothing_is_lost() {
 }
 
 #[test]
-fn whatever_change_of_a_sparse_device_fails_it_is_right_or_not_sealed() {
+fn whatever_change_of_a_lazy_device_fails_it_is_right_or_not_sealed() {
     let content = vec![7; 10_000];
     let device = image::verity::digest(image::verity::Algorithm::Sha256, &content).into();
-    let bring = |filling: SparseFill<'_>| {
+    let bring = |filling: LazyDeviceFill<'_>| {
         filling.write_at(&content, 0)?;
         filling.seal()
     };
-    let state = |store: &Store| store.sparse.stat(&device).unwrap().map(|it| it.state);
+    let state = |store: &Store| store.lazy_devices.stat(&device).unwrap().map(|it| it.state);
     let run = |at: usize, for_good: bool| {
         let directory = fast_directory();
         let store = open(directory.path());
@@ -127,11 +127,11 @@ fn whatever_change_of_a_sparse_device_fails_it_is_right_or_not_sealed() {
         let trace = Trace::to(&recorder);
         let traced =
             Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
-        let done = traced.create_sparse(&device, content.len() as u64).and_then(bring);
+        let done = traced.create_lazy_device(&device, content.len() as u64).and_then(bring);
         drop(traced);
         let found = state(&store);
-        assert!(done.is_err() || found == Some(SparseState::Sealed), "change {at}: {found:?}");
-        if found != Some(SparseState::Condemned) {
+        assert!(done.is_err() || found == Some(LazyDeviceState::Sealed), "change {at}: {found:?}");
+        if found != Some(LazyDeviceState::Condemned) {
             check(&store).unwrap();
         }
         // It can be brought after that.
@@ -139,14 +139,14 @@ fn whatever_change_of_a_sparse_device_fails_it_is_right_or_not_sealed() {
             let report = store.fsck(crate::FsckOptions::default()).unwrap();
             drop(store.remove_damaged(&report));
             let filling = match state(&store) {
-                None => Some(store.create_sparse(&device, content.len() as u64).unwrap()),
-                Some(SparseState::Partial) => store.fill_sparse(&device).unwrap(),
-                Some(SparseState::Sealed | SparseState::Condemned) => None,
+                None => Some(store.create_lazy_device(&device, content.len() as u64).unwrap()),
+                Some(LazyDeviceState::Partial) => store.fill_lazy_device(&device).unwrap(),
+                Some(LazyDeviceState::Sealed | LazyDeviceState::Condemned) => None,
             };
             if let Some(filling) = filling {
                 bring(filling).unwrap();
             }
-            state(&store) == Some(SparseState::Sealed)
+            state(&store) == Some(LazyDeviceState::Sealed)
         });
         check(&store).unwrap();
         (found, recorder.attempts())
@@ -156,7 +156,7 @@ fn whatever_change_of_a_sparse_device_fails_it_is_right_or_not_sealed() {
     let mut condemned = 0;
     for at in 0..changes {
         for for_good in [false, true] {
-            condemned += usize::from(run(at, for_good).0 == Some(SparseState::Condemned));
+            condemned += usize::from(run(at, for_good).0 == Some(LazyDeviceState::Condemned));
         }
     }
     assert_eq!(condemned, 2, "after each failed sync of its bytes");

@@ -231,8 +231,8 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // Come with the first device, the first sparse device, the first engine, and when it is shared.
-    found.extend(["data", "sparse", "snapshots", "shared"].map(str::to_owned));
+    // Come with the first device, the first lazy device, the first engine, and when it is shared.
+    found.extend(["data", "lazy", "snapshots", "shared"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();
     wanted.dedup();

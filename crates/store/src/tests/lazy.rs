@@ -1,4 +1,4 @@
-//! Indexes of sparse devices, and images whose devices are filled later.
+//! Indexes of lazy devices, and images whose devices are filled later.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,8 +15,8 @@ use super::crash::{Recorded, record};
 use super::{Failure, NOW, check, import_as, name, open, sample};
 use crate::trace::Change;
 use crate::{
-    Damage, Form, FsckOptions, OpenImageError, OpenOptions, Presence, Reference, SparseError,
-    SparseFile, SparseIndexDamage, SparseState, Store, StoreItem, TransactionError,
+    Damage, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceState, LazyIndexDamage,
+    OpenImageError, OpenOptions, Presence, Reference, Store, StoreItem, TransactionError,
 };
 
 /// A native image with everything that a store without its device needs.
@@ -122,12 +122,12 @@ fn damage(store: &Store) -> Vec<Damage> {
     report.damage.into_iter().map(|it| it.0).collect()
 }
 
-fn path(directory: &TempDir, file: SparseFile) -> PathBuf {
-    directory.path().join("sparse").join(file.file_name())
+fn path(directory: &TempDir, file: LazyDeviceFile) -> PathBuf {
+    directory.path().join("lazy").join(file.file_name())
 }
 
-fn in_sparse(directory: &TempDir) -> Vec<String> {
-    let names = fs::read_dir(directory.path().join("sparse")).unwrap();
+fn in_lazy_devices(directory: &TempDir) -> Vec<String> {
+    let names = fs::read_dir(directory.path().join("lazy")).unwrap();
     let mut names: Vec<_> =
         names.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -139,30 +139,30 @@ fn an_index_is_kept_and_replaced() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let (first, second) = (some_head("a", b"first"), some_head("a", b"the second"));
-    assert!(store.sparse.index(&first.device).unwrap().is_none());
+    assert!(store.lazy_devices.index(&first.device).unwrap().is_none());
     store.put_index(&first, b"first").unwrap();
     let meta = crate::Meta::decode(&fs::read(directory.path().join("meta")).unwrap()).unwrap();
-    assert!(meta.has_sparse);
-    for file in [SparseFile::Index(first.device), SparseFile::Windows(first.device)] {
+    assert!(meta.has_lazy_devices);
+    for file in [LazyDeviceFile::Index(first.device), LazyDeviceFile::Windows(first.device)] {
         let mode = fs::metadata(path(&directory, file)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o444);
     }
-    let read = || open(directory.path()).sparse.index(&first.device).unwrap().unwrap();
+    let read = || open(directory.path()).lazy_devices.index(&first.device).unwrap().unwrap();
     assert!(read() == (first.clone(), b"first".to_vec()));
     store.put_index(&second, b"the second").unwrap();
     store.put_index(&second, b"the second").unwrap();
     assert!(read() == (second, b"the second".to_vec()));
-    assert!(store.sparse.index_head(&device("b")).unwrap().is_none());
+    assert!(store.lazy_devices.index_head(&device("b")).unwrap().is_none());
     // Without a device it is garbage.
     store.gc(NOW).unwrap();
-    assert!(in_sparse(&directory).is_empty());
+    assert!(in_lazy_devices(&directory).is_empty());
 
     let wrong = store.put_index(&first, b"of another length");
-    let why = SparseIndexDamage::Windows { expected: 5, actual: 17 };
-    assert!(matches!(wrong, Err(SparseError::Index { source, .. }) if source == why));
+    let why = LazyIndexDamage::Windows { expected: 5, actual: 17 };
+    assert!(matches!(wrong, Err(LazyDeviceError::Index { source, .. }) if source == why));
     let who = crate::Who::this_process();
     let store = Store::open(directory.path(), who, OpenOptions::read()).unwrap();
-    assert!(matches!(store.put_index(&first, b"first"), Err(SparseError::ReadOnly(_))));
+    assert!(matches!(store.put_index(&first, b"first"), Err(LazyDeviceError::ReadOnly(_))));
 }
 
 #[test]
@@ -189,28 +189,28 @@ fn a_damaged_index_is_told_and_removed() {
         assert_eq!(damage(&store), []);
         let claimed_by = Some(lazy.manifest());
         let [head, windows] =
-            [SparseFile::index, SparseFile::windows].map(|it| it(*lazy.id(), claimed_by));
+            [LazyDeviceFile::index, LazyDeviceFile::windows].map(|it| it(*lazy.id(), claimed_by));
         for file in [head, windows] {
             let writable = fs::Permissions::from_mode(0o600);
             fs::set_permissions(path(&directory, file), writable).unwrap();
         }
         spoil(&path(&directory, head), &path(&directory, windows));
-        let index = || store.sparse.index_for(lazy.id(), claimed_by.as_ref());
+        let index = || store.lazy_devices.index_for(lazy.id(), claimed_by.as_ref());
         let error = index().unwrap_err();
         assert!(error.to_string().contains("quire index NAME"), "{error}");
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         let told = report.damage.iter().find_map(|it| match &it.0 {
-            Damage::Bad(item, why) if *item == StoreItem::Sparse(head) => Some(why.clone()),
+            Damage::Bad(item, why) if *item == StoreItem::LazyDevice(head) => Some(why.clone()),
             _ => None,
         });
         assert!(told.as_ref().is_some_and(|it| it.contains(expected)), "{expected}: {told:?}");
         // Now nobody can fill the device, so it is told as well, and not removed.
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
         assert!(index().unwrap().is_none());
-        assert!(store.sparse.stat(lazy.id()).unwrap().is_some());
+        assert!(store.lazy_devices.stat(lazy.id()).unwrap().is_some());
         // Windows alone are garbage, and the image comes back.
         store.gc(NOW).unwrap();
-        assert_eq!(in_sparse(&directory).len(), 2);
+        assert_eq!(in_lazy_devices(&directory).len(), 2);
         assert!(!damage(&store).is_empty());
         lazy.publish(&store).unwrap();
         assert_eq!(damage(&store), []);
@@ -222,10 +222,11 @@ fn an_index_of_a_device_of_another_length_is_damage() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let head = some_head("a", b"");
-    let _filling = store.create_sparse(&head.device, 512).unwrap();
+    let _filling = store.create_lazy_device(&head.device, 512).unwrap();
     store.put_index(&head, b"").unwrap();
     let told = damage(&store);
-    let [Damage::Bad(StoreItem::Sparse(SparseFile::Index(_)), why)] = told.as_slice() else {
+    let [Damage::Bad(StoreItem::LazyDevice(LazyDeviceFile::Index(_)), why)] = told.as_slice()
+    else {
         panic!("{told:?}")
     };
     assert_eq!(why, "it is that of a device of 1024 bytes, not 512");
@@ -236,21 +237,21 @@ fn an_index_lives_as_long_as_its_device() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let (a, b) = (some_head("a", b"1"), some_head("b", b"2"));
-    let filling = store.create_sparse(&a.device, a.device_bytes).unwrap();
+    let filling = store.create_lazy_device(&a.device, a.device_bytes).unwrap();
     for (head, windows) in [(&a, b"1"), (&b, b"2")] {
         store.put_index(head, windows).unwrap();
     }
     store.gc(NOW).unwrap();
-    assert_eq!(in_sparse(&directory).len(), 4, "of one that is filled, and of none");
+    assert_eq!(in_lazy_devices(&directory).len(), 4, "of one that is filled, and of none");
     // What a crash leaves of an index.
-    fs::remove_file(path(&directory, SparseFile::Index(a.device))).unwrap();
+    fs::remove_file(path(&directory, LazyDeviceFile::Index(a.device))).unwrap();
     store.gc(NOW).unwrap();
-    assert_eq!(in_sparse(&directory).len(), 2);
+    assert_eq!(in_lazy_devices(&directory).len(), 2);
     store.put_index(&a, b"1").unwrap();
     drop(filling);
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        in_sparse(&directory).is_empty()
+        in_lazy_devices(&directory).is_empty()
     });
 
     // Likewise, of a device that is complete.
@@ -258,11 +259,11 @@ fn an_index_lives_as_long_as_its_device() {
     let whole = store.open_image(&image).unwrap().devices[0].id;
     store.put_index(&head(whole, &[0; 512], Digest::sha256(b"x"), b"3"), b"3").unwrap();
     store.gc(NOW).unwrap();
-    assert_eq!(in_sparse(&directory).len(), 2);
+    assert_eq!(in_lazy_devices(&directory).len(), 2);
     store.remove_ref(&name("full")).unwrap();
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        in_sparse(&directory).is_empty()
+        in_lazy_devices(&directory).is_empty()
     });
 }
 
@@ -274,23 +275,23 @@ fn an_image_is_there_before_its_devices() {
     assert!(lazy.publish(&store).unwrap());
     assert_eq!(check(&store).unwrap(), [("one:latest".to_owned(), lazy.image)].into());
     assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Partial);
-    assert_eq!(store.sparse_devices(&lazy.image).unwrap(), [*lazy.id()]);
+    assert_eq!(store.lazy_devices(&lazy.image).unwrap(), [*lazy.id()]);
     let refused = store.open_image(&lazy.image).unwrap_err();
     assert!(matches!(refused, OpenImageError::Partial(id) if id == lazy.image), "{refused}");
     // Whoever asks for this image is told that its bytes are not here.
     assert_eq!(store.verify(&lazy.image, FsckOptions::default()).unwrap().damage.len(), 1);
-    let info = store.sparse.stat(lazy.id()).unwrap().unwrap();
-    assert_eq!((info.state, info.on_disk), (SparseState::Partial, 0));
+    let info = store.lazy_devices.stat(lazy.id()).unwrap().unwrap();
+    assert_eq!((info.state, info.on_disk), (LazyDeviceState::Partial, 0));
     let (_, swept) = store.gc(NOW).unwrap();
     assert_eq!(swept.removed, 0);
-    let index = store.sparse.index_for(lazy.id(), Some(&lazy.manifest()));
+    let index = store.lazy_devices.index_for(lazy.id(), Some(&lazy.manifest()));
     assert!(index.unwrap().unwrap().0 == lazy.head);
-    assert!(store.du().unwrap().sparse > 0);
+    assert!(store.du().unwrap().lazy_devices > 0);
 
     // Again, over what is there, also after some of it was filled.
-    store.fill_sparse(lazy.id()).unwrap().unwrap().write_at(&lazy.device[..512], 0).unwrap();
+    store.fill_lazy_device(lazy.id()).unwrap().unwrap().write_at(&lazy.device[..512], 0).unwrap();
     assert!(lazy.publish(&store).unwrap());
-    let (file, _) = store.sparse.open(lazy.id()).unwrap().unwrap();
+    let (file, _) = store.lazy_devices.open(lazy.id()).unwrap().unwrap();
     let mut first = vec![0; 512];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut first, 0).unwrap();
     assert!(first == lazy.device[..512]);
@@ -299,7 +300,7 @@ fn an_image_is_there_before_its_devices() {
     store.remove_ref(&name("one")).unwrap();
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        in_sparse(&directory).is_empty()
+        in_lazy_devices(&directory).is_empty()
     });
     assert!(store.images.list().unwrap().names.is_empty());
     assert!(store.manifests.list().unwrap().names.is_empty());
@@ -318,12 +319,12 @@ fn a_complete_device_takes_precedence() {
     store.open_image(&lazy.image).unwrap();
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        in_sparse(&directory).len() == 2
+        in_lazy_devices(&directory).len() == 2
     });
-    let index = store.sparse.index_for(lazy.id(), Some(&lazy.manifest()));
+    let index = store.lazy_devices.index_for(lazy.id(), Some(&lazy.manifest()));
     assert!(index.unwrap().is_some());
     assert!(!lazy.publish(&store).unwrap());
-    assert!(store.sparse.stat(lazy.id()).unwrap().is_none());
+    assert!(store.lazy_devices.stat(lazy.id()).unwrap().is_none());
     store.open_names(&lazy.image).unwrap();
     check(&store).unwrap();
 }
@@ -343,11 +344,11 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     }
     // Listed, its image stays with all that it needs.
     store.gc(NOW).unwrap();
-    assert!(!in_sparse(&directory).is_empty() && store.images.has(&lazy.image).unwrap());
+    assert!(!in_lazy_devices(&directory).is_empty() && store.images.has(&lazy.image).unwrap());
     import.forget_lists();
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        in_sparse(&directory).is_empty()
+        in_lazy_devices(&directory).is_empty()
     });
     import.set_ref(name("one"), lazy.reference.clone());
     import.commit().unwrap();
@@ -360,7 +361,7 @@ fn gc_beside_the_import_takes_nothing_from_it() {
 fn what_contradicts_the_store_is_refused() {
     let lazy = Lazy::new();
     let error = |published| match published {
-        Err(TransactionError::Sparse(error)) => error,
+        Err(TransactionError::LazyDevice(error)) => error,
         other => panic!("{other:?}"),
     };
     let refused = |store: &Store, lazy: &Lazy| error(lazy.publish(store));
@@ -375,15 +376,19 @@ fn what_contradicts_the_store_is_refused() {
     let mut lying = Lazy::new();
     lying.head.units[0][0] ^= 1;
     let lied = error(lying.publish_as(&store, "two", manifest));
-    assert!(matches!(lied, SparseError::OtherIndex(id) if id == *lazy.id()));
+    assert!(matches!(lied, LazyDeviceError::OtherIndex(id) if id == *lazy.id()));
     // Another blob with the same tar is no contradiction. What each manifest claims stays, and counts for it alone.
     let mut other = Lazy::new();
     other.head.blob = Digest::sha256(b"another blob");
     other.publish_as(&store, "two", manifest).unwrap();
-    let of = |manifest| store.sparse.index_for(lazy.id(), Some(&manifest)).unwrap().unwrap().0;
+    let of =
+        |manifest| store.lazy_devices.index_for(lazy.id(), Some(&manifest)).unwrap().unwrap().0;
     assert!(of(lazy.manifest()) == lazy.head && of(manifest) == other.head);
-    assert_eq!(store.sparse.heads(lazy.id()).unwrap().len(), 2);
-    assert!(store.sparse.index(lazy.id()).unwrap().is_none(), "nobody has read the layer here");
+    assert_eq!(store.lazy_devices.heads(lazy.id()).unwrap().len(), 2);
+    assert!(
+        store.lazy_devices.index(lazy.id()).unwrap().is_none(),
+        "nobody has read the layer here"
+    );
     // What a manifest claims later takes the place of what it has claimed.
     other.head.blob = Digest::sha256(b"a third blob");
     other.publish_as(&store, "two", manifest).unwrap();
@@ -392,21 +397,21 @@ fn what_contradicts_the_store_is_refused() {
     store.remove_ref(&name("two")).unwrap();
     super::eventually(|| {
         store.gc(NOW).unwrap();
-        store.sparse.heads(lazy.id()).unwrap().len() == 1
+        store.lazy_devices.heads(lazy.id()).unwrap().len() == 1
     });
     assert!(of(lazy.manifest()) == lazy.head);
     check(&store).unwrap();
 
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    store.create_sparse(lazy.id(), lazy.head.device_bytes).unwrap().seal().unwrap_err();
-    assert!(matches!(refused(&store, &lazy), SparseError::Condemned(_)));
+    store.create_lazy_device(lazy.id(), lazy.head.device_bytes).unwrap().seal().unwrap_err();
+    assert!(matches!(refused(&store, &lazy), LazyDeviceError::Condemned(_)));
     assert!(store.refs.names().unwrap().is_empty());
 
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    drop(store.create_sparse(lazy.id(), 512).unwrap());
-    assert!(matches!(refused(&store, &lazy), SparseError::Indexed { actual: 512, .. }));
+    drop(store.create_lazy_device(lazy.id(), 512).unwrap());
+    assert!(matches!(refused(&store, &lazy), LazyDeviceError::Indexed { actual: 512, .. }));
 
     // Not for the device that the image has, or not as long as the image says.
     let directory = TempDir::new().unwrap();
@@ -435,7 +440,8 @@ fn judge(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
         if at == recorded.changes.len() && refs.is_empty() {
             return Err("published, and not there".into());
         }
-        if !refs.is_empty() && store.sparse.index_for(lazy.id(), Some(&lazy.manifest()))?.is_none()
+        if !refs.is_empty()
+            && store.lazy_devices.index_for(lazy.id(), Some(&lazy.manifest()))?.is_none()
         {
             return Err("an image that nothing fills".into());
         }
@@ -511,13 +517,13 @@ fn several_devices_survive_a_crash_at_any_moment() {
             let mut found = 0;
             for number in 0..3 {
                 let device = device(&format!("device {number}"));
-                let index = store.sparse.index_for(&device, None)?;
+                let index = store.lazy_devices.index_for(&device, None)?;
                 if let Some((_, windows)) = &index
                     && *windows != number.to_string().into_bytes()
                 {
                     return Err("windows of another head".into());
                 }
-                if store.sparse.stat(&device)?.is_some() {
+                if store.lazy_devices.stat(&device)?.is_some() {
                     found += 1;
                     if index.is_none() {
                         return Err("a device that nothing fills".into());
@@ -534,8 +540,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
     let right = record_devices(3);
     let seen = judge(&right).unwrap();
     assert!(seen > 10, "{seen} states");
-    let is_sync =
-        |it: &Change| matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse"));
+    let is_sync = |it: &Change| matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy"));
     // Windows before heads, heads before devices, and all of it before the end.
     let places: Vec<_> =
         (0..right.changes.len()).filter(|it| is_sync(&right.changes[*it])).collect();
@@ -572,7 +577,7 @@ fn replacing_an_index_survives_a_crash_at_any_moment() {
             let who = crate::Who::this_process();
             let store = Store::open(directory, who, OpenOptions::write())?;
             let mut found = seen.get();
-            match store.sparse.index(lazy.id())? {
+            match store.lazy_devices.index(lazy.id())? {
                 None => found[0] = true,
                 Some((head, _)) => found[if head == other { 2 } else { 1 }] = true,
             }
@@ -587,7 +592,7 @@ fn replacing_an_index_survives_a_crash_at_any_moment() {
     let sync = wrong
         .changes
         .iter()
-        .position(|it| matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+        .position(|it| matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     wrong.changes.remove(sync.unwrap());
     judge(&wrong).unwrap_err();
 }
@@ -618,8 +623,6 @@ fn removing_a_lazy_image_survives_a_crash_at_any_moment() {
     assert!(judge(&right).unwrap() > 1);
     // The windows may be gone before the head, if nothing is synced between them.
     let mut wrong = recorded();
-    wrong
-        .changes
-        .retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("sparse")));
+    wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge(&wrong).unwrap_err();
 }

@@ -11,13 +11,13 @@ mod holes;
 mod import;
 mod kill;
 mod lazy;
+mod lazy_devices;
 mod model;
 mod names;
 mod pieces;
 mod records;
 mod sealing;
 mod snapshots;
-mod sparse;
 mod trim;
 mod unproven;
 

@@ -15,8 +15,8 @@ use crate::shelf::devices::{
     self, DeviceKind, Index, ObjectReader, StoredDevice, StoredObject, Where,
 };
 use crate::shelf::item::StoreItem;
+use crate::shelf::lazy_devices::{LazyDeviceFile, LazyDeviceState};
 use crate::shelf::objects::LookupError;
-use crate::shelf::sparse::{SparseFile, SparseState};
 use crate::store::mode_of;
 
 /// A device that an import has made or relies on.
@@ -41,8 +41,8 @@ pub(super) struct Made {
 pub(super) enum MadeFile {
     /// In the import's own directory, under this number.
     Own(u64),
-    /// It is a sealed one in `sparse/`.
-    Sparse,
+    /// It is a sealed one in `lazy/`.
+    LazyDevice,
 }
 
 impl State {
@@ -64,18 +64,18 @@ impl Transaction<'_> {
         DeviceDraft::new(self, kind)
     }
 
-    /// Reads a sealed device of `sparse/`: its bytes, and objects, come in order as for a device that is made. The commit moves
+    /// Reads a sealed device of `lazy/`: its bytes, and objects, come in order as for a device that is made. The commit moves
     /// it to the devices that are here as a whole. `None` if there is no such device, or it is not sealed.
     ///
     /// # Errors
     /// [`DraftError`] when it cannot be read, or the store uses SHA-512.
     pub fn sealed_device(&self, id: &DeviceId) -> Result<Option<DeviceDraft<'_>>, DraftError> {
-        let found = self.store.sparse.open(id).map_err(|source| {
+        let found = self.store.lazy_devices.open(id).map_err(|source| {
             self.fail();
-            DraftError::Sparse { source: Box::new(source) }
+            DraftError::LazyDevice { source: Box::new(source) }
         })?;
         match found {
-            Some((file, info)) if info.state == SparseState::Sealed => {
+            Some((file, info)) if info.state == LazyDeviceState::Sealed => {
                 DeviceDraft::sealed(self, *id, file).map(Some)
             }
             _ => Ok(None),
@@ -242,10 +242,11 @@ impl Transaction<'_> {
     fn made_file(&self, device: &DeviceId, made: MadeFile) -> Result<File, DiskError> {
         match made {
             MadeFile::Own(number) => self.read_back(number),
-            MadeFile::Sparse => {
-                let sparse = self.store.sparse.directory.there()?;
-                let (name, found) = (devices::device_name(device), self.store.sparse.file(device));
-                found.map(|it| it.0).ok_or_else(|| sparse.failed("open", &name, Errno::NOENT))
+            MadeFile::LazyDevice => {
+                let lazy = self.store.lazy_devices.directory.there()?;
+                let (name, found) =
+                    (devices::device_name(device), self.store.lazy_devices.file(device));
+                found.map(|it| it.0).ok_or_else(|| lazy.failed("open", &name, Errno::NOENT))
             }
         }
     }
@@ -266,7 +267,7 @@ impl Transaction<'_> {
         DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
     }
 
-    /// Takes a device whose file is written; without one, it is a sealed one of `sparse/`. Its index is written here.
+    /// Takes a device whose file is written; without one, it is a sealed one of `lazy/`. Its index is written here.
     pub(crate) fn finish_device(
         &self,
         scrap: Option<Scrap<'_>>,
@@ -300,9 +301,9 @@ impl Transaction<'_> {
                         MadeFile::Own(scrap.keep())
                     }
                     None => {
-                        let sparse = self.store.sparse.directory.there().map_err(disk)?;
-                        self.seal_in(sparse, &devices::device_name(&device.id), device::WHAT)?;
-                        MadeFile::Sparse
+                        let lazy = self.store.lazy_devices.directory.there().map_err(disk)?;
+                        self.seal_in(lazy, &devices::device_name(&device.id), device::WHAT)?;
+                        MadeFile::LazyDevice
                     }
                 };
                 let index_file = index_scrap.keep();
@@ -339,10 +340,10 @@ impl Transaction<'_> {
             let there = directory.stat(&name)?;
             match made.device {
                 // The same file, which mounts may have open. One that is there already is as good, but for its index.
-                MadeFile::Sparse => {
-                    let sparse = self.store.sparse.directory.there()?;
+                MadeFile::LazyDevice => {
+                    let lazy = self.store.lazy_devices.directory.there()?;
                     let (Renamed::Now | Renamed::Taken) =
-                        sparse.rename_new(&name, directory, &name)?;
+                        lazy.rename_new(&name, directory, &name)?;
                 }
                 MadeFile::Own(number) if there.is_none() => {
                     self.place(number, Found::Here(number), directory, &name)?;
@@ -366,12 +367,12 @@ impl Transaction<'_> {
         if !made.is_empty() {
             directory.sync()?;
         }
-        let moved = made.iter().filter(|(_, made)| made.device == MadeFile::Sparse);
-        // Of one that was there already, the sparse one stays with its state: `gc` removes both.
-        let moved = moved.filter(|(id, _)| self.store.sparse.file(id).is_none());
-        let states: Vec<_> = moved.map(|(id, _)| SparseFile::State(**id)).collect();
+        let moved = made.iter().filter(|(_, made)| made.device == MadeFile::LazyDevice);
+        // Of one that was there already, the lazy one stays with its state: `gc` removes both.
+        let moved = moved.filter(|(id, _)| self.store.lazy_devices.file(id).is_none());
+        let states: Vec<_> = moved.map(|(id, _)| LazyDeviceFile::State(**id)).collect();
         if !states.is_empty() {
-            self.store.sparse.remove(&states)?;
+            self.store.lazy_devices.remove(&states)?;
         }
         self.store.devices.forget_indexes();
         Ok(())

@@ -7,8 +7,8 @@ use image::verity::{Algorithm, DeviceId, Hasher, ImageId, ObjectId, VerityDigest
 use super::Transaction;
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::DeviceKind;
+use crate::shelf::lazy_devices::LazyDeviceError;
 use crate::shelf::objects::LookupError;
-use crate::shelf::sparse::SparseError;
 use image::digest::Digest;
 
 /// Why an object or image could not be added.
@@ -58,10 +58,10 @@ pub enum DraftError {
         source: io::Error,
     },
     /// A device that is filled on demand, and its index, do not belong together.
-    #[error("cannot add a sparse device")]
-    Sparse {
+    #[error("cannot add a lazy device")]
+    LazyDevice {
         /// The cause.
-        source: Box<SparseError>,
+        source: Box<LazyDeviceError>,
     },
     /// The tar of a layer could not be looked up.
     #[error("cannot look for the tar of layer {diff_id} in the store")]

@@ -1,4 +1,4 @@
-//! Images whose devices are filled later: indexes, and sparse devices of an import.
+//! Images whose devices are filled later: indexes, and lazy devices of an import.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -10,9 +10,9 @@ use image::verity::{Algorithm, DeviceId};
 use super::draft::DraftError;
 use super::{State, Transaction, TransactionError};
 use crate::disk::DiskError;
-use crate::shelf::sparse::index::{self, Existing};
-use crate::shelf::sparse::publish::NewDevice;
-use crate::shelf::sparse::{SPARSE, SparseError, SparseState};
+use crate::shelf::lazy_devices::index::{self, Existing};
+use crate::shelf::lazy_devices::publish::NewDevice;
+use crate::shelf::lazy_devices::{LAZY, LazyDeviceError, LazyDeviceState};
 use crate::store::{Store, mode_of};
 
 /// What stands behind a tar is less.
@@ -39,23 +39,23 @@ enum Made {
 
 impl Store {
     /// Gives a device its index, in the place of any that it has: the caller has made it from all bytes. The device may be
-    /// sparse or complete; the index of one that is neither is garbage. The first one records in `meta` that the store
+    /// lazy or complete; the index of one that is neither is garbage. The first one records in `meta` that the store
     /// has such files.
     ///
     /// # Errors
-    /// [`SparseError`] when head and windows do not belong together, or cannot be written.
-    pub fn put_index(&self, head: &Head, windows: &[u8]) -> Result<(), SparseError> {
+    /// [`LazyDeviceError`] when head and windows do not belong together, or cannot be written.
+    pub fn put_index(&self, head: &Head, windows: &[u8]) -> Result<(), LazyDeviceError> {
         self.may_fill()?;
         index::encoded(head, windows)?;
         let _lock = self.lock_shared()?;
-        self.make_sparse()?;
-        self.sparse.put_index(head, windows, Existing::Replaced)
+        self.make_lazy_device()?;
+        self.lazy_devices.put_index(head, windows, Existing::Replaced)
     }
 
     /// Makes the directory, which the lock keeps from programs that do not know it.
-    pub(super) fn make_sparse(&self) -> Result<(), DiskError> {
-        self.note_feature(|meta| meta.has_sparse = true)?;
-        self.root.make(SPARSE, mode_of(SPARSE, self.sharing()?))?;
+    pub(super) fn make_lazy_device(&self) -> Result<(), DiskError> {
+        self.note_feature(|meta| meta.has_lazy_devices = true)?;
+        self.root.make(LAZY, mode_of(LAZY, self.sharing()?))?;
         self.root.sync()
     }
 }
@@ -75,7 +75,7 @@ impl Transaction<'_> {
     ) -> Result<bool, DraftError> {
         let failed = |source| {
             self.fail();
-            DraftError::Sparse { source: Box::new(source) }
+            DraftError::LazyDevice { source: Box::new(source) }
         };
         index::encoded(&head, &windows).map_err(failed)?;
         let algorithm = self.store.algorithm();
@@ -93,8 +93,8 @@ impl Transaction<'_> {
     /// the place of any that the device has.
     ///
     /// # Errors
-    /// [`SparseError`] when head and windows do not belong together.
-    pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), SparseError> {
+    /// [`LazyDeviceError`] when head and windows do not belong together.
+    pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), LazyDeviceError> {
         index::encoded(&head, &windows)?;
         let lazy = LazyDevice { head, windows, made: Made::Here, claimed_by: None };
         self.state().lazy.insert(lazy.head.device, lazy);
@@ -128,13 +128,13 @@ impl Transaction<'_> {
         Ok(tail)
     }
 
-    /// Makes the sparse devices that are not there, durably, after their indexes. The store's lock is held.
+    /// Makes the lazy devices that are not there, durably, after their indexes. The store's lock is held.
     pub(super) fn publish_lazy(&self, state: &State) -> Result<(), TransactionError> {
         let store = self.store;
         if state.lazy.is_empty() {
             return Ok(());
         }
-        store.make_sparse()?;
+        store.make_lazy_device()?;
         let mut new = Vec::new();
         for (id, LazyDevice { head, windows, made, claimed_by }) in &state.lazy {
             let claimed_by = *claimed_by;
@@ -151,18 +151,18 @@ impl Transaction<'_> {
                 new.push(device(Existing::Any, false));
                 continue;
             }
-            if let Some(info) = store.sparse.stat(id)? {
+            if let Some(info) = store.lazy_devices.stat(id)? {
                 let (expected, actual) = (head.device_bytes, info.bytes);
                 if actual != expected {
-                    return Err(SparseError::Indexed { device: *id, expected, actual }.into());
+                    return Err(LazyDeviceError::Indexed { device: *id, expected, actual }.into());
                 }
-                if info.state == SparseState::Condemned {
-                    return Err(SparseError::Condemned(*id).into());
+                if info.state == LazyDeviceState::Condemned {
+                    return Err(LazyDeviceError::Condemned(*id).into());
                 }
             }
             new.push(device(Existing::Agreeing, true));
         }
-        Ok(store.sparse.publish_all(&new)?)
+        Ok(store.lazy_devices.publish_all(&new)?)
     }
 }
 

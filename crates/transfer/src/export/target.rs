@@ -52,7 +52,7 @@ pub enum TargetError {
     /// It does not begin with a known kind and a colon.
     #[error(
         "\"{}\" is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
-         erofs:FILE, gvisor:FILE or disk:FILE",
+         erofs:FILE, gvisor:FILE, disk:FILE, or changes:FILE for a container",
         .0.display()
     )]
     Kind(OsString),
@@ -150,7 +150,7 @@ mod tests {
         check("disk:", "\"disk:\" names no file");
         check("gvisor:-", "Erofs { flavor: Gvisor, file: Stdout }");
         let kinds = "is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, \
-                     gvisor:FILE or disk:FILE";
+                     gvisor:FILE, disk:FILE, or changes:FILE for a container";
         check("a.tar", &format!("\"a.tar\" {kinds}"));
         check("dir:a", &format!("\"dir:a\" {kinds}"));
         check("oci:", "\"oci:\" names no file");

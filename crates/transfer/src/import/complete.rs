@@ -11,7 +11,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::{
-    DraftError, Form, OpenImageError, RefName, Reference, SparseError, SparseState, Store,
+    DraftError, Form, LazyDeviceError, LazyDeviceState, OpenImageError, RefName, Reference, Store,
     UnprovenError,
 };
 
@@ -42,7 +42,7 @@ pub enum CompleteError {
     Image(#[source] Box<OpenImageError>),
     /// A device cannot be read.
     #[error(transparent)]
-    Device(#[from] SparseError),
+    Device(#[from] LazyDeviceError),
     /// Its manifest or config.
     #[error(transparent)]
     Documents(#[from] StoredError),
@@ -81,7 +81,7 @@ enum Files {
     Copied,
 }
 
-/// Makes an image complete whose sparse devices are sealed: imports its layers from them, as a pull of its layers does, and
+/// Makes an image complete whose lazy devices are sealed: imports its layers from them, as a pull of its layers does, and
 /// compares the images. Each diff id is compared. Where a device does not have its layer, and where a layer has no device,
 /// the layer's blob is read from `blobs`.
 ///
@@ -95,10 +95,10 @@ pub fn complete(
     surroundings: &ImportSurroundings<'_>,
 ) -> Result<Completed, CompleteError> {
     let opened = |source| CompleteError::Image(Box::new(source));
-    for device in store.sparse_devices(image).map_err(opened)? {
+    for device in store.lazy_devices(image).map_err(opened)? {
         // One that is gone has become complete this moment.
-        let info = store.sparse.stat(&device)?;
-        if info.is_some_and(|it| it.state != SparseState::Sealed) {
+        let info = store.lazy_devices.stat(&device)?;
+        if info.is_some_and(|it| it.state != LazyDeviceState::Sealed) {
             return Ok(Completed::NotYet);
         }
     }
@@ -189,11 +189,11 @@ struct LayerTar {
 impl LayerTar {
     /// As the device's indexes say, that of the manifest first. Nothing is believed of that: the tar has to have its diff id.
     fn of(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
-        let own = store.sparse.index_head_for(device, Some(manifest)).ok().flatten();
-        let others = store.sparse.heads(device).unwrap_or_default();
-        let info = store.sparse.stat(device);
+        let own = store.lazy_devices.index_head_for(device, Some(manifest)).ok().flatten();
+        let others = store.lazy_devices.heads(device).unwrap_or_default();
+        let info = store.lazy_devices.stat(device);
         // One that is filled still has holes, though another import may have brought all of the device.
-        let is_sealed = matches!(info, Ok(Some(it)) if it.state == SparseState::Sealed);
+        let is_sealed = matches!(info, Ok(Some(it)) if it.state == LazyDeviceState::Sealed);
         own.iter().chain(&others).map(|head| Self::named(head, is_sealed)).collect()
     }
 
@@ -203,7 +203,7 @@ impl LayerTar {
 
     fn open(&self, store: &Store) -> Option<File> {
         if self.is_sealed
-            && let Ok(Some((file, _))) = store.sparse.open(&self.device)
+            && let Ok(Some((file, _))) = store.lazy_devices.open(&self.device)
         {
             return Some(file);
         }

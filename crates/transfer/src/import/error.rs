@@ -99,6 +99,17 @@ pub enum ImportError {
         /// The cause.
         source: Box<DecodeError>,
     },
+    /// A file has an xattr that means a deleted file in images of the form `objects`.
+    #[error(
+        "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source, \
+         or give --skip-xattrs", path.escape_debug()
+    )]
+    WhiteoutMark {
+        /// The file.
+        path: String,
+        /// The xattr.
+        name: String,
+    },
     /// A file of the source cannot be opened or read.
     #[error("cannot read {input}")]
     Open {

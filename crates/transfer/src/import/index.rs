@@ -33,7 +33,7 @@ impl Job<'_> {
 
     /// A damaged one is as good as none.
     fn has_index(&self, device: &DeviceId, blob: &Digest) -> bool {
-        let head = self.transaction.store().sparse.index_head(device);
+        let head = self.transaction.store().lazy_devices.index_head(device);
         head.is_ok_and(|it| it.is_some_and(|head| head.blob == *blob))
     }
 

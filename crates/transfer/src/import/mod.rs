@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use image::erofs::Profile;
 use image::erofs::read::PATH_MAX;
-use image::tree::Tree;
+use image::tree::{Inode, Tree};
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
@@ -276,6 +276,7 @@ impl<'a> Job<'a> {
                 (image, bytes)
             }
             None => {
+                check_marks(&made.tree)?;
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
                 let profile = Profile::Composefs(wishes.versions);
                 let summary = image::erofs::write(&made.tree, &profile, &mut draft)
@@ -316,6 +317,37 @@ impl<'a> Job<'a> {
             times: made.times,
         })
     }
+}
+
+/// Xattrs by which an image of the form `objects` says that a file stands for a whiteout, or that a directory has some.
+/// Source: composefs, `lcfs-writer.c`, and Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
+const WHITEOUT_MARKS: [&[u8]; 4] = [
+    b"trusted.overlay.whiteout",
+    b"trusted.overlay.whiteouts",
+    b"user.overlay.whiteout",
+    b"user.overlay.whiteouts",
+];
+
+/// A file with such an xattr of its own would be one thing to the kernel, and another one to those who read the image.
+fn check_marks(tree: &Tree) -> Result<(), ImportError> {
+    let check = |path: &[u8], inode: &Inode<'_>| {
+        let mark = inode.xattrs().map(|(name, _)| name).find(|it| WHITEOUT_MARKS.contains(it));
+        match mark {
+            Some(name) => Err(ImportError::WhiteoutMark {
+                path: String::from_utf8_lossy(path).into_owned(),
+                name: String::from_utf8_lossy(name).into_owned(),
+            }),
+            None => Ok(()),
+        }
+    };
+    check(b"/", &tree.root())?;
+    let mut walk = tree.walk();
+    while let Some((path, entry)) = walk.next() {
+        if entry.is_owner {
+            check(path, &entry.inode)?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses paths that are too long to be read: [`image::erofs::read`] calls such an image corrupt.

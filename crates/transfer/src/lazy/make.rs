@@ -13,7 +13,7 @@ use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::parallel::{self, ThreadError};
-use store::{DiskError, OpenDevice, OpenImage, SparseError, Store};
+use store::{DiskError, LazyDeviceError, OpenDevice, OpenImage, Store};
 
 use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
 use crate::progress::Event;
@@ -132,7 +132,7 @@ pub enum IndexError {
         /// The blob.
         blob: Box<Digest>,
         /// The cause.
-        source: Box<SparseError>,
+        source: Box<LazyDeviceError>,
     },
     /// No thread.
     #[error(transparent)]

@@ -6,7 +6,7 @@ use image::digest::Digest;
 use image::erofs::read::{DeviceSlot, Image, ReadError};
 use image::verity::{DeviceId, ImageId};
 use store::{
-    DraftError, Form, ManifestError, Origin, RefName, Reference, Seconds, SparseError, Store,
+    DraftError, Form, LazyDeviceError, ManifestError, Origin, RefName, Reference, Seconds, Store,
     TransactionError,
 };
 
@@ -102,11 +102,11 @@ impl LazyPublishError {
     /// Whether the publication failed because another image's unproven index describes a shared device differently.
     #[must_use]
     pub const fn is_contradiction(&self) -> bool {
-        use SparseError::{Condemned, Indexed, OtherIndex};
+        use LazyDeviceError::{Condemned, Indexed, OtherIndex};
         matches!(
             self,
             Self::Commit {
-                source: TransactionError::Sparse(OtherIndex(_) | Indexed { .. } | Condemned(_)),
+                source: TransactionError::LazyDevice(OtherIndex(_) | Indexed { .. } | Condemned(_)),
                 ..
             }
         )
@@ -117,8 +117,8 @@ impl LayerIndex {
     /// Keeps the index with its device, in the place of any that the device has: it was made from all bytes.
     ///
     /// # Errors
-    /// [`SparseError`] when it cannot be written.
-    pub fn save(&self, store: &Store) -> Result<(), SparseError> {
+    /// [`LazyDeviceError`] when it cannot be written.
+    pub fn save(&self, store: &Store) -> Result<(), LazyDeviceError> {
         store.put_index(&self.head, &self.windows)
     }
 
@@ -126,13 +126,13 @@ impl LayerIndex {
     /// made here. Without a manifest it is any.
     ///
     /// # Errors
-    /// [`SparseError::Index`] when it is damaged, or an error of the disk.
+    /// [`LazyDeviceError::Index`] when it is damaged, or an error of the disk.
     pub fn load(
         store: &Store,
         device: &DeviceId,
         manifest: Option<&Digest>,
-    ) -> Result<Option<Self>, SparseError> {
-        let found = store.sparse.index_for(device, manifest)?;
+    ) -> Result<Option<Self>, LazyDeviceError> {
+        let found = store.lazy_devices.index_for(device, manifest)?;
         Ok(found.map(|(head, windows)| Self { head, windows }))
     }
 }

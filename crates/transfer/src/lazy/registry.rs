@@ -8,7 +8,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Cause, Fetched, Registry, RegistryError};
-use store::{OpenImage, OriginError, SparseError, Store, StoredTracesError};
+use store::{LazyDeviceError, OpenImage, OriginError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
@@ -49,7 +49,7 @@ pub enum LazyPushError {
         /// The device.
         device: DeviceId,
         /// Why not.
-        source: Box<SparseError>,
+        source: Box<LazyDeviceError>,
     },
     /// The traces of the image cannot be read.
     #[error(transparent)]

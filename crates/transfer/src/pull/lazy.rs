@@ -219,8 +219,9 @@ fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> 
     let opened = store.open_image(&named.image);
     let Err(OpenImageError::Partial(_)) = opened else { return None };
     // One that was damaged, and perhaps removed, comes again.
-    let has_index = |it| store.sparse.index_for(it, Some(manifest)).is_ok_and(|it| it.is_some());
-    store.sparse_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
+    let has_index =
+        |it| store.lazy_devices.index_for(it, Some(manifest)).is_ok_and(|it| it.is_some());
+    store.lazy_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
 }
 
 #[cfg(test)]

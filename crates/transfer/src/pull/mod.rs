@@ -433,7 +433,10 @@ fn here(
         let lacks = |device: &OpenDevice| {
             let is_tar = matches!(store.devices.layer_of(&device.id), Ok(Some(_)));
             is_tar
-                && !matches!(store.sparse.index_head_for(&device.id, Some(manifest)), Ok(Some(_)))
+                && !matches!(
+                    store.lazy_devices.index_head_for(&device.id, Some(manifest)),
+                    Ok(Some(_))
+                )
         };
         !wishes.import.index || !image.devices.iter().any(lacks)
     };

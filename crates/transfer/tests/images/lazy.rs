@@ -142,7 +142,7 @@ impl Offered {
 
     /// Fills a device, and seals it.
     fn fill(&self, store: &Store, at: usize) {
-        let filling = store.fill_sparse(&self.indexes[at].head.device).unwrap().unwrap();
+        let filling = store.fill_lazy_device(&self.indexes[at].head.device).unwrap().unwrap();
         filling.write_at(&self.devices[at], 0).unwrap();
         filling.seal().unwrap();
     }
@@ -196,7 +196,10 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     assert_eq!(offered.publish(store).unwrap(), offered.device_ids());
     for (device, index) in offered.device_ids().iter().zip(&offered.indexes) {
         assert!(LayerIndex::load(store, device, None).unwrap().unwrap() == *index);
-        assert_eq!(store.sparse.stat(device).unwrap().unwrap().bytes, index.head.device_bytes);
+        assert_eq!(
+            store.lazy_devices.stat(device).unwrap().unwrap().bytes,
+            index.head.device_bytes
+        );
     }
     assert_eq!(damage(store), []);
     let (_, swept) = store.gc(NOW).unwrap();
@@ -213,13 +216,14 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     // A child of another test may have a device open for a moment.
     for _ in 0..400 {
         store.gc(NOW).unwrap();
-        if store.du().unwrap().sparse == 0 {
+        if store.du().unwrap().lazy_devices == 0 {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let used = store.du().unwrap();
-    let all = [used.sparse, used.data, used.image_files, used.manifests, used.blobs, used.layers];
+    let all =
+        [used.lazy_devices, used.data, used.image_files, used.manifests, used.blobs, used.layers];
     assert_eq!(all, [0; 6]);
 }
 
@@ -231,7 +235,7 @@ fn devices_that_are_here_are_taken_as_they_are() {
     import_layers(&home, &home.path("layout"), &tars()[..1]);
     let [one, two] = offered.device_ids()[..] else { panic!("two devices") };
     assert_eq!(offered.publish(&home.store).unwrap(), [two]);
-    assert!(home.store.sparse.stat(&one).unwrap().is_none());
+    assert!(home.store.lazy_devices.stat(&one).unwrap().is_none());
     assert_eq!(home.store.presence(&offered.id).unwrap(), Presence::Partial);
     assert_eq!(damage(&home.store), []);
 }
@@ -257,12 +261,15 @@ fn an_image_without_all_that_fills_it_is_not_published() {
         let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         assert!(format!("{error}: {source}").contains(expect), "{error}: {source}");
         let used = home.store.du().unwrap();
-        assert!(used.images.is_empty() && used.manifests == 0 && used.sparse == 0, "{used:?}");
+        assert!(
+            used.images.is_empty() && used.manifests == 0 && used.lazy_devices == 0,
+            "{used:?}"
+        );
     };
     let index = offered.indexes.pop().unwrap();
     refused(&offered, &format!("needs device {}, which", index.head.device));
     offered.indexes.push(LayerIndex { windows: Vec::new(), ..index.clone() });
-    refused(&offered, "cannot add a sparse device");
+    refused(&offered, "cannot add a lazy device");
     offered.indexes.pop();
     offered.indexes.push(index);
     let byte = offered.image.len() - 1;
@@ -287,7 +294,7 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
         let ids = offered.device_ids();
         ids.iter().map(|id| fs::metadata(place(folder, id)).unwrap().ino()).collect()
     };
-    let before = inodes("sparse");
+    let before = inodes("lazy");
     let origins = store.downloads.origins(&offered.id).unwrap();
 
     assert_eq!(offered.complete(&home), Completed::Same);
@@ -299,8 +306,8 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
         let mut bytes = Vec::new();
         (&device.file).read_to_end(&mut bytes).unwrap();
         assert!(bytes == *expect);
-        assert!(store.sparse.stat(&device.id).unwrap().is_none());
-        assert!(!place("sparse", &device.id).with_extension("state").exists());
+        assert!(store.lazy_devices.stat(&device.id).unwrap().is_none());
+        assert!(!place("lazy", &device.id).with_extension("state").exists());
         // What filled it is kept: it can be pushed.
         assert!(LayerIndex::load(store, &device.id, None).unwrap().is_some());
     }
@@ -504,5 +511,5 @@ fn a_device_with_other_bytes_behind_its_tar_is_not_the_one_of_its_layer() {
     assert_eq!(store.presence(&right).unwrap(), Presence::Complete);
     assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
     store.gc(NOW).unwrap();
-    assert!(store.sparse.stat(&id).unwrap().is_none());
+    assert!(store.lazy_devices.stat(&id).unwrap().is_none());
 }

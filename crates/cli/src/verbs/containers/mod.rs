@@ -7,6 +7,7 @@ pub(crate) mod hosts;
 pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod ps;
+pub(crate) mod rm;
 pub(crate) mod rootless;
 pub(crate) mod run;
 pub(crate) mod scope;

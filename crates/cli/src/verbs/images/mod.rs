@@ -13,10 +13,11 @@ pub(crate) mod import;
 pub(crate) mod index;
 #[cfg(feature = "registry")]
 pub(crate) mod login;
-pub(crate) mod names;
 #[cfg(feature = "registry")]
 pub(crate) mod pull;
 #[cfg(feature = "registry")]
 pub(crate) mod push;
 #[cfg(feature = "registry")]
 pub(crate) mod referrers;
+pub(crate) mod rmi;
+pub(crate) mod tag;

@@ -203,9 +203,9 @@ pub(crate) struct LazyPullReport {
     /// Layers of the image.
     layers: usize,
     /// Devices that are filled when they are read. The store has the others.
-    sparse_devices: usize,
+    lazy_devices: usize,
     /// Length of these when they are full.
-    sparse_bytes: report::Bytes,
+    lazy_bytes: report::Bytes,
 }
 
 impl LazyPullReport {
@@ -213,7 +213,7 @@ impl LazyPullReport {
     fn text(&self) -> String {
         let Self { image, name, index, .. } = self;
         let layers = report::count(self.layers, "layer");
-        let size = report::size(self.sparse_bytes.0);
+        let size = report::size(self.lazy_bytes.0);
         format!(
             "image {image}\nname  {name}\nindex {index}\n{layers}, {size} of them fetched when they are read"
         )
@@ -395,8 +395,8 @@ fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Res
                 manifest: manifest.to_string(),
                 index: index.to_string(),
                 layers,
-                sparse_devices: devices,
-                sparse_bytes: report::Bytes(device_bytes),
+                lazy_devices: devices,
+                lazy_bytes: report::Bytes(device_bytes),
             };
             if context.json {
                 report::json_line(&report)?;

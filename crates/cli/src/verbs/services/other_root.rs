@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 
 /// What is at a path of the machine whose root this is. Links lead where they lead for that machine, so not out of there.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl HeldPath {
         let held = OFlags::PATH | OFlags::CLOEXEC;
         let root = openat(CWD, root, held | OFlags::DIRECTORY, Mode::empty())?;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        Ok(Self(openat2(root, path, held, Mode::empty(), resolve)?))
+        Ok(Self(kernel::files::open_resolved(root.as_fd(), path, held, resolve)?))
     }
 
     /// By which path this process reaches it, as long as it is held.

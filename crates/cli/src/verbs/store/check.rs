@@ -401,7 +401,7 @@ fn finding(damage: &Damage) -> Finding {
             different("object", object.digest(), Evidence::Size(*stated), Evidence::Size(*actual))
         }
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
-        Damage::Lazy(device) => new("sparse device", device.to_string(), "incomplete"),
+        Damage::Lazy(device) => new("lazy device", device.to_string(), "incomplete"),
         Damage::Stored { object, device, why } => {
             damaged("object", object.to_string(), &format!("in device {device}, {why}"))
         }

@@ -131,7 +131,7 @@ fn an_image_starts_before_its_layers_are_here() {
     };
     assert_eq!(run(&one, &container("lazy"), "/bin/cat /etc/short"), "changed\n");
     assert_eq!(stage.whole(&layers[0]) + stage.whole(&layers[1]), 0);
-    let listed = fs::read_dir(place.path("store/sparse")).unwrap().count();
+    let listed = fs::read_dir(place.path("store/lazy")).unwrap().count();
     assert!(listed > 0);
     // No name is left that the engine does not know, and `gc` takes nothing that a snapshot needs.
     assert_eq!(place.out("images --json").trim(), "[]");

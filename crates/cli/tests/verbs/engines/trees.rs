@@ -112,7 +112,8 @@ fn viewed(place: &Place, engine: &Containerd, snapshotter: &str, snapshot: &str)
         }
         found.clear();
         list(&point, "", &mut found);
-        kernel::mount::unmount(&point, kernel::mount::Unmount::Now).unwrap();
+        // Another test may be starting a program, which has this process's open files until it is executed.
+        kernel::mount::unmount(&point, kernel::mount::Unmount::Lazy).unwrap();
         found.iter().any(|it| !it.is_empty())
     });
     found.sort();

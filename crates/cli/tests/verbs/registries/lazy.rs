@@ -93,13 +93,13 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
         (&"pulled".into(), &stage.manifest.as_str().into())
     );
     assert_eq!(pulled["index"], pushed["artifact"]);
-    assert_eq!((&pulled["layers"], &pulled["sparseDevices"]), (&1.into(), &1.into()));
-    assert!(pulled["sparseBytes"].as_u64().unwrap() > 8 << 20);
+    assert_eq!((&pulled["layers"], &pulled["lazyDevices"]), (&1.into(), &1.into()));
+    assert!(pulled["lazyBytes"].as_u64().unwrap() > 8 << 20);
     // As a pull with all layers makes it, with the same device.
     assert_eq!(image(&to, &stage.target), image(&stage.from, &stage.target));
     assert_eq!(names(&to, "data"), [""; 0]);
     let device = names(&stage.from, "data").remove(0);
-    assert!(names(&to, "sparse").contains(&device));
+    assert!(names(&to, "lazy").contains(&device));
     // A tenth of the layer is not even near.
     let store = open(&to);
     let used: u64 = store.du().unwrap().data;
@@ -260,7 +260,7 @@ fn an_index_of_other_bytes_changes_nothing_in_the_store() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains(pushed["artifact"].as_str().unwrap()), "{}", refused.err);
     assert!(refused.err.contains("is damaged"), "{}", refused.err);
-    assert_eq!((names(&to, "images"), names(&to, "sparse")), (Vec::new(), Vec::new()));
+    assert_eq!((names(&to, "images"), names(&to, "lazy")), (Vec::new(), Vec::new()));
     to.out(&format!("pull --quiet --lazy {}", stage.target));
     to.out("fsck");
 }
@@ -347,7 +347,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("--lazy"), "{}", refused.err);
     let device = names(&stage.from, "data").remove(0);
-    let inode = std::fs::metadata(to.path("store/sparse").join(&device)).unwrap().ino();
+    let inode = std::fs::metadata(to.path("store/lazy").join(&device)).unwrap().ino();
     to.out("mount --lazy --complete app root");
     let id = image(&to, "app");
     testing::fake::wait_for("all of the image", || names(&to, "data").contains(&device));
@@ -370,7 +370,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     to.out("umount root");
     to.out("rmi app");
     to.out("gc");
-    assert_eq!((names(&to, "data"), names(&to, "sparse")), (Vec::new(), Vec::new()));
+    assert_eq!((names(&to, "data"), names(&to, "lazy")), (Vec::new(), Vec::new()));
 }
 
 #[test]
@@ -380,9 +380,9 @@ fn a_store_of_lazy_images_alone_is_repaired_and_pulled_again() {
     let to = Place::new();
     let pull = format!("pull --quiet --lazy=require {} app", stage.target);
     to.out(&pull);
-    let sound = names(&to, "sparse");
+    let sound = names(&to, "lazy");
     let index = sound.iter().find(|it| it.ends_with(".index")).unwrap();
-    let path = to.path("store/sparse").join(index);
+    let path = to.path("store/lazy").join(index);
     let good = std::fs::read(&path).unwrap();
     for repairs in [0, 3] {
         let mut bytes = good.clone();
@@ -401,7 +401,7 @@ fn a_store_of_lazy_images_alone_is_repaired_and_pulled_again() {
         }
         assert_eq!(path.exists(), repairs == 0);
         to.out(&pull);
-        assert_eq!(names(&to, "sparse"), sound);
+        assert_eq!(names(&to, "lazy"), sound);
         assert!(std::fs::read(&path).unwrap() == good);
         assert!(to.out("fsck --deep").starts_with("sound"));
     }
@@ -453,12 +453,12 @@ fn gc_asks_the_service_what_is_in_use() {
     to.out("mount --lazy app root");
     to.out("rmi app");
     to.out("gc");
-    assert!(!names(&to, "sparse").is_empty(), "it is mounted");
+    assert!(!names(&to, "lazy").is_empty(), "it is mounted");
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
     to.out("umount root");
     // At once, though the service looks every two seconds.
     to.out("gc");
-    assert_eq!(names(&to, "sparse"), [""; 0]);
+    assert_eq!(names(&to, "lazy"), [""; 0]);
     crate::served::end(&to, &mut service);
 }
 

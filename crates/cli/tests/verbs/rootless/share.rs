@@ -116,7 +116,7 @@ fn users_run_what_root_shares() {
     let ran = with_both(&user, &["diff", "c"]);
     assert!(ran.code == Some(1) && ran.out.contains("+ /mine"), "{} {}", ran.out, ran.err);
     let file = user.home().join("changes.tar").display().to_string();
-    out(&user, &["snapshot", "c", &file]);
+    out(&user, &["export", "c", &format!("changes:{file}")]);
     let ran = with_both(&user, &["commit", "c", "mine"]);
     assert!(ran.code == Some(2) && ran.err.contains("needs its layers here"), "{}", ran.err);
     // It is no damage that the image is elsewhere, and nothing that `gc` stumbles over.

@@ -171,7 +171,7 @@ fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // What is marked elsewhere, through a link, is not ours.
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match rustix::fs::openat2(directory, INCOMPATIBLE.join("/"), flags, Mode::empty(), resolve) {
+    match kernel::files::open_resolved(directory, &*INCOMPATIBLE.join("/"), flags, resolve) {
         Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(Some(found)),
             Err(Errno::NOENT) => Ok(None),

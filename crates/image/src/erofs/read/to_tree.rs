@@ -244,7 +244,8 @@ impl<'i, S: ReadAt> Reader<'i, S> {
                 self.image.read_link_into(inode, bytes)?;
                 Node::Symlink(bytes)
             }
-            FileType::Regular if overlay.is_whiteout => Node::CharDevice(0),
+            // Composefs writes whiteouts as empty files. One with data is a file that has the xattr.
+            FileType::Regular if overlay.is_whiteout && inode.size() == 0 => Node::CharDevice(0),
             FileType::Regular => Node::Regular(self.content(inode, overlay, xattrs, bytes)?),
         })
     }

@@ -59,7 +59,7 @@ pub enum DoorError {
     #[error(transparent)]
     Fuse(#[from] FuseDoorError),
     /// A device cannot be looked at.
-    #[error("cannot look at a sparse device")]
+    #[error("cannot look at a lazy device")]
     Device(#[source] io::Error),
     /// The device is not served here.
     #[error("device {0} is not served here")]

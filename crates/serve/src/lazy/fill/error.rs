@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use image::digest::Digest;
 use image::gzip::SpanError;
-use store::SparseError;
+use store::LazyDeviceError;
 
 /// An error while a part of a device is filled.
 #[derive(Debug, thiserror::Error)]
@@ -38,10 +38,10 @@ pub enum FillError {
     Digest(usize),
     /// The disk.
     #[error("cannot write to the device")]
-    Write(#[source] SparseError),
+    Write(#[source] LazyDeviceError),
     /// The disk.
     #[error("cannot read what the device has")]
-    Read(#[source] SparseError),
+    Read(#[source] LazyDeviceError),
     /// It failed a moment ago.
     #[error("unit {unit} of the device did not come, and is not asked for again for {} ms", left.as_millis())]
     Denied {
@@ -55,7 +55,7 @@ pub enum FillError {
     DiskPause(Duration),
     /// What nobody waits for would take the last of the disk.
     #[error("no room for what nobody waits for")]
-    Room(#[source] SparseError),
+    Room(#[source] LazyDeviceError),
     /// Who brings it waits for a source.
     #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
     Silent(Duration),

@@ -12,7 +12,7 @@ use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::fuse::FuseError;
 use rustix::fs::SeekFrom;
-use store::{SparseError, SparseFill};
+use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
 use super::{AnyError, Completion, Service, forget, kept};
@@ -27,7 +27,7 @@ use crate::lazy::wire::{KeptState, ToKeeper};
 pub(super) enum LendError {
     #[error("\"{}\" is not a device id", .0.escape_debug())]
     Id(String),
-    #[error("the store has no sparse device {0}, or another process fills it")]
+    #[error("the store has no lazy device {0}, or another process fills it")]
     Absent(DeviceId),
     #[error("device {0} has no index: `quire pull --lazy` or `quire index` makes one")]
     NoIndex(DeviceId),
@@ -48,7 +48,7 @@ pub(super) enum LendError {
     #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
     Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
-    Sparse(#[from] SparseError),
+    LazyDevice(#[from] LazyDeviceError),
     /// The store refuses such an index, unless it replaces one of the same manifest.
     #[error(
         "device {0} is in use for another image, whose index says other things of its bytes: end the containers and \
@@ -96,7 +96,7 @@ impl<'a> Service<'_, 'a> {
             self.fill_for(&first, manifest.as_ref())?;
         } else {
             // Before it is sealed: one that is sealed meanwhile may be under its other name then.
-            if let Some((file, _)) = self.store.sparse.open(&id)?
+            if let Some((file, _)) = self.store.lazy_devices.open(&id)?
                 && self.door.is_complete(&file)?
             {
                 return Ok(file);
@@ -176,7 +176,7 @@ impl<'a> Service<'_, 'a> {
     /// any mark waits for all marks, also for one that comes later: a filler that did so would wait for itself.
     fn release_orphan(&self, id: &DeviceId) -> Result<(), LendError> {
         let Some(orphans) = &self.orphans else { return Ok(()) };
-        let Some((file, _)) = self.store.sparse.open(id)? else { return Ok(()) };
+        let Some((file, _)) = self.store.lazy_devices.open(id)? else { return Ok(()) };
         if is_open_elsewhere(&file) {
             return Err(LendError::Poisoned(*id));
         }
@@ -184,9 +184,9 @@ impl<'a> Service<'_, 'a> {
     }
 
     /// Opens a device to fill it, so that the filler's own reads and writes never wait.
-    fn open_unmarked(&self, id: &DeviceId) -> Result<SparseFill<'a>, LendError> {
+    fn open_unmarked(&self, id: &DeviceId) -> Result<LazyDeviceFill<'a>, LendError> {
         for _ in 0..UNMARKED {
-            let fill = self.store.fill_sparse(id)?.ok_or(LendError::Absent(*id))?;
+            let fill = self.store.fill_lazy_device(id)?.ok_or(LendError::Absent(*id))?;
             if is_open_elsewhere(fill.file()) {
                 return Err(LendError::Poisoned(*id));
             }
@@ -210,7 +210,7 @@ impl<'a> Service<'_, 'a> {
             self.door.mark(&id)?;
         }
         // From here on it waits.
-        let (file, _) = self.store.sparse.open(&id)?.ok_or(LendError::Absent(id))?;
+        let (file, _) = self.store.lazy_devices.open(&id)?.ok_or(LendError::Absent(id))?;
         Ok(file)
     }
 
@@ -304,7 +304,7 @@ impl<'a> Service<'_, 'a> {
         if passed.map_err(|source| LendError::Complete { device: id, source })? {
             return Ok(Adopted::Complete);
         }
-        let fill = self.store.adopt_sparse(&id, file)?.ok_or(LendError::Absent(id))?;
+        let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
         // When in doubt, it has one: another one changes nothing.
         let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
         let is_written = has_no_hole(fill.file());
@@ -322,7 +322,7 @@ impl<'a> Service<'_, 'a> {
     fn filler(
         &self,
         id: &DeviceId,
-        fill: SparseFill<'a>,
+        fill: LazyDeviceFill<'a>,
         manifest: Option<&Digest>,
     ) -> Result<LayerFiller<'a>, LendError> {
         let (index, source) = self.index(id, manifest)?.ok_or(LendError::NoIndex(*id))?;

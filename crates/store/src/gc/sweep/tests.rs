@@ -60,8 +60,8 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
         import(&store, "kept", &sample("kept", 3)).unwrap();
         import_as(&store, "gone", &sample("gone", 12), form).unwrap();
         store.remove_ref(&name("gone")).unwrap();
-        let sparse = digest(Algorithm::Sha256, b"sparse").into();
-        drop(store.create_sparse(&sparse, 10_000).unwrap());
+        let lazy = digest(Algorithm::Sha256, b"lazy").into();
+        drop(store.create_lazy_device(&lazy, 10_000).unwrap());
         // An import that runs makes no difference.
         let running = store.begin().unwrap();
         let lock = Some(directory.path().join("gc.lock"));
@@ -70,7 +70,7 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
         let traced =
             Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
         assert!(traced.gc(NOW).unwrap().1.removed > 3);
-        assert!(store.sparse.stat(&sparse).unwrap().is_none());
+        assert!(store.lazy_devices.stat(&lazy).unwrap().is_none());
         assert_eq!(*recorder.locked.lock().unwrap(), Vec::<Change>::new(), "{form:?}");
         let changes = recorder.changes.lock().unwrap();
         assert!(changes.iter().any(|it| matches!(it, Change::Unlink(_))));

@@ -312,7 +312,7 @@ fn pulled_around(home: &Home, server: &Server, other: &Server, name: &RefName) -
     assert_eq!(devices, 1);
     assert_eq!(home.store.presence(&image).unwrap(), Presence::Partial);
     pull_with(home, &other.host(), "1", Layers::Forget, import);
-    assert_eq!(home.store.sparse_devices(&image).unwrap(), []);
+    assert_eq!(home.store.lazy_devices(&image).unwrap(), []);
     image
 }
 

@@ -207,7 +207,7 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     Ok(Answer::Yes)
 }
 
-/// Names of images, by the ids of their sparse devices.
+/// Names of images, by the ids of their lazy devices.
 #[derive(Debug, Default)]
 struct Names(BTreeMap<String, Vec<String>>);
 
@@ -216,7 +216,7 @@ impl Names {
     fn of_devices(store: &Store) -> anyhow::Result<Self> {
         let mut names = Self::default();
         for (name, reference) in store.refs.readable()?.0 {
-            for device in store.sparse_devices(&reference.image).unwrap_or_default() {
+            for device in store.lazy_devices(&reference.image).unwrap_or_default() {
                 names.0.entry(device.to_string()).or_default().push(name.to_string());
             }
         }

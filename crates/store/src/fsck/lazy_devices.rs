@@ -1,4 +1,4 @@
-//! Sparse devices that images need.
+//! Lazy devices that images need.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::fault;
 use crate::shelf::devices::DataFile;
 use crate::shelf::images;
 use crate::shelf::item::StoreItem;
-use crate::shelf::sparse::SparseFile;
+use crate::shelf::lazy_devices::LazyDeviceFile;
 use crate::store::Store;
 
 impl Store {
@@ -18,16 +18,16 @@ impl Store {
         let Ok(Some(file)) = fault::found(self.images.open(image))? else { return Ok(false) };
         let Ok(devices) = fault::found(images::devices(&file))? else { return Ok(false) };
         for device in devices.uses.iter().filter_map(|it| it.device) {
-            if self.sparse.has_index(&device)? {
+            if self.lazy_devices.has_index(&device)? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Checks the devices that images need and that are in `sparse/` alone, and says whom damage hurts. Returns which
+    /// Checks the devices that images need and that are in `lazy/` alone, and says whom damage hurts. Returns which
     /// these are.
-    pub(super) fn check_sparse_of_images(
+    pub(super) fn check_lazy_devices_of_images(
         &self,
         users: &Users<'_>,
         scope: Scope,
@@ -40,14 +40,16 @@ impl Store {
                 checked.remove(&id);
             }
         }
-        checked.retain(|id| self.sparse.file(id).is_some());
+        checked.retain(|id| self.lazy_devices.file(id).is_some());
         for id in &checked {
             report.checked += 1;
             let stated = users.images.values().filter_map(|it| it.devices.get(id)).copied();
-            let damage = match self.sparse.lack(id, stated)? {
-                Some(why) => Damage::Bad(StoreItem::Sparse(SparseFile::Device(*id)), why),
+            let damage = match self.lazy_devices.lack(id, stated)? {
+                Some(why) => Damage::Bad(StoreItem::LazyDevice(LazyDeviceFile::Device(*id)), why),
                 // Who wants an image verified is told that some of it cannot be.
-                None if scope == Scope::Images && self.sparse.is_partial(id)? => Damage::Lazy(*id),
+                None if scope == Scope::Images && self.lazy_devices.is_partial(id)? => {
+                    Damage::Lazy(*id)
+                }
                 None => continue,
             };
             report.damage.push((damage, users.harm_of_device(id)));

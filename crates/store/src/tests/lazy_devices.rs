@@ -1,4 +1,4 @@
-//! Sparse devices: made, filled, sealed, and told by all that look at a store.
+//! Lazy devices: made, filled, sealed, and told by all that look at a store.
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use super::{NOW, import_as, open, sample};
 use crate::{
-    Damage, Form, FsckOptions, Meta, OpenOptions, SparseError, SparseFile, SparseFill, SparseState,
-    Store, StoreItem,
+    Damage, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceFill, LazyDeviceState,
+    Meta, OpenOptions, Store, StoreItem,
 };
 
 const LENGTH: u64 = 1 << 20;
@@ -26,8 +26,8 @@ fn device() -> DeviceId {
     digest(Algorithm::Sha256, &content()).into()
 }
 
-fn path(directory: &TempDir, file: SparseFile) -> PathBuf {
-    directory.path().join("sparse").join(file.file_name())
+fn path(directory: &TempDir, file: LazyDeviceFile) -> PathBuf {
+    directory.path().join("lazy").join(file.file_name())
 }
 
 fn damage(store: &Store) -> Vec<Damage> {
@@ -36,17 +36,21 @@ fn damage(store: &Store) -> Vec<Damage> {
 }
 
 fn is_damaged(store: &Store, why: &str) -> bool {
-    let device = StoreItem::Sparse(SparseFile::Device(device()));
+    let device = StoreItem::LazyDevice(LazyDeviceFile::Device(device()));
     matches!(damage(store).as_slice(), [Damage::Bad(item, text)] if *item == device && text.contains(why))
 }
 
-/// A native image whose only device is a sparse one, with the right bytes in it.
-fn image_over_sparse(directory: &TempDir, store: &Store, is_sealed: bool) -> (ImageId, DeviceId) {
+/// A native image whose only device is a lazy one, with the right bytes in it.
+fn image_over_lazy_device(
+    directory: &TempDir,
+    store: &Store,
+    is_sealed: bool,
+) -> (ImageId, DeviceId) {
     let image = import_as(store, "one", &sample("one", 12), Form::Packed).unwrap();
     let device = store.open_image(&image).unwrap().devices[0].id;
     let data = directory.path().join("data");
     let bytes = fs::read(data.join(device.to_string())).unwrap();
-    let filling = store.create_sparse(&device, bytes.len() as u64).unwrap();
+    let filling = store.create_lazy_device(&device, bytes.len() as u64).unwrap();
     filling.write_at(&bytes, 0).unwrap();
     if is_sealed {
         filling.seal().unwrap();
@@ -57,10 +61,10 @@ fn image_over_sparse(directory: &TempDir, store: &Store, is_sealed: bool) -> (Im
 }
 
 /// As soon as the children of other tests have none of our locks.
-fn eventually_filled<'s>(store: &'s Store) -> SparseFill<'s> {
+fn eventually_filled<'s>(store: &'s Store) -> LazyDeviceFill<'s> {
     let mut filling = None;
     super::eventually(|| {
-        filling = store.fill_sparse(&device()).unwrap();
+        filling = store.fill_lazy_device(&device()).unwrap();
         filling.is_some()
     });
     filling.unwrap()
@@ -71,30 +75,33 @@ fn a_device_is_made_filled_and_sealed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let device = device();
-    assert_eq!(store.sparse.stat(&device).unwrap(), None);
-    assert!(store.fill_sparse(&device).unwrap().is_none());
-    let filling = store.create_sparse(&device, LENGTH).unwrap();
-    let info = store.sparse.stat(&device).unwrap().unwrap();
-    assert_eq!((info.state, info.bytes, info.on_disk), (SparseState::Partial, LENGTH, 0));
-    assert!(matches!(store.create_sparse(&device, LENGTH), Err(SparseError::Exists(_))));
-    assert!(store.fill_sparse(&device).unwrap().is_none(), "one fills it");
-    assert!(matches!(filling.write_at(&[1], LENGTH), Err(SparseError::Outside { .. })));
+    assert_eq!(store.lazy_devices.stat(&device).unwrap(), None);
+    assert!(store.fill_lazy_device(&device).unwrap().is_none());
+    let filling = store.create_lazy_device(&device, LENGTH).unwrap();
+    let info = store.lazy_devices.stat(&device).unwrap().unwrap();
+    assert_eq!((info.state, info.bytes, info.on_disk), (LazyDeviceState::Partial, LENGTH, 0));
+    assert!(matches!(store.create_lazy_device(&device, LENGTH), Err(LazyDeviceError::Exists(_))));
+    assert!(store.fill_lazy_device(&device).unwrap().is_none(), "one fills it");
+    assert!(matches!(filling.write_at(&[1], LENGTH), Err(LazyDeviceError::Outside { .. })));
     drop(filling);
 
-    let filling = store.fill_sparse(&device).unwrap().unwrap();
+    let filling = store.fill_lazy_device(&device).unwrap().unwrap();
     filling.write_at(&content()[300_000..400_000], 300_000).unwrap();
     filling.seal().unwrap();
     let again = open(directory.path());
-    let (file, info) = again.sparse.open(&device).unwrap().unwrap();
-    assert_eq!(info.state, SparseState::Sealed);
+    let (file, info) = again.lazy_devices.open(&device).unwrap().unwrap();
+    assert_eq!(info.state, LazyDeviceState::Sealed);
     assert!(info.on_disk > 0 && info.on_disk < LENGTH, "{info:?}");
     let mut bytes = vec![1; content().len()];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes == content());
     let mode = file.metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o444);
-    let refused = again.fill_sparse(&device).unwrap_err();
-    assert!(matches!(refused, SparseError::Ended { state: SparseState::Sealed, .. }), "{refused}");
+    let refused = again.fill_lazy_device(&device).unwrap_err();
+    assert!(
+        matches!(refused, LazyDeviceError::Ended { state: LazyDeviceState::Sealed, .. }),
+        "{refused}"
+    );
     assert!(damage(&again).is_empty());
 }
 
@@ -102,45 +109,45 @@ fn a_device_is_made_filled_and_sealed() {
 fn what_is_not_as_named_is_condemned() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     let actual: DeviceId = digest(Algorithm::Sha256, &vec![0; content().len()]).into();
     match filling.seal() {
-        Err(SparseError::Mismatch { actual: told, .. }) => assert_eq!(*told, actual),
+        Err(LazyDeviceError::Mismatch { actual: told, .. }) => assert_eq!(*told, actual),
         other => panic!("{other:?}"),
     }
-    let info = store.sparse.stat(&device()).unwrap().unwrap();
-    assert_eq!(info.state, SparseState::Condemned);
-    assert!(matches!(store.fill_sparse(&device()), Err(SparseError::Ended { .. })));
+    let info = store.lazy_devices.stat(&device()).unwrap().unwrap();
+    assert_eq!(info.state, LazyDeviceState::Condemned);
+    assert!(matches!(store.fill_lazy_device(&device()), Err(LazyDeviceError::Ended { .. })));
 }
 
 #[test]
 fn what_was_condemned_while_it_was_filled_is_not_sealed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     filling.write_at(&content(), 0).unwrap();
     filling.check_written().unwrap();
     assert!(filling.condemn().unwrap());
     assert!(!filling.condemn().unwrap(), "it is not new");
-    assert!(matches!(filling.check_written(), Err(SparseError::Lost(id)) if id == device()));
+    assert!(matches!(filling.check_written(), Err(LazyDeviceError::Lost(id)) if id == device()));
     // Although all bytes are right.
-    assert!(matches!(filling.seal(), Err(SparseError::Lost(id)) if id == device()));
-    let info = store.sparse.stat(&device()).unwrap().unwrap();
-    assert_eq!(info.state, SparseState::Condemned);
+    assert!(matches!(filling.seal(), Err(LazyDeviceError::Lost(id)) if id == device()));
+    let info = store.lazy_devices.stat(&device()).unwrap().unwrap();
+    assert_eq!(info.state, LazyDeviceState::Condemned);
 }
 
 #[test]
 fn what_is_condemned_makes_way() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    store.create_sparse(&device(), LENGTH).unwrap().seal().unwrap_err();
+    store.create_lazy_device(&device(), LENGTH).unwrap().seal().unwrap_err();
     assert!(is_damaged(&store, "condemned"));
     let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
-    let opened = store.sparse.open(&device()).unwrap();
+    let opened = store.lazy_devices.open(&device()).unwrap();
     assert_eq!(store.remove_damaged(&report).unwrap(), 0, "it is in use");
     drop(opened);
     super::eventually(|| store.remove_damaged(&report).unwrap() == 1);
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     filling.write_at(&content(), 0).unwrap();
     filling.seal().unwrap();
     assert!(damage(&store).is_empty());
@@ -151,19 +158,22 @@ fn a_file_that_lost_its_name_is_not_sealed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     for is_right in [true, false] {
-        let first = store.create_sparse(&device(), LENGTH).unwrap();
-        for file in [SparseFile::Device(device()), SparseFile::State(device())] {
+        let first = store.create_lazy_device(&device(), LENGTH).unwrap();
+        for file in [LazyDeviceFile::Device(device()), LazyDeviceFile::State(device())] {
             fs::remove_file(path(&directory, file)).unwrap();
         }
-        let second = store.create_sparse(&device(), LENGTH).unwrap();
+        let second = store.create_lazy_device(&device(), LENGTH).unwrap();
         if is_right {
             first.write_at(&content(), 0).unwrap();
         }
-        assert!(matches!(first.seal(), Err(SparseError::Replaced(id)) if id == device()));
-        assert_eq!(store.sparse.stat(&device()).unwrap().unwrap().state, SparseState::Partial);
+        assert!(matches!(first.seal(), Err(LazyDeviceError::Replaced(id)) if id == device()));
+        assert_eq!(
+            store.lazy_devices.stat(&device()).unwrap().unwrap().state,
+            LazyDeviceState::Partial
+        );
         // Nor is one whose name is gone.
-        fs::remove_file(path(&directory, SparseFile::Device(device()))).unwrap();
-        assert!(matches!(second.seal(), Err(SparseError::Replaced(_))));
+        fs::remove_file(path(&directory, LazyDeviceFile::Device(device()))).unwrap();
+        assert!(matches!(second.seal(), Err(LazyDeviceError::Replaced(_))));
     }
 }
 
@@ -171,8 +181,8 @@ fn a_file_that_lost_its_name_is_not_sealed() {
 fn a_device_that_a_crash_left_protected_is_filled_further() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    drop(store.create_sparse(&device(), LENGTH).unwrap());
-    let file = path(&directory, SparseFile::Device(device()));
+    drop(store.create_lazy_device(&device(), LENGTH).unwrap());
+    let file = path(&directory, LazyDeviceFile::Device(device()));
     let mode = || fs::metadata(&file).unwrap().permissions().mode() & 0o777;
     fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
     let filling = eventually_filled(&store);
@@ -180,7 +190,7 @@ fn a_device_that_a_crash_left_protected_is_filled_further() {
     filling.write_at(&content(), 0).unwrap();
     filling.seal().unwrap();
     assert_eq!(mode(), 0o444);
-    assert!(store.fill_sparse(&device()).is_err());
+    assert!(store.fill_lazy_device(&device()).is_err());
     assert_eq!(mode(), 0o444);
 }
 
@@ -188,7 +198,7 @@ fn a_device_that_a_crash_left_protected_is_filled_further() {
 fn garbage_is_decided_once_for_both_files() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     let (filling, asked) = (std::cell::Cell::new(Some(filling)), std::cell::Cell::new(false));
     let is_needed = |_: &DeviceId| {
         if asked.replace(true) {
@@ -197,7 +207,7 @@ fn garbage_is_decided_once_for_both_files() {
         }
         false
     };
-    let garbage = store.sparse.garbage(is_needed, |_| false, |_| false);
+    let garbage = store.lazy_devices.garbage(is_needed, |_| false, |_| false);
     assert_eq!(garbage.unwrap(), []);
 }
 
@@ -207,35 +217,35 @@ fn an_image_is_told_whose_device_is_not_what_it_needs() {
     let cases: [(bool, &str, Spoil); 4] = [
         (false, "its bytes are not known to be complete", |_, _, _| {}),
         (false, "it is condemned", |_, store, id| {
-            let filling = store.fill_sparse(id).unwrap().unwrap();
+            let filling = store.fill_lazy_device(id).unwrap().unwrap();
             filling.write_at(&[1; 4096], 0).unwrap();
             filling.seal().unwrap_err();
         }),
-        (true, "its bytes are those of", |sparse, _, id| {
-            let file = sparse.join(id.to_string());
+        (true, "its bytes are those of", |shelf, _, id| {
+            let file = shelf.join(id.to_string());
             let length = fs::metadata(&file).unwrap().len();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             fs::write(&file, vec![1; usize::try_from(length).unwrap()]).unwrap();
         }),
-        (false, "as an image says", |sparse, store, id| {
-            for file in [SparseFile::Device(*id), SparseFile::State(*id)] {
-                fs::remove_file(sparse.join(file.file_name())).unwrap();
+        (false, "as an image says", |shelf, store, id| {
+            for file in [LazyDeviceFile::Device(*id), LazyDeviceFile::State(*id)] {
+                fs::remove_file(shelf.join(file.file_name())).unwrap();
             }
-            drop(store.create_sparse(id, 4096).unwrap());
+            drop(store.create_lazy_device(id, 4096).unwrap());
         }),
     ];
     for (is_sealed, expected, spoil) in cases {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
-        let (image, device) = image_over_sparse(&directory, &store, is_sealed);
-        spoil(&directory.path().join("sparse"), &store, &device);
+        let (image, device) = image_over_lazy_device(&directory, &store, is_sealed);
+        spoil(&directory.path().join("lazy"), &store, &device);
         let all = store.fsck(FsckOptions { threads: 1 }).unwrap();
         let one = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
         for report in [all, one] {
             let told: Vec<_> =
                 report.damage.iter().filter(|it| matches!(it.0, Damage::Bad(..))).collect();
             match told.as_slice() {
-                [(Damage::Bad(StoreItem::Sparse(file), why), harm)] => {
+                [(Damage::Bad(StoreItem::LazyDevice(file), why), harm)] => {
                     assert!(*file.device() == device && why.contains(expected), "{why}");
                     assert_eq!(harm[0].image, image);
                 }
@@ -246,31 +256,31 @@ fn an_image_is_told_whose_device_is_not_what_it_needs() {
     // As long as somebody may bring the rest, a full check has nothing to tell.
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let (_, device) = image_over_sparse(&directory, &store, false);
-    let _filling = store.fill_sparse(&device).unwrap().unwrap();
+    let (_, device) = image_over_lazy_device(&directory, &store, false);
+    let _filling = store.fill_lazy_device(&device).unwrap().unwrap();
     assert!(damage(&store).iter().all(|it| matches!(it, Damage::Missing(_))));
 }
 
 #[test]
-fn a_store_without_sparse_devices_stays_what_it_is() {
+fn a_store_without_lazy_devices_stays_what_it_is() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let meta = || fs::read(directory.path().join("meta")).unwrap();
     let before = meta();
-    assert!(!String::from_utf8_lossy(&before).contains("sparse"));
+    assert!(!String::from_utf8_lossy(&before).contains("lazy"));
     super::import(&store, "one", &sample("one", 3)).unwrap();
     store.gc(NOW).unwrap();
-    assert!(meta() == before && !directory.path().join("sparse").exists());
+    assert!(meta() == before && !directory.path().join("lazy").exists());
 
-    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    drop(store.create_lazy_device(&device(), LENGTH).unwrap());
     let after = Meta::decode(&meta()).unwrap();
-    assert!(after.has_sparse && after.unknown_to_write.is_empty());
-    assert!(String::from_utf8_lossy(&meta()).contains(r#""needed_to_write":["sparse-devices"]"#));
-    let mode = fs::metadata(directory.path().join("sparse")).unwrap().permissions().mode();
+    assert!(after.has_lazy_devices && after.unknown_to_write.is_empty());
+    assert!(String::from_utf8_lossy(&meta()).contains(r#""needed_to_write":["lazy-devices"]"#));
+    let mode = fs::metadata(directory.path().join("lazy")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
     let noted = meta();
     store.gc(NOW).unwrap();
-    drop(store.create_sparse(&device(), LENGTH).unwrap());
+    drop(store.create_lazy_device(&device(), LENGTH).unwrap());
     assert!(meta() == noted);
 }
 
@@ -278,46 +288,47 @@ fn a_store_without_sparse_devices_stays_what_it_is() {
 fn gc_keeps_what_is_open_or_an_image_needs() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let (_, needed) = image_over_sparse(&directory, &store, false);
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let (_, needed) = image_over_lazy_device(&directory, &store, false);
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     let told = |store: &Store| -> Vec<StoreItem> {
         let garbage = store.plan_gc(NOW).unwrap().garbage.into_iter().map(|it| it.0);
-        garbage.filter(|it| matches!(it, StoreItem::Sparse(_))).collect()
+        garbage.filter(|it| matches!(it, StoreItem::LazyDevice(_))).collect()
     };
     assert_eq!(told(&store), []);
     drop(filling);
-    let both = [SparseFile::Device(device()), SparseFile::State(device())].map(StoreItem::Sparse);
+    let both = [LazyDeviceFile::Device(device()), LazyDeviceFile::State(device())]
+        .map(StoreItem::LazyDevice);
     assert_eq!(told(&store), both);
     // Also beside an import, which relies on none.
     let running = store.begin().unwrap();
     store.gc(NOW).unwrap();
     drop(running);
-    for file in [SparseFile::Device(device()), SparseFile::State(device())] {
+    for file in [LazyDeviceFile::Device(device()), LazyDeviceFile::State(device())] {
         assert!(!path(&directory, file).exists());
     }
-    assert!(store.sparse.stat(&needed).unwrap().is_some());
+    assert!(store.lazy_devices.stat(&needed).unwrap().is_some());
 
     // What a crash leaves of one that was made or removed.
-    drop(store.create_sparse(&device(), LENGTH).unwrap());
-    fs::remove_file(path(&directory, SparseFile::Device(device()))).unwrap();
-    assert_eq!(told(&store), [StoreItem::Sparse(SparseFile::State(device()))]);
-    assert!(store.create_sparse(&device(), 4096).is_ok(), "it is in nobody's way");
+    drop(store.create_lazy_device(&device(), LENGTH).unwrap());
+    fs::remove_file(path(&directory, LazyDeviceFile::Device(device()))).unwrap();
+    assert_eq!(told(&store), [StoreItem::LazyDevice(LazyDeviceFile::State(device()))]);
+    assert!(store.create_lazy_device(&device(), 4096).is_ok(), "it is in nobody's way");
 
     store.remove_ref(&"one".parse().unwrap()).unwrap();
     store.gc(NOW).unwrap();
-    assert!(fs::read_dir(directory.path().join("sparse")).unwrap().next().is_none());
+    assert!(fs::read_dir(directory.path().join("lazy")).unwrap().next().is_none());
 }
 
 #[test]
 fn fsck_checks_states_and_hashes_what_is_sealed() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let filling = store.create_sparse(&device(), LENGTH).unwrap();
+    let filling = store.create_lazy_device(&device(), LENGTH).unwrap();
     assert!(damage(&store).is_empty(), "nothing is promised of its bytes");
     filling.write_at(&content(), 0).unwrap();
     filling.seal().unwrap();
-    let file = path(&directory, SparseFile::Device(device()));
-    let state = path(&directory, SparseFile::State(device()));
+    let file = path(&directory, LazyDeviceFile::Device(device()));
+    let state = path(&directory, LazyDeviceFile::State(device()));
     let good = fs::read(&state).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     fs::write(&file, vec![1; content().len()]).unwrap();
@@ -330,11 +341,11 @@ fn fsck_checks_states_and_hashes_what_is_sealed() {
     assert!(is_damaged(&store, "has no state"));
     fs::write(&state, &good[1..]).unwrap();
     assert!(is_damaged(&store, "its checksum is wrong"));
-    fs::write(directory.path().join("sparse/other"), b"").unwrap();
+    fs::write(directory.path().join("lazy/other"), b"").unwrap();
     assert!(
-        matches!(damage(&store).as_slice(), [_, Damage::Stray(it)] if it.ends_with("sparse/other"))
+        matches!(damage(&store).as_slice(), [_, Damage::Stray(it)] if it.ends_with("lazy/other"))
     );
-    fs::remove_file(directory.path().join("sparse/other")).unwrap();
+    fs::remove_file(directory.path().join("lazy/other")).unwrap();
     let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
     assert!(damage(&store).is_empty() && !file.exists());
@@ -345,7 +356,7 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
     for is_sealed in [false, true] {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
-        let (image, device) = image_over_sparse(&directory, &store, is_sealed);
+        let (image, device) = image_over_lazy_device(&directory, &store, is_sealed);
         // The layer's objects were in the device that is gone.
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         let (missing, told): (Vec<_>, Vec<_>) =
@@ -359,7 +370,7 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
         let told: Vec<_> = report.damage.iter().map(|it| &it.0).collect();
         match told.as_slice() {
             [] => assert!(is_sealed),
-            [Damage::Bad(StoreItem::Sparse(file), _)] => {
+            [Damage::Bad(StoreItem::LazyDevice(file), _)] => {
                 assert!(!is_sealed && *file.device() == device);
                 assert_eq!(report.damage[0].1[0].image, image);
             }
@@ -374,13 +385,16 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
 fn du_and_memory_count_it() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    let (image, device) = image_over_sparse(&directory, &store, true);
-    let on_disk = store.sparse.stat(&device).unwrap().unwrap().on_disk;
+    let (image, device) = image_over_lazy_device(&directory, &store, true);
+    let on_disk = store.lazy_devices.stat(&device).unwrap().unwrap().on_disk;
     let used = store.du().unwrap();
-    assert!(used.sparse >= on_disk && used.data == used.sparse && on_disk > 0, "{used:?}");
+    assert!(
+        used.lazy_devices >= on_disk && used.data == used.lazy_devices && on_disk > 0,
+        "{used:?}"
+    );
     assert!(used.images[0].own >= on_disk, "{used:?}");
 
-    fs::read(path(&directory, SparseFile::Device(device))).unwrap();
+    fs::read(path(&directory, LazyDeviceFile::Device(device))).unwrap();
     let used = store.memory().unwrap().finish().unwrap();
     let of = used.images.iter().find(|it| it.image == image).unwrap();
     assert!(of.bytes - of.metadata > 0, "{used:?}");
@@ -392,7 +406,7 @@ fn a_store_for_reading_gets_none() {
     drop(open(directory.path()));
     let store =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
-    let refused = store.create_sparse(&device(), LENGTH);
-    assert!(matches!(refused, Err(SparseError::ReadOnly(_))));
-    assert!(matches!(store.fill_sparse(&device()), Err(SparseError::ReadOnly(_))));
+    let refused = store.create_lazy_device(&device(), LENGTH);
+    assert!(matches!(refused, Err(LazyDeviceError::ReadOnly(_))));
+    assert!(matches!(store.fill_lazy_device(&device()), Err(LazyDeviceError::ReadOnly(_))));
 }

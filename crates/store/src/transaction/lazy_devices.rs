@@ -1,4 +1,4 @@
-//! Makes and fills sparse devices.
+//! Makes and fills lazy devices.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -11,63 +11,70 @@ use image::verity::{Algorithm, DeviceId};
 use crate::disk::{DiskError, PUBLISHED, PlacedFile};
 use crate::meta::{META, Meta};
 use crate::record::RECORD_MAX;
-use crate::shelf::sparse::{self, SparseError, SparseState};
+use crate::shelf::lazy_devices::{self, LazyDeviceError, LazyDeviceState};
 use crate::store::Store;
 
 impl Store {
-    /// Makes an empty sparse device of this length in bytes, and opens it to fill it. The first one records in `meta`
+    /// Makes an empty lazy device of this length in bytes, and opens it to fill it. The first one records in `meta`
     /// that the store has such devices.
     ///
     /// # Errors
-    /// [`SparseError`] when there is one already, or it cannot be made.
-    pub fn create_sparse(&self, id: &DeviceId, bytes: u64) -> Result<SparseFill<'_>, SparseError> {
+    /// [`LazyDeviceError`] when there is one already, or it cannot be made.
+    pub fn create_lazy_device(
+        &self,
+        id: &DeviceId,
+        bytes: u64,
+    ) -> Result<LazyDeviceFill<'_>, LazyDeviceError> {
         self.may_fill()?;
         if id.algorithm() != Algorithm::Sha256 {
-            return Err(SparseError::Algorithm(*id));
+            return Err(LazyDeviceError::Algorithm(*id));
         }
         // gc decides nothing until the device is open.
         let _lock = self.lock_shared()?;
-        self.make_sparse()?;
-        self.sparse.publish(id, bytes)?;
-        self.open_to_fill(id)?.ok_or(SparseError::Exists(*id))
+        self.make_lazy_device()?;
+        self.lazy_devices.publish(id, bytes)?;
+        self.open_to_fill(id)?.ok_or(LazyDeviceError::Exists(*id))
     }
 
     /// Opens a partial device to fill it; `None` if there is none, or another process fills it.
     ///
     /// # Errors
-    /// [`SparseError::Ended`], or the errors of [`stat`](crate::SparseShelf::stat).
-    pub fn fill_sparse(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
+    /// [`LazyDeviceError::Ended`], or the errors of [`stat`](crate::LazyDeviceShelf::stat).
+    pub fn fill_lazy_device(
+        &self,
+        id: &DeviceId,
+    ) -> Result<Option<LazyDeviceFill<'_>>, LazyDeviceError> {
         self.may_fill()?;
         // gc removes nothing between the opening and the locking.
         let _lock = self.lock_shared()?;
         self.open_to_fill(id)
     }
 
-    fn open_to_fill(&self, id: &DeviceId) -> Result<Option<SparseFill<'_>>, SparseError> {
-        let opened = self.sparse.open_to_fill(id)?;
-        Ok(opened.map(|it| SparseFill::new(self, id, it)))
+    fn open_to_fill(&self, id: &DeviceId) -> Result<Option<LazyDeviceFill<'_>>, LazyDeviceError> {
+        let opened = self.lazy_devices.open_to_fill(id)?;
+        Ok(opened.map(|it| LazyDeviceFill::new(self, id, it)))
     }
 
-    /// Goes on filling a partial device whose filler has left its file: one of [`SparseFill::file`], or a copy. `None` if
+    /// Goes on filling a partial device whose filler has left its file: one of [`LazyDeviceFill::file`], or a copy. `None` if
     /// the device is gone, or the file is another.
     ///
     /// # Errors
-    /// As [`fill_sparse`](Self::fill_sparse).
-    pub fn adopt_sparse(
+    /// As [`fill_lazy_device`](Self::fill_lazy_device).
+    pub fn adopt_lazy_device(
         &self,
         id: &DeviceId,
         file: File,
-    ) -> Result<Option<SparseFill<'_>>, SparseError> {
+    ) -> Result<Option<LazyDeviceFill<'_>>, LazyDeviceError> {
         self.may_fill()?;
         let _lock = self.lock_shared()?;
-        let adopted = self.sparse.adopt(id, file)?;
-        Ok(adopted.map(|it| SparseFill::new(self, id, it)))
+        let adopted = self.lazy_devices.adopt(id, file)?;
+        Ok(adopted.map(|it| LazyDeviceFill::new(self, id, it)))
     }
 
-    pub(super) fn may_fill(&self) -> Result<(), SparseError> {
+    pub(super) fn may_fill(&self) -> Result<(), LazyDeviceError> {
         match self.is_writable() {
             true => Ok(()),
-            false => Err(SparseError::ReadOnly(self.path().to_owned())),
+            false => Err(LazyDeviceError::ReadOnly(self.path().to_owned())),
         }
     }
 
@@ -87,7 +94,7 @@ impl Store {
 
 /// A partial device, open for the one process that fills it. As long as it is open, `gc` keeps the device.
 #[derive(Debug)]
-pub struct SparseFill<'s> {
+pub struct LazyDeviceFill<'s> {
     store: &'s Store,
     id: DeviceId,
     bytes: u64,
@@ -97,9 +104,9 @@ pub struct SparseFill<'s> {
     is_lost: Mutex<bool>,
 }
 
-impl<'s> SparseFill<'s> {
+impl<'s> LazyDeviceFill<'s> {
     fn new(store: &'s Store, id: &DeviceId, (file, bytes): (PlacedFile, u64)) -> Self {
-        SparseFill { store, id: *id, bytes, file, is_lost: Mutex::new(false) }
+        LazyDeviceFill { store, id: *id, bytes, file, is_lost: Mutex::new(false) }
     }
 
     /// The device.
@@ -124,7 +131,7 @@ impl<'s> SparseFill<'s> {
     ///
     /// # Errors
     /// An error of the disk; also if the part lies beyond the end.
-    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), SparseError> {
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), LazyDeviceError> {
         let read = self.file().read_exact_at(into, offset);
         Ok(read.map_err(|error| self.file.failed("read", error))?)
     }
@@ -140,7 +147,7 @@ impl<'s> SparseFill<'s> {
     ///
     /// # Errors
     /// An error of the disk, which says what is free.
-    pub fn check_room(&self, bytes: u64) -> Result<(), SparseError> {
+    pub fn check_room(&self, bytes: u64) -> Result<(), LazyDeviceError> {
         let taken = self.store.tmp.room()?.take(bytes);
         Ok(taken.map_err(|error| self.file.failed("write", error))?)
     }
@@ -148,11 +155,11 @@ impl<'s> SparseFill<'s> {
     /// Writes a part of the device, from an offset in bytes on.
     ///
     /// # Errors
-    /// [`SparseError::Outside`], or an error of the disk.
-    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), SparseError> {
+    /// [`LazyDeviceError::Outside`], or an error of the disk.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), LazyDeviceError> {
         let end = offset.saturating_add(bytes.len() as u64);
         if end > self.bytes {
-            return Err(SparseError::Outside { device: self.id, bytes: self.bytes, end });
+            return Err(LazyDeviceError::Outside { device: self.id, bytes: self.bytes, end });
         }
         Ok(self.file.write_at(bytes, offset)?)
     }
@@ -161,44 +168,44 @@ impl<'s> SparseFill<'s> {
     /// or condemned if the bytes do not match or the disk could not keep them.
     ///
     /// # Errors
-    /// [`SparseError::Mismatch`], [`SparseError::Lost`], [`SparseError::Replaced`], or an error of the disk.
-    pub fn seal(self) -> Result<(), SparseError> {
+    /// [`LazyDeviceError::Mismatch`], [`LazyDeviceError::Lost`], [`LazyDeviceError::Replaced`], or an error of the disk.
+    pub fn seal(self) -> Result<(), LazyDeviceError> {
         self.seal_unless(&AtomicBool::new(false))
     }
 
     /// As [`seal`](Self::seal). If `cancel` is set meanwhile, the device stays as it is. It can be read meanwhile.
     ///
     /// # Errors
-    /// Those of [`seal`](Self::seal), and [`SparseError::Cancelled`].
-    pub fn seal_unless(&self, cancel: &AtomicBool) -> Result<(), SparseError> {
-        let hashed = sparse::hash(self.file(), cancel);
+    /// Those of [`seal`](Self::seal), and [`LazyDeviceError::Cancelled`].
+    pub fn seal_unless(&self, cancel: &AtomicBool) -> Result<(), LazyDeviceError> {
+        let hashed = lazy_devices::hash(self.file(), cancel);
         let actual = hashed.map_err(|error| self.file.failed("read", error))?;
-        let actual = actual.ok_or(SparseError::Cancelled)?;
+        let actual = actual.ok_or(LazyDeviceError::Cancelled)?;
         if actual != self.id {
             self.condemn()?;
             let (expected, actual) = (Box::new(self.id), Box::new(actual));
-            return Err(SparseError::Mismatch { expected, actual });
+            return Err(LazyDeviceError::Mismatch { expected, actual });
         }
         self.sync()?;
         self.file.set_mode(PUBLISHED)?;
         self.sync()?;
         let is_lost = self.lost();
         if *is_lost {
-            return Err(SparseError::Lost(self.id));
+            return Err(LazyDeviceError::Lost(self.id));
         }
-        self.note(SparseState::Sealed)
+        self.note(LazyDeviceState::Sealed)
     }
 
     /// Looks whether the disk has kept what was written so far and written back since. If not, the device is condemned: the
     /// kernel forgets what it could not write, so that its bytes may be zeros from then on.
     ///
     /// # Errors
-    /// The disk's the first time, then [`SparseError::Lost`].
-    pub fn check_written(&self) -> Result<(), SparseError> {
+    /// The disk's the first time, then [`LazyDeviceError::Lost`].
+    pub fn check_written(&self) -> Result<(), LazyDeviceError> {
         // Nobody learns that all is well between a failure, which the kernel tells once, and the note of it.
         let mut is_lost = self.lost();
         if *is_lost {
-            return Err(SparseError::Lost(self.id));
+            return Err(LazyDeviceError::Lost(self.id));
         }
         let written = kernel::files::check_written(self.file().as_fd());
         written.map_err(|errno| {
@@ -211,10 +218,10 @@ impl<'s> SparseFill<'s> {
     ///
     /// # Errors
     /// The disk's.
-    pub fn condemn(&self) -> Result<bool, SparseError> {
+    pub fn condemn(&self) -> Result<bool, LazyDeviceError> {
         let was_lost = std::mem::replace(&mut *self.lost(), true);
         if !was_lost {
-            self.note(SparseState::Condemned)?;
+            self.note(LazyDeviceState::Condemned)?;
         }
         Ok(!was_lost)
     }
@@ -224,11 +231,11 @@ impl<'s> SparseFill<'s> {
     }
 
     /// The kernel forgets what it could not write, and another sync would find nothing wrong: so there is only one.
-    fn sync(&self) -> Result<(), SparseError> {
+    fn sync(&self) -> Result<(), LazyDeviceError> {
         let synced = self.file.sync();
         let mut is_lost = self.lost();
         match synced {
-            Ok(()) if *is_lost => Err(SparseError::Lost(self.id)),
+            Ok(()) if *is_lost => Err(LazyDeviceError::Lost(self.id)),
             Ok(()) => Ok(()),
             Err(error) => {
                 *is_lost = true;
@@ -237,15 +244,15 @@ impl<'s> SparseFill<'s> {
         }
     }
 
-    fn condemned(&self, error: DiskError) -> SparseError {
-        if let Err(error) = self.note(SparseState::Condemned) {
-            tracing::warn!(device = %self.id, %error, "cannot condemn a sparse device that the disk has not kept");
+    fn condemned(&self, error: DiskError) -> LazyDeviceError {
+        if let Err(error) = self.note(LazyDeviceState::Condemned) {
+            tracing::warn!(device = %self.id, %error, "cannot condemn a lazy device that the disk has not kept");
         }
         error.into()
     }
 
-    fn note(&self, state: SparseState) -> Result<(), SparseError> {
+    fn note(&self, state: LazyDeviceState) -> Result<(), LazyDeviceError> {
         let _lock = self.store.lock_shared()?;
-        self.store.sparse.note(&self.id, &self.file, (self.bytes, state))
+        self.store.lazy_devices.note(&self.id, &self.file, (self.bytes, state))
     }
 }

@@ -1,14 +1,14 @@
-//! Indexes of lazy devices: `sparse/ID.index`, the head, and `sparse/ID.windows`, made here from all bytes of a blob. Those that
-//! came with an image are `sparse/ID.MANIFEST.index` and so on: each is what its manifest claims, and none stands for another.
+//! Indexes of lazy devices: `lazy/ID.index`, the head, and `lazy/ID.windows`, made here from all bytes of a blob. Those that
+//! came with an image are `lazy/ID.MANIFEST.index` and so on: each is what its manifest claims, and none stands for another.
 //!
-//! `docs/format/lazy-index.md` has what is in them, and `docs/format/object-store.md`, "Sparse devices", how they come and go.
+//! `docs/format/lazy-index.md` has what is in them, and `docs/format/object-store.md`, "Lazy devices", how they come and go.
 
 use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
 use super::publish::NewDevice;
-use super::{SparseError, SparseFile, SparseShelf};
+use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf};
 use crate::disk::{Directory, DiskError, length};
 use crate::fault::{self, FsckError};
 
@@ -18,7 +18,7 @@ const WINDOWS_MAX: u64 = 1 << 30;
 /// What is wrong with the index of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum SparseIndexDamage {
+pub enum LazyIndexDamage {
     /// Its head is no head.
     #[error("its head cannot be used")]
     Head(#[source] HeadError),
@@ -57,14 +57,14 @@ pub(crate) enum Existing {
     Any,
 }
 
-impl SparseShelf {
+impl LazyDeviceShelf {
     /// The index of a device that was made here, if there is one: its head, and its groups of windows, one behind the other.
     /// The device may be complete.
     ///
     /// # Errors
-    /// [`SparseError::Index`] when the head cannot be used or is of another device, or the windows have another length
+    /// [`LazyDeviceError::Index`] when the head cannot be used or is of another device, or the windows have another length
     /// than the head says; or an error of the disk.
-    pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+    pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
         self.read_index((device, None), read_windows)
     }
 
@@ -76,7 +76,7 @@ impl SparseShelf {
         &self,
         device: &DeviceId,
         manifest: &Digest,
-    ) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+    ) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
         self.read_index((device, Some(manifest)), read_windows)
     }
 
@@ -89,7 +89,7 @@ impl SparseShelf {
         &self,
         device: &DeviceId,
         manifest: Option<&Digest>,
-    ) -> Result<Option<(Head, Vec<u8>)>, SparseError> {
+    ) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
         if let Some(manifest) = manifest {
             let claimed = self.claimed_index(device, manifest)?;
             return claimed.map_or_else(|| self.index(device), |it| Ok(Some(it)));
@@ -112,7 +112,7 @@ impl SparseShelf {
         &self,
         device: &DeviceId,
         manifest: Option<&Digest>,
-    ) -> Result<Option<Head>, SparseError> {
+    ) -> Result<Option<Head>, LazyDeviceError> {
         let claimed = match manifest {
             Some(_) => self.head((device, manifest))?,
             None => None,
@@ -124,7 +124,7 @@ impl SparseShelf {
     ///
     /// # Errors
     /// As [`index`](Self::index).
-    pub fn index_head(&self, device: &DeviceId) -> Result<Option<Head>, SparseError> {
+    pub fn index_head(&self, device: &DeviceId) -> Result<Option<Head>, LazyDeviceError> {
         self.head((device, None))
     }
 
@@ -143,7 +143,7 @@ impl SparseShelf {
         let names = self.list()?.names.into_iter();
         let mut claims: Vec<_> = names
             .filter_map(|it| match it {
-                SparseFile::ClaimedIndex(id, manifest) if id == *device => Some(manifest),
+                LazyDeviceFile::ClaimedIndex(id, manifest) if id == *device => Some(manifest),
                 _ => None,
             })
             .collect();
@@ -154,9 +154,9 @@ impl SparseShelf {
     pub(super) fn head(
         &self,
         index: (&DeviceId, Option<&Digest>),
-    ) -> Result<Option<Head>, SparseError> {
-        let head = self.read_index(index, |sparse, name| {
-            Ok(sparse.stat(name)?.map(|stat| (length(&stat), ())))
+    ) -> Result<Option<Head>, LazyDeviceError> {
+        let head = self.read_index(index, |shelf, name| {
+            Ok(shelf.stat(name)?.map(|stat| (length(&stat), ())))
         })?;
         Ok(head.map(|it| it.0))
     }
@@ -165,30 +165,30 @@ impl SparseShelf {
         &self,
         (device, claimed_by): (&DeviceId, Option<&Digest>),
         windows: impl Fn(&Directory, &str) -> Result<Option<(u64, T)>, DiskError>,
-    ) -> Result<Option<(Head, T)>, SparseError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(None) };
-        let name = SparseFile::index(*device, claimed_by.copied()).file_name();
+    ) -> Result<Option<(Head, T)>, LazyDeviceError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(None) };
+        let name = LazyDeviceFile::index(*device, claimed_by.copied()).file_name();
         let (bytes, windows) = loop {
-            let Some(file) = sparse.placed(&name)? else { return Ok(None) };
-            let bytes = sparse.read_all(&name, HEAD_MAX)?;
-            let of_it = SparseFile::windows(*device, claimed_by.copied()).file_name();
-            let windows = windows(sparse, &of_it)?;
+            let Some(file) = shelf.placed(&name)? else { return Ok(None) };
+            let bytes = shelf.read_all(&name, HEAD_MAX)?;
+            let of_it = LazyDeviceFile::windows(*device, claimed_by.copied()).file_name();
+            let windows = windows(shelf, &of_it)?;
             // Another may have replaced both in between.
             if let Some(bytes) = bytes
-                && sparse.is_placed(&name, &file)?
+                && shelf.is_placed(&name, &file)?
             {
                 break (bytes, windows);
             }
         };
-        let damaged = |damage| SparseError::Index { device: *device, source: damage };
-        let head = Head::decode(&bytes).map_err(|it| damaged(SparseIndexDamage::Head(it)))?;
+        let damaged = |damage| LazyDeviceError::Index { device: *device, source: damage };
+        let head = Head::decode(&bytes).map_err(|it| damaged(LazyIndexDamage::Head(it)))?;
         if head.device != *device {
-            return Err(damaged(SparseIndexDamage::Device(Box::new(head.device))));
+            return Err(damaged(LazyIndexDamage::Device(Box::new(head.device))));
         }
-        let (actual, windows) = windows.ok_or_else(|| damaged(SparseIndexDamage::NoWindows))?;
+        let (actual, windows) = windows.ok_or_else(|| damaged(LazyIndexDamage::NoWindows))?;
         let expected = head.windows_bytes();
         if actual != expected {
-            return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
+            return Err(damaged(LazyIndexDamage::Windows { expected, actual }));
         }
         Ok(Some((head, windows)))
     }
@@ -199,7 +199,7 @@ impl SparseShelf {
         head: &Head,
         windows: &[u8],
         existing: Existing,
-    ) -> Result<(), SparseError> {
+    ) -> Result<(), LazyDeviceError> {
         let _checked = encoded(head, windows)?;
         let index = NewDevice { head, windows, claimed_by: None, existing, is_made: false };
         self.publish_all(&[index])
@@ -218,13 +218,13 @@ impl SparseShelf {
         };
         let expected = head.device_bytes;
         let other = self.file(device).map(|it| length(&it.1)).filter(|it| *it != expected);
-        Ok(other.map(|actual| SparseIndexDamage::Length { expected, actual }.to_string()))
+        Ok(other.map(|actual| LazyIndexDamage::Length { expected, actual }.to_string()))
     }
 
     /// Whether there is an index of a device, sound or not.
     pub(crate) fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(false) };
-        let is_made = sparse.stat(SparseFile::Index(*device).file_name())?.is_some();
+        let Some(shelf) = self.directory.get()? else { return Ok(false) };
+        let is_made = shelf.stat(LazyDeviceFile::Index(*device).file_name())?.is_some();
         Ok(is_made || !self.claims(device)?.is_empty())
     }
 
@@ -234,19 +234,19 @@ impl SparseShelf {
     }
 }
 
-fn read_windows(sparse: &Directory, name: &str) -> Result<Option<(u64, Vec<u8>)>, DiskError> {
-    let windows = sparse.read_all(name, WINDOWS_MAX)?;
+fn read_windows(shelf: &Directory, name: &str) -> Result<Option<(u64, Vec<u8>)>, DiskError> {
+    let windows = shelf.read_all(name, WINDOWS_MAX)?;
     Ok(windows.map(|it| (it.len() as u64, it)))
 }
 
 /// The bytes of a head that goes with these windows.
-pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, SparseError> {
-    let damaged = |damage| SparseError::Index { device: head.device, source: damage };
+pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, LazyDeviceError> {
+    let damaged = |damage| LazyDeviceError::Index { device: head.device, source: damage };
     let (expected, actual) = (head.windows_bytes(), windows.len() as u64);
     if actual != expected {
-        return Err(damaged(SparseIndexDamage::Windows { expected, actual }));
+        return Err(damaged(LazyIndexDamage::Windows { expected, actual }));
     }
-    head.encode().map_err(|it| damaged(SparseIndexDamage::Head(it)))
+    head.encode().map_err(|it| damaged(LazyIndexDamage::Head(it)))
 }
 
 /// Whether two indexes say the same of a device's bytes. They may be of different blobs.

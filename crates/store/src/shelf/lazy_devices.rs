@@ -1,6 +1,6 @@
-//! Sparse devices: devices with bytes that are not here yet, or not verified yet.
+//! Lazy devices: devices with bytes that are not here yet, or not verified yet.
 //!
-//! `sparse/ID` and `sparse/ID.state`, and what fills them, laid out as `docs/format/object-store.md`, "Sparse devices", says.
+//! `lazy/ID` and `lazy/ID.state`, and what fills them, laid out as `docs/format/object-store.md`, "Lazy devices", says.
 
 pub(crate) mod index;
 pub(crate) mod publish;
@@ -19,7 +19,7 @@ use image::verity::{Algorithm, DeviceId, Hasher};
 use rustix::fs::{Mode, Stat};
 use serde::{Deserialize, Serialize};
 
-use index::SparseIndexDamage;
+use index::LazyIndexDamage;
 
 use super::images::id_of;
 use super::item::StoreItem;
@@ -29,8 +29,8 @@ use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::work::{Tmp, Workspace};
 
-/// The directory, which the first sparse device brings.
-pub(crate) const SPARSE: &str = "sparse";
+/// The directory, which the first lazy device brings.
+pub(crate) const LAZY: &str = "lazy";
 
 /// Ends the name of a state.
 const STATE: &str = ".state";
@@ -57,10 +57,10 @@ fn lock_soon(file: &PlacedFile) -> Result<bool, DiskError> {
     Ok(true)
 }
 
-/// The state of a sparse device.
+/// The state of a lazy device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum SparseState {
+pub enum LazyDeviceState {
     /// Its bytes are not verified: each may be there or not, right or wrong.
     Partial,
     /// All bytes are there and synced, and match its id.
@@ -69,9 +69,9 @@ pub enum SparseState {
     Condemned,
 }
 
-/// A file of `sparse/`, by its name.
+/// A file of `lazy/`, by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SparseFile {
+pub enum LazyDeviceFile {
     /// The device.
     Device(DeviceId),
     /// The record of its state. It is made before the device, and removed after it.
@@ -86,7 +86,7 @@ pub enum SparseFile {
     ClaimedWindows(DeviceId, Digest),
 }
 
-impl SparseFile {
+impl LazyDeviceFile {
     /// Whether it is removed before the other files of its device: a device before its state, a head before its windows.
     pub(crate) const fn goes_before_others(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Index(_) | Self::ClaimedIndex(..))
@@ -149,10 +149,10 @@ impl SparseFile {
 
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
-            Self::Device(_) => "sparse device",
-            Self::State(_) => "state of a sparse device",
-            Self::Index(_) | Self::ClaimedIndex(..) => "index of a sparse device",
-            Self::Windows(_) | Self::ClaimedWindows(..) => "windows of a sparse device",
+            Self::Device(_) => "lazy device",
+            Self::State(_) => "state of a lazy device",
+            Self::Index(_) | Self::ClaimedIndex(..) => "index of a lazy device",
+            Self::Windows(_) | Self::ClaimedWindows(..) => "windows of a lazy device",
         }
     }
 
@@ -168,11 +168,11 @@ impl SparseFile {
     }
 }
 
-/// The state and size of a sparse device.
+/// The state and size of a lazy device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SparseInfo {
+pub struct LazyDeviceInfo {
     /// Its state.
-    pub state: SparseState,
+    pub state: LazyDeviceState,
     /// Length in bytes.
     pub bytes: u64,
     /// Bytes on disk.
@@ -185,35 +185,35 @@ struct Raw {
     /// So that a renamed file is found out.
     device: String,
     bytes: u64,
-    state: SparseState,
+    state: LazyDeviceState,
 }
 
-/// Why a sparse device cannot be made, read, filled or sealed.
+/// Why a lazy device cannot be made, read, filled or sealed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum SparseError {
+pub enum LazyDeviceError {
     /// Devices are named by SHA-256 digests.
     #[error("{0} is not a device id: device ids are sha256")]
     Algorithm(DeviceId),
     /// The device exists.
-    #[error("sparse device {0} already exists")]
+    #[error("lazy device {0} already exists")]
     Exists(DeviceId),
     /// The device is sealed or condemned, so it cannot be filled.
-    #[error("cannot fill sparse device {device}: its state is {state:?}")]
+    #[error("cannot fill lazy device {device}: its state is {state:?}")]
     Ended {
         /// The device.
         device: DeviceId,
         /// Its state.
-        state: SparseState,
+        state: LazyDeviceState,
     },
     /// The name now belongs to another file, or to none.
-    #[error("sparse device {0} was removed or replaced while it was filled")]
+    #[error("lazy device {0} was removed or replaced while it was filled")]
     Replaced(DeviceId),
     /// The caller cancelled.
     #[error("interrupted")]
     Cancelled,
     /// A write beyond the end of the device.
-    #[error("cannot write up to byte {end} of sparse device {device}: it has {bytes} bytes")]
+    #[error("cannot write up to byte {end} of lazy device {device}: it has {bytes} bytes")]
     Outside {
         /// The device.
         device: DeviceId,
@@ -223,7 +223,7 @@ pub enum SparseError {
         end: u64,
     },
     /// The bytes do not match the device's id, so it is condemned.
-    #[error("sparse device {expected} is condemned: its bytes are those of {actual}")]
+    #[error("lazy device {expected} is condemned: its bytes are those of {actual}")]
     Mismatch {
         /// The device.
         expected: Box<DeviceId>,
@@ -231,10 +231,10 @@ pub enum SparseError {
         actual: Box<DeviceId>,
     },
     /// The disk has lost bytes of the device, or changed them, so it is condemned.
-    #[error("sparse device {0} is condemned: the disk has not kept its bytes")]
+    #[error("lazy device {0} is condemned: the disk has not kept its bytes")]
     Lost(DeviceId),
     /// The file does not have the length in its state.
-    #[error("sparse device {device} is damaged: it has {actual} bytes, not {expected}")]
+    #[error("lazy device {device} is damaged: it has {actual} bytes, not {expected}")]
     Length {
         /// The device.
         device: DeviceId,
@@ -244,7 +244,7 @@ pub enum SparseError {
         actual: u64,
     },
     /// The state cannot be read.
-    #[error("the state of sparse device {device} is damaged")]
+    #[error("the state of lazy device {device} is damaged")]
     State {
         /// The device.
         device: DeviceId,
@@ -252,7 +252,7 @@ pub enum SparseError {
         source: RecordError,
     },
     /// The state names another device.
-    #[error("the state of sparse device {device} is damaged: it names device {}", says.escape_debug())]
+    #[error("the state of lazy device {device} is damaged: it names device {}", says.escape_debug())]
     Wrong {
         /// The device.
         device: DeviceId,
@@ -260,7 +260,7 @@ pub enum SparseError {
         says: String,
     },
     /// The state file is missing.
-    #[error("sparse device {0} has no state file")]
+    #[error("lazy device {0} has no state file")]
     NoState(DeviceId),
     /// The device's index cannot be used.
     #[error(
@@ -270,7 +270,7 @@ pub enum SparseError {
         /// The device.
         device: DeviceId,
         /// What is wrong.
-        source: SparseIndexDamage,
+        source: LazyIndexDamage,
     },
     /// Two indexes say that the device has different bytes.
     #[error(
@@ -279,10 +279,10 @@ pub enum SparseError {
     )]
     OtherIndex(DeviceId),
     /// The device had other bytes than those of its name.
-    #[error("sparse device {0} is condemned: `quire fsck --repair` removes it")]
+    #[error("lazy device {0} is condemned: `quire fsck --repair` removes it")]
     Condemned(DeviceId),
     /// The device is of another length than its index says.
-    #[error("sparse device {device} has {actual} bytes, and its index says {expected}")]
+    #[error("lazy device {device} has {actual} bytes, and its index says {expected}")]
     Indexed {
         /// The device.
         device: DeviceId,
@@ -299,22 +299,22 @@ pub enum SparseError {
     Disk(#[from] DiskError),
 }
 
-/// `sparse/`: devices that are filled on demand.
+/// `lazy/`: devices that are filled on demand.
 #[derive(Debug)]
-pub struct SparseShelf {
+pub struct LazyDeviceShelf {
     pub(crate) directory: LateDirectory,
     tmp: Arc<Tmp>,
 }
 
-impl SparseShelf {
+impl LazyDeviceShelf {
     pub(crate) fn new(root: &Arc<Directory>, tmp: &Arc<Tmp>) -> Self {
-        let directory = LateDirectory::new(Arc::clone(root), SPARSE);
+        let directory = LateDirectory::new(Arc::clone(root), LAZY);
         Self { directory, tmp: Arc::clone(tmp) }
     }
 
-    pub(crate) fn list(&self) -> Result<Listing<SparseFile>, DiskError> {
+    pub(crate) fn list(&self) -> Result<Listing<LazyDeviceFile>, DiskError> {
         match self.directory.get()? {
-            Some(sparse) => Listing::of(sparse, |it| SparseFile::parse(it.text()?)),
+            Some(shelf) => Listing::of(shelf, |it| LazyDeviceFile::parse(it.text()?)),
             None => Ok(Listing { names: Vec::new(), strays: Vec::new() }),
         }
     }
@@ -322,8 +322,8 @@ impl SparseShelf {
     /// The state and size of a device, if it is there.
     ///
     /// # Errors
-    /// [`SparseError`] when its state or its length is wrong.
-    pub fn stat(&self, id: &DeviceId) -> Result<Option<SparseInfo>, SparseError> {
+    /// [`LazyDeviceError`] when its state or its length is wrong.
+    pub fn stat(&self, id: &DeviceId) -> Result<Option<LazyDeviceInfo>, LazyDeviceError> {
         Ok(self.look(id)?.map(|it| it.1))
     }
 
@@ -334,8 +334,8 @@ impl SparseShelf {
     pub fn sealed(&self) -> Result<Vec<DeviceId>, DiskError> {
         let mut sealed = Vec::new();
         for file in self.list()?.names {
-            let SparseFile::Device(id) = file else { continue };
-            if matches!(self.stat(&id), Ok(Some(it)) if it.state == SparseState::Sealed) {
+            let LazyDeviceFile::Device(id) = file else { continue };
+            if matches!(self.stat(&id), Ok(Some(it)) if it.state == LazyDeviceState::Sealed) {
                 sealed.push(id);
             }
         }
@@ -346,33 +346,37 @@ impl SparseShelf {
     ///
     /// # Errors
     /// As [`stat`](Self::stat).
-    pub fn open(&self, id: &DeviceId) -> Result<Option<(File, SparseInfo)>, SparseError> {
+    pub fn open(&self, id: &DeviceId) -> Result<Option<(File, LazyDeviceInfo)>, LazyDeviceError> {
         self.look(id)
     }
 
-    fn look(&self, id: &DeviceId) -> Result<Option<(File, SparseInfo)>, SparseError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(None) };
-        let Some((file, stat)) = sparse.read(SparseFile::Device(*id).file_name())? else {
+    fn look(&self, id: &DeviceId) -> Result<Option<(File, LazyDeviceInfo)>, LazyDeviceError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(None) };
+        let Some((file, stat)) = shelf.read(LazyDeviceFile::Device(*id).file_name())? else {
             return Ok(None);
         };
-        let info = Self::info(sparse, id, &stat)?;
+        let info = Self::info(shelf, id, &stat)?;
         Ok(Some((file, info)))
     }
 
     /// What is known of the device whose file is this.
-    fn info(sparse: &Directory, id: &DeviceId, stat: &Stat) -> Result<SparseInfo, SparseError> {
-        let bytes = sparse.read_all(SparseFile::State(*id).file_name(), RECORD_MAX)?;
-        let bytes = bytes.ok_or(SparseError::NoState(*id))?;
-        let raw: Raw =
-            record::decode(&bytes).map_err(|source| SparseError::State { device: *id, source })?;
+    fn info(
+        shelf: &Directory,
+        id: &DeviceId,
+        stat: &Stat,
+    ) -> Result<LazyDeviceInfo, LazyDeviceError> {
+        let bytes = shelf.read_all(LazyDeviceFile::State(*id).file_name(), RECORD_MAX)?;
+        let bytes = bytes.ok_or(LazyDeviceError::NoState(*id))?;
+        let raw: Raw = record::decode(&bytes)
+            .map_err(|source| LazyDeviceError::State { device: *id, source })?;
         if raw.device != id.to_string() {
-            return Err(SparseError::Wrong { device: *id, says: raw.device });
+            return Err(LazyDeviceError::Wrong { device: *id, says: raw.device });
         }
         if length(stat) != raw.bytes {
             let (expected, actual) = (raw.bytes, length(stat));
-            return Err(SparseError::Length { device: *id, expected, actual });
+            return Err(LazyDeviceError::Length { device: *id, expected, actual });
         }
-        Ok(SparseInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(stat) })
+        Ok(LazyDeviceInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(stat) })
     }
 
     /// Opens a partial device and locks it, for whoever fills it: to read and to write; `None` if there is none, or
@@ -380,28 +384,28 @@ impl SparseShelf {
     pub(crate) fn open_to_fill(
         &self,
         id: &DeviceId,
-    ) -> Result<Option<(PlacedFile, u64)>, SparseError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(None) };
-        let name = SparseFile::Device(*id).file_name();
+    ) -> Result<Option<(PlacedFile, u64)>, LazyDeviceError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(None) };
+        let name = LazyDeviceFile::Device(*id).file_name();
         loop {
-            let Some(locked) = sparse.placed(&name)? else { return Ok(None) };
+            let Some(locked) = shelf.placed(&name)? else { return Ok(None) };
             if !lock_soon(&locked)? {
                 return Ok(None);
             }
             // Removed or replaced between the opening and the locking.
-            if !sparse.is_placed(&name, &locked)? {
+            if !shelf.is_placed(&name, &locked)? {
                 continue;
             }
             let stat = locked.stat()?;
-            let info = Self::info(sparse, id, &stat)?;
-            if info.state != SparseState::Partial {
-                return Err(SparseError::Ended { device: *id, state: info.state });
+            let info = Self::info(shelf, id, &stat)?;
+            if info.state != LazyDeviceState::Partial {
+                return Err(LazyDeviceError::Ended { device: *id, state: info.state });
             }
             // After a crash while it was sealed.
             if !Mode::from_raw_mode(stat.st_mode).contains(FILLED) {
                 locked.set_mode(FILLED)?;
             }
-            let Some(file) = sparse.placed_to_write(&name)? else { continue };
+            let Some(file) = shelf.placed_to_write(&name)? else { continue };
             if !file.is(&locked)? {
                 continue;
             }
@@ -416,17 +420,17 @@ impl SparseShelf {
         &self,
         id: &DeviceId,
         file: File,
-    ) -> Result<Option<(PlacedFile, u64)>, SparseError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(None) };
-        let name = SparseFile::Device(*id).file_name();
-        let file = sparse.adopted(&name, file);
-        if !sparse.is_placed(&name, &file)? || !file.try_lock()? {
+    ) -> Result<Option<(PlacedFile, u64)>, LazyDeviceError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(None) };
+        let name = LazyDeviceFile::Device(*id).file_name();
+        let file = shelf.adopted(&name, file);
+        if !shelf.is_placed(&name, &file)? || !file.try_lock()? {
             return Ok(None);
         }
-        let info = Self::info(sparse, id, &file.stat()?)?;
+        let info = Self::info(shelf, id, &file.stat()?)?;
         match info.state {
-            SparseState::Partial => Ok(Some((file, info.bytes))),
-            state => Err(SparseError::Ended { device: *id, state }),
+            LazyDeviceState::Partial => Ok(Some((file, info.bytes))),
+            state => Err(LazyDeviceError::Ended { device: *id, state }),
         }
     }
 
@@ -435,43 +439,43 @@ impl SparseShelf {
         &self,
         id: &DeviceId,
         file: &PlacedFile,
-        (bytes, state): (u64, SparseState),
-    ) -> Result<(), SparseError> {
-        let sparse = self.directory.there()?;
-        if !sparse.is_placed(&SparseFile::Device(*id).file_name(), file)? {
-            return Err(SparseError::Replaced(*id));
+        (bytes, state): (u64, LazyDeviceState),
+    ) -> Result<(), LazyDeviceError> {
+        let shelf = self.directory.there()?;
+        if !shelf.is_placed(&LazyDeviceFile::Device(*id).file_name(), file)? {
+            return Err(LazyDeviceError::Replaced(*id));
         }
-        let name = SparseFile::State(*id).file_name();
-        Ok(self.tmp.replace(sparse, name, &encode(id, bytes, state))?)
+        let name = LazyDeviceFile::State(*id).file_name();
+        Ok(self.tmp.replace(shelf, name, &encode(id, bytes, state))?)
     }
 
     /// Makes an empty device, all of it holes. The directory is there, and the store's lock is held.
-    pub(crate) fn publish(&self, id: &DeviceId, bytes: u64) -> Result<(), SparseError> {
-        let sparse = self.directory.there()?;
+    pub(crate) fn publish(&self, id: &DeviceId, bytes: u64) -> Result<(), LazyDeviceError> {
+        let shelf = self.directory.there()?;
         let work = Workspace::make(&self.tmp)?;
-        let (device, state) = (SparseFile::Device(*id), SparseFile::State(*id));
+        let (device, state) = (LazyDeviceFile::Device(*id), LazyDeviceFile::State(*id));
         // A descriptor of its own, since flock belongs to the open file.
-        let alone = sparse.open(".")?;
+        let alone = shelf.open(".")?;
         alone.lock()?;
-        if sparse.stat(device.file_name())?.is_some() {
-            return Err(SparseError::Exists(*id));
+        if shelf.stat(device.file_name())?.is_some() {
+            return Err(LazyDeviceError::Exists(*id));
         }
-        work.directory.create_sparse("device", bytes)?;
+        work.directory.create_lazy_device("device", bytes)?;
         work.directory.sync_file("device")?;
         // Over what a crash may have left of another attempt.
-        self.tmp.replace(sparse, state.file_name(), &encode(id, bytes, SparseState::Partial))?;
-        match work.directory.rename_new("device", sparse, device.file_name())? {
+        self.tmp.replace(shelf, state.file_name(), &encode(id, bytes, LazyDeviceState::Partial))?;
+        match work.directory.rename_new("device", shelf, device.file_name())? {
             Renamed::Now => {}
-            Renamed::Taken => return Err(SparseError::Exists(*id)),
+            Renamed::Taken => return Err(LazyDeviceError::Exists(*id)),
         }
-        sparse.sync()?;
+        shelf.sync()?;
         Ok(work.remove()?)
     }
 
     /// Whether a mount or a process has the device open. When in doubt, yes.
     pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
-        let name = SparseFile::Device(*id).file_name();
-        Ok(self.directory.get()?.is_some_and(|sparse| is_in_use(sparse, &name)))
+        let name = LazyDeviceFile::Device(*id).file_name();
+        Ok(self.directory.get()?.is_some_and(|shelf| is_in_use(shelf, &name)))
     }
 
     /// The files of devices that nobody needs here, and of such as a crash has left a part of. The index of a device that is
@@ -487,17 +491,17 @@ impl SparseShelf {
         let (mut there, mut unneeded) = (BTreeSet::new(), BTreeSet::new());
         let (mut heads, mut used) = (BTreeSet::new(), BTreeSet::new());
         for file in &files {
-            if let SparseFile::Index(id) | SparseFile::ClaimedIndex(id, _) = file {
+            if let LazyDeviceFile::Index(id) | LazyDeviceFile::ClaimedIndex(id, _) = file {
                 heads.insert((*id, file.claimed_by().copied()));
             }
-            if let SparseFile::ClaimedIndex(id, manifest) = file
+            if let LazyDeviceFile::ClaimedIndex(id, manifest) = file
                 && !is_manifest(manifest)
                 && !used.contains(id)
                 && self.is_in_use(id)?
             {
                 used.insert(*id);
             }
-            let SparseFile::Device(id) = file else { continue };
+            let LazyDeviceFile::Device(id) = file else { continue };
             there.insert(*id);
             // Once for both files: who has it open now may close it the next moment.
             if !is_needed(id) && !self.is_in_use(id)? {
@@ -508,32 +512,32 @@ impl SparseShelf {
         let is_filled = |id: &DeviceId| is_kept(id) || is_complete(id);
         let is_claimed = |id: &DeviceId, it: &Digest| is_manifest(it) || used.contains(id);
         let garbage = files.into_iter().filter(|file| match file {
-            SparseFile::Device(id) | SparseFile::State(id) => !is_kept(id),
-            SparseFile::Index(id) => !is_filled(id),
-            SparseFile::Windows(id) => !heads.contains(&(*id, None)) || !is_filled(id),
-            SparseFile::ClaimedIndex(id, it) => !is_filled(id) || !is_claimed(id, it),
-            SparseFile::ClaimedWindows(id, it) => {
+            LazyDeviceFile::Device(id) | LazyDeviceFile::State(id) => !is_kept(id),
+            LazyDeviceFile::Index(id) => !is_filled(id),
+            LazyDeviceFile::Windows(id) => !heads.contains(&(*id, None)) || !is_filled(id),
+            LazyDeviceFile::ClaimedIndex(id, it) => !is_filled(id) || !is_claimed(id, it),
+            LazyDeviceFile::ClaimedWindows(id, it) => {
                 !heads.contains(&(*id, Some(*it))) || !is_filled(id) || !is_claimed(id, it)
             }
         });
-        Ok(garbage.map(StoreItem::Sparse).collect())
+        Ok(garbage.map(StoreItem::LazyDevice).collect())
     }
 
     /// Removes files: each device surely before its state, without which nobody could tell what it is, and each head
     /// before its windows.
-    pub(crate) fn remove(&self, files: &[SparseFile]) -> Result<(), DiskError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(()) };
-        let (first, rest): (Vec<&SparseFile>, Vec<&SparseFile>) =
+    pub(crate) fn remove(&self, files: &[LazyDeviceFile]) -> Result<(), DiskError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(()) };
+        let (first, rest): (Vec<&LazyDeviceFile>, Vec<&LazyDeviceFile>) =
             files.iter().partition(|it| it.goes_before_others());
         for file in first {
-            sparse.unlink_sealed(file.file_name())?;
+            shelf.unlink_sealed(file.file_name())?;
         }
         if !files.is_empty() {
             // Also what was removed by another that was killed then.
-            sparse.sync()?;
+            shelf.sync()?;
         }
         for file in rest {
-            sparse.unlink_sealed(file.file_name())?;
+            shelf.unlink_sealed(file.file_name())?;
         }
         Ok(())
     }
@@ -546,9 +550,9 @@ impl SparseShelf {
             Err(why) => return Ok(Some(why)),
         };
         match info.state {
-            SparseState::Partial => return Ok(None),
-            SparseState::Condemned => return Ok(Some("it is condemned".to_owned())),
-            SparseState::Sealed => {}
+            LazyDeviceState::Partial => return Ok(None),
+            LazyDeviceState::Condemned => return Ok(Some("it is condemned".to_owned())),
+            LazyDeviceState::Sealed => {}
         }
         let hashed = hash(&file, &AtomicBool::new(false));
         Ok(match fault::found(hashed)? {
@@ -579,7 +583,7 @@ impl SparseShelf {
         if let Some(expected) = stated.into_iter().find(|it| *it != actual) {
             return Ok(Some(format!("it has {actual} bytes, not {expected}, as an image says")));
         }
-        let is_lacking = info.state == SparseState::Partial
+        let is_lacking = info.state == LazyDeviceState::Partial
             && !self.is_in_use(id)?
             && !self.has_sound_index(id)?;
         Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
@@ -588,23 +592,23 @@ impl SparseShelf {
     /// Whether some of a device may be missing.
     pub(crate) fn is_partial(&self, id: &DeviceId) -> Result<bool, FsckError> {
         let info = fault::found(self.stat(id))?;
-        Ok(matches!(info, Ok(Some(SparseInfo { state: SparseState::Partial, .. }))))
+        Ok(matches!(info, Ok(Some(LazyDeviceInfo { state: LazyDeviceState::Partial, .. }))))
     }
 
     /// Checks every index, and every device but these, and tells strays.
     pub(crate) fn check(
         &self,
         but: &BTreeSet<DeviceId>,
-    ) -> Result<(Checked, Listing<SparseFile>), FsckError> {
+    ) -> Result<(Checked, Listing<LazyDeviceFile>), FsckError> {
         let (mut checked, listed) = (Checked::default(), self.list()?);
         for file in &listed.names {
             match file {
-                SparseFile::Device(id) if !but.contains(id) => {
-                    checked.add(StoreItem::Sparse(*file), self.damage(id)?);
+                LazyDeviceFile::Device(id) if !but.contains(id) => {
+                    checked.add(StoreItem::LazyDevice(*file), self.damage(id)?);
                 }
-                SparseFile::Index(id) | SparseFile::ClaimedIndex(id, _) => {
+                LazyDeviceFile::Index(id) | LazyDeviceFile::ClaimedIndex(id, _) => {
                     let damage = self.index_damage(id, file.claimed_by())?;
-                    checked.add(StoreItem::Sparse(*file), damage);
+                    checked.add(StoreItem::LazyDevice(*file), damage);
                 }
                 _ => {}
             }
@@ -614,16 +618,16 @@ impl SparseShelf {
 
     /// A device's file, if it can be opened.
     pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
-        self.directory.get().ok()??.read(SparseFile::Device(*id).file_name()).ok()?
+        self.directory.get().ok()??.read(LazyDeviceFile::Device(*id).file_name()).ok()?
     }
 
     /// Bytes on disk of each device.
     pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
-        let Some(sparse) = self.directory.get()? else { return Ok(Vec::new()) };
+        let Some(shelf) = self.directory.get()? else { return Ok(Vec::new()) };
         let mut sizes = Vec::new();
         for file in self.list()?.names {
-            if let SparseFile::Device(id) = file {
-                let stat = sparse.stat(file.file_name())?;
+            if let LazyDeviceFile::Device(id) = file {
+                let stat = shelf.stat(file.file_name())?;
                 sizes.push((id, stat.map_or(0, |stat| on_disk(&stat))));
             }
         }
@@ -631,7 +635,7 @@ impl SparseShelf {
     }
 }
 
-fn encode(id: &DeviceId, bytes: u64, state: SparseState) -> Vec<u8> {
+fn encode(id: &DeviceId, bytes: u64, state: LazyDeviceState) -> Vec<u8> {
     record::encode(&Raw { device: id.to_string(), bytes, state })
 }
 

@@ -7,7 +7,7 @@ use image::lazy::Head;
 use image::verity::DeviceId;
 
 use super::index::{Existing, encoded, same_bytes};
-use super::{SparseError, SparseFile, SparseShelf, SparseState, encode};
+use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf, LazyDeviceState, encode};
 use crate::disk::Renamed;
 use crate::work::Workspace;
 
@@ -35,17 +35,17 @@ struct Missing {
     device: bool,
 }
 
-impl SparseShelf {
+impl LazyDeviceShelf {
     /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device does, also
     /// if the system stops in between. The directory is there, and the store's lock is held.
-    pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), SparseError> {
-        let sparse = self.directory.there()?;
+    pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), LazyDeviceError> {
+        let shelf = self.directory.there()?;
         // A descriptor of its own, since flock belongs to the open file.
-        let alone = sparse.open(".")?;
+        let alone = shelf.open(".")?;
         alone.lock()?;
         let mut claims = BTreeMap::<_, Vec<_>>::new();
         for file in self.list()?.names {
-            if let SparseFile::ClaimedIndex(device, manifest) = file {
+            if let LazyDeviceFile::ClaimedIndex(device, manifest) = file {
                 claims.entry(device).or_default().push(manifest);
             }
         }
@@ -55,7 +55,7 @@ impl SparseShelf {
         let missing = missing?;
         if missing.iter().all(|it| !it.index && !it.device) {
             // Another may not have synced it yet.
-            return Ok(sparse.sync()?);
+            return Ok(shelf.sync()?);
         }
         let work = Workspace::make(&self.tmp)?;
         let mut files = Vec::new();
@@ -70,10 +70,10 @@ impl SparseShelf {
                 )?);
             }
             if missing.device {
-                let state = encode(&head.device, head.device_bytes, SparseState::Partial);
+                let state = encode(&head.device, head.device_bytes, LazyDeviceState::Partial);
                 files.push(self.write(&work, format!("state-{number}"), &state)?);
                 let name = format!("device-{number}");
-                work.directory.create_sparse(&name, head.device_bytes)?;
+                work.directory.create_lazy_device(&name, head.device_bytes)?;
                 files.push(name);
             }
         }
@@ -90,50 +90,60 @@ impl SparseShelf {
         // No head has the windows of another, even after a crash.
         let mut is_gone = false;
         for (_, (device, claimed_by)) in indexes() {
-            is_gone |= sparse.unlink_sealed(SparseFile::index(device, claimed_by).file_name())?;
+            is_gone |=
+                shelf.unlink_sealed(LazyDeviceFile::index(device, claimed_by).file_name())?;
         }
         if is_gone {
-            sparse.sync()?;
+            shelf.sync()?;
         }
         for (number, (device, claimed_by)) in indexes() {
-            let windows = SparseFile::windows(device, claimed_by).file_name();
-            work.directory.rename_over(format!("windows-{number}"), sparse, windows)?;
+            let windows = LazyDeviceFile::windows(device, claimed_by).file_name();
+            work.directory.rename_over(format!("windows-{number}"), shelf, windows)?;
         }
         if indexes().next().is_some() {
-            sparse.sync()?;
+            shelf.sync()?;
         }
         for (number, (device, claimed_by)) in indexes() {
-            let head = SparseFile::index(device, claimed_by).file_name();
-            work.directory.rename_over(format!("head-{number}"), sparse, head)?;
+            let head = LazyDeviceFile::index(device, claimed_by).file_name();
+            work.directory.rename_over(format!("head-{number}"), shelf, head)?;
         }
         let made = || numbered().filter(|it| it.1.1.device).map(|it| (it.0, it.1.0.head.device));
         for (number, device) in made() {
             // Over what a crash may have left of another attempt.
-            let state = SparseFile::State(device).file_name();
-            work.directory.rename_over(format!("state-{number}"), sparse, state)?;
+            let state = LazyDeviceFile::State(device).file_name();
+            work.directory.rename_over(format!("state-{number}"), shelf, state)?;
         }
-        sparse.sync()?;
+        shelf.sync()?;
         for (number, device) in made() {
-            let name = SparseFile::Device(device).file_name();
-            match work.directory.rename_new(format!("device-{number}"), sparse, name)? {
+            let name = LazyDeviceFile::Device(device).file_name();
+            match work.directory.rename_new(format!("device-{number}"), shelf, name)? {
                 Renamed::Now => {}
-                Renamed::Taken => return Err(SparseError::Exists(device)),
+                Renamed::Taken => return Err(LazyDeviceError::Exists(device)),
             }
         }
         if made().next().is_some() {
-            sparse.sync()?;
+            shelf.sync()?;
         }
         Ok(work.remove()?)
     }
 
-    fn write(&self, work: &Workspace, name: String, bytes: &[u8]) -> Result<String, SparseError> {
+    fn write(
+        &self,
+        work: &Workspace,
+        name: String,
+        bytes: &[u8],
+    ) -> Result<String, LazyDeviceError> {
         let mut file = work.directory.create(&name)?;
         file.write_all(bytes)?;
         file.publish_mode()?;
         Ok(name)
     }
 
-    fn missing(&self, device: &NewDevice<'_>, claims: &[Digest]) -> Result<Missing, SparseError> {
+    fn missing(
+        &self,
+        device: &NewDevice<'_>,
+        claims: &[Digest],
+    ) -> Result<Missing, LazyDeviceError> {
         if device.existing == Existing::Agreeing {
             self.check_agreement(device, claims)?;
         }
@@ -148,28 +158,28 @@ impl SparseShelf {
         &self,
         device: &NewDevice<'_>,
         claims: &[Digest],
-    ) -> Result<(), SparseError> {
+    ) -> Result<(), LazyDeviceError> {
         let id = device.head.device;
         let others = claims.iter().filter(|it| device.claimed_by != Some(**it)).map(Some);
         for other in others.chain([None]) {
             match self.head((&id, other)) {
                 Ok(Some(there)) if !same_bytes(&there, device.head) => {
-                    return Err(SparseError::OtherIndex(id));
+                    return Err(LazyDeviceError::OtherIndex(id));
                 }
-                Ok(_) | Err(SparseError::Index { .. }) => {}
+                Ok(_) | Err(LazyDeviceError::Index { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
 
-    fn lacks(&self, device: &DeviceId) -> Result<bool, SparseError> {
-        let sparse = self.directory.there()?;
-        Ok(sparse.stat(SparseFile::Device(*device).file_name())?.is_none())
+    fn lacks(&self, device: &DeviceId) -> Result<bool, LazyDeviceError> {
+        let shelf = self.directory.there()?;
+        Ok(shelf.stat(LazyDeviceFile::Device(*device).file_name())?.is_none())
     }
 
     /// Whether a device does not have this index.
-    fn lacks_index(&self, index: &NewDevice<'_>) -> Result<bool, SparseError> {
+    fn lacks_index(&self, index: &NewDevice<'_>) -> Result<bool, LazyDeviceError> {
         let NewDevice { head, windows, claimed_by, .. } = index;
         let device = head.device;
         let there = match claimed_by {
@@ -179,7 +189,7 @@ impl SparseShelf {
         match there {
             Ok(Some((there, its_windows))) => Ok(there != **head || its_windows != *windows),
             Ok(None) => Ok(true),
-            Err(error @ SparseError::Index { .. }) => {
+            Err(error @ LazyDeviceError::Index { .. }) => {
                 tracing::warn!(%device, %error, "replacing a damaged index");
                 Ok(true)
             }

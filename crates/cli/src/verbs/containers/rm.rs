@@ -1,0 +1,73 @@
+//! `rm`: removes containers.
+
+use clap::Args;
+use container::life::known::{self, IfRunning, KnownError};
+use store::{OpenOptions, Store};
+
+use crate::Answer;
+use crate::session::context::{Context, now};
+use crate::session::resolve::NoContainer;
+use crate::verbs::VerbArgs;
+use crate::verbs::images::rmi::image_name;
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// Containers
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Accepted for older scripts: only containers are removed in any case
+    #[arg(long, hide = true)]
+    pub(crate) container: bool,
+    /// Kill running containers, and ignore names that do not exist
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+impl VerbArgs for Rm {
+    const NAME: &'static str = "rm";
+    const ABOUT: &'static str = "Remove containers";
+    const EXAMPLES: &'static str = "quire rm web\n  quire rm --force web db";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        rm(context, self)
+    }
+}
+
+pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
+        return Ok(Answer::Yes);
+    };
+    if !args.force {
+        // All are looked for before any is removed.
+        for text in &args.names {
+            known::find(&store, text).map_err(|error| absent(&store, text, error))?;
+        }
+    }
+    for container in &args.names {
+        let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
+        let is_removed = known::remove(&store, container, if_running, &|| now().0)?;
+        if is_removed {
+            continue;
+        }
+        if !args.force {
+            // It was there just now.
+            context.remark(&format!("container {container} is gone already"));
+        } else if let Some(name) = image_name(&store, container, true).ok().flatten() {
+            context.remark(&format!(
+                "{name} is an image, and stays: `quire rmi {name}` removes its name"
+            ));
+        }
+    }
+    Ok(Answer::Yes)
+}
+
+/// The error of a name that no container has, with the images and containers that may be meant.
+fn absent(store: &Store, text: &str, error: KnownError) -> anyhow::Error {
+    let KnownError::Absent { nearest, .. } = &error else { return error.into() };
+    let hint = match image_name(store, text, false) {
+        Ok(Some(name)) => format!("{name} is an image: `quire rmi {name}` removes its name"),
+        _ if nearest.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+        _ => format!("did you mean {}?", nearest.join(" or ")),
+    };
+    NoContainer { name: text.to_owned(), hint }.into()
+}

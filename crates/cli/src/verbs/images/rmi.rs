@@ -1,0 +1,115 @@
+//! `rmi`: removes names of images.
+
+use clap::Args;
+use oci::reference::Reference;
+use store::{OpenOptions, RefError, RefName, Resolved, Store};
+
+use crate::Answer;
+use crate::session::context::Context;
+use crate::session::resolve::resolve;
+use crate::verbs::VerbArgs;
+
+#[derive(Debug, Args)]
+pub(crate) struct Rmi {
+    /// Names of images
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Ignore names that do not exist
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+impl VerbArgs for Rmi {
+    const NAME: &'static str = "rmi";
+    const ABOUT: &'static str = "Remove names of images; `gc` then frees the space";
+    const EXAMPLES: &'static str = "quire rmi app:old";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        rmi(context, self)
+    }
+}
+
+pub(crate) fn rmi(context: &Context, args: &Rmi) -> anyhow::Result<Answer> {
+    let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
+        return Ok(Answer::Yes);
+    };
+    // All are looked for before any is removed.
+    let names = args.names.iter().map(|text| image_names(&store, text, args.force));
+    let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
+    remove_names(context, &store, &names)
+}
+
+/// Whether Docker would take `text` for `whole`; an image's id is short for nothing.
+fn is_short_for(text: &str, whole: &RefName) -> bool {
+    text.parse::<Reference>().is_ok_and(|reference| {
+        let tag = reference.tag().unwrap_or("latest");
+        reference.digest().is_none() && whole.as_str() == format!("{}:{tag}", reference.name())
+    })
+}
+
+/// The names that `text` means, which may be an image's id, as `images -q` prints them.
+fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
+    let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
+    let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
+    let id = store.resolve(text).ok().map(|it| it.image).filter(|it| is_id(&it.to_string()));
+    let Some(id) = id else {
+        return Ok(image_name(store, text, force)?.into_iter().collect());
+    };
+    let (refs, _) = store.refs.readable()?;
+    let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
+    let names: Vec<_> = names.collect();
+    if names.is_empty() && !force {
+        anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
+    }
+    if names.len() > 1 && !force {
+        let names: Vec<_> = names.iter().map(RefName::as_str).collect();
+        anyhow::bail!(
+            "image \"{text}\" has several names: give those to remove, or --force for all: {}",
+            names.join(", ")
+        );
+    }
+    Ok(names)
+}
+
+/// The name of an image that `text` means; none if it is not there, and need not be.
+pub(crate) fn image_name(
+    store: &Store,
+    text: &str,
+    force: bool,
+) -> anyhow::Result<Option<RefName>> {
+    let name: RefName = match text.parse::<RefName>() {
+        // What was pulled is called by its whole reference.
+        Ok(name) if !matches!(store.refs.get(&name), Ok(None)) => name,
+        name => match resolve(store, text) {
+            Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
+            _ => name?,
+        },
+    };
+    // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
+    match store.refs.get(&name) {
+        Ok(None) if force => Ok(None),
+        Ok(None) => {
+            // The usual error of a name that is not there knows the names that are alike.
+            store.resolve(text)?;
+            anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
+        }
+        Err(error @ RefError::Disk(_)) => Err(error.into()),
+        Ok(Some(_)) | Err(_) => Ok(Some(name)),
+    }
+}
+
+fn remove_names(context: &Context, store: &Store, names: &[RefName]) -> anyhow::Result<Answer> {
+    for name in names {
+        match store.remove_ref(name) {
+            // Named twice, or removed by somebody else since.
+            Err(RefError::Absent(_)) => {}
+            result => {
+                result?;
+            }
+        }
+    }
+    if !names.is_empty() {
+        context.remark("names removed; `quire gc` frees unused data");
+    }
+    Ok(Answer::Yes)
+}
