@@ -11,7 +11,7 @@ const LARGEST: u64 = 4 << 20;
 
 /// A file inside a root that cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {path} of the image or container")]
+#[error("cannot read {path} in the image")]
 pub struct FileError {
     path: &'static str,
     #[source]

@@ -56,16 +56,6 @@ pub fn find(root: BorrowedFd<'_>, spec: &str) -> Result<User, LookupError> {
     Ok(resolve(spec, &passwd, &group)?)
 }
 
-/// Makes sure that a runtime can read the files of users: it opens them itself, and would wait for a FIFO.
-///
-/// # Errors
-/// [`FileError`].
-pub fn check_files(root: BorrowedFd<'_>) -> Result<(), FileError> {
-    read_small(root, "etc/passwd")?;
-    read_small(root, "etc/group")?;
-    Ok(())
-}
-
 /// Finds the user that `spec` says: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty is root. Without a
 /// group it is the user's own, with the groups that list the user; a number that `/etc/passwd` lacks is taken as it is,
 /// with group 0. Lines of the two files that are malformed are passed over, as the C library does.

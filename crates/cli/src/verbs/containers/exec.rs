@@ -65,7 +65,6 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         let may_join = delegation::may_join(&cgroup);
         may_join.with_context(|| format!("cannot start a program in container {}", found.id))?;
     }
-    container::bundle::user::check_files(root.as_fd())?;
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {
         let user = container::bundle::user::find(root.as_fd(), user)?;
