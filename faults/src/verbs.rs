@@ -247,7 +247,10 @@ pub(super) const VERBS: &[Verb] = &[
         ..container("commit while it runs", "commit flt new:1")
     },
     Verb { before: ENDED, ..container("export changes", "export flt changes:out/changes") },
-    Verb { before: ENDED, ..container("export changes to standard output", "export flt changes:-") },
+    Verb {
+        before: ENDED,
+        ..container("export changes to standard output", "export flt changes:-")
+    },
     Verb { before: ENDED, ..container("diff of a container", "diff flt") },
     Verb { before: ENDED, ..container("du of a container", "du") },
     Verb { before: ENDED, ..container("ps", "ps -a") },
