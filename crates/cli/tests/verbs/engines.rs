@@ -299,7 +299,7 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
 
 #[test]
 fn debians_containerd_runs_containers() {
-    let Some(containerd) = testing::package("containerd", "containerd") else { return };
+    let Some(containerd) = testing::package("containerd") else { return };
     runs_containers(Engine::Debians, containerd.parent().unwrap());
 }
 

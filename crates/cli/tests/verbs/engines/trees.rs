@@ -153,7 +153,7 @@ fn trees_are_those_of_the_table(engine: Engine, programs: &Path) {
 
 #[test]
 fn an_engine_that_unpacks_gives_other_trees() {
-    let Some(containerd) = testing::package("containerd", "containerd") else { return };
+    let Some(containerd) = testing::package("containerd") else { return };
     trees_are_those_of_the_table(Engine::Debians, containerd.parent().unwrap());
 }
 
