@@ -44,6 +44,9 @@ const TRIES: u32 = 256;
 /// as its size. Processes with `CAP_SYS_RESOURCE` are not limited on ext4, but overlayfs writes to its upper layer
 /// without that capability (Linux `fs/overlayfs/super.c`, `ovl_fill_super`).
 ///
+/// The owner of a file can change its project id in the initial user namespace, and so take the file out of the limit
+/// (Linux `fs/file_attr.c`, `fileattr_set_prepare`). In other user namespaces no process can.
+///
 /// A project id is free when no file has it, so a removed directory gives its id back.
 ///
 /// # Errors

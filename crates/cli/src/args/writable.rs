@@ -138,6 +138,7 @@ mod tests {
             ("self,sise=1", "self has no option \"sise=1\""),
             ("dir=", "dir= needs a directory"),
             ("dir=,durable", "dir= needs a directory"),
+            ("dir=a,size=1g", "dir=PATH has no size"),
         ];
         for (text, expect) in cases {
             let error = writable(text).unwrap_err();

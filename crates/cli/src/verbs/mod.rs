@@ -31,24 +31,24 @@ pub(crate) use command_line::{Cli, command};
 //
 // The arguments themselves have no doc comment: it would take the place of `ABOUT` where a verb is called.
 pub(crate) trait VerbArgs: Args {
-    /// The word on the command line.
+    /// The verb on the command line.
     const NAME: &'static str;
-    /// Another word for it.
+    /// An alias of the verb.
     const ALIAS: Option<&'static str> = None;
-    /// What it does, in a line.
+    /// One line of description, as in `quire --help`.
     const ABOUT: &'static str;
-    /// Paragraphs that follow in its help, with empty lines between them.
+    /// Further paragraphs of the long help, separated by empty lines.
     const DETAILS: &'static str = "";
-    /// Command lines, the second and later ones after two spaces.
+    /// Example command lines. All but the first are indented by two spaces.
     const EXAMPLES: &'static str;
-    /// What stands below the examples.
+    /// The text on exit codes, below the examples.
     const EXIT_CODES: &'static str = EXIT_CODES;
-    /// Whether it takes `--json`.
+    /// Whether the verb accepts `--json`.
     const PRINTS_JSON: bool = true;
-    /// Whether `-h` is its help, and no option of its own.
+    /// Whether `-h` prints the help. Verbs that start containers use it for `--hostname`.
     const HAS_SHORT_HELP: bool = true;
 
-    /// Does it.
+    /// Runs the verb.
     fn call(&self, context: &Context) -> anyhow::Result<Answer>;
 }
 
@@ -107,7 +107,7 @@ macro_rules! verbs {
         }
 
         impl Verb {
-            /// Does what it says.
+            /// Runs the verb.
             pub(crate) fn call(&self, context: &Context) -> anyhow::Result<Answer> {
                 match self {
                     $($($(#[$cfg])? Self::$name(args) => args.call(context),)*)*

@@ -101,8 +101,8 @@ pub enum ImportError {
     },
     /// A file has an xattr that means a deleted file in images of the form `objects`.
     #[error(
-        "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source, \
-         or give --skip-xattrs", path.escape_debug()
+        "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source \
+         (`quire import --skip-xattrs` drops all xattrs)", path.escape_debug()
     )]
     WhiteoutMark {
         /// The file.
