@@ -1,5 +1,5 @@
 //! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing.
-#![expect(missing_docs, missing_debug_implementations, reason = "the words of HTTP need no others")]
+#![expect(missing_debug_implementations, reason = "the words of HTTP need no others")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read, Write};

@@ -1,9 +1,8 @@
 //! What the tests of several crates share. No crate depends on it but for its tests.
 #![forbid(unsafe_code)]
-#![expect(clippy::missing_errors_doc, reason = "a test that gets an error fails")]
 #![expect(clippy::must_use_candidate, reason = "tests use what they ask for")]
 #![expect(clippy::print_stdout, reason = "the harness keeps it, and shows it where a test fails")]
-#![expect(clippy::missing_panics_doc, clippy::unwrap_used, reason = "tests fail by panicking")]
+#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod chain;
 mod crane;
