@@ -24,9 +24,9 @@ const FILES: [(&str, &str, &str); 5] = [
 const TYPES: [&str; 2] = ["mount.proto", "descriptor.proto"];
 
 pub fn run(args: &Args) -> Result<()> {
-    let serve = Path::new("crates/serve");
+    let api = Path::new("crates/containerd-api");
     let files = FILES.iter().map(|it| it.0).chain(TYPES.iter().copied());
-    let files = protox::compile(files, [serve.join("proto")])?;
+    let files = protox::compile(files, [api.join("proto")])?;
     let made = tempfile::tempdir()?;
     let generate = |folder: &str| {
         let out = made.path().join(folder);
@@ -35,14 +35,14 @@ pub fn run(args: &Args) -> Result<()> {
     };
     // One package refers to the other by its place in the crate.
     generate("services")?
-        .extern_path(".containerd.types", "crate::snapshots::api::types")
+        .extern_path(".containerd.types", "crate::types")
         .compile_fds(files.clone())?;
     generate("types")?.compile_fds(files)?;
     let services = FILES.map(|(_, package, name)| (format!("services/{package}.rs"), name));
     let types = ("types/containerd.types.rs".to_owned(), "types.rs");
     for (made_as, name) in services.into_iter().chain([types]) {
         let text = fs::read_to_string(made.path().join(made_as))?;
-        let file = serve.join("src/snapshots/api").join(name);
+        let file = api.join("src").join(name);
         if args.update {
             fs::write(&file, &text)?;
         }

@@ -1,14 +1,14 @@
-//! Modules have one direction: what a module uses does not use it, whatever is between.
+//! Files of a crate depend on each other in one direction: no file leads back to itself through others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::{Source, sources};
 
-/// Who uses whom.
-type Graph = BTreeMap<String, BTreeSet<String>>;
+/// The modules that each module uses. Each is a file, named by its path below the crate's root.
+type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
 #[test]
-fn no_circle_among_top_level_modules() {
+fn files_have_no_circles() {
     let all = sources();
     let packages: BTreeSet<_> = all.iter().map(|it| it.package.as_str()).collect();
     let mut found: Vec<(&str, String)> = Vec::new();
@@ -16,111 +16,95 @@ fn no_circle_among_top_level_modules() {
         let own: Vec<_> = all.iter().filter(|it| it.package == package).collect();
         found.extend(circles(&graph(&own)).into_iter().map(|it| (package, it.join(" "))));
     }
-    assert!(found.is_empty(), "modules that lead to each other, by crate: {found:#?}");
+    assert!(found.is_empty(), "files that lead to each other, by crate: {found:#?}");
 }
 
-fn graph(sources: &[&Source]) -> Graph {
-    let modules: BTreeSet<_> = sources.iter().filter_map(|it| it.module.first()).collect();
-    let root = sources.iter().find(|it| it.module.is_empty());
-    let exported = root.map(|it| exported(&it.text)).unwrap_or_default();
+/// Returns the edges of paths that begin with `crate`, `self` or `super`. A crate's root uses all and is left out.
+fn graph<'a>(sources: &[&'a Source]) -> Graph<'a> {
+    let modules: BTreeSet<&[String]> = sources.iter().map(|it| &it.module[..]).collect();
     let mut graph = Graph::new();
     for source in sources {
-        let Some(top) = source.module.first() else { continue };
-        let uses = graph.entry(top.clone()).or_default();
-        for depth in 0..=source.module.len() {
-            let prefix = match depth {
-                0 => String::from("crate::"),
-                depth => "super::".repeat(depth),
-            };
-            // `super` is the root only as often as the module is deep.
-            if depth != 0 && depth != source.module.len() {
-                continue;
-            }
-            for name in names_after(&source.text, &prefix) {
-                let module = exported.get(&name).unwrap_or(&name);
-                if module != top && modules.contains(module) {
-                    uses.insert(module.clone());
-                }
-            }
+        let uses = graph.entry(&source.module).or_default();
+        for path in paths(source) {
+            let longest = (1..=path.len()).rev().find_map(|it| modules.get(&path[..it]));
+            uses.extend(longest.filter(|it| **it != source.module));
         }
     }
     graph
 }
 
-/// The names that follow a path's beginning, in braces too.
-fn names_after(text: &str, prefix: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for (at, _) in text.match_indices(prefix) {
-        if text[..at].ends_with(|it: char| it == ':' || it == '_' || it.is_alphanumeric()) {
-            continue;
-        }
-        names.extend(first_names(&text[at + prefix.len()..]));
-    }
-    names
-}
-
-/// The first name of each path in a tree of `use`.
-fn first_names(tree: &str) -> Vec<String> {
-    let name = |it: &str| {
-        let it = it.trim_start();
-        it.split(|it: char| it != '_' && !it.is_alphanumeric())
-            .next()
-            .unwrap_or_default()
-            .to_owned()
-    };
-    let Some(inner) = tree.strip_prefix('{') else { return vec![name(tree)] };
-    let (mut depth, mut names, mut start) = (0, vec![name(inner)], true);
-    for (at, letter) in inner.char_indices() {
-        match letter {
-            '{' => depth += 1,
-            '}' if depth == 0 => break,
-            '}' => depth -= 1,
-            ',' if depth == 0 => start = false,
-            _ => {}
-        }
-        if !std::mem::replace(&mut start, true) {
-            names.push(name(&inner[at + 1..]));
+/// Returns the paths in a source, from the crate's root on.
+fn paths(source: &Source) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for start in ["crate", "self", "super"] {
+        for (at, _) in source.text.match_indices(start) {
+            let rest = &source.text[at + start.len()..];
+            let is_name = |it: char| it == '_' || it == ':' || it.is_alphanumeric();
+            if source.text[..at].ends_with(is_name) || !rest.starts_with("::") {
+                continue;
+            }
+            let mut base = match start {
+                "crate" => Vec::new(),
+                _ => source.module.clone(),
+            };
+            if start == "super" {
+                base.pop();
+            }
+            expand(&rest[2..], &base, &mut found);
         }
     }
-    names
-}
-
-/// What the root takes out of modules, and the module of each.
-fn exported(root: &str) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
-    for statement in root.split("use ").skip(1) {
-        let path = statement.split(';').next().unwrap_or_default().trim();
-        let path = path.trim_start_matches("self::").trim_start_matches("crate::");
-        let Some((module, rest)) = path.split_once("::") else { continue };
-        for item in rest.split([',', '{', '}']) {
-            let name = item.rsplit(" as ").next().unwrap_or(item).rsplit("::").next();
-            found.insert(name.unwrap_or_default().trim().to_owned(), module.to_owned());
-        }
-    }
-    // What stands between the last comma and its brace is no name, but `super::*` would be taken for it.
-    found.remove("");
     found
 }
 
-/// What a module uses, and what that uses, and so on.
-fn reached<'a>(graph: &'a Graph, from: &'a String) -> BTreeSet<&'a String> {
+/// Expands a path or a tree of `use`. Returns the text behind it.
+fn expand<'t>(tree: &'t str, base: &[String], found: &mut Vec<Vec<String>>) -> &'t str {
+    let tree = tree.trim_start();
+    if let Some(mut rest) = tree.strip_prefix('{') {
+        loop {
+            rest = expand(rest, base, found).trim_start();
+            rest = match rest.strip_prefix(',') {
+                Some(rest) => rest,
+                None => return rest.strip_prefix('}').unwrap_or(rest),
+            };
+        }
+    }
+    let end = tree.find(|it: char| it != '_' && !it.is_alphanumeric()).unwrap_or(tree.len());
+    let (name, rest) = tree.split_at(end);
+    let mut path = base.to_vec();
+    match name {
+        "super" => drop(path.pop()),
+        "self" | "" => {}
+        _ => path.push(name.to_owned()),
+    }
+    if let Some(rest) = rest.strip_prefix("::") {
+        return expand(rest, &path, found);
+    }
+    found.push(path);
+    match rest.strip_prefix(" as ") {
+        Some(renamed) => renamed.trim_start_matches(|it: char| it == '_' || it.is_alphanumeric()),
+        None => rest,
+    }
+}
+
+/// Returns the modules that a module uses, directly or through others.
+fn reached<'a>(graph: &Graph<'a>, from: &'a [String]) -> BTreeSet<&'a [String]> {
     let mut seen = BTreeSet::new();
     let mut next = vec![from];
     while let Some(module) = next.pop() {
-        next.extend(graph.get(module).into_iter().flatten().filter(|it| seen.insert(*it)));
+        next.extend(graph.get(module).into_iter().flatten().filter(|it| seen.insert(**it)));
     }
     seen
 }
 
-/// Sets of modules each of which leads to each other.
-fn circles(graph: &Graph) -> Vec<Vec<String>> {
-    let reach: BTreeMap<_, _> = graph.keys().map(|it| (it, reached(graph, it))).collect();
+/// Returns sets of modules each of which leads to each other.
+fn circles(graph: &Graph<'_>) -> Vec<Vec<String>> {
+    let reach: BTreeMap<_, _> = graph.keys().map(|it| (*it, reached(graph, it))).collect();
     let mut circles = BTreeSet::new();
     for (module, seen) in &reach {
         if seen.contains(module) {
             let both =
                 seen.iter().filter(|it| reach.get(**it).is_some_and(|it| it.contains(module)));
-            circles.insert(both.map(|it| (*it).clone()).collect::<Vec<_>>());
+            circles.insert(both.map(|it| it.join("::")).collect::<Vec<_>>());
         }
     }
     circles.into_iter().collect()
@@ -135,12 +119,14 @@ fn circles_are_found() {
         text: text.to_owned(),
     };
     let sources = [
-        source("", "mod a;\npub use self::c::{Exported, Other as Renamed};"),
-        source("a", "use crate::{b::{X, Y}, d};"),
-        source("b::inner", "use super::super::Renamed; super::within();"),
+        source("", "mod a;\npub use self::c::Exported;"),
+        source("a", "use crate::{b::inner::{X as Y, Z}, d};"),
+        source("b", "mod inner; use self::inner::X;"),
+        source("b::inner", "use super::super::c::{self, f as _};"),
         source("c", "fn f() { super::a::g() }"),
-        source("d", "use super::e; use crate::d::own;"),
+        source("d", "use super::e; use crate::d::own; fn f() { superb::a() }"),
+        source("e", "use super::d::{Deep, own};"),
     ];
     let graph = graph(&sources.each_ref());
-    assert_eq!(circles(&graph), [["a", "b", "c"]]);
+    assert_eq!(circles(&graph), [vec!["a", "b::inner", "c"], vec!["d", "e"]]);
 }

@@ -1,22 +1,38 @@
-//! Plain English in the pages that people read, as CONTRIBUTING.md has it.
+//! Plain English in the pages and comments that people read, as CONTRIBUTING.md asks for it.
 
 use std::collections::BTreeSet;
 
+use regex::Regex;
+
 use super::{text, tracked};
 
-/// Words of a sentence.
-const MOST_WORDS: usize = 25;
-
-/// Lines of a paragraph.
+/// Largest number of lines of a paragraph of a page.
 const MOST_LINES: usize = 6;
 
-/// Words that make a reader ask who or what a sentence is about.
+/// Words at the start of a sentence that hide its subject.
 const BAD_STARTS: [&str; 7] = ["Nobody", "Of", "Somebody", "What", "Whatever", "Who", "Whoever"];
 
-/// Pages that these limits are not for, with the reason.
+/// Habits that make a text hard to follow: the name of each, and how it is found. `\b` ends a word.
+const HABITS: [(&str, &str); 10] = [
+    ("nobody or somebody as a person", r"\b(?i:nobody|somebody|anybody|whoever)\b"),
+    (
+        "a clause in the place of a noun",
+        r"\b(?i:what (is|was|are|were|has|had|it|they|the|a|an) [^?]*$|whatever\b)",
+    ),
+    ("a clause in the place of a person", r"\b(for|to|by|of|from|with|than) who\b"),
+    ("answers, for returns", r"(^|[.] )Answers\b"),
+    ("of its own", r"\bof (its|their|our|one's) own\b"),
+    ("a program that tells or hears", r"\b(told|tells?|telling|hears?)\b"),
+    ("data that is here or there", r"\b(is|are|was|were|be|been) (here|there)([.,;:]|$)"),
+    ("a negation as the subject", r"(^|[.] )(Nothing|Never|Not)\b"),
+    ("a trailing word", r"(,? too|\balone|\banew|\bmeanwhile)[.;]"),
+    ("is to have", r"\b(is|are|was|were) to (have|be)\b"),
+];
+
+/// Pages that these rules are not for, with the reason.
 const OTHERS: [(&str, &str); 2] = [
     ("docs/json.md", "made from the types of reports"),
-    ("docs/performance/", "made by benches, but for the README"),
+    ("docs/performance/", "made by benches, except for the README"),
 ];
 
 /// A paragraph, an item of a list, or a cell of a table.
@@ -65,79 +81,160 @@ fn paragraphs(page: &str) -> Vec<Paragraph> {
         }
     }
     for paragraph in &mut all {
-        let parts = paragraph.text.split('`').enumerate();
-        let parts = parts.map(|(place, part)| if place % 2 == 0 { part } else { "Code" });
-        paragraph.text = parts.collect();
+        paragraph.text = without_code(&paragraph.text);
     }
     all
 }
 
-/// The sentences of a text: one ends where a word ends with a stop and the next begins like a sentence.
-fn sentences(text: &str) -> Vec<Vec<&str>> {
-    let mut all = vec![Vec::new()];
+/// Comments of a Rust source: lines in a row are one paragraph, code blocks are left out.
+fn comments(source: &str) -> Vec<Paragraph> {
+    let mut all: Vec<Paragraph> = Vec::new();
+    let mut is_code = false;
+    let mut goes_on = false;
+    for (number, line) in source.lines().enumerate() {
+        let Some(comment) = line.trim_start().strip_prefix("//") else {
+            (goes_on, is_code) = (false, false);
+            continue;
+        };
+        let comment = comment.trim_start_matches(['/', '!']).trim();
+        let is_fence = comment.starts_with("```");
+        is_code ^= is_fence;
+        if is_fence || is_code || comment.is_empty() || comment.starts_with(['#', '-', '|']) {
+            goes_on = false;
+            continue;
+        }
+        match all.last_mut() {
+            Some(last) if goes_on => {
+                last.lines += 1;
+                last.text += " ";
+                last.text += comment;
+            }
+            _ => all.push(Paragraph { line: number + 1, lines: 1, text: comment.into() }),
+        }
+        goes_on = true;
+    }
+    for paragraph in &mut all {
+        paragraph.text = without_code(&paragraph.text);
+    }
+    all
+}
+
+/// A text with each code span as one word.
+fn without_code(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    parts.map(|(place, part)| if place % 2 == 0 { part } else { "Code" }).collect()
+}
+
+/// Sentences of a text. A sentence ends where a word ends with a stop and the next word begins like a sentence.
+fn sentences(text: &str) -> Vec<String> {
+    let mut all = vec![String::new()];
     let mut has_ended = false;
     for word in text.split_whitespace() {
         let begins = word.starts_with(|it: char| it.is_uppercase() || "*\"(".contains(it));
         if has_ended && begins {
-            all.push(Vec::new());
+            all.push(String::new());
         }
         has_ended = word.trim_end_matches(['*', ')', '"']).ends_with(['.', '!', '?']);
-        if word.contains(|it: char| it.is_alphanumeric())
-            && let Some(last) = all.last_mut()
-        {
-            last.push(word);
+        if let Some(last) = all.last_mut() {
+            if !last.is_empty() {
+                last.push(' ');
+            }
+            last.push_str(word);
         }
     }
     all
 }
 
-/// What is wrong with a page, by line.
-fn wrong(page: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for paragraph in paragraphs(page) {
-        let Paragraph { line, lines, text } = &paragraph;
-        if *lines > MOST_LINES {
-            found.push(format!("{line}: a paragraph of {lines} lines"));
-        }
-        for sentence in sentences(text) {
-            let count = sentence.len();
-            let start = sentence.iter().take(6).copied().collect::<Vec<_>>().join(" ");
-            if count > MOST_WORDS {
-                found.push(format!("{line}: a sentence of {count} words: {start} …"));
-            }
-            let is_question = sentence.last().is_some_and(|it| it.ends_with('?'));
-            if !is_question && sentence.first().is_some_and(|it| BAD_STARTS.contains(it)) {
-                found.push(format!("{line}: begins with \"{start} …\""));
-            }
-        }
+/// Finds habits in paragraphs.
+struct Reader {
+    habits: Vec<(&'static str, Regex)>,
+}
+
+impl Reader {
+    fn new() -> Self {
+        let habits = HABITS.map(|(name, pattern)| (name, Regex::new(pattern).unwrap()));
+        Self { habits: habits.into() }
     }
-    found
+
+    /// Returns each habit with its line.
+    fn habits(&self, paragraphs: &[Paragraph]) -> Vec<String> {
+        let mut found = Vec::new();
+        for Paragraph { line, text, .. } in paragraphs {
+            for sentence in sentences(text) {
+                if sentence.ends_with('?') {
+                    continue;
+                }
+                let words = sentence.trim_start_matches(['*', '(', '"']);
+                let start = words.split(' ').next().unwrap_or_default();
+                if BAD_STARTS.contains(&start) {
+                    found.push(format!("{line}: begins with {start}: {sentence}"));
+                }
+                let seen = self.habits.iter().filter(|(_, pattern)| pattern.is_match(words));
+                found.extend(seen.map(|(name, _)| format!("{line}: {name}: {sentence}")));
+            }
+        }
+        found
+    }
+
+    /// Returns the habits and the long paragraphs of a page.
+    fn page(&self, page: &str) -> Vec<String> {
+        let paragraphs = paragraphs(page);
+        let long = paragraphs.iter().filter(|it| it.lines > MOST_LINES);
+        let long = long.map(|it| format!("{}: a paragraph of {} lines", it.line, it.lines));
+        long.chain(self.habits(&paragraphs)).collect()
+    }
 }
 
 #[test]
-fn pages_are_in_plain_english() {
+fn pages_and_comments_are_in_plain_english() {
+    let reader = Reader::new();
     let mut found = Vec::new();
-    for path in tracked().into_iter().filter(|path| path.ends_with(".md")) {
+    for path in tracked() {
         let is_other = OTHERS.iter().any(|(other, _)| path.starts_with(other));
-        if !is_other || path == "docs/performance/README.md" {
-            let page = text(&path).unwrap_or_default();
-            found.extend(wrong(&page).into_iter().map(|it| format!("{path}:{it}")));
-        }
+        let is_generated = path.starts_with("crates/containerd-api/src/");
+        let source = || text(&path).unwrap_or_default();
+        let habits = if path.ends_with(".rs") && !is_generated {
+            reader.habits(&comments(&source()))
+        } else if path == "docs/performance/README.md" || path.ends_with(".md") && !is_other {
+            reader.page(&source())
+        } else {
+            Vec::new()
+        };
+        found.extend(habits.into_iter().map(|it| format!("{path}:{it}")));
     }
-    assert_eq!(found, Vec::<String>::new());
+    assert!(found.is_empty(), "{} habits:\n{}", found.len(), found.join("\n"));
 }
 
 #[test]
-fn long_sentences_and_paragraphs_are_found() {
-    let long = format!("{} word.", "word ".repeat(MOST_WORDS));
-    let table = format!("| a | {long} |");
-    let lines = "word\n".repeat(MOST_LINES + 1);
-    assert_eq!(wrong(&long), ["1: a sentence of 26 words: word word word word word word …"]);
-    assert_eq!(wrong(&table), ["1: a sentence of 26 words: word word word word word word …"]);
-    assert_eq!(wrong(&lines), ["1: a paragraph of 7 lines"]);
-    assert_eq!(wrong("It is.\n\n- Of the two."), ["3: begins with \"Of the two. …\""]);
-    let fine = "# Of\n\nOne sentence. **Another.** `A third` of five words. Who asks?\n```\nOf\n```\n1. Item\n2. Item";
-    assert_eq!(wrong(fine), Vec::<String>::new());
+fn each_habit_is_found() {
+    let reader = Reader::new();
+    let habits = |text: &str| {
+        let found = reader.page(text).into_iter();
+        found.map(|it| it.split(": ").nth(1).unwrap_or_default().to_owned()).collect::<Vec<_>>()
+    };
+    for (sentence, habit) in [
+        ("A note that nobody reads.", HABITS[0].0),
+        ("Returns what is read.", HABITS[1].0),
+        ("A hint for who asks.", HABITS[2].0),
+        ("Answers the digest.", HABITS[3].0),
+        ("A mount of its own.", HABITS[4].0),
+        ("The service is told.", HABITS[5].0),
+        ("All bytes are here.", HABITS[6].0),
+        ("Nothing is unmounted.", HABITS[7].0),
+        ("The layer goes, too.", HABITS[8].0),
+        ("The caller is to have it.", HABITS[9].0),
+        ("It is.\n\n- Of the two.", "begins with Of"),
+    ] {
+        assert_eq!(habits(sentence), [habit], "{sentence}");
+        let comment = sentence.replace("\n\n- ", " ").replace("\n", "\n/// ");
+        let paragraphs = comments(&format!("/// {comment}\nfn f() {{}}"));
+        assert_eq!(reader.habits(&paragraphs).len(), 1, "{sentence}");
+    }
+    assert_eq!(reader.page(&"word\n".repeat(MOST_LINES + 1)), ["1: a paragraph of 7 lines"]);
+    let fine = "# Of\n\nOne sentence. **Another.** `Nobody` of five words. What is read?\n```\nOf\n```\n1. Item\n2. Item";
+    assert_eq!(habits(fine), Vec::<String>::new());
+    let code = "/// Fine.\n/// ```\n/// // Nobody\n/// ```\nlet a = \"// Nobody\";";
+    assert_eq!(reader.habits(&comments(code)), Vec::<String>::new());
 }
 
 /// The rows of the threat model are only as true as the tests they name.

@@ -9,7 +9,17 @@ use crate::output::report;
 /// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
 /// as `docker.io/library/alpine:latest`.
 pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved> {
-    completed(store, name).map_err(|source| Unresolved { hint: next_step(&source), source })
+    completed(store, name).map_err(|source| {
+        let is_absent = matches!(source, ResolveError::Absent { .. });
+        let hint = match is_absent && store.containers.image_of(name).is_some() {
+            true => Some(format!(
+                "{name} is a container: `quire export {name} changes:FILE` writes what it changed, and `quire commit \
+                 {name} IMAGE` makes an image of it"
+            )),
+            false => next_step(&source),
+        };
+        Unresolved { hint, source }
+    })
 }
 
 fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {

@@ -13,9 +13,9 @@ use tonic::server::NamedService;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request, Response, Status};
 
-use super::api::counts::counts_client::CountsClient;
-use super::api::counts::counts_server::Counts as CountsService;
-use super::api::counts::{CallCounts, GetCountsRequest, GetCountsResponse, OutcomeCount};
+use containerd_api::counts::counts_client::CountsClient;
+use containerd_api::counts::counts_server::Counts as CountsService;
+use containerd_api::counts::{CallCounts, GetCountsRequest, GetCountsResponse, OutcomeCount};
 
 /// The upper ends of the ranges of times that calls take, in microseconds. The last range has no end.
 pub const CALL_TIMES: [u64; 12] = [

@@ -11,9 +11,6 @@ use store::SnapshotError;
 use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
 
-use super::api::diff::diff_server::Diff;
-use super::api::diff::{ApplyRequest, ApplyResponse, DiffRequest, DiffResponse};
-use super::api::types::{Descriptor, Mount};
 use super::caller::{Caller, Wanted};
 use super::compare::{Compared, LayerWish};
 use super::content::{ContentError, ContentStore, EngineHeaders, NewContent};
@@ -22,6 +19,9 @@ use super::ingest::LayerClaim;
 use super::layers::AppliedLayer;
 use super::service::status;
 use super::snapshotter::Snapshotter;
+use containerd_api::diff::diff_server::Diff;
+use containerd_api::diff::{ApplyRequest, ApplyResponse, DiffRequest, DiffResponse};
+use containerd_api::types::{Descriptor, Mount};
 
 /// Media types of layers. Source: OCI image-spec, "Media Types".
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";

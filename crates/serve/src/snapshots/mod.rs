@@ -3,7 +3,6 @@
 //! [`Snapshotter`] has the snapshots of one engine: records in the store, and roots that `container` mounts. What is written
 //! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
 
-pub mod api;
 mod below;
 mod caller;
 mod collect;
@@ -30,6 +29,7 @@ mod taken;
 mod trash;
 
 pub use collect::CollectChoices;
+pub use containerd_api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
 pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;

@@ -17,10 +17,6 @@ use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 use transfer::export::CopyError;
 
-use super::api::counts::counts_server::CountsServer;
-use super::api::diff::diff_server::DiffServer;
-use super::api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
-use super::api::{snapshots as api, types};
 use super::caller::Caller;
 use super::collect::{CollectRequests, Collector};
 use super::content::{ContentStore, EngineHeaders};
@@ -33,6 +29,10 @@ use super::images::ImageService;
 use super::lazy::LazyWanted;
 use super::snapshotter::{Labels, SnapshotAccess, SnapshotMount, Snapshotter};
 use super::state::SnapshotInfo;
+use containerd_api::counts::counts_server::CountsServer;
+use containerd_api::diff::diff_server::DiffServer;
+use containerd_api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
+use containerd_api::{snapshots as api, types};
 
 /// Snapshots in one message of a list: messages may have 4 MiB, and labels 4 KiB each.
 const LIST_PART: usize = 64;

@@ -7,11 +7,11 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use containerd_api::snapshots::CommitSnapshotRequest;
+use containerd_api::snapshots::snapshots_client::SnapshotsClient;
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::reference::Reference;
-use quire_serve::snapshots::api::snapshots::CommitSnapshotRequest;
-use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
 use quire_serve::snapshots::{
     LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, Snapshotter,
 };

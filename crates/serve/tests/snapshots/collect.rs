@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quire_serve::snapshots::api::counts::GetCountsResponse;
+use containerd_api::counts::GetCountsResponse;
 use quire_serve::snapshots::{CollectChoices, SkipLayers, Snapshotter, ask_counts};
 
 use crate::{Engine, Stage, is_root, two_layers, unpacked};

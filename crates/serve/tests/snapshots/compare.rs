@@ -8,10 +8,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use containerd_api::diff::DiffRequest;
+use containerd_api::types::{Descriptor, Mount};
 use image::digest::Digest;
 use image::tar::{Kind, Reader};
-use quire_serve::snapshots::api::diff::DiffRequest;
-use quire_serve::snapshots::api::types::{Descriptor, Mount};
 use testing::fake::wait_for;
 use tonic::{Code, Request, Status};
 

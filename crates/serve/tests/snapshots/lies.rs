@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use containerd_api::diff::{ApplyRequest, ApplyResponse};
+use containerd_api::types::{Descriptor, Mount};
 use image::digest::Digest;
-use quire_serve::snapshots::api::diff::{ApplyRequest, ApplyResponse};
-use quire_serve::snapshots::api::types::{Descriptor, Mount};
 use testing::fake::wait_for;
 use tonic::{Code, Status};
 

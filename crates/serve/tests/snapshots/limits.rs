@@ -7,8 +7,8 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 use container::root::limit::{attach_filestore, make_filestore, shut_down_filestore};
+use containerd_api::snapshots::PrepareSnapshotRequest;
 use kernel::mount::{Unmount, unmount};
-use quire_serve::snapshots::api::snapshots::PrepareSnapshotRequest;
 use tonic::{Code, Status};
 
 use super::{Engine, Stage, code, is_root, two_layers};

@@ -23,17 +23,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ::store::{Form, FsckOptions, Moment, OpenOptions, Reference, Seconds, Store, Who};
-use image::digest::Digest;
-use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
-use oci::policy::Policies;
-use oci::source::{Input, Source};
-use quire_serve::snapshots::api::diff::diff_client::DiffClient;
-use quire_serve::snapshots::api::snapshots::snapshots_client::SnapshotsClient;
-use quire_serve::snapshots::api::snapshots::{
+use containerd_api::diff::diff_client::DiffClient;
+use containerd_api::snapshots::snapshots_client::SnapshotsClient;
+use containerd_api::snapshots::{
     CleanupRequest, CommitSnapshotRequest, Info, Kind, ListSnapshotsRequest, MountsRequest,
     PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest, UpdateSnapshotRequest,
     UsageRequest, ViewSnapshotRequest,
 };
+use image::digest::Digest;
+use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
+use oci::policy::Policies;
+use oci::source::{Input, Source};
 use quire_serve::snapshots::{
     PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
 };

@@ -8,12 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use ::store::Seconds;
+use containerd_api::snapshots::{Info, Kind, PrepareSnapshotRequest, UpdateSnapshotRequest};
 use image::digest::Digest;
 use kernel::mount::{Unmount, unmount};
 use quire_serve::snapshots::SkipLayers;
-use quire_serve::snapshots::api::snapshots::{
-    Info, Kind, PrepareSnapshotRequest, UpdateSnapshotRequest,
-};
 use testing::fake::wait_for;
 use tonic::Code;
 

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use image::digest::Digest;
-use quire_serve::snapshots::api::content::content_server::{Content, ContentServer};
-use quire_serve::snapshots::api::content::{
+use containerd_api::content::content_server::{Content, ContentServer};
+use containerd_api::content::{
     AbortRequest, Info, InfoRequest, InfoResponse, ReadContentRequest, ReadContentResponse,
     UpdateRequest, UpdateResponse, WriteAction, WriteContentRequest, WriteContentResponse,
 };
-use quire_serve::snapshots::api::leases::leases_server::{Leases, LeasesServer};
-use quire_serve::snapshots::api::leases::{CreateRequest, CreateResponse, Lease};
+use containerd_api::leases::leases_server::{Leases, LeasesServer};
+use containerd_api::leases::{CreateRequest, CreateResponse, Lease};
+use image::digest::Digest;
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, mpsc};
 use tokio_stream::Stream;

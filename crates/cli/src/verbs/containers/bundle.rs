@@ -19,6 +19,7 @@ use container::life::prepare::add_init;
 use container::life::stage::Stage;
 use container::root::filestore::Backing;
 use container::root::{Shape, TrustedImage, make, warm};
+use container::runtime::Runtime;
 use kernel::mount::{Attributes, Detached, MountAttrFlags};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -160,8 +161,11 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     }
     let rootfs = directory.join(ROOT);
     let (directory, rootfs) = (directory.display(), rootfs.display());
+    let runtime = Runtime::find(&context.search(), None, None);
+    let runtime = runtime.as_ref().ok().and_then(|it| it.path.file_name());
+    let runtime = runtime.map_or_else(|| "crun".into(), |it| it.to_string_lossy());
     context.remark(&format!(
-        "`crun run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
+        "`{runtime} run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
     ));
     Ok(Answer::Yes)
 }

@@ -228,13 +228,13 @@ impl Rows {
     }
 
     /// The last line.
-    fn verdict(&self) -> String {
-        let also = match &self.warnings[..] {
-            [] => String::new(),
-            some => format!("; look at: {}", some.join(", ")),
-        };
+    fn verdict(&self, absent: &[&str]) -> String {
+        let lists = [("look at", &self.warnings[..]), ("this host has no", absent)];
+        let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
+        let also: String =
+            lists.map(|(what, names)| format!("; {what}: {}", names.join(", "))).collect();
         match &self.problems[..] {
-            [] => format!("{} everything works{also}", mark(Can::Yes)),
+            [] => format!("{} everything works that is set up here{also}", mark(Can::Yes)),
             some => {
                 format!("{} not everything works: see {}{also}", mark(Can::No), some.join(", "))
             }
@@ -371,7 +371,9 @@ impl DoctorReport {
             let mark = [Can::Yes, Can::No].into_iter().find(|it| word(*it) == *can);
             writeln!(out, "{} {feature}: {reason}", mark.map_or("?", self::mark))?;
         }
-        writeln!(out, "\n{}", rows.verdict())?;
+        let absent = self.features.iter().filter(|it| it.can == word(Can::No));
+        let absent: Vec<_> = absent.map(|it| it.feature).collect();
+        writeln!(out, "\n{}", rows.verdict(&absent))?;
         out.flush()?;
         Ok(())
     }

@@ -202,7 +202,7 @@ impl DuReport {
             (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
             (self.snapshots, "snapshots of engines"),
-            (self.tmp, "imports under way or dead"),
+            (self.tmp, "imports, exports and removals that run or were killed"),
         ];
         let parts = parts.iter().filter(|it| it.0.0 > 0);
         let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", size(*bytes))).collect();

@@ -117,7 +117,7 @@ impl User {
         command.arg(self.place.folder.path()).arg(USER.to_string()).arg(prepare);
         command.args(words).env_clear();
         command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home());
-        command.env("XDG_RUNTIME_DIR", self.home());
+        command.env("XDG_RUNTIME_DIR", self.home()).env("TMPDIR", self.home());
         Ran::of(&command.stdin(Stdio::null()).output().unwrap())
     }
 

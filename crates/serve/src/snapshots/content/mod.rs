@@ -16,9 +16,9 @@ use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Request, Status};
 
-use super::api::leases::CreateRequest;
-use super::api::leases::leases_client::LeasesClient;
 use super::caller::Wanted;
+use containerd_api::leases::CreateRequest;
+use containerd_api::leases::leases_client::LeasesClient;
 
 use connection::{BoxError, Connection};
 pub(super) use write::{ContentWriter, NewContent};

@@ -7,10 +7,10 @@ use image::digest::Digest;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::super::api::content::content_client::ContentClient;
-use super::super::api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
 use super::super::caller::Wanted;
 use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
+use containerd_api::content::content_client::ContentClient;
+use containerd_api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
 
 impl ContentStore {
     /// The labels that the engine has put on a blob.

@@ -11,14 +11,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 use transfer::export::PackedLayer;
 
-use super::super::api::content::content_client::ContentClient;
-use super::super::api::content::{
-    AbortRequest, Info, InfoRequest, UpdateRequest, WriteAction, WriteContentRequest,
-    WriteContentResponse,
-};
 use super::super::caller::{Caller, Wanted};
 use super::{
     AHEAD, Connection, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders,
+};
+use containerd_api::content::content_client::ContentClient;
+use containerd_api::content::{
+    AbortRequest, Info, InfoRequest, UpdateRequest, WriteAction, WriteContentRequest,
+    WriteContentResponse,
 };
 
 /// The label with the digest of a layer's tar. Source: containerd's package `labels`.

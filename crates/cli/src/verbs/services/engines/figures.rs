@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serve::snapshots::CALL_TIMES;
-use serve::snapshots::api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
+use serve::snapshots::{CallCounts, GetCountsResponse, OutcomeCount};
 
 use super::roots::EngineRootReport;
 use crate::output::metrics::{head, histogram, quoted};

@@ -16,7 +16,7 @@ pub struct PrepareSnapshotRequest {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrepareSnapshotResponse {
     #[prost(message, repeated, tag = "1")]
-    pub mounts: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub mounts: ::prost::alloc::vec::Vec<crate::types::Mount>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ViewSnapshotRequest {
@@ -35,7 +35,7 @@ pub struct ViewSnapshotRequest {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ViewSnapshotResponse {
     #[prost(message, repeated, tag = "1")]
-    pub mounts: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub mounts: ::prost::alloc::vec::Vec<crate::types::Mount>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MountsRequest {
@@ -47,7 +47,7 @@ pub struct MountsRequest {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MountsResponse {
     #[prost(message, repeated, tag = "1")]
-    pub mounts: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub mounts: ::prost::alloc::vec::Vec<crate::types::Mount>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveSnapshotRequest {

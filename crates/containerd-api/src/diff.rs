@@ -2,21 +2,21 @@
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ApplyRequest {
     #[prost(message, optional, tag = "1")]
-    pub diff: ::core::option::Option<crate::snapshots::api::types::Descriptor>,
+    pub diff: ::core::option::Option<crate::types::Descriptor>,
     #[prost(message, repeated, tag = "2")]
-    pub mounts: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub mounts: ::prost::alloc::vec::Vec<crate::types::Mount>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ApplyResponse {
     #[prost(message, optional, tag = "1")]
-    pub applied: ::core::option::Option<crate::snapshots::api::types::Descriptor>,
+    pub applied: ::core::option::Option<crate::types::Descriptor>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DiffRequest {
     #[prost(message, repeated, tag = "1")]
-    pub left: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub left: ::prost::alloc::vec::Vec<crate::types::Mount>,
     #[prost(message, repeated, tag = "2")]
-    pub right: ::prost::alloc::vec::Vec<crate::snapshots::api::types::Mount>,
+    pub right: ::prost::alloc::vec::Vec<crate::types::Mount>,
     #[prost(string, tag = "3")]
     pub media_type: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
@@ -32,7 +32,7 @@ pub struct DiffRequest {
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DiffResponse {
     #[prost(message, optional, tag = "3")]
-    pub diff: ::core::option::Option<crate::snapshots::api::types::Descriptor>,
+    pub diff: ::core::option::Option<crate::types::Descriptor>,
 }
 /// Generated client implementations.
 pub mod diff_client {
