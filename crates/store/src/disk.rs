@@ -21,10 +21,10 @@ use kernel::depth::Walked;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-pub(crate) use self::list::ListFile;
-pub(crate) use self::placed::PlacedFile;
-pub(crate) use self::room::Room;
 pub(crate) use crate::trace::{Change, Trace};
+pub(crate) use list::ListFile;
+pub(crate) use placed::PlacedFile;
+pub(crate) use room::Room;
 
 /// A failed operation on a file or directory of the store.
 #[derive(Debug, thiserror::Error)]

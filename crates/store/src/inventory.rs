@@ -6,8 +6,8 @@ use image::verity::{DeviceId, ImageId, ObjectId};
 
 use crate::disk::DiskError;
 use crate::shelf::Listing;
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::devices::DataFile;
-use crate::shelf::downloads::BlobFile;
 use crate::store::Store;
 use image::digest::Digest;
 

@@ -12,7 +12,7 @@ use crate::disk::{DiskError, length};
 use crate::open::{OpenImage, OpenImageError};
 use crate::record;
 use crate::shelf::absent;
-use crate::shelf::downloads::BlobFile;
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::images::{self, LackingData, Use};
 use crate::shelf::is_file_of;
 use crate::shelf::layers::LayerError;

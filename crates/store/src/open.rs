@@ -12,7 +12,7 @@ use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
 use crate::resolve::Resolved;
-use crate::shelf::devices::DataError;
+use crate::shelf::data_error::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile, LackingData};
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::Form;

@@ -40,6 +40,7 @@ pub(crate) mod layer;
 mod lazy;
 pub(crate) mod lazy_devices;
 pub(crate) mod named;
+mod sealer;
 pub(crate) mod snapshot;
 mod unproven;
 

@@ -5,11 +5,15 @@ pub(crate) mod forms;
 pub(crate) mod helpers;
 pub(crate) mod layers;
 pub(crate) mod option_file;
+pub(crate) mod output_file;
+pub(crate) mod own_namespace;
 pub(crate) mod policy;
 #[cfg(feature = "registry")]
 pub(crate) mod prompt;
 pub(crate) mod resolve;
+pub(crate) mod scope;
 pub(crate) mod signals;
 pub(crate) mod source_hint;
 pub(crate) mod surroundings;
 pub(crate) mod target;
+pub(crate) mod ways;

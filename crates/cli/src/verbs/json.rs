@@ -5,18 +5,21 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
 use crate::output::progress;
-use crate::verbs::containers::{commit, ps, wait};
-use crate::verbs::images::derive::{FilterReport, MergeReport};
+use crate::verbs::containers::{changes, ps, wait};
 use crate::verbs::images::export::{
     DiskReport, DockerReport, ErofsReport, ExportReport, LayoutReport, TarReport,
 };
-use crate::verbs::images::images::{DamagedNameReport, ShowReport, SoundNameReport};
+use crate::verbs::images::filter::FilterReport;
+use crate::verbs::images::images::{DamagedNameReport, SoundNameReport};
 use crate::verbs::images::import::ImportReport;
-use crate::verbs::images::login::{LoginReport, LogoutReport};
+use crate::verbs::images::login::LoginReport;
+use crate::verbs::images::logout::LogoutReport;
+use crate::verbs::images::merge::MergeReport;
 use crate::verbs::images::pull::{LazyPullReport, PullReport, UpToDateReport};
+use crate::verbs::images::show::ShowReport;
 use crate::verbs::images::{build, describe, diff, index, push, referrers};
 use crate::verbs::mounts::specification;
-use crate::verbs::store::{check, doctor, du, gc, memory};
+use crate::verbs::store::{damage, doctor, du, gc, memory, unseal};
 
 const START: &str = "\
 # What `--json` prints
@@ -68,7 +71,7 @@ fn page() -> String {
     );
     page.table::<specification::SpecificationReport>("mount --specification", "");
     page.table::<wait::WaitReport>("wait (lines)", "");
-    page.table::<commit::ChangesReport>("export changes:FILE", "");
+    page.table::<changes::ChangesReport>("export changes:FILE", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");
     page.table::<DamagedNameReport>("images, for a name whose file is damaged", "");
     page.table::<ShowReport>("show", "");
@@ -76,8 +79,8 @@ fn page() -> String {
     page.table::<diff::DifferenceReport>("diff", "A list of objects, one for each difference.");
     page.table::<du::DuReport>("du", "");
     page.table::<memory::MemoryReport>("du --memory", "");
-    page.table::<check::CheckReport>("verify, fsck", "");
-    page.table::<check::UnsealReport>("unseal", "");
+    page.table::<damage::CheckReport>("verify, fsck", "");
+    page.table::<unseal::UnsealReport>("unseal", "");
     page.table::<gc::GcReport>("gc", "");
     page.table::<doctor::DoctorReport>("doctor", "");
     page.0

@@ -7,6 +7,7 @@ mod command_line;
 pub(crate) mod containers;
 #[cfg(all(test, feature = "disk", feature = "serve"))]
 mod documents;
+pub(crate) mod enter;
 #[cfg(test)]
 mod example;
 pub(crate) mod habits;
@@ -135,14 +136,14 @@ verbs! {
         #[cfg(feature = "registry")]
         Pull(images::pull::Pull),
         Images(images::images::Images),
-        Show(images::images::Show),
-        Ls(images::files::Ls),
-        Tree(images::files::Tree),
-        Cat(images::files::Cat),
+        Show(images::show::Show),
+        Ls(images::ls::Ls),
+        Tree(images::tree::Tree),
+        Cat(images::cat::Cat),
         Diff(images::diff::Diff),
-        Dump(images::files::Dump),
+        Dump(images::dump::Dump),
         Mount(mounts::mount::Mount),
-        Umount(mounts::mount::Umount),
+        Umount(mounts::umount::Umount),
         Export(images::export::Export),
         #[cfg(feature = "registry")]
         Push(images::push::Push),
@@ -150,14 +151,14 @@ verbs! {
         Rmi(images::rmi::Rmi),
         Convert(images::convert::Convert),
         Index(images::index::Index),
-        Merge(images::derive::Merge),
-        Filter(images::derive::Filter),
+        Merge(images::merge::Merge),
+        Filter(images::filter::Filter),
         #[cfg(feature = "registry")]
         Referrers(images::referrers::Referrers),
         #[cfg(feature = "registry")]
         Login(images::login::Login),
         #[cfg(feature = "registry")]
-        Logout(images::login::Logout),
+        Logout(images::logout::Logout),
     }
     "Containers" {
         Run(containers::run::Run),
@@ -172,11 +173,11 @@ verbs! {
     }
     "Store" {
         Du(store::du::Du),
-        Verify(store::check::Verify),
-        Fsck(store::check::Fsck),
+        Verify(store::verify::Verify),
+        Fsck(store::fsck::Fsck),
         Gc(store::gc::Gc),
         Share(store::share::Share),
-        Unseal(store::check::Unseal),
+        Unseal(store::unseal::Unseal),
     }
     "Tools" {
         Build(images::build::Build),

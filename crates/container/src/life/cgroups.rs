@@ -9,13 +9,8 @@ use kernel::process::{Pid, Process, Signal};
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::{Controller, Wishes};
 use crate::life::delegation::Delegated;
+use crate::life::hierarchy::{CGROUP, CGROUPS, is_hierarchy};
 use crate::pace::GLANCE;
-
-/// Where cgroups are. Source: cgroups(7).
-pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
-
-/// What the names of all containers' cgroups begin with.
-pub(super) const CGROUP: &str = "/quire-";
 
 /// Where the cgroups of a container are, from the root of each hierarchy. Names of containers are their store's own, and
 /// runtimes kill, freeze and limit whatever is in a cgroup: `unique` is something that no other store's container of this
@@ -212,25 +207,6 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
         }
     }
     is_clear
-}
-
-/// Source: Linux `include/uapi/linux/magic.h`.
-const CGROUP1_MAGIC: u32 = 0x0027_e0eb;
-/// As the one before.
-const CGROUP2_MAGIC: u32 = 0x6367_7270;
-
-/// Whether a directory is of a cgroup file system.
-fn is_hierarchy(path: &Path) -> bool {
-    magic(path).is_some_and(|it| [CGROUP1_MAGIC, CGROUP2_MAGIC].contains(&it))
-}
-
-/// Whether it is of version 2.
-pub(super) fn is_unified(path: &Path) -> bool {
-    magic(path) == Some(CGROUP2_MAGIC)
-}
-
-fn magic(path: &Path) -> Option<u32> {
-    rustix::fs::statfs(path).ok().and_then(|it| u32::try_from(it.f_type).ok())
 }
 
 #[cfg(test)]

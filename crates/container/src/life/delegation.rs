@@ -7,7 +7,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 use rustix::io::Errno;
 
 use crate::bundle::Controller;
-use crate::life::cgroups::{CGROUP, CGROUPS, is_unified};
+use crate::life::hierarchy::{CGROUP, CGROUPS, is_unified};
 
 /// Why a user cannot limit a container.
 #[derive(Debug, thiserror::Error)]

@@ -205,7 +205,7 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
 /// Signals the first process of a container that is in a user namespace of this very user: its runtime can only be called in
 /// there, and the kernel lets the user signal all in it.
 fn signal_elsewhere(folder: &Path, signal: &str) -> Option<()> {
-    let signal = crate::life::stop::signal_number(signal).ok()?;
+    let signal = crate::life::signal::signal_number(signal).ok()?;
     let signal = kernel::process::Signal::from_named_raw(signal.into())?;
     elsewhere(folder)?.signal(signal).ok()
 }

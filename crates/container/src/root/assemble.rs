@@ -18,9 +18,9 @@ use store::Presence;
 
 use crate::bundle::userns::IdMap;
 use crate::root::layers::{Checked, Data, Layers};
-use crate::root::make::Via;
 use crate::root::share::Superblock;
 use crate::root::upper::{Doomed, Layer, Shown, UpperError, Writable};
+use crate::root::via::Via;
 
 /// Free space that `df` shows of a read-only root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! How a tree is finished.
 
-use super::builder::{Kind, OWNER, REMOVED, RawEntry, RawInode, STATED_NLINK};
-use super::frozen::{NO_OWNER, Tree};
+use super::frozen::Tree;
 use super::intern::Strings;
+use super::raw::{Kind, NO_OWNER, OWNER, REMOVED, RawEntry, RawInode, STATED_NLINK};
 
 /// Sorts entries, drops what the root does not reach, counts links and decides owners.
 pub(super) fn freeze(

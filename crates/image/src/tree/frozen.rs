@@ -1,7 +1,7 @@
 //! A finished tree.
 
-use super::builder::{IMPLICIT, Kind, RawEntry, RawInode, STATED_LARGE};
 use super::intern::{StringId, Strings};
+use super::raw::{IMPLICIT, Kind, NO_OWNER, RawEntry, RawInode, STATED_LARGE};
 use super::{Content, InodeId, Location, Metadata, Node, Timestamp, XattrsId, components};
 use crate::verity::ObjectId;
 
@@ -18,9 +18,6 @@ pub struct Tree {
     pub(super) strings: Strings,
     pub(super) xattrs: Strings,
 }
-
-/// In `owners`: nobody.
-pub(super) const NO_OWNER: u32 = u32::MAX;
 
 impl Tree {
     pub(super) fn entry_path(&self, mut at: usize, path: &mut Vec<u8>) {

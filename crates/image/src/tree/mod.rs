@@ -12,6 +12,7 @@ mod for_user;
 mod freeze;
 mod frozen;
 mod intern;
+mod raw;
 #[cfg(test)]
 mod tests;
 

@@ -45,7 +45,7 @@ impl<'a> Context<'a> {
     pub(super) fn create_in(&self, directory: BorrowedFd<'_>) -> Result<(), MountError> {
         let fd = self.fd.as_fd();
         let create = || {
-            super::source::enter_in_thread(directory)?;
+            super::thread::enter_in_thread(directory)?;
             rustix::mount::fsconfig_create(fd)
         };
         let created = std::thread::scope(|scope| {

@@ -13,6 +13,7 @@ mod locked;
 mod overlay;
 mod source;
 mod table;
+mod thread;
 mod tmpfs;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

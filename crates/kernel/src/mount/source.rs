@@ -1,5 +1,4 @@
 //! Names for the sources of file systems that open their source by its path.
-#![expect(unsafe_code, reason = "unshare, which rustix calls unsafe")]
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -7,7 +6,6 @@ use std::path::{Component, Path};
 
 use rustix::fs::{Mode, mkdirat, symlinkat};
 use rustix::io::Errno;
-use rustix::thread::UnshareFlags;
 
 use super::{Detached, MountError, TmpfsOptions, tmpfs};
 
@@ -28,13 +26,6 @@ impl NamedSource {
         // A name of more than 255 bytes between slashes, for example.
         Ok(link(directory.as_fd(), &parts, target).is_ok().then_some(Self(directory)))
     }
-}
-
-/// Changes the working directory of this *thread* only.
-pub(super) fn enter_in_thread(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: without FILES, no thread loses sight of a descriptor.
-    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
-    rustix::process::fchdir(directory)
 }
 
 impl AsFd for NamedSource {

@@ -8,7 +8,7 @@ use reqwest::header::HeaderMap;
 
 use super::credentials::CredentialError;
 use super::hosts::HostsError;
-use super::retry::retry_after;
+use super::retry_after::retry_after;
 use crate::Digest;
 use crate::manifest::ManifestError;
 

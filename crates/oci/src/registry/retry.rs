@@ -8,8 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
-
 use super::error::{Cause, Remedy};
 use super::patience::Patience;
 use super::{Core, RegistryError, Settings};
@@ -249,91 +247,9 @@ fn random() -> u32 {
     u32::try_from(hash >> 32).unwrap_or_default()
 }
 
-/// When a server wants to be asked again. A date is compared with the server's own, since its clock made both.
-pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = text.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let then = date(text)?;
-    let now = date(headers.get(DATE)?.to_str().ok()?)?;
-    Some(Duration::from_secs(then.saturating_sub(now)))
-}
-
-/// Parses `Sun, 06 Nov 1994 08:49:37 GMT` into seconds since 1970. Source: RFC 9110, 5.6.7; the two old forms are not
-/// in use.
-fn date(text: &str) -> Option<u64> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let (_, rest) = text.split_once(", ")?;
-    let [day, month, year, time, "GMT"] = rest.split(' ').collect::<Vec<_>>()[..] else {
-        return None;
-    };
-    let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
-    let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
-    let [hour, minute, second] = time.split(':').collect::<Vec<_>>()[..] else { return None };
-    let (hour, minute, second): (u64, u64, u64) =
-        (hour.parse().ok()?, minute.parse().ok()?, second.parse().ok()?);
-    if !(1970..10_000).contains(&year)
-        || !(1..=31).contains(&day)
-        || hour > 23
-        || minute > 59
-        || second > 60
-    {
-        return None;
-    }
-    // Years that begin in March have their leap day at their end.
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = year * 365 + year / 4 - year / 100 + year / 400 + (month * 153 + 2) / 5 + day - 1;
-    // Days from the first of March in the year 0 to the first day of 1970.
-    let days = days.checked_sub(719_468)?;
-    Some(days * 86_400 + hour * 3600 + minute * 60 + second)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn check(after: &str, now: Option<&str>, expect: Option<u64>) {
-        let mut headers = HeaderMap::new();
-        headers.insert(RETRY_AFTER, after.parse().unwrap());
-        if let Some(now) = now {
-            headers.insert(DATE, now.parse().unwrap());
-        }
-        assert_eq!(retry_after(&headers), expect.map(Duration::from_secs), "{after} {now:?}");
-    }
-
-    #[test]
-    fn when_to_come_back() {
-        check("7", None, Some(7));
-        check(" 0 ", None, Some(0));
-        check("-1", None, None);
-        check("soon", None, None);
-        let now = "Sun, 06 Nov 1994 08:49:37 GMT";
-        check("Sun, 06 Nov 1994 08:50:00 GMT", Some(now), Some(23));
-        check("Mon, 07 Nov 1994 08:49:37 GMT", Some(now), Some(86_400));
-        check("Sat, 05 Nov 1994 08:49:37 GMT", Some(now), Some(0));
-        check("Sun, 06 Nov 1994 08:50:00 GMT", None, None);
-        check("Sun, 06 Nov 1994 08:50:00 GMT", Some("x"), None);
-    }
-
-    /// Expected: `date -ud TEXT +%s`.
-    #[test]
-    fn dates() {
-        for (text, expect) in [
-            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777)),
-            ("Thu, 01 Jan 1970 00:00:00 GMT", Some(0)),
-            ("Thu, 29 Feb 2024 23:59:59 GMT", Some(1_709_251_199)),
-            ("Fri, 01 Mar 2024 00:00:00 GMT", Some(1_709_251_200)),
-            ("Mon, 28 Feb 2000 12:00:00 GMT", Some(951_739_200)),
-            ("Sun, 06 Nov 1994 08:49:37 CET", None),
-            ("Sun, 06 Nov 1994 24:49:37 GMT", None),
-            ("Sun, 00 Nov 1994 08:49:37 GMT", None),
-            ("Sun, 06 Nov 99999999999999 08:49:37 GMT", None),
-        ] {
-            assert_eq!(date(text), expect, "{text}");
-        }
-    }
 
     #[test]
     fn waiting_gets_longer() {

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::fill::{Cause, FillError, Why};
+use super::fill::cause::{Cause, Why};
+use super::fill::error::FillError;
 
 /// The upper ends of the ranges of waiting times that are counted, in microseconds. The last range has no end.
 pub const WAITS: [u64; 12] = [

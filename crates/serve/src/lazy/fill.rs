@@ -1,9 +1,11 @@
 //! Fills parts of a device with verified bytes.
 
-mod error;
+pub(super) mod cause;
+pub(super) mod error;
 mod fetch;
 mod source;
 mod spans;
+mod window_cache;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,16 +22,17 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-pub use self::error::FillError;
-use self::fetch::Fetch;
-pub use self::source::LayerSource;
-pub(super) use self::source::{ImageKey, SourceKey};
-use self::spans::WindowCache;
 use super::count::Counts;
 use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
 use super::plan::{Pace, Streams, block};
 use super::seams::Seams;
+pub use cause::Cause;
+use cause::{Fetch, Why, cause_of, lock};
+pub use error::FillError;
+pub use source::LayerSource;
+pub(super) use source::{ImageKey, SourceKey};
+use window_cache::WindowCache;
 
 /// The patience of a filler that is given none.
 static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
@@ -80,48 +83,6 @@ pub struct LayerFiller<'a> {
     failures: Failures<'a>,
 }
 
-/// For whom a part of a device is brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
-    /// A reader waits for it.
-    Reader,
-    /// A reader reads on, and will want it soon.
-    Stream,
-    /// A trace has it.
-    Trace,
-    /// All of the device is wanted.
-    Completion,
-}
-
-/// Why a unit was brought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Why {
-    /// A reader waited for it.
-    Wanted,
-    /// It came with one that a reader waited for, in the same spans.
-    WithOthers,
-    /// A trace has it.
-    Traced,
-    /// All of the device is wanted.
-    Completed,
-    /// A reader was believed to want it soon.
-    Guessed,
-}
-
-impl Why {
-    const ALL: [Self; 5] =
-        [Self::Wanted, Self::WithOthers, Self::Traced, Self::Completed, Self::Guessed];
-
-    fn number(self) -> u8 {
-        let place = Self::ALL.iter().position(|it| *it == self);
-        place.and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
-    }
-
-    fn of(number: u8) -> Self {
-        Self::ALL[usize::from(number) % Self::ALL.len()]
-    }
-}
-
 /// Units that one thread brings. At the end all who wait for some of them look again.
 struct Claim<'f, 'a> {
     filler: &'f LayerFiller<'a>,
@@ -152,19 +113,6 @@ impl Drop for Claim<'_, '_> {
         }
         self.filler.came.notify_all();
     }
-}
-
-/// What lies at the bottom of an error: for a disk, what the kernel said.
-fn cause_of(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string()
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {

@@ -8,18 +8,9 @@ use transfer::image_of_layers;
 
 use super::error::SnapshotterError;
 use super::ingest::Base;
+use super::roots::Below;
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, State, Work};
-
-/// What a root is made of.
-#[derive(Debug, Clone)]
-pub(super) struct Below {
-    pub(super) image: ImageId,
-    /// The manifest of the image, if it is here without its layers.
-    pub(super) lazy: Option<Digest>,
-    /// The snapshots whose directories lie above it, uppermost first.
-    pub(super) directories: Vec<u64>,
-}
 
 /// The most directories above an image. Overlayfs takes 500 layers.
 const DIRECTORIES_MAX: usize = 64;

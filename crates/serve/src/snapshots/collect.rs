@@ -12,21 +12,8 @@ use std::time::{Duration, Instant};
 use store::Seconds;
 use tokio::sync::oneshot;
 
+use super::settings::CollectChoices;
 use super::snapshotter::Snapshotter;
-
-/// When space is freed that an engine has dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectChoices {
-    /// Time from one collection to the next.
-    pub apart: Duration,
-    /// Percentage of the disk. With more of it in use, collections are a second apart.
-    pub at_once_above: u8,
-}
-
-impl CollectChoices {
-    /// Time from one collection to the next: a node that stops many containers has one.
-    pub const APART: Duration = Duration::from_secs(10);
-}
 
 /// Time from one collection to the next on a disk that is nearly full.
 const AT_ONCE: Duration = Duration::from_secs(1);

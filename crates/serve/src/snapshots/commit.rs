@@ -8,7 +8,8 @@ use kernel::usage::{sync, usage_of};
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, SnapshotSize};
 
 use super::error::SnapshotterError;
-use super::snapshotter::{Labels, Snapshotter, check_labels, check_name, is_unpacked};
+use super::labels::{Labels, check_labels, check_name, is_unpacked};
+use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
     /// Commits an active snapshot, which has another name from then on. What the engine has unpacked becomes a layer. What

@@ -17,7 +17,7 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::filter::FilterError;
-use super::lazy::LazyError;
+use super::settings::LazyError;
 
 /// Why an engine's wish is refused, or failed. Nothing has changed then.
 #[derive(Debug, thiserror::Error)]

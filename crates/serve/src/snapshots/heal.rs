@@ -8,7 +8,8 @@ use store::Seconds;
 use super::caller::Wanted;
 use super::error::SnapshotterError;
 use super::ingest::LayerClaim;
-use super::snapshotter::{Snapshotter, is_unpacked};
+use super::labels::is_unpacked;
+use super::snapshotter::Snapshotter;
 
 /// A layer that has lost something.
 #[derive(Debug, Clone)]

@@ -19,7 +19,7 @@ use tonic::codegen::{BoxFuture, Context, Poll, Service};
 use tonic::server::NamedService;
 use tonic::transport::{Channel, Endpoint};
 
-use super::lazy::{LazyImages, PullSecret};
+use super::settings::{LazyImages, PullSecret};
 
 /// Source: Kubernetes' `cri-api/pkg/apis/runtime/v1/api.proto`.
 const SERVICE: &str = "runtime.v1.ImageService";

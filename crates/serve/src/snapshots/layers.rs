@@ -1,33 +1,18 @@
 //! Layers that come as blobs, or are here already: nothing is unpacked for them.
 
-use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 use std::path::Path;
 
 use image::digest::Digest;
-use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Store, Transaction};
+use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Transaction};
 use transfer::import::ImportError;
 
 use super::caller::Wanted;
 use super::error::SnapshotterError;
 use super::ingest::LayerClaim;
-use super::snapshotter::{Labels, Snapshotter, is_unpacked};
-
-/// The chain id that a snapshot is to have. Source: containerd's `unpacker.go`, `labelSnapshotRef`.
-const TARGET: &str = "containerd.io/snapshot.ref";
-/// The digest of the layer's blob. Source: containerd's `pkg/snapshotters/annotations.go`.
-const BLOB: &str = "containerd.io/snapshot/cri.layer-digest";
-
-/// When an engine is told that it need not bring a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SkipLayers {
-    /// Before it downloads the blob. It cannot push or export the image then.
-    Download,
-    /// When it has the blob: unpacking takes no time.
-    Unpack,
-    /// Never: each blob is read.
-    Never,
-}
+use super::labels::{Labels, is_unpacked, layer_blob, target};
+use super::settings::SkipLayers;
+use super::snapshotter::Snapshotter;
 
 /// A layer that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,46 +20,6 @@ pub(super) struct AppliedLayer {
     pub(super) diff_id: Digest,
     /// Size of its tar.
     pub(super) bytes: u64,
-}
-
-/// Which layer a blob gives, of the store's: all bytes of the blob were hashed while it did.
-#[derive(Debug, Default)]
-pub(super) struct KnownBlobs {
-    layers: HashMap<Digest, Digest>,
-    /// Layers that were looked at.
-    seen: BTreeSet<Digest>,
-}
-
-impl KnownBlobs {
-    fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
-        // One that has lost something is read again.
-        let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
-        if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {
-            return Some(*layer);
-        }
-        // A layer may have been read from one more blob meanwhile: then it is read once more, which only takes time.
-        for layer in store.layers.diff_ids().unwrap_or_default() {
-            if self.seen.insert(layer)
-                && let Ok(Some(opened)) = store.layers.open(&layer)
-            {
-                let hashed = opened.info().blobs.iter().filter(|it| it.is_hashed);
-                self.layers.extend(hashed.map(|it| (it.digest, layer)));
-            }
-        }
-        self.layers.get(blob).copied().filter(is_whole)
-    }
-
-    fn note(&mut self, blob: Digest, layer: Digest) {
-        self.layers.insert(blob, layer);
-    }
-}
-
-pub(super) fn target(labels: &Labels) -> Option<Digest> {
-    labels.get(TARGET)?.parse().ok()
-}
-
-pub(super) fn layer_blob(labels: &Labels) -> Option<Digest> {
-    labels.get(BLOB)?.parse().ok()
 }
 
 /// The id of a chain of layers, from that of all but the last one. Source: OCI image-spec, "Layer ChainID".

@@ -4,25 +4,21 @@
 //! as the index that came with the image. Whoever is believed about that decides what other images of this engine get for
 //! layers of the same name, until all of it is here: see `docs/threat-model.md`.
 
-use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::reference::Reference;
-use oci::registry::Secret;
-use store::{
-    LazySnapshot, Permitted, PermittedImage, RefName, SnapshotContent, SnapshotKind,
-    SnapshotRecord, Store,
-};
+use store::{LazySnapshot, RefName, SnapshotContent, SnapshotKind, SnapshotRecord, Store};
 use transfer::StoredImage;
 
 use super::error::SnapshotterError;
-use super::layers::{chain_id, layer_blob, target};
-use super::snapshotter::{Labels, Snapshotter};
+use super::labels::{Labels, layer_blob, target};
+use super::layers::chain_id;
+use super::lazy_memory::Answer;
+use super::snapshotter::Snapshotter;
 
 /// The name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`, `TargetRefLabel`.
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
@@ -31,81 +27,6 @@ const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 /// On content: the repositories that the engine has it from, with commas. The label's name ends with the registry's host.
 /// Source: containerd's `core/remotes/docker/handler.go`, `AppendDistributionSourceLabel`.
 const SOURCE: &str = "containerd.io/distribution.source";
-
-/// How long a call waits for another one that asks for the same image. Then the engine brings its layers.
-const WAIT: Duration = Duration::from_secs(60);
-/// How long an image without an index is not asked for again: each of its layers would do so.
-const AGAIN: Duration = Duration::from_secs(60);
-/// Of so many images it is known whether they can be had. More are asked for again.
-const KNOWN: usize = 1024;
-
-/// Why an image cannot be had without its layers, or not be mounted.
-pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// What has images whose layers are not here: registries, and the service that fills devices.
-pub trait LazyImages: Send + Sync {
-    /// Brings an image without its layers, and gives it a name. `None` if no index says how to fill it, or none is trusted.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
-    fn pull(
-        &self,
-        store: &Store,
-        name: &RefName,
-        reference: &Reference,
-    ) -> Result<Option<ImageId>, LazyError>;
-
-    /// Brings all layers of an image that is here without them, and gives it a name.
-    ///
-    /// # Errors
-    /// Why they cannot be had.
-    fn bring(&self, store: &Store, name: &RefName, lazy: &LazySnapshot) -> Result<(), LazyError>;
-
-    /// Opens an image to mount it. What is missing is lent by the service that fills it.
-    ///
-    /// # Errors
-    /// Why it cannot be mounted.
-    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
-
-    /// Keeps credentials that an engine pulls an image with. Returns those that it had for the same repository.
-    fn keep(&self, secret: &PullSecret) -> Option<PullSecret>;
-
-    /// Goes back to those that it had: the registry has refused the new ones.
-    fn restore(&self, image: &str, before: Option<PullSecret>);
-
-    /// Has devices let go that nothing uses any more, so that they can be removed.
-    fn release(&self, store: &Store);
-
-    /// Ends what takes long.
-    fn stop(&self);
-}
-
-/// Credentials that an engine pulls an image with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PullSecret {
-    /// The image, as its user gave it.
-    pub image: String,
-    /// The user's name.
-    pub user: String,
-    /// The password, or a personal token.
-    pub password: Secret,
-}
-
-/// Images whose layers are not here, for an engine.
-pub struct LazyChoices {
-    /// Where they come from.
-    pub images: Arc<dyn LazyImages>,
-    /// Whether images are brought so. Without it, only those that are here already are used.
-    pub starts: bool,
-    /// Where kubelet finds the engine's image service, if its credentials are to be heard.
-    pub image_service: Option<PathBuf>,
-}
-
-impl std::fmt::Debug for LazyChoices {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LazyChoices").field("starts", &self.starts).finish_non_exhaustive()
-    }
-}
 
 /// An image that an engine brings a layer of, as the labels say.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,115 +52,6 @@ impl LazyWanted {
         let source = format!("{SOURCE}.{host}");
         let repositories = labels.get(&source).map(String::as_str).unwrap_or_default();
         repositories.split(',').any(|it| it == self.reference.repository())
-    }
-}
-
-/// What is known of images that are not here.
-#[derive(Debug, Default)]
-pub(super) struct LazyMemory {
-    known: Mutex<HashMap<Digest, Known>>,
-    /// Something is known of one more.
-    told: Condvar,
-    /// Manifests whose layers somebody brings.
-    bringing: Mutex<HashSet<Digest>>,
-    /// Somebody has ended that.
-    brought: Condvar,
-    /// Names that were given.
-    names: AtomicU64,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Known {
-    /// Somebody asks for it.
-    Asked,
-    /// It was not to be had, at this time.
-    No(Instant),
-    Here(ImageId),
-}
-
-impl LazyMemory {
-    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns what is known of an image, or has the caller find out.
-    fn ask(&self, manifest: &Digest) -> Answer<'_> {
-        let begun = Instant::now();
-        let mut known = self.known();
-        loop {
-            match known.get(manifest) {
-                Some(Known::Here(image)) => return Answer::Known(Some(*image)),
-                Some(Known::No(when)) if when.elapsed() < AGAIN => return Answer::Known(None),
-                Some(Known::Asked) => {
-                    let Some(left) = WAIT.checked_sub(begun.elapsed()) else {
-                        return Answer::Known(None);
-                    };
-                    let waited = self.told.wait_timeout(known, left);
-                    known = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
-                Some(Known::No(_)) | None => break,
-            }
-        }
-        if known.len() >= KNOWN {
-            known.retain(|_, it| matches!(it, Known::Asked));
-        }
-        known.insert(*manifest, Known::Asked);
-        Answer::Ask(Asking { memory: self, manifest: *manifest, found: None })
-    }
-
-    fn bringing(&self) -> MutexGuard<'_, HashSet<Digest>> {
-        self.bringing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Has one call at a time bring the layers of an image.
-    fn bring(&self, manifest: &Digest) -> Bringing<'_> {
-        let mut bringing = self.bringing();
-        while !bringing.insert(*manifest) {
-            bringing = self.brought.wait(bringing).unwrap_or_else(PoisonError::into_inner);
-        }
-        Bringing { memory: self, manifest: *manifest }
-    }
-
-    /// Forgets an image that is not here any more.
-    fn forget(&self, manifest: &Digest) {
-        let mut known = self.known();
-        if matches!(known.get(manifest), Some(Known::Here(_))) {
-            known.remove(manifest);
-        }
-    }
-}
-
-enum Answer<'m> {
-    Known(Option<ImageId>),
-    /// Others wait for what the caller finds.
-    Ask(Asking<'m>),
-}
-
-/// Tells those who wait what was found, however it ends.
-struct Asking<'m> {
-    memory: &'m LazyMemory,
-    manifest: Digest,
-    found: Option<ImageId>,
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        let found = self.found.map_or_else(|| Known::No(Instant::now()), Known::Here);
-        self.memory.known().insert(self.manifest, found);
-        self.memory.told.notify_all();
-    }
-}
-
-/// Others wait for the same image meanwhile.
-struct Bringing<'m> {
-    memory: &'m LazyMemory,
-    manifest: Digest,
-}
-
-impl Drop for Bringing<'_> {
-    fn drop(&mut self) {
-        self.memory.bringing().remove(&self.manifest);
-        self.memory.brought.notify_all();
     }
 }
 
@@ -446,20 +258,6 @@ impl Snapshotter {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Others would wait for it each time.
-    #[test]
-    fn a_call_that_ends_without_an_answer_keeps_no_other_waiting() {
-        let (memory, manifest) = (LazyMemory::default(), Digest::sha256(b"manifest"));
-        let Answer::Ask(asking) = memory.ask(&manifest) else { panic!() };
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| matches!(memory.ask(&manifest), Answer::Known(None)));
-            drop(asking);
-            assert!(waiting.join().unwrap());
-        });
-        // Of another image nothing is known.
-        assert!(matches!(memory.ask(&Digest::sha256(b"other")), Answer::Ask(_)));
-    }
 
     #[test]
     fn only_an_image_that_the_engine_has_from_there_is_asked_for() {

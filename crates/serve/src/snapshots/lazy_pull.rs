@@ -24,7 +24,7 @@ use transfer::import::{self, Completed, ImportSurroundings, ImportWishes};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull, pull_lazy};
 
-use super::lazy::{LazyError, LazyImages, PullSecret};
+use super::settings::{LazyError, LazyImages, PullSecret};
 use crate::lazy::{
     ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of, release,
 };

@@ -13,33 +13,41 @@ mod counts;
 mod differ;
 mod error;
 mod filter;
+mod headrooms;
 mod heal;
 mod images;
 mod ingest;
+mod known_blobs;
+mod labels;
 mod layers;
 mod lazy;
+mod lazy_memory;
 mod lazy_pull;
 mod limits;
 mod owners;
 mod roots;
 mod service;
+mod settings;
 mod snapshotter;
 mod state;
+mod status;
 mod taken;
 mod trash;
 
-pub use collect::CollectChoices;
 pub use containerd_api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
 pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;
 pub use filter::{FilterError, Filters};
 pub use kernel::usage::Usage;
-pub use layers::SkipLayers;
-pub use lazy::{LazyChoices, LazyError, LazyImages, PullSecret};
+pub use labels::Labels;
 pub use lazy_pull::{EngineChoices, EngineImages, RegistrySettings, with_pull_secrets};
 pub use service::{ServeSnapshotsError, serve_snapshots};
-pub use snapshotter::{Labels, SnapshotAccess, SnapshotMount, SnapshotSurroundings, Snapshotter};
+pub use settings::{
+    CollectChoices, LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, SnapshotAccess,
+    SnapshotSurroundings,
+};
+pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;
 
 /// The most bytes in the name of a snapshot: names have those of namespaces and containers in them.

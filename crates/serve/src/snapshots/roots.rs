@@ -12,6 +12,7 @@ use container::root::share::Superblock;
 use container::root::{
     MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
 };
+use image::digest::Digest;
 use image::verity::ImageId;
 use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
@@ -19,10 +20,8 @@ use rustix::io::Errno;
 use store::{Resolved, SnapshotInstance, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
-use super::below::Below;
 use super::error::SnapshotterError;
-use super::lazy::LazyImages;
-use super::snapshotter::SnapshotAccess;
+use super::settings::{LazyImages, SnapshotAccess};
 use super::state::{Root, State};
 
 /// What a root is for.
@@ -60,6 +59,16 @@ struct Shared {
     uses: usize,
     /// Where it is attached for the next service, below the instance; `None` if it could not be.
     name: Option<String>,
+}
+
+/// What a root is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Below {
+    pub(super) image: ImageId,
+    /// The manifest of the image, if it is here without its layers.
+    pub(super) lazy: Option<Digest>,
+    /// The snapshots whose directories lie above it, uppermost first.
+    pub(super) directories: Vec<u64>,
 }
 
 /// Where a root is mounted, and what it is made of.

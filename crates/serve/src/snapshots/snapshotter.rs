@@ -17,54 +17,18 @@ use store::{
     SnapshotRecord, SnapshotSize, Store,
 };
 
-use super::collect::CollectChoices;
 use super::counts::Counts;
 use super::error::SnapshotterError;
 use super::filter::Filters;
+use super::headrooms::Headrooms;
 use super::ingest::Resources;
-use super::layers::{KnownBlobs, SkipLayers};
-use super::lazy::{LazyChoices, LazyMemory};
-use super::limits::{Headrooms, asked_size};
-use super::owners::asked;
+use super::known_blobs::KnownBlobs;
+use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, is_unpacked};
+use super::lazy_memory::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
+use super::settings::{SnapshotAccess, SnapshotSurroundings};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
-use super::taken::{NewSnapshot, Taken};
 use super::trash::{Thrown, Trash};
-use super::{LABEL_MAX, LABELS_MAX, NAME_MAX};
-
-/// Resources and rules of a service.
-pub struct SnapshotSurroundings {
-    /// The policies in force, asked at each root.
-    pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
-    /// The time of day.
-    pub now: Box<dyn Fn() -> Moment + Send + Sync>,
-    /// The time of day in an hour, as RFC 3339 writes it: until then an engine keeps layers that it has not named yet.
-    pub in_an_hour: Box<dyn Fn() -> String + Send + Sync>,
-    /// Number of threads that make a layer.
-    pub threads: NonZeroUsize,
-    /// Directory for unnamed temporary files.
-    pub scratch: PathBuf,
-    /// Where programs are looked for, as `PATH` says.
-    pub search: OsString,
-    /// When the engine need not bring layers that the store has.
-    pub skip: SkipLayers,
-    /// Images that start before their layers are here; `None` for none.
-    pub lazy: Option<LazyChoices>,
-    /// When space is freed that the engine has dropped; `None` for never.
-    pub collect: Option<CollectChoices>,
-    /// How long the engine's content store may be silent: [`PATIENCE`](super::PATIENCE) but for tests.
-    pub patience: Duration,
-}
-
-impl std::fmt::Debug for SnapshotSurroundings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut debug = f.debug_struct("SnapshotSurroundings");
-        debug
-            .field("threads", &self.threads)
-            .field("scratch", &self.scratch)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A mount that an engine makes to reach a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,9 +38,6 @@ pub struct SnapshotMount {
     /// Whether it can be written.
     pub is_writable: bool,
 }
-
-/// Labels of a snapshot.
-pub type Labels = BTreeMap<String, String>;
 
 /// The snapshots of one engine.
 #[derive(Debug)]
@@ -188,39 +149,6 @@ impl Snapshotter {
         Ok(mount)
     }
 
-    /// Takes a name for a new snapshot, on which somebody works from then on, and makes its folder.
-    pub(super) fn make(
-        &self,
-        key: &str,
-        parent: &str,
-        labels: &Labels,
-        kind: SnapshotKind,
-    ) -> Result<NewSnapshot<'_>, SnapshotterError> {
-        check_name(key)?;
-        check_labels(labels)?;
-        asked(key, labels)?;
-        asked_size(key, labels)?;
-        let now = (self.surroundings.now)();
-        let mut state = self.state();
-        let parent = match parent {
-            "" => None,
-            parent => Some(state.committed(parent)?),
-        };
-        let number = state.next;
-        state.reserve(key, number)?;
-        state.next += 1;
-        let (name, labels) = (key.to_owned(), labels.clone());
-        let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
-        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
-        state.entries.insert(number, entry);
-        drop(state);
-        let mut new =
-            NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
-        self.instance.make(number, &new.record)?;
-        new.is_made = true;
-        Ok(new)
-    }
-
     /// Whether only the differ is to have this root. It needs none, and without one nobody pays for the image of each layer
     /// that another one is put on. Where the engine's own differ is used, the layers below have images already.
     fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
@@ -314,7 +242,7 @@ impl Snapshotter {
             let mut record = taken.record.clone();
             change_labels(&mut record.labels, labels, fields)?;
             if matches!(record.kind, SnapshotKind::Active(_)) {
-                asked(key, &record.labels)?;
+                asked_map(key, &record.labels)?;
                 asked_size(key, &record.labels)?;
             }
             record.updated = (self.surroundings.now)();
@@ -380,26 +308,6 @@ impl Snapshotter {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until nobody works on a snapshot, and takes it.
-    pub(super) fn take(
-        &self,
-        key: &str,
-        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
-    ) -> Result<Taken<'_>, SnapshotterError> {
-        let mut state = self.state();
-        loop {
-            let number = state.number(key)?;
-            let entry = state.entries.get_mut(&number);
-            let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
-            if entry.work == Work::None {
-                check(&entry.record)?;
-                entry.work = Work::Some;
-                return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
-            }
-            state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
@@ -475,65 +383,4 @@ fn open_snapshots(store: &Store, instance: &str) -> Result<SnapshotInstance, Sna
             opened => return opened,
         }
     }
-}
-
-/// What can be done with the root of a new snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SnapshotAccess {
-    /// Containerd's `View`.
-    Read,
-    /// Containerd's `Prepare`.
-    Write,
-}
-
-/// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
-/// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
-pub(super) fn is_unpacked(name: &str) -> bool {
-    let name = name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
-    name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())
-}
-
-pub(super) fn check_name(name: &str) -> Result<(), SnapshotterError> {
-    match (1..=NAME_MAX).contains(&name.len()) {
-        true => Ok(()),
-        false => Err(SnapshotterError::Name),
-    }
-}
-
-pub(super) fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
-    // All of a record is to be read again.
-    if labels.iter().map(|it| it.0.len() + it.1.len()).sum::<usize>() > LABELS_MAX {
-        return Err(SnapshotterError::Labels);
-    }
-    match labels.iter().find(|it| it.0.len() + it.1.len() > LABEL_MAX) {
-        Some((label, _)) => Err(SnapshotterError::Label(label.chars().take(64).collect())),
-        None => Ok(()),
-    }
-}
-
-/// As containerd changes labels: a field that `new` lacks is removed.
-fn change_labels(
-    labels: &mut Labels,
-    new: &Labels,
-    fields: &[String],
-) -> Result<(), SnapshotterError> {
-    if fields.is_empty() {
-        labels.clone_from(new);
-        return Ok(());
-    }
-    let mut changed = labels.clone();
-    for field in fields {
-        if field == "labels" {
-            changed.clone_from(new);
-            continue;
-        }
-        let label = field.strip_prefix("labels.");
-        let label = label.ok_or_else(|| SnapshotterError::Field(field.clone()))?;
-        match new.get(label) {
-            Some(value) => drop(changed.insert(label.to_owned(), value.clone())),
-            None => drop(changed.remove(label)),
-        }
-    }
-    *labels = changed;
-    Ok(())
 }

@@ -1,9 +1,13 @@
 //! Snapshots on which one call works at a time, however it ends.
 
-use store::SnapshotRecord;
+use std::sync::PoisonError;
 
+use store::{SnapshotKind, SnapshotRecord};
+
+use super::error::SnapshotterError;
+use super::labels::{Labels, asked_map, asked_size, check_labels, check_name};
 use super::snapshotter::Snapshotter;
-use super::state::{SnapshotEntry, Work};
+use super::state::{Root, SnapshotEntry, Work};
 use super::trash::Thrown;
 
 /// A snapshot on which nobody else works meanwhile.
@@ -65,5 +69,60 @@ impl Drop for NewSnapshot<'_> {
             }
         }
         self.snapshotter.turned.notify_all();
+    }
+}
+
+impl Snapshotter {
+    /// Takes a name for a new snapshot, on which somebody works from then on, and makes its folder.
+    pub(super) fn make(
+        &self,
+        key: &str,
+        parent: &str,
+        labels: &Labels,
+        kind: SnapshotKind,
+    ) -> Result<NewSnapshot<'_>, SnapshotterError> {
+        check_name(key)?;
+        check_labels(labels)?;
+        asked_map(key, labels)?;
+        asked_size(key, labels)?;
+        let now = (self.surroundings.now)();
+        let mut state = self.state();
+        let parent = match parent {
+            "" => None,
+            parent => Some(state.committed(parent)?),
+        };
+        let number = state.next;
+        state.reserve(key, number)?;
+        state.next += 1;
+        let (name, labels) = (key.to_owned(), labels.clone());
+        let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
+        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
+        state.entries.insert(number, entry);
+        drop(state);
+        let mut new =
+            NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
+        self.instance.make(number, &new.record)?;
+        new.is_made = true;
+        Ok(new)
+    }
+
+    /// Waits until nobody works on a snapshot, and takes it.
+    pub(super) fn take(
+        &self,
+        key: &str,
+        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
+    ) -> Result<Taken<'_>, SnapshotterError> {
+        let mut state = self.state();
+        loop {
+            let number = state.number(key)?;
+            let entry = state.entries.get_mut(&number);
+            let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
+            if entry.work == Work::None {
+                check(&entry.record)?;
+                entry.work = Work::Some;
+                return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
+            }
+            state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }

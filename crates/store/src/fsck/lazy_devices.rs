@@ -9,7 +9,7 @@ use crate::fault;
 use crate::shelf::devices::DataFile;
 use crate::shelf::images;
 use crate::shelf::item::StoreItem;
-use crate::shelf::lazy_devices::LazyDeviceFile;
+use crate::shelf::lazy_device_file::LazyDeviceFile;
 use crate::store::Store;
 
 impl Store {

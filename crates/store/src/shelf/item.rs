@@ -4,9 +4,9 @@ use std::fmt;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
+use super::blob_file::BlobFile;
 use super::devices::{device_name, index_name};
-use super::downloads::BlobFile;
-use super::lazy_devices::LazyDeviceFile;
+use super::lazy_device_file::LazyDeviceFile;
 use super::objects::split;
 use image::digest::Digest;
 

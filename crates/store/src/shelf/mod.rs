@@ -3,12 +3,15 @@
 //! A shelf knows the names in its directory and the files under them. It knows neither the store nor an import.
 
 pub(crate) mod absent;
+pub(crate) mod blob_file;
 pub(crate) mod containers;
+pub(crate) mod data_error;
 pub(crate) mod devices;
 pub(crate) mod downloads;
 pub(crate) mod images;
 pub(crate) mod item;
 pub(crate) mod layers;
+pub(crate) mod lazy_device_file;
 pub(crate) mod lazy_devices;
 pub(crate) mod manifests;
 pub(crate) mod objects;

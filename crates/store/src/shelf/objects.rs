@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use image::verity::{Algorithm, Id, ObjectId, VerityDigest};
 use rustix::fs::{FileType, Mode, Stat};
 
-use super::devices::DataError;
+use super::data_error::DataError;
 use super::images::id_of;
 use super::{Listing, is_file_of};
 use crate::disk::{Directory, DiskError, Listed, length};

@@ -8,10 +8,11 @@ use image::verity::ObjectId;
 use kernel::seal::{SealError, set_immutable};
 
 use super::data::{Data, MadeFile};
+use super::sealer::Sealer;
 use super::{Committed, Found, NO, State, Transaction, TransactionError};
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::meta::Sealing;
-use crate::shelf::downloads::BlobFile;
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::downloads::origins;
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::split;
@@ -321,34 +322,5 @@ impl State {
         let data = data.flat_map(|(id, _)| [StoreItem::Device(*id), StoreItem::DeviceIndex(*id)]);
         let users = self.users.iter().filter(move |it| there(it.1));
         objects.chain(data).chain(users.map(|(item, _)| item.clone()))
-    }
-}
-
-/// Sets the immutable flag, as long as that works.
-pub(super) struct Sealer {
-    wanted: bool,
-}
-
-impl Sealer {
-    pub(super) fn new(transaction: &Transaction<'_>) -> Self {
-        let verity = transaction.verity.load(std::sync::atomic::Ordering::Relaxed);
-        let wanted = transaction.store.sealing == Sealing::VerityOrImmutable && verity == NO;
-        Self { wanted }
-    }
-
-    pub(super) fn seal(&mut self, directory: &Directory, name: &str) {
-        if !self.wanted {
-            return;
-        }
-        let Ok(Some((file, _))) = directory.read(name) else { return };
-        match set_immutable(file.as_fd()) {
-            Ok(()) => {}
-            // Not permitted, or not on this file system: it will not be for the next one either.
-            Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
-                tracing::debug!(%error, "cannot set the immutable flag: objects are protected by their mode only");
-                self.wanted = false;
-            }
-            Err(error) => tracing::warn!(%error, name, "cannot set the immutable flag"),
-        }
     }
 }

@@ -15,7 +15,8 @@ use crate::shelf::devices::{
     self, DeviceKind, Index, ObjectReader, StoredDevice, StoredObject, Where,
 };
 use crate::shelf::item::StoreItem;
-use crate::shelf::lazy_devices::{LazyDeviceFile, LazyDeviceState};
+use crate::shelf::lazy_device_file::LazyDeviceFile;
+use crate::shelf::lazy_devices::LazyDeviceState;
 use crate::shelf::objects::LookupError;
 use crate::store::mode_of;
 
@@ -334,7 +335,7 @@ impl Transaction<'_> {
             self.store.root.sync()?;
         }
         let directory = self.store.devices.directory.there()?;
-        let mut sealer = super::commit::Sealer::new(self);
+        let mut sealer = super::sealer::Sealer::new(self);
         for (id, made) in &made {
             let name = devices::device_name(id);
             let there = directory.stat(&name)?;

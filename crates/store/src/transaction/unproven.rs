@@ -8,7 +8,7 @@ use image::verity::ImageId;
 
 use super::{State, Transaction};
 use crate::disk::DiskError;
-use crate::shelf::downloads::BlobFile;
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::downloads::unproven::{MANIFESTS_MAX, UnprovenError, UnprovenMark, encode};
 use crate::store::Store;
 use image::digest::Digest;

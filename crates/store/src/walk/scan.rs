@@ -18,7 +18,7 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::source::{Seen, Source};
+use super::source::{Seen, Source, stat};
 use super::{Devices, Hardlinks, Options, PutError, Times, WalkError, Xattrs};
 
 /// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
@@ -443,8 +443,4 @@ const fn directory_flags() -> OFlags {
 
 const fn identity(stat: &Statx) -> (u32, u32, u64) {
     (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
-}
-
-pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
-    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }

@@ -158,7 +158,7 @@ impl Source<'_> {
     /// # Errors
     /// The error of the kernel.
     pub fn is_unchanged(&self) -> io::Result<bool> {
-        Ok(Seen::of(&super::scan::stat(self.file)?) == self.seen)
+        Ok(Seen::of(&stat(self.file)?) == self.seen)
     }
 }
 
@@ -188,4 +188,8 @@ impl Seen {
             changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec),
         }
     }
+}
+
+pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }

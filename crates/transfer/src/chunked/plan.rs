@@ -6,7 +6,7 @@ use std::sync::Arc;
 use store::{Chunk, ChunkKey, ObjectPart, Store};
 
 use super::toc::{Contents, Format};
-use super::{Ranges, Tar, Toc, read};
+use super::{Ranges, Toc};
 use image::digest::Digest;
 
 /// What makes a plan worth while.
@@ -209,12 +209,6 @@ impl Plan<'_> {
     #[must_use]
     pub fn shared_memory(&self) -> usize {
         self.bytes.len()
-    }
-
-    /// Opens the tar, whose missing parts come from `ranges`. It is unverified until all of it has the layer's diff id.
-    #[must_use]
-    pub fn open<'p>(&'p self, ranges: &'p dyn Ranges) -> Tar<'p> {
-        read::tar(self, ranges)
     }
 
     /// The digest of bytes in memory, for those that were found.

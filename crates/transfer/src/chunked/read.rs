@@ -228,3 +228,11 @@ impl Read for Download<'_> {
         Ok(read)
     }
 }
+
+impl Plan<'_> {
+    /// Opens the tar, whose missing parts come from `ranges`. It is unverified until all of it has the layer's diff id.
+    #[must_use]
+    pub fn open<'p>(&'p self, ranges: &'p dyn Ranges) -> Tar<'p> {
+        tar(self, ranges)
+    }
+}

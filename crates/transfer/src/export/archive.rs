@@ -10,7 +10,8 @@ use image::tree::{Metadata, Timestamp};
 use serde_json::json;
 use store::{RefName, Store};
 
-use super::compress::{CopyError, copy};
+use super::compress::copy;
+use super::copy_error::CopyError;
 use super::{Compression, ExportError, Options, plan};
 use crate::progress::Event;
 use image::digest::Digest;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use store::VerifiedBytes;
 
+use super::copy_error::CopyError;
 use super::gzip::gzip;
 use super::{ExportError, Options};
 use image::digest::{Digest, DigestHasher};
@@ -33,20 +34,6 @@ pub(super) struct Compressed {
     pub(super) digest: Digest,
     /// Bytes.
     pub(super) size: u64,
-}
-
-/// Which side of a copy has failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CopyError {
-    /// The bytes cannot be had.
-    #[error("cannot read what is to be packed")]
-    Read(#[source] io::Error),
-    /// They cannot be given away.
-    #[error("cannot write what was packed")]
-    Write(#[source] io::Error),
-    /// The caller cancelled it.
-    #[error("cancelled")]
-    Cancelled,
 }
 
 /// A layer that was packed.

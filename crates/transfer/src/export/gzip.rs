@@ -13,7 +13,7 @@ use std::thread;
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 
 use super::Options;
-use super::compress::CopyError;
+use super::copy_error::CopyError;
 
 /// The level of `gzip` itself, and of most that make layers.
 const LEVEL: u32 = 6;

@@ -15,7 +15,8 @@ use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
 use store::Store;
 
-use super::compress::{CopyError, copy};
+use super::compress::copy;
+use super::copy_error::CopyError;
 use super::{ExportError, How, Options, Plan};
 use crate::progress::Event;
 use crate::stored::StoredError;

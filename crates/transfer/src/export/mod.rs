@@ -10,6 +10,7 @@
 
 mod archive;
 mod compress;
+mod copy_error;
 #[cfg(feature = "disk")]
 mod disk;
 mod erofs;
@@ -26,7 +27,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use archive::{ArchiveReport, to_docker_archive};
-pub use compress::{CopyError, Encoding, PackedLayer, pack};
+pub use compress::{Encoding, PackedLayer, pack};
+pub use copy_error::CopyError;
 #[cfg(feature = "disk")]
 pub use disk::{DiskReport, RootType, to_disk};
 pub use erofs::{ErofsReport, to_erofs};

@@ -1,21 +1,13 @@
 //! The indexes of layers that are read anyway.
 
 use image::digest::Digest;
-use image::gzip::GzipError;
 use image::verity::DeviceId;
-use store::Blob;
 
 use super::failure::LayerFailure;
 use super::layers::LayerSource;
+use super::read_index::ReadIndex;
 use super::{ImportError, Job, LayerIndexed, LayerReport};
-use crate::lazy::{IndexParts, NoIndex};
-
-/// What the pass over a layer's blob has told.
-pub(super) struct ReadIndex {
-    pub(super) blob: Blob,
-    /// `None` if the blob is no gzip, or was not read.
-    pub(super) parts: Option<Result<IndexParts, GzipError>>,
-}
+use crate::lazy::NoIndex;
 
 impl Job<'_> {
     /// Whether a layer is to be read for its index, wherever its files are.

@@ -16,9 +16,9 @@ use super::again::Here;
 use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::LayerFailure;
-use super::index::ReadIndex;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
+use super::read_index::ReadIndex;
 use super::stop::Stop;
 use super::{
     DecodeError, Durable, ImportError, ImportSurroundings, ImportWishes, Job, Made, Times, feed,

@@ -22,6 +22,7 @@ mod native;
 mod objects;
 mod plain;
 pub(crate) mod platform;
+mod read_index;
 mod recipe;
 mod running;
 pub(crate) mod stacked;

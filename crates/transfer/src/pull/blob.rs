@@ -7,6 +7,7 @@ use std::sync::Arc;
 use store::{PartialBlob, Store};
 
 use super::Layers;
+use super::parts::Parts;
 use super::tables::Table;
 use crate::chunked::{Plan, Ranges, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
@@ -17,35 +18,6 @@ use oci::manifest::Descriptor;
 
 /// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
-
-/// Ranges of at most so many bytes are fetched into memory.
-const RANGE_MAX: u64 = 4 << 20;
-
-/// Parts of a blob.
-pub(super) struct Parts<'a> {
-    blobs: &'a dyn BlobSource,
-    digest: Digest,
-    size: u64,
-}
-
-impl<'a> Parts<'a> {
-    pub(super) fn new(blobs: &'a dyn BlobSource, layer: &Descriptor) -> Self {
-        Self { blobs, digest: layer.digest, size: layer.size }
-    }
-}
-
-impl Ranges for Parts<'_> {
-    fn read(&self, range: Range<u64>) -> Box<dyn Read + Send + '_> {
-        let length = range.end.saturating_sub(range.start);
-        if length > RANGE_MAX {
-            return self.blobs.blob(&self.digest, self.size, range);
-        }
-        match self.blobs.ranges(&self.digest, self.size, &[range], Whole::Read) {
-            Ok(parts) => Box::new(Cursor::new(parts.concat())),
-            Err(error) => Box::new(FailingReader::new(error)),
-        }
-    }
-}
 
 pub(super) struct PulledBlob<'a> {
     blobs: &'a dyn BlobSource,

@@ -6,6 +6,7 @@
 
 mod blob;
 mod lazy;
+mod parts;
 mod tables;
 mod updates;
 

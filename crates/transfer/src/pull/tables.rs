@@ -5,7 +5,7 @@ use std::sync::Arc;
 use store::Store;
 use store::parallel::{self, ThreadError};
 
-use super::blob::Parts;
+use super::parts::Parts;
 use crate::chunked::{ChunkedError, Plan, Room, Toc, plans};
 use image::digest::Digest;
 use oci::blobs::BlobSource;

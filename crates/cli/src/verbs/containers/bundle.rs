@@ -27,9 +27,9 @@ use crate::Answer;
 use crate::args::writable::with_a_place;
 use crate::args::{Wanted, volumes};
 use crate::session::context::Context;
+use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::rootless::Ways;
-use crate::verbs::containers::wanted::{
+use crate::verbs::containers::run_options::{
     GivenFiles, image_config, init_wish, wish, wishes, writable_wish,
 };
 

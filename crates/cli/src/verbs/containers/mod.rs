@@ -1,6 +1,7 @@
 //! Verbs on containers, and the options that they share.
 
 pub(crate) mod bundle;
+pub(crate) mod changes;
 pub(crate) mod commit;
 pub(crate) mod exec;
 pub(crate) mod hosts;
@@ -8,12 +9,10 @@ pub(crate) mod logs;
 pub(crate) mod network;
 pub(crate) mod ps;
 pub(crate) mod rm;
-pub(crate) mod rootless;
 pub(crate) mod run;
-pub(crate) mod scope;
+pub(crate) mod run_options;
 pub(crate) mod security;
 pub(crate) mod stop;
 #[cfg(feature = "serve")]
 pub(crate) mod trace;
 pub(crate) mod wait;
-pub(crate) mod wanted;

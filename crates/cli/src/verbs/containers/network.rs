@@ -6,10 +6,10 @@ use anyhow::{Context as _, bail};
 use container::bundle::Network;
 use container::network::{Pasta, Ports, TUN, can_make_interfaces, free_port};
 
+use crate::args::NetworkKind;
 use crate::args::ports::Published;
 use crate::session::context::Context;
 use crate::session::helpers;
-use crate::verbs::containers::run::Run;
 
 /// Who connects networks.
 const PROGRAM: &str = "pasta";
@@ -20,11 +20,12 @@ const ABSENT: &str = "pasta is not installed (Debian, Fedora: package passt)";
 /// How the container's network is connected, if it is. Ports lead into no other network, so they imply one that is.
 pub(crate) fn pasta(
     context: &Context,
-    args: &Run,
+    publish: &[Published],
+    wanted: Option<&NetworkKind>,
     network: &mut Network,
 ) -> anyhow::Result<Option<Pasta>> {
-    if !args.publish.is_empty() {
-        match (&args.wanted.network, &*network) {
+    if !publish.is_empty() {
+        match (wanted, &*network) {
             (None, _) => *network = Network::Pasta,
             (_, Network::Pasta) => {}
             // As docker and podman have it.
@@ -44,7 +45,7 @@ pub(crate) fn pasta(
     let program = helpers::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
     // Those that name ports first, so that no other takes one of these.
-    let (named, any): (Vec<_>, Vec<_>) = args.publish.iter().partition(|it| it.host.is_some());
+    let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
     for published in named.into_iter().chain(any) {
         add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
     }

@@ -12,7 +12,10 @@ use crate::output::report::{self, Time};
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
 #[cfg(feature = "serve")]
-use std::path::PathBuf;
+use {
+    crate::verbs::services::engines::roots::{RootOptions, list_roots},
+    std::path::PathBuf,
+};
 
 #[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
 #[derive(Debug, Args)]
@@ -118,7 +121,9 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.engine {
         let store = context.open(OpenOptions::read())?;
-        return crate::verbs::services::engines::roots::list(context, &store, args);
+        let options =
+            RootOptions { all: args.all, metrics: args.metrics, socket: args.socket.as_deref() };
+        return list_roots(context, &store, &options);
     }
     let store = context.open_for(OpenOptions::read(), true)?;
     let mut found = store.as_ref().map_or_else(|| Ok(Vec::new()), all)?;

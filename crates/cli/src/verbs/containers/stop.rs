@@ -2,7 +2,8 @@
 
 use clap::Args;
 use container::life::known::find;
-use container::life::stop::{self, StopWish, signal_number};
+use container::life::signal::signal_number;
+use container::life::stop::{self, StopWish};
 use store::OpenOptions;
 
 use crate::Answer;

@@ -183,6 +183,32 @@ pub(crate) fn name(bytes: &[u8]) -> String {
     }
 }
 
+/// Visits everything below a directory, depth first, with the path from it and the depth, from 1.
+pub(crate) fn below<'a>(
+    target: &'a Target,
+    start: Inode<'a>,
+    depth: usize,
+    visit: &mut impl FnMut(&[u8], Inode<'a>, usize),
+) {
+    let mut path = Vec::new();
+    let mut open = vec![(target.tree.inode(start.id()).children(), 0)];
+    while let Some((children, length)) = open.last_mut() {
+        path.truncate(*length);
+        let Some(entry) = children.next() else {
+            open.pop();
+            continue;
+        };
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(entry.name);
+        visit(&path, entry.inode, open.len());
+        if entry.inode.is_directory() && open.len() < depth {
+            open.push((entry.inode.children(), path.len()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use image::tree::{Builder, InodeId, Link, Metadata, XattrsId};

@@ -43,7 +43,7 @@ impl VerbArgs for Diff {
 pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
     let Some(new) = &args.new else {
         let (name, path) = split(&args.old);
-        let (old, new) = crate::verbs::containers::commit::preview(context, name, args.no_pause)?;
+        let (old, new) = crate::verbs::containers::changes::preview(context, name, args.no_pause)?;
         let path: Vec<&[u8]> = components(path).collect();
         return compare(context, &old, &new, &path);
     };

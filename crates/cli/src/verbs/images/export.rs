@@ -1,11 +1,9 @@
 //! `export`: writes an image as a layout, an archive, a tar, an EROFS image or a disk.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, IsTerminal as _, Write};
+use std::io::Write;
 use std::num::NonZeroUsize;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -22,12 +20,12 @@ use transfer::import::Unsupported;
 use transfer::progress::Event;
 
 use crate::output::report::{self, Bytes, Seconds, count};
-use crate::session::context::{Context, Outside};
+use crate::session::context::Context;
 use crate::session::layers;
+use crate::session::output_file::{check_output, output};
 use crate::session::signals::{give_up_when, until_signal};
-use crate::session::target::check_directory;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::commit::{changes_file, export_changes};
+use crate::verbs::containers::changes::{ChangesOptions, changes_file, export_changes};
 use crate::verbs::images::describe;
 use crate::{Answer, args};
 #[cfg(feature = "disk")]
@@ -89,9 +87,10 @@ impl VerbArgs for Export {
 }
 
 pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer> {
-    if changes_file(&args.target).is_some() {
+    if let Some(file) = changes_file(&args.target) {
         check_options_of_changes(args)?;
-        return export_changes(context, args);
+        let options = ChangesOptions { force: args.force, no_pause: args.no_pause };
+        return export_changes(context, &args.name, &file, options);
     }
     if args.no_pause {
         bail!("--no-pause is only for changes:FILE");
@@ -173,32 +172,6 @@ fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()
         bail!("{what} cannot be compressed: write to - and pipe it into a compressor");
     }
     check_output(context, output, args.force)
-}
-
-/// Whether an archive can be written there.
-pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
-    match output {
-        Output::Stdout if context.json => {
-            bail!("--json prints to standard output, as the export would: name a file")
-        }
-        Output::Stdout if std::io::stdout().is_terminal() => {
-            bail!("standard output is a terminal: redirect it, or name a file")
-        }
-        Output::Stdout => Ok(()),
-        Output::File(path) => match path.metadata() {
-            Ok(found) if !found.is_file() => bail!(
-                "{} is not a regular file: write to - and redirect standard output",
-                path.display()
-            ),
-            Ok(_) if !force => {
-                bail!("{} already exists: --force overwrites it", path.display())
-            }
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => check_directory(&parent(path)),
-            // The attempt to write tells.
-            Err(_) => Ok(()),
-        },
-    }
 }
 
 /// Report of `export --json`.
@@ -567,62 +540,6 @@ impl Job<'_> {
         write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         output(file, self.args.force, write, || (self.options.progress)(Event::Committing))
-    }
-}
-
-/// Lets `write` write a file that is there as a whole or not at all, or standard output. `committing` is called between.
-pub(crate) fn output<T>(
-    file: &Output,
-    force: bool,
-    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
-    committing: impl FnOnce(),
-) -> anyhow::Result<T> {
-    let path = match file {
-        Output::Stdout => {
-            let written = write(&mut report::standard_output());
-            return written.map_err(|error| Outside::Stdout.note(error));
-        }
-        Output::File(path) => path,
-    };
-    let failed = || format!("cannot write {}", path.display());
-    // Where a link leads to, not the link, is what is overwritten.
-    let path = match path.canonicalize() {
-        Ok(real) => real,
-        Err(_) => path.clone(),
-    };
-    let parent = parent(&path);
-    let outside = |error| Outside::File(parent.clone()).note(error);
-    // The system's error alone: tempfile adds the path of the draft, which the user has not named.
-    let mut refused = None;
-    let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
-        // It has the contents of all files, also of those that only root may read in the image.
-        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
-        made.inspect_err(|error| refused = error.raw_os_error())
-    });
-    let draft = draft
-        .map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))
-        .with_context(failed)
-        .map_err(outside)?;
-    let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
-    let done = write(&mut out).map_err(outside)?;
-    let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
-    written.with_context(failed).map_err(outside)?;
-    committing();
-    draft.as_file().sync_all().with_context(failed).map_err(outside)?;
-    let published = match force {
-        true => draft.persist(&path),
-        false => draft.persist_noclobber(&path),
-    };
-    published.map_err(|error| error.error).with_context(failed).map_err(outside)?;
-    File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
-    Ok(done)
-}
-
-/// The directory that a file is in, or is to be in.
-fn parent(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `login` and `logout`: credentials for registries.
+//! `login`.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use oci::registry::{Checked, Kept, Login as Attempt, Secret};
 use serde::Serialize;
 
 use crate::Answer;
-use crate::args::{self, RegistryOptions};
+use crate::args::RegistryOptions;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::prompt::Terminal;
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
-use crate::verbs::images::pull::{lenient_settings, pauses};
+use crate::verbs::images::credentials::{KeptReport, target};
 
 // To which registry to log in.
 #[derive(Debug, Args)]
@@ -43,25 +43,6 @@ impl VerbArgs for Login {
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         login(context, self)
-    }
-}
-
-// From which registry to log out.
-#[derive(Debug, Args)]
-pub(crate) struct Logout {
-    /// The registry, as for `login`
-    pub(crate) host: String,
-    #[command(flatten)]
-    pub(crate) registry: RegistryOptions,
-}
-
-impl VerbArgs for Logout {
-    const NAME: &'static str = "logout";
-    const ABOUT: &'static str = "Remove the saved user name and password of a registry";
-    const EXAMPLES: &'static str = "quire logout registry.example.com";
-
-    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
-        logout(context, self)
     }
 }
 
@@ -93,45 +74,6 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
         context.remark(&format!("logged in to {registry}: the password is kept {}", place(&kept)));
     }
     Ok(Answer::Yes)
-}
-
-pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer> {
-    let cancel = Arc::new(AtomicBool::new(false));
-    let login = target(context, &args.host, &args.registry, &cancel)?;
-    let removed = login.erase()?;
-    let registry = login.registry();
-    let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
-    if let Some(file) = &removed.left {
-        let file = file.display();
-        context.remark(&format!("{file} of another tool still has credentials for {registry}"));
-    }
-    if context.json {
-        report::json(&LogoutReport {
-            registry: registry.to_owned(),
-            removed: removed.from.iter().map(KeptReport::of).collect(),
-            left: removed.left.as_ref().map(|it| it.display().to_string()),
-        })?;
-    } else if answer == Answer::No {
-        report::error_line(&format!("quire: not logged in to {registry}"));
-    } else {
-        context.remark(&format!("logged out of {registry}"));
-    }
-    Ok(answer)
-}
-
-fn target(
-    context: &Context,
-    host: &str,
-    options: &args::RegistryOptions,
-    cancel: &Arc<AtomicBool>,
-) -> anyhow::Result<Attempt> {
-    let settings = lenient_settings(context.who(), options, cancel, pauses(context))?;
-    Attempt::new(host, &settings).with_context(|| {
-        format!(
-            "\"{}\" is not a registry: write it like ghcr.io or localhost:5000",
-            host.escape_debug()
-        )
-    })
 }
 
 /// The name and the password, from wherever they come. Never from the command line: all users of a machine can see that.
@@ -188,38 +130,4 @@ pub(crate) struct LoginReport {
     checked: bool,
     /// Where the password is kept.
     kept: KeptReport,
-}
-
-/// Report of `logout --json`.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct LogoutReport {
-    /// Host of the registry.
-    registry: String,
-    /// Places from which the password was removed.
-    removed: Vec<KeptReport>,
-    /// File of another tool that still has it. Null if there is none.
-    left: Option<String>,
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct KeptReport {
-    /// Name of the program that keeps it. Absent if the file itself does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    helper: Option<String>,
-    /// The file that has it, or names the program.
-    file: String,
-}
-
-impl KeptReport {
-    fn of(kept: &Kept) -> Self {
-        let (helper, file) = match kept {
-            Kept::File(file) => (None, file),
-            Kept::Helper { name, file } => (Some(name.clone()), file),
-        };
-        Self { helper, file: file.display().to_string() }
-    }
 }

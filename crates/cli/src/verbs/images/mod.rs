@@ -1,12 +1,15 @@
 //! Verbs on images and their names.
 
 pub(crate) mod build;
+pub(crate) mod cat;
 pub(crate) mod convert;
-pub(crate) mod derive;
+#[cfg(feature = "registry")]
+pub(crate) mod credentials;
 pub(crate) mod describe;
 pub(crate) mod diff;
+pub(crate) mod dump;
 pub(crate) mod export;
-pub(crate) mod files;
+pub(crate) mod filter;
 #[expect(clippy::module_inception, reason = "the verb has the name of its group")]
 pub(crate) mod images;
 pub(crate) mod import;
@@ -14,10 +17,17 @@ pub(crate) mod index;
 #[cfg(feature = "registry")]
 pub(crate) mod login;
 #[cfg(feature = "registry")]
+pub(crate) mod logout;
+pub(crate) mod ls;
+pub(crate) mod merge;
+#[cfg(feature = "registry")]
 pub(crate) mod pull;
 #[cfg(feature = "registry")]
 pub(crate) mod push;
 #[cfg(feature = "registry")]
 pub(crate) mod referrers;
 pub(crate) mod rmi;
+pub(crate) mod show;
+pub(crate) mod sources;
 pub(crate) mod tag;
+pub(crate) mod tree;

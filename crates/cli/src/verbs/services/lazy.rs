@@ -37,7 +37,7 @@ use crate::{Answer, args};
 
 pub(crate) fn serve(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
 ) -> anyhow::Result<Answer> {
     if !context.who().is_host_root() {
         bail!("serve --lazy: only the host's root may wait for reads of files");
@@ -136,7 +136,7 @@ fn stop(context: &Context) -> anyhow::Result<Answer> {
 
 fn keep(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
     folder: &Path,
 ) -> anyhow::Result<Answer> {
     // Who ends the service does not mean the keeper. They stay blocked.
@@ -151,7 +151,7 @@ fn keep(
 /// This program, as a service of the same store.
 fn again(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
     more: &[OsString],
 ) -> anyhow::Result<Program> {
     let mut arguments = Vec::new();

@@ -50,7 +50,7 @@ fn again(name: &str, told: String) -> Command {
 
 pub(crate) fn serve(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
 ) -> anyhow::Result<Answer> {
     if !context.who().is_host_root() {
         bail!("serve --mounts: only the host's root may mount images for others");
@@ -78,7 +78,7 @@ pub(crate) fn serve(
             let policy = settings.load().and_then(|it| it.mounts.policy(lookup));
             policy.map_err(|error| format!("{error:#}"))
         }),
-        ids: Box::new(crate::verbs::containers::rootless::given_ids),
+        ids: Box::new(crate::session::own_namespace::given_ids),
         writer: Box::new(|told| again(WRITER, told)),
         speaker: Box::new(|told| again(SPEAKER, told)),
         id: unused_id(&has_name)?,

@@ -90,7 +90,7 @@ pub(crate) struct SnapshotterChoices {
 }
 
 impl SnapshotterChoices {
-    pub(crate) fn of(args: &crate::verbs::services::serve::Serve) -> anyhow::Result<Self> {
+    pub(crate) fn of(args: &crate::verbs::services::serve::args::Serve) -> anyhow::Result<Self> {
         let settings = ServeFile::new(args.config.as_deref());
         let file = settings.load()?.snapshotter;
         let path = settings.path.display();

@@ -26,7 +26,7 @@ pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
 
 pub(crate) fn serve(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
 ) -> anyhow::Result<Answer> {
     let wanted = SnapshotterChoices::of(args)?;
     if let Some(engine) = args.print_config {
@@ -89,7 +89,7 @@ pub(crate) fn serve(
 /// How images come whose layers are not here.
 fn engine_choices(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
     wanted: &SnapshotterChoices,
 ) -> anyhow::Result<EngineChoices> {
     let (of_policies, of_registries) = (context.clone(), context.clone());

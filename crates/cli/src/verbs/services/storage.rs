@@ -27,7 +27,7 @@ use crate::verbs::services::notify::{self, ServiceStep};
 
 pub(crate) fn serve(
     context: &Context,
-    args: &crate::verbs::services::serve::Serve,
+    args: &crate::verbs::services::serve::args::Serve,
 ) -> anyhow::Result<Answer> {
     if !context.who().is_host_root() {
         bail!("serve --storage: only the host's root may mount images for others");

@@ -86,7 +86,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         _ if !context.who().is_host_root() => Ok("mounted by root alone"),
         _ => Err("cannot be mounted"),
     };
-    let writable = crate::verbs::containers::wanted::describe_writable(context);
+    let writable = crate::verbs::containers::run_options::describe_writable(context);
     let (form, why) = crate::session::forms::auto(opened.as_fd());
     let policy = crate::session::policy::describe(context);
     #[cfg(feature = "serve")]
@@ -98,7 +98,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     let exposed = opened.as_ref().and_then(|it| it.exposure().ok()).unwrap_or_default();
     let exposed = report::texts(&exposed);
     let without_root =
-        crate::verbs::containers::rootless::describe(context.outside(), &features.user_namespaces);
+        crate::session::own_namespace::describe(context.outside(), &features.user_namespaces);
     let shared = shared(context, opened.as_ref());
     let labels = crate::verbs::containers::security::describe_labels(context);
     let network = crate::verbs::containers::network::describe();

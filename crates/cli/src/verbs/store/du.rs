@@ -115,7 +115,7 @@ pub(crate) fn du(context: &Context, args: &Du) -> anyhow::Result<Answer> {
         args.names.iter().map(|name| Ok(crate::session::resolve::resolve(&store, name)?.image));
     let wanted = wanted.collect::<anyhow::Result<Vec<_>>>()?;
     if args.memory {
-        return crate::verbs::store::memory::du(context, args, &store, &wanted);
+        return crate::verbs::store::memory::du(context, &store, &wanted, args.bytes);
     }
     let all = store.du()?;
     for why in &all.unreadable {

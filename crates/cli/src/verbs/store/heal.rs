@@ -9,6 +9,12 @@ use store::{Digest, RefName, Reference, SnapshotKind, Store, StoredSnapshot};
 use crate::session::context::Context;
 use crate::session::layers;
 
+/// Options for fetching data again. A program without registries has none.
+#[cfg(feature = "registry")]
+pub(crate) type Refetch = crate::args::RegistryOptions;
+#[cfg(not(feature = "registry"))]
+pub(crate) type Refetch = std::convert::Infallible;
+
 /// The name of an image, as kubelet's and containerd's CRI note it. Source: containerd's `pkg/snapshotters/annotations.go`.
 const IMAGE_NAME: &str = "containerd.io/snapshot/cri.image-ref";
 /// How many snapshots without the name of an image are named.
@@ -88,7 +94,7 @@ fn texts(uses: &BTreeSet<EngineUse>) -> Vec<String> {
 pub(crate) fn bring_back(
     context: &Context,
     store: &Store,
-    args: &crate::verbs::store::check::Fsck,
+    registry: Option<&Refetch>,
 ) -> anyhow::Result<()> {
     let (refs, _) = store.refs.readable()?;
     let is_lost = |reference: &Reference| {
@@ -104,7 +110,7 @@ pub(crate) fn bring_back(
         };
         // It may stand for an image with other devices now.
         let is_whole = || store.refs.get(&name).is_ok_and(|it| it.is_some_and(|it| !is_lost(&it)));
-        if fetch(context, args, &name, &origin) && is_whole() {
+        if fetch(context, registry, &name, &origin) && is_whole() {
             context.remark(&format!("{name} is whole again: fetched from {origin}"));
         }
     }
@@ -123,17 +129,12 @@ pub(crate) fn bring_back(
 
 /// Pulls an image again. Only what is missing is fetched.
 #[cfg(feature = "registry")]
-fn fetch(
-    context: &Context,
-    args: &crate::verbs::store::check::Fsck,
-    name: &RefName,
-    origin: &str,
-) -> bool {
-    if args.no_fetch {
+fn fetch(context: &Context, registry: Option<&Refetch>, name: &RefName, origin: &str) -> bool {
+    let Some(registry) = registry else {
         tell_how(context, name, origin, None);
         return false;
-    }
-    match crate::verbs::images::pull::pull_again(context, name, origin, &args.registry) {
+    };
+    match crate::verbs::images::pull::pull_again(context, name, origin, registry) {
         Ok(()) => true,
         Err(error) => {
             tell_how(context, name, origin, Some(&error));
@@ -143,12 +144,7 @@ fn fetch(
 }
 
 #[cfg(not(feature = "registry"))]
-fn fetch(
-    context: &Context,
-    _: &crate::verbs::store::check::Fsck,
-    name: &RefName,
-    origin: &str,
-) -> bool {
+fn fetch(context: &Context, _: Option<&Refetch>, name: &RefName, origin: &str) -> bool {
     tell_how(context, name, origin, None);
     false
 }

@@ -84,9 +84,9 @@ pub(crate) struct NotSeenReport {
 
 pub(crate) fn du(
     context: &Context,
-    args: &crate::verbs::store::du::Du,
     store: &Store,
     wanted: &[ImageId],
+    in_bytes: bool,
 ) -> anyhow::Result<Answer> {
     let mut memory = store.memory()?;
     let mut hidden = Hidden::default();
@@ -101,7 +101,10 @@ pub(crate) fn du(
     }
     let answer = if used.unreadable.is_empty() { Answer::Yes } else { Answer::No };
     let report = MemoryReport::new(&used, wanted, &hidden);
-    report::answer(answer, report::print(context.json, &report, |it, out| it.write(args, out)))
+    report::answer(
+        answer,
+        report::print(context.json, &report, |it, out| it.write(in_bytes, wanted.is_empty(), out)),
+    )
 }
 
 /// Those of containers are in mount namespaces of their own, but who watches them lends the image's.
@@ -193,14 +196,14 @@ impl MemoryReport {
     }
 
     /// For people; the sums only if no image is named.
-    fn write(&self, args: &crate::verbs::store::du::Du, out: &mut dyn Write) -> io::Result<()> {
-        let size = |Bytes(it): Bytes| if args.bytes { bytes_alone(it) } else { report::size(it) };
+    fn write(&self, in_bytes: bool, is_all: bool, out: &mut dyn Write) -> io::Result<()> {
+        let size = |Bytes(it): Bytes| if in_bytes { bytes_alone(it) } else { report::size(it) };
         let rows = self.images.iter().map(|it| {
             vec![label(&it.names, &it.image), size(it.in_memory), size(it.shared), size(it.twice)]
         });
         let rows: Vec<_> = rows.collect();
         report::table(out, &["IMAGE", "IN MEMORY", "SHARED", "TWICE"], &rows, &[1, 2, 3])?;
-        if args.names.is_empty() {
+        if is_all {
             let [total, shared, twice] = [self.in_memory, self.shared, self.twice].map(size);
             writeln!(
                 out,

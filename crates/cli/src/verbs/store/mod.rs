@@ -1,11 +1,14 @@
 //! Verbs on the store and the host.
 
-pub(crate) mod check;
 pub(crate) mod completions;
+pub(crate) mod damage;
 pub(crate) mod doctor;
 pub(crate) mod du;
+pub(crate) mod fsck;
 pub(crate) mod gc;
 pub(crate) mod heal;
 pub(crate) mod man;
 pub(crate) mod memory;
 pub(crate) mod share;
+pub(crate) mod unseal;
+pub(crate) mod verify;

@@ -6,7 +6,7 @@ use hashbrown::HashSet;
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native::Files;
+use super::native_files::Files;
 use super::source::ReadAt;
 use super::walk::{Budget, Step, work_bound};
 use super::xattr::{Xattr, Xattrs};

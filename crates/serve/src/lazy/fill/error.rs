@@ -68,7 +68,7 @@ impl FillError {
     }
 
     /// Whether other bytes of the blob could help.
-    pub(super) const fn is_of_the_blob(&self) -> bool {
+    pub(in crate::lazy) const fn is_of_the_blob(&self) -> bool {
         matches!(self, Self::Span { .. } | Self::Digest(_))
     }
 }

@@ -8,21 +8,9 @@ use std::time::Instant;
 use image::lazy::UNIT;
 use oci::blobs::Whole;
 
-use super::{Cause, FillError, LayerFiller, Why, cause_of, lock};
+use super::cause::{Cause, Fetch, Why, cause_of, lock};
+use super::{FillError, LayerFiller};
 use crate::lazy::seams::Side;
-
-/// What some units of a device are made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fetch {
-    /// By number; none for units that the tail has.
-    pub(super) spans: Range<usize>,
-    /// The beginning of the first unit, if it came with the spans before.
-    pub(super) before: Vec<u8>,
-    /// The end of the last unit, if it came with the spans behind.
-    pub(super) behind: Vec<u8>,
-    /// Where in the device all of it begins, in bytes.
-    pub(super) from: u64,
-}
 
 impl LayerFiller<'_> {
     /// Fetches what it says, and fills all units with it that are whole, of which `units` have to be right.

@@ -273,7 +273,7 @@ mod tests {
     use image::verity::{Algorithm, digest};
 
     use super::{Chunk, ChunkKey, Chunks, ObjectPart, Parsed};
-    use crate::shelf::downloads::BlobFile;
+    use crate::shelf::blob_file::BlobFile;
     use crate::shelf::downloads::tests::store;
     use crate::{Damage, Digest, FsckOptions, Seconds, Store, StoreItem};
 

@@ -7,7 +7,6 @@ use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
-use super::publish::NewDevice;
 use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf};
 use crate::disk::{Directory, DiskError, length};
 use crate::fault::{self, FsckError};
@@ -191,18 +190,6 @@ impl LazyDeviceShelf {
             return Err(damaged(LazyIndexDamage::Windows { expected, actual }));
         }
         Ok(Some((head, windows)))
-    }
-
-    /// Puts an index there, durably: the head last. The directory is there, and the store's lock is held.
-    pub(crate) fn put_index(
-        &self,
-        head: &Head,
-        windows: &[u8],
-        existing: Existing,
-    ) -> Result<(), LazyDeviceError> {
-        let _checked = encoded(head, windows)?;
-        let index = NewDevice { head, windows, claimed_by: None, existing, is_made: false };
-        self.publish_all(&[index])
     }
 
     /// What is wrong with the index of a device that was made here, or that a manifest claims, if anything.

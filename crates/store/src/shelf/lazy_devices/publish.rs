@@ -36,6 +36,18 @@ struct Missing {
 }
 
 impl LazyDeviceShelf {
+    /// Puts an index there, durably: the head last. The directory is there, and the store's lock is held.
+    pub(crate) fn put_index(
+        &self,
+        head: &Head,
+        windows: &[u8],
+        existing: Existing,
+    ) -> Result<(), LazyDeviceError> {
+        let _checked = encoded(head, windows)?;
+        let index = NewDevice { head, windows, claimed_by: None, existing, is_made: false };
+        self.publish_all(&[index])
+    }
+
     /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device does, also
     /// if the system stops in between. The directory is there, and the store's lock is held.
     pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), LazyDeviceError> {

@@ -14,9 +14,12 @@ use oci::blobs::{BlobSource, Whole};
 use oci::manifest::Descriptor;
 use store::{LookupError, Store};
 
-use super::{UpdateError, read};
+use super::UpdateError;
 use crate::chunked::{Stats, Tar};
 use crate::lazy::artifact::{BlobName, UpdateBlobs};
+
+/// Bytes of the blob that are asked for at once, and in memory.
+pub(super) const BATCH: u64 = 8 << 20;
 
 /// Bytes of the blob that are rather fetched than skipped. A request can ask for many ranges, so it is less than where
 /// each range is one.
@@ -71,7 +74,7 @@ impl std::fmt::Debug for UpdatePlan<'_> {
 pub fn memory(blobs: &UpdateBlobs) -> u64 {
     let UpdateBlobs { head, windows, recipe } = blobs;
     let head = head.size.saturating_mul(2);
-    [windows.size, recipe.size, read::BATCH + PART].into_iter().fold(head, u64::saturating_add)
+    [windows.size, recipe.size, BATCH + PART].into_iter().fold(head, u64::saturating_add)
 }
 
 /// Plans a layer. `None` where that would save too little.
@@ -307,14 +310,5 @@ impl UpdatePlan<'_> {
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats
-    }
-
-    /// Opens the tar, whose missing parts come from `source`. It is unverified until all of it has the layer's diff id.
-    ///
-    /// # Errors
-    /// [`UpdateError`].
-    pub fn open<'p>(&'p self, source: &'p dyn BlobSource) -> Result<Tar<'p>, UpdateError> {
-        let recipe = decompressed(&self.recipe).map_err(UpdateError::Decompress)?;
-        read::tar(self, recipe, source)
     }
 }

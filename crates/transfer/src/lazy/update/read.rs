@@ -12,12 +12,10 @@ use oci::blobs::{BlobSource, Whole};
 use store::ObjectReader;
 
 use super::UpdateError;
-use super::plan::UpdatePlan;
+use super::plan::{BATCH, UpdatePlan};
 use crate::chunked::Tar;
 use crate::lazy::group_windows;
 
-/// Bytes of the blob that are asked for at once, and in memory.
-pub(super) const BATCH: u64 = 8 << 20;
 /// Parts that are asked for at once.
 const PARTS: usize = 64;
 
@@ -171,5 +169,16 @@ impl Contents<'_, '_> {
             self.batch.extend((self.next..).zip(fetched));
             self.next += ranges.len();
         }
+    }
+}
+
+impl UpdatePlan<'_> {
+    /// Opens the tar, whose missing parts come from `source`. It is unverified until all of it has the layer's diff id.
+    ///
+    /// # Errors
+    /// [`UpdateError`].
+    pub fn open<'p>(&'p self, source: &'p dyn BlobSource) -> Result<Tar<'p>, UpdateError> {
+        let recipe = decompressed(&self.recipe).map_err(UpdateError::Decompress)?;
+        tar(self, recipe, source)
     }
 }

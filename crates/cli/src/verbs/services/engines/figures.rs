@@ -6,11 +6,13 @@ use std::fmt::Write as _;
 use serve::snapshots::CALL_TIMES;
 use serve::snapshots::{CallCounts, GetCountsResponse, OutcomeCount};
 
-use super::roots::EngineRootReport;
 use crate::output::metrics::{head, histogram, quoted};
 
 /// All metrics: of the service, if there is one, and of the roots that are mounted, whoever has mounted them.
-pub(super) fn metrics(counts: Option<&GetCountsResponse>, roots: &[EngineRootReport]) -> String {
+pub(super) fn metrics<'a>(
+    counts: Option<&GetCountsResponse>,
+    mounted_roots: impl Iterator<Item = (&'a str, &'static str)>,
+) -> String {
     let mut text = String::new();
     let head =
         |name: &str, kind: &str, help: &str| head(&format!("quire_snapshotter_{name}"), kind, help);
@@ -18,8 +20,8 @@ pub(super) fn metrics(counts: Option<&GetCountsResponse>, roots: &[EngineRootRep
     let _in_memory = writeln!(text, "quire_snapshotter_up {}", u8::from(counts.is_some()));
     text += &head("mounted_roots", "gauge", "Roots of snapshots that are mounted.");
     let mut mounted = BTreeMap::<_, u64>::new();
-    for root in roots.iter().filter(|it| it.mount_point.is_some()) {
-        *mounted.entry((&root.instance, root.kind)).or_default() += 1;
+    for root in mounted_roots {
+        *mounted.entry(root).or_default() += 1;
     }
     for ((instance, kind), count) in mounted {
         let instance = quoted(instance);
@@ -99,7 +101,7 @@ mod tests {
             skipped_layers: 4,
             ..GetCountsResponse::default()
         };
-        let text = metrics(Some(&counts), &[]);
+        let text = metrics(Some(&counts), std::iter::empty());
         for line in [
             "quire_snapshotter_up 1",
             "# TYPE quire_snapshotter_calls_total counter",
@@ -113,7 +115,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|it| it == line), "{line}\n{text}");
         }
-        let text = metrics(None, &[]);
+        let text = metrics(None, std::iter::empty());
         assert!(text.contains("quire_snapshotter_up 0\n") && !text.contains("calls_total"));
     }
 }

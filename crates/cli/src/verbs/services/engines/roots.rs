@@ -10,10 +10,10 @@ use serde::Serialize;
 use serve::snapshots::ask_counts;
 use store::{SnapshotKind, Store, StoredSnapshot};
 
-use super::figures;
 use crate::Answer;
 use crate::output::report::{self, Time};
 use crate::session::context::Context;
+use crate::verbs::services::engines::figures::metrics;
 use crate::verbs::services::settings::{ServeFile, SnapshotterChoices};
 
 /// A snapshot of an engine.
@@ -22,11 +22,11 @@ use crate::verbs::services::settings::{ServeFile, SnapshotterChoices};
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EngineRootReport {
     /// The engine, by the name of its instance.
-    pub(super) instance: String,
+    instance: String,
     /// Name that the engine has for it: a namespace, a number, and the name of a container or layer.
     snapshot: String,
     /// `active` (it can be written), `view` (it can be read) or `committed` (others may stand on it).
-    pub(super) kind: &'static str,
+    kind: &'static str,
     /// Name of the snapshot that it stands on. Null if there is none.
     parent: Option<String>,
     /// Id of the image below it. Null if none was made yet.
@@ -36,16 +36,27 @@ pub(crate) struct EngineRootReport {
     /// Time at which it was made, as RFC 3339 has it.
     created: Time,
     /// Where its root is mounted. Null if it is not.
-    pub(super) mount_point: Option<PathBuf>,
+    mount_point: Option<PathBuf>,
     /// Where else it is mounted: the engine does that for containers.
     uses: Vec<PathBuf>,
 }
 
+/// Options of `ps --engine`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RootOptions<'a> {
+    /// Lists snapshots whose roots are not mounted as well.
+    pub(crate) all: bool,
+    /// Prints metrics of the service instead.
+    pub(crate) metrics: bool,
+    /// Socket of the service; by default that of the settings.
+    pub(crate) socket: Option<&'a Path>,
+}
+
 /// Lists the snapshots of all engines whose roots are mounted; all of them, if that is wanted.
-pub(crate) fn list(
+pub(crate) fn list_roots(
     context: &Context,
     store: &Store,
-    args: &crate::verbs::containers::ps::Ps,
+    options: &RootOptions<'_>,
 ) -> anyhow::Result<Answer> {
     let (snapshots, damaged) = store.snapshots.all()?;
     for error in damaged {
@@ -58,15 +69,27 @@ pub(crate) fn list(
         }
     }
     let mut found = roots(&snapshots, &kernel::mount::mounted()?, &names);
-    if args.metrics {
+    if options.metrics {
         let set = ServeFile::new(None).load()?.snapshotter;
-        let socket = args.socket.clone().unwrap_or_else(|| SnapshotterChoices::as_set(set).socket);
+        let socket = options
+            .socket
+            .map(Path::to_owned)
+            .unwrap_or_else(|| SnapshotterChoices::as_set(set).socket);
         let counts = ask_counts(&socket)
             .with_context(|| format!("cannot ask the service at {}", socket.display()))?;
-        report::line(figures::metrics(counts.as_ref(), &found).trim_end())?;
+        report::line(
+            metrics(
+                counts.as_ref(),
+                found
+                    .iter()
+                    .filter(|it| it.mount_point.is_some())
+                    .map(|it| (&*it.instance, it.kind)),
+            )
+            .trim_end(),
+        )?;
         return Ok(Answer::Yes);
     }
-    found.retain(|it| args.all || it.mount_point.is_some());
+    found.retain(|it| options.all || it.mount_point.is_some());
     report::print(context.json, &found, |found, out| {
         let titles = ["INSTANCE", "KIND", "SNAPSHOT", "IMAGE", "MOUNTED AT"];
         let rows: Vec<_> = found.iter().map(EngineRootReport::row).collect();

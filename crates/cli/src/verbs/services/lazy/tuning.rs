@@ -31,7 +31,7 @@ pub(crate) struct Tuning {
 
 impl Tuning {
     /// As the file and the options say.
-    pub(crate) fn new(args: &crate::verbs::services::serve::Serve) -> anyhow::Result<Self> {
+    pub(crate) fn new(args: &crate::verbs::services::serve::args::Serve) -> anyhow::Result<Self> {
         let tuning = Self {
             file: ServeFile::new(args.config.as_deref()),
             lazy_timeout: args.lazy_timeout,

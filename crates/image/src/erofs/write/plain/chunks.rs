@@ -3,8 +3,8 @@
 use zerocopy::little_endian::U16;
 
 use super::devices::{Devices, halves};
-use super::files::{DataForm, OnDevice};
 use super::native::{BLOCK_SIZE, Run};
+use super::on_device::{DataForm, OnDevice};
 use crate::erofs::layout::{CHUNK_48BIT, CHUNK_INDEXES, RawChunkIndex};
 
 /// The most that the format of an inode says.

@@ -9,6 +9,7 @@ use zerocopy::IntoBytes as _;
 use zerocopy::little_endian::{U16, U32};
 
 use super::chunks::{ChunkTable, Pieces};
+use super::on_device::{DataForm, OnDevice};
 use super::prefixes::FINGERPRINT;
 use crate::erofs::layout::{RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED, XATTR_LONG_PREFIX};
 use crate::tree::{InodeId, StringId};
@@ -20,26 +21,6 @@ const ENTRY: u64 =
     (size_of::<RawXattrEntry>() + SHA256.len() + 32).next_multiple_of(size_of::<u32>()) as u64;
 /// No fingerprint.
 const NONE: u32 = u32::MAX;
-
-/// A file whose bytes are on devices.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct OnDevice {
-    pub(super) device: u16,
-    /// In blocks of the device.
-    pub(super) block: u64,
-    /// By the tree.
-    pub(super) size: u64,
-    pub(super) form: DataForm,
-}
-
-/// What the table of chunks of a file says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DataForm {
-    /// Chunks that follow each other, of which there are as few as can be: nearly always one.
-    Consecutive,
-    /// Runs that lie anywhere: [`Files::pieces`].
-    Pieces(u32),
-}
 
 /// What is known of the files of a tree. Empty for profiles that know nothing.
 #[derive(Debug, Default)]

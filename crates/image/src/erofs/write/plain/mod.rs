@@ -7,6 +7,7 @@ mod chunks;
 mod devices;
 mod files;
 mod native;
+mod on_device;
 mod pack;
 mod plan;
 mod prefixes;

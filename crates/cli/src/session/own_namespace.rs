@@ -1,30 +1,18 @@
-//! Containers of users who are not root: all of it happens in a user namespace of theirs.
+//! The user namespace of a user who is not root, in which containers run: its ids, and what this host offers for it.
 
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName, is_transient};
-use container::folder::LAYER;
-use container::life::detached;
-use container::life::known::{self, KnownContainer};
 use container::notes::Notes;
-use container::root::{Via, WritableWish, suits_overlay};
 use kernel::features::{Can, Feature};
-use kernel::mount::{OVERLAY_USER_DATA, Propagation};
-use kernel::process::{IdService, Mapped, Mapper, Namespace, UserNamespace, Who, enter_own};
+use kernel::mount::OVERLAY_USER_DATA;
+use kernel::process::{IdService, Mapped, Mapper, UserNamespace, Who, enter_own};
 use kernel::version::KernelVersion;
-use store::{OpenOptions, Store};
-
-use crate::args::Trust;
-#[cfg(feature = "serve")]
-use crate::args::ViaWord;
-use crate::session::helpers;
-use crate::verbs::Verb;
-use crate::verbs::containers::commit::changes_file;
-use crate::verbs::containers::scope;
 #[cfg(feature = "serve")]
 use serve::ids::{IDS_SOCKET, IdsService};
+
+use crate::session::{helpers, scope};
 
 /// Who this process is in such a namespace.
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
@@ -35,72 +23,12 @@ const ALONE: &str = "all files belong to the container's root, and its programs 
 
 /// Whether what a container has written is there when it has ended: then its owners have to be the same ones the next time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
+pub(crate) enum Written {
     Goes,
     Stays,
 }
 
-/// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
-/// in this process by then. `remark` takes what did not work and need not. Returns whether it is in one.
-pub(crate) fn enter(
-    verb: &Verb,
-    store: Option<&Path>,
-    who: Who,
-    remark: &mut dyn FnMut(String),
-) -> anyhow::Result<bool> {
-    if has_rights(who) {
-        return Ok(false);
-    }
-    match verb {
-        Verb::Run(args) => {
-            // Before, since the service manager knows no users of namespaces.
-            let name = name_of_user(who.user);
-            match scope::for_limits(args, (who.user, name.as_deref())) {
-                Ok(said) => said.into_iter().for_each(&mut *remark),
-                Err(error) => remark(format!("{error:#}")),
-            }
-            let is_on_disk = || {
-                let directory = crate::session::context::store_directory(store, who);
-                changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
-            };
-            let written = match args.wanted.writable {
-                Some(WritableWish::Directory(..) | WritableWish::Folder(..)) => Written::Stays,
-                None if !args.wanted.read_only && is_on_disk() => Written::Stays,
-                _ => Written::Goes,
-            };
-            enter_own_namespace(who, written, remark)
-        }
-        Verb::Exec(args) => {
-            let found = find(&args.container, store, who);
-            if let Some((_, found)) = &found {
-                let moved = scope::to_join(&found.folder, who.user);
-                moved.unwrap_or_else(|error| remark(format!("{error:#}")));
-            }
-            join(found, who, remark)
-        }
-        // Files that a container wrote to the disk belong to ids of such a namespace.
-        Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
-            // Remarks on ids are for containers that start.
-            enter_own_namespace(who, Written::Stays, &mut |_| ())
-        }
-        Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
-            enter_own_namespace(who, Written::Stays, &mut |_| ())
-        }
-        Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
-        Verb::Export(args) if changes_file(&args.target).is_some() => {
-            join(find(&args.name, store, who), who, remark)
-        }
-        // A container is compared with its image.
-        Verb::Diff(args) if args.new.is_none() => {
-            let name = args.old.to_string_lossy();
-            let name = name.split(":/").next().unwrap_or_default();
-            join(find(name, store, who), who, remark)
-        }
-        _ => Ok(false),
-    }
-}
-
-fn enter_own_namespace(
+pub(crate) fn enter_own_namespace(
     who: Who,
     written: Written,
     remark: &mut dyn FnMut(String),
@@ -176,7 +104,7 @@ fn ids(who: Who) -> Ids {
 }
 
 /// Only root of a namespace can mount in it. The other users of a pod need another namespace below it.
-fn has_rights(who: Who) -> bool {
+pub(crate) fn has_rights(who: Who) -> bool {
     match who.namespace {
         UserNamespace::Initial => who.user == 0,
         UserNamespace::Other => who.can_mount_in_its_namespace(),
@@ -227,41 +155,6 @@ const PASSWD: &str = "/etc/passwd";
 
 fn read_or_nothing(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
-}
-
-/// How this user gets images into a user namespace.
-#[derive(Debug)]
-pub(crate) struct Ways {
-    #[cfg(feature = "serve")]
-    server: serve::fuse::FuseServer,
-    #[cfg(feature = "serve")]
-    lender: serve::mounts::MountLender,
-}
-
-impl Ways {
-    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
-    pub(crate) fn new(who: Who, trust: &Trust) -> Self {
-        Self {
-            #[cfg(feature = "serve")]
-            server: serve::fuse::FuseServer::new(who),
-            #[cfg(feature = "serve")]
-            lender: serve::mounts::MountLender::at(&trust.mount_service),
-        }
-    }
-
-    /// The one that is asked for.
-    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
-    pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
-        #[cfg(feature = "serve")]
-        return match trust.via {
-            ViaWord::Auto => Via::Auto { lender: Some(&self.lender), server: Some(&self.server) },
-            ViaWord::Service => Via::Service(&self.lender),
-            ViaWord::Tree => Via::Tree,
-            ViaWord::Fuse => Via::Fuse(&self.server),
-        };
-        #[cfg(not(feature = "serve"))]
-        Via::Tree
-    }
 }
 
 /// Settings of a system that keep users from namespaces, and the next step. Source: Linux
@@ -356,7 +249,7 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
 
 #[cfg(feature = "serve")]
 fn describe_mount() -> Result<String, String> {
-    let program = crate::session::helpers::fusermount();
+    let program = helpers::fusermount();
     // The program opens the device as its caller, too.
     match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
         Ok(program) => Ok(format!("mount works by {}", program.display())),
@@ -369,50 +262,8 @@ fn describe_mount() -> Result<String, String> {
     Err("mount does not work: this program was built without FUSE".to_owned())
 }
 
-/// A container of this user, and the store that it is in.
-fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
-    let directory = crate::session::context::store_directory(store, who).ok()?;
-    let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
-    let found = known::find(&store, container).ok()?;
-    Some((store, found))
-}
-
-/// Whether a container has ended and has its writable layer in its folder.
-fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
-    let found = find(container, store, who);
-    found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
-}
-
-/// Whether the store has writable layers of removed containers.
-fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
-    let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
-    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
-    store.containers.is_left(LAYER).unwrap_or(false)
-}
-
-/// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
-fn join(
-    found: Option<(Store, KnownContainer)>,
-    who: Who,
-    remark: &mut dyn FnMut(String),
-) -> anyhow::Result<bool> {
-    let Some((store, found)) = found else { return Ok(false) };
-    if !found.is_running() {
-        // What it has written belongs to ids of such a namespace.
-        return enter_own_namespace(who, Written::Stays, remark);
-    }
-    if known::running(&store, &found.id, &|| false).is_err() {
-        return Ok(false);
-    }
-    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(false) };
-    kernel::process::enter(process.as_fd(), &[Namespace::User])?;
-    // The runtime may have to hide something from itself.
-    kernel::process::own_mounts(Propagation::Private)?;
-    Ok(true)
-}
-
 /// The name of a user: that in `/etc/passwd`, or one that the system knows otherwise.
-fn name_of_user(user: u32) -> Option<String> {
+pub(crate) fn name_of_user(user: u32) -> Option<String> {
     let names = read_or_nothing(PASSWD);
     let known = name_of(&names, user).map(ToOwned::to_owned);
     known.or_else(|| {

@@ -27,10 +27,11 @@ const LINGER: &str = "/var/lib/systemd/linger";
 /// Before a container is run: moves this process to where its limits can be set, if it has some. Returns what its user has to
 /// know.
 pub(crate) fn for_limits(
-    args: &crate::verbs::containers::run::Run,
+    has_limits: bool,
+    is_detached: bool,
     (user, name): (u32, Option<&str>),
 ) -> anyhow::Result<Option<String>> {
-    if !args.wanted.has_limits() {
+    if !has_limits {
         return Ok(None);
     }
     match Delegated::own() {
@@ -49,7 +50,7 @@ pub(crate) fn for_limits(
         _ => return Ok(None),
     }
     let lingers = name.is_some_and(|it| Path::new(LINGER).join(it).exists());
-    let ends = args.detach && !lingers;
+    let ends = is_detached && !lingers;
     Ok(ends.then(|| {
         "it ends when its user has logged out: `loginctl enable-linger` keeps containers with limits".to_owned()
     }))

@@ -10,17 +10,16 @@ use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
 use container::bundle::security::Profile;
 use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
-use container::plan::{ContainerWish, InitWish};
+use container::plan::InitWish;
 use container::root::WritableWish;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
 use transfer::StoredImage;
 
-use crate::args::{self, NetworkKind, When, volumes};
+use crate::args::{self, NetworkKind, When};
 use crate::session::context::Context;
 use crate::session::option_file;
-use crate::verbs::containers::hosts::name_files;
 
 /// What the image's configuration says, or nothing for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
@@ -37,24 +36,6 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
         When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
         When::Auto | When::Never => Ok(Terminal::None),
     }
-}
-
-/// The same for `run`: a container in the background has none.
-pub(crate) fn terminal_of_run(
-    args: &crate::verbs::containers::run::Run,
-) -> anyhow::Result<Terminal> {
-    if !args.detach {
-        return terminal(args.tty.when());
-    }
-    if args.tty.when() == When::Always {
-        bail!(
-            "-t: a container with --detach outlives the terminal; `quire exec -t` gives one later"
-        );
-    }
-    if args.tty.interactive {
-        bail!("-i: a container with --detach has no standard input: leave -i out");
-    }
-    Ok(Terminal::None)
 }
 
 /// What the command line says of a container that is called `id`.
@@ -105,43 +86,6 @@ pub(crate) fn wishes(
         },
         security: crate::verbs::containers::security::security(&wanted.security, given.profile)?,
         ..Wishes::new(hostname)
-    })
-}
-
-/// What the command line of `run` says.
-pub(crate) fn container_wish(
-    context: &Context,
-    args: &crate::verbs::containers::run::Run,
-    terminal: Terminal,
-    id: String,
-    given: GivenFiles,
-) -> anyhow::Result<ContainerWish> {
-    let wanted = &args.wanted;
-    let writable = writable_wish(context, wanted, disk(context).as_deref());
-    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
-    bundle.security.apparmor =
-        crate::verbs::containers::security::apparmor(context, &wanted.security)?;
-    crate::verbs::containers::security::remark_on_labels(context, wanted);
-    let pasta = crate::verbs::containers::network::pasta(context, args, &mut bundle.network)?;
-    Ok(ContainerWish {
-        id,
-        names: name_files(&wanted.names, &bundle)?,
-        bundle,
-        user: wanted.program.user.clone(),
-        trust: wanted.trust.wish()?,
-        writable,
-        df: wanted.df,
-        warm: wanted.warm.into(),
-        ids: wanted.ids.wish()?,
-        volumes: volumes(wanted)?,
-        mounts: wanted.mount.clone(),
-        pasta,
-        init: init_wish(wanted),
-        stop_signal: args.stop_signal.clone(),
-        stop_timeout: args.stop_timeout,
-        timeout: args.timeout,
-        log_size: args.log_size.0,
-        keep: args.detach && !args.rm,
     })
 }
 
@@ -233,8 +177,8 @@ pub(crate) fn describe_writable(context: &Context) -> String {
 }
 
 /// The store's directory, if containers of this user can have their changes there.
-fn disk(context: &Context) -> Option<PathBuf> {
-    let can_stay = crate::verbs::containers::rootless::changes_can_stay(context.outside());
+pub(crate) fn disk(context: &Context) -> Option<PathBuf> {
+    let can_stay = crate::session::own_namespace::changes_can_stay(context.outside());
     context.store_directory().ok().filter(|_| can_stay)
 }
 
