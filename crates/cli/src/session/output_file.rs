@@ -1,0 +1,95 @@
+//! Files that verbs write: complete or not at all.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use transfer::export::Output;
+
+use crate::output::report;
+use crate::session::context::{Context, Outside};
+use crate::session::target::check_directory;
+
+/// Whether an archive can be written there.
+pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
+    match output {
+        Output::Stdout if context.json => {
+            bail!("--json prints to standard output, as the export would: name a file")
+        }
+        Output::Stdout if std::io::stdout().is_terminal() => {
+            bail!("standard output is a terminal: redirect it, or name a file")
+        }
+        Output::Stdout => Ok(()),
+        Output::File(path) => match path.metadata() {
+            Ok(found) if !found.is_file() => bail!(
+                "{} is not a regular file: write to - and redirect standard output",
+                path.display()
+            ),
+            Ok(_) if !force => {
+                bail!("{} already exists: --force overwrites it", path.display())
+            }
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => check_directory(&parent(path)),
+            // The attempt to write tells.
+            Err(_) => Ok(()),
+        },
+    }
+}
+
+/// Lets `write` write a file that is there as a whole or not at all, or standard output. `committing` is called between.
+pub(crate) fn output<T>(
+    file: &Output,
+    force: bool,
+    write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>,
+    committing: impl FnOnce(),
+) -> anyhow::Result<T> {
+    let path = match file {
+        Output::Stdout => {
+            let written = write(&mut report::standard_output());
+            return written.map_err(|error| Outside::Stdout.note(error));
+        }
+        Output::File(path) => path,
+    };
+    let failed = || format!("cannot write {}", path.display());
+    // Where a link leads to, not the link, is what is overwritten.
+    let path = match path.canonicalize() {
+        Ok(real) => real,
+        Err(_) => path.clone(),
+    };
+    let parent = parent(&path);
+    let outside = |error| Outside::File(parent.clone()).note(error);
+    // The system's error alone: tempfile adds the path of the draft, which the user has not named.
+    let mut refused = None;
+    let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
+        // It has the contents of all files, also of those that only root may read in the image.
+        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
+        made.inspect_err(|error| refused = error.raw_os_error())
+    });
+    let draft = draft
+        .map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))
+        .with_context(failed)
+        .map_err(outside)?;
+    let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
+    let done = write(&mut out).map_err(outside)?;
+    let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
+    written.with_context(failed).map_err(outside)?;
+    committing();
+    draft.as_file().sync_all().with_context(failed).map_err(outside)?;
+    let published = match force {
+        true => draft.persist(&path),
+        false => draft.persist_noclobber(&path),
+    };
+    published.map_err(|error| error.error).with_context(failed).map_err(outside)?;
+    File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
+    Ok(done)
+}
+
+/// The directory that a file is in, or is to be in.
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}

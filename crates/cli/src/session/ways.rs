@@ -1,0 +1,42 @@
+//! How a user who is not root gets an image into a user namespace: the mount service, a tree, or FUSE.
+
+use crate::args::Trust;
+#[cfg(feature = "serve")]
+use crate::args::ViaWord;
+use container::root::Via;
+use kernel::process::Who;
+
+/// How this user gets images into a user namespace.
+#[derive(Debug)]
+pub(crate) struct Ways {
+    #[cfg(feature = "serve")]
+    server: serve::fuse::FuseServer,
+    #[cfg(feature = "serve")]
+    lender: serve::mounts::MountLender,
+}
+
+impl Ways {
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
+    pub(crate) fn new(who: Who, trust: &Trust) -> Self {
+        Self {
+            #[cfg(feature = "serve")]
+            server: serve::fuse::FuseServer::new(who),
+            #[cfg(feature = "serve")]
+            lender: serve::mounts::MountLender::at(&trust.mount_service),
+        }
+    }
+
+    /// The one that is asked for.
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
+    pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
+        #[cfg(feature = "serve")]
+        return match trust.via {
+            ViaWord::Auto => Via::Auto { lender: Some(&self.lender), server: Some(&self.server) },
+            ViaWord::Service => Via::Service(&self.lender),
+            ViaWord::Tree => Via::Tree,
+            ViaWord::Fuse => Via::Fuse(&self.server),
+        };
+        #[cfg(not(feature = "serve"))]
+        Via::Tree
+    }
+}

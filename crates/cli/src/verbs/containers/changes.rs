@@ -1,0 +1,170 @@
+//! Changes of a container, for `commit`, `diff` and `export CONTAINER changes:FILE`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context as _, anyhow};
+use container::changes::Report;
+use container::life::known::KnownError;
+use container::life::look::{LookError, LookedContainer, Meanwhile};
+use image::tree::Tree;
+use serde::Serialize;
+use store::{OpenOptions, Store};
+use transfer::export::Output;
+
+use crate::Answer;
+use crate::output::report;
+use crate::session::context::{Context, now};
+use crate::session::output_file::{check_output, output};
+use crate::session::signals::until_signal;
+use crate::verbs::images::describe;
+
+/// Must be called before there are threads.
+pub(crate) fn look(
+    context: &Context,
+    store: &Store,
+    name: &str,
+    no_pause: bool,
+) -> anyhow::Result<LookedContainer> {
+    // Only a cgroup stops all programs of a container, and those of users have none.
+    let goes_on = context.who() == crate::session::own_namespace::INSIDE;
+    let is_running = container::life::known::find(store, name).is_ok_and(|it| it.is_watched());
+    if goes_on && !no_pause && is_running {
+        context.remark(&format!(
+            "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"
+        ));
+    }
+    let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
+    let others = match shared(store, name) {
+        Some(path) => {
+            Some(context.open_shared().find(|it| it.path() == path).with_context(|| {
+                let path = path.display();
+                format!(
+                    "the image of {name} is in the store {path}: name that by --image-store {path}, if it is still shared"
+                )
+            })?)
+        }
+        None => None,
+    };
+    let images = others.as_ref().unwrap_or(store);
+    Ok(container::life::look::look(store, images, name, meanwhile, &|| now().0)?)
+}
+
+/// The store of others that has a container's image, if it is not this one.
+pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
+    let found = container::life::known::find(store, name).ok()?;
+    found.record?.shared.map(PathBuf::from)
+}
+
+/// What has no place in a layer.
+pub(crate) fn tell_skipped(context: &Context, report: &Report) {
+    for path in &report.skipped {
+        let path = describe::name(path);
+        context.remark(&format!("left out, no layer can hold a socket: {path}"));
+    }
+}
+
+/// Options of `export CONTAINER changes:FILE`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChangesOptions {
+    /// Overwrites an existing file.
+    pub(crate) force: bool,
+    /// Leaves a running container running.
+    pub(crate) no_pause: bool,
+}
+
+/// Writes the changes of a container as a tar, the layer that `commit` would make.
+pub(crate) fn export_changes(
+    context: &Context,
+    name: &str,
+    file: &Output,
+    options: ChangesOptions,
+) -> anyhow::Result<Answer> {
+    let ChangesOptions { force, no_pause } = options;
+    check_output(context, file, force)?;
+    let store = context.open(OpenOptions::read())?;
+    let mut looked = look(context, &store, name, no_pause)?;
+    let paused = looked.paused.take();
+    let cancel = AtomicBool::new(false);
+    let work = || {
+        let write = |out: &mut dyn std::io::Write| Ok(looked.write(&store, paused, out, &cancel)?);
+        output(file, force, write, || {})
+    };
+    let done = until_signal(&cancel, work)??;
+    tell_skipped(context, &done);
+    if matches!(file, Output::Stdout) {
+        return Ok(Answer::Yes);
+    }
+    let told = ChangesReport {
+        container: looked.found.id,
+        entries: done.entries,
+        bytes: report::Bytes(done.bytes),
+        skipped: report::paths(&done.skipped),
+    };
+    if context.json {
+        report::json(&told)?;
+    } else if !context.is_quiet() {
+        report::line(&told.text())?;
+    }
+    Ok(Answer::Yes)
+}
+
+/// Report of `export changes:FILE --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ChangesReport {
+    /// The container.
+    container: String,
+    /// Entries in the tar.
+    entries: u64,
+    /// Size of the tar.
+    bytes: report::Bytes,
+    /// Paths that no tar can hold: sockets.
+    skipped: Vec<String>,
+}
+
+impl ChangesReport {
+    fn text(&self) -> String {
+        format!("{}, {}", report::count(self.entries, "entry"), report::size(self.bytes.0))
+    }
+}
+
+/// The file of the target `changes:FILE`, where `-` is standard output.
+pub(crate) fn changes_file(target: &OsStr) -> Option<Output> {
+    let file = target.as_bytes().strip_prefix(b"changes:")?;
+    Some(match file {
+        b"-" => Output::Stdout,
+        path => Output::File(PathBuf::from(OsStr::from_bytes(path))),
+    })
+}
+
+/// The trees of a container's image, and of the image that `commit` would make.
+pub(crate) fn preview(
+    context: &Context,
+    name: &OsStr,
+    no_pause: bool,
+) -> anyhow::Result<(Tree, Tree)> {
+    let name = name.to_str().with_context(|| format!("{name:?} is not UTF-8"))?;
+    let store = context.open(OpenOptions::read())?;
+    let looked = look(context, &store, name, no_pause);
+    let mut looked = looked.map_err(|error| match error.downcast_ref() {
+        Some(LookError::Known(KnownError::Absent { .. }))
+            if crate::session::resolve::resolve(&store, name).is_ok() =>
+        {
+            anyhow!("{name} is an image, and diff compares two: give the other one, or a container")
+        }
+        _ => error,
+    })?;
+    let paused = looked.paused.take();
+    let algorithm = store.algorithm();
+    // A signal ends this process at once: nothing is stored, and the child of `paused` resumes the container.
+    let never = AtomicBool::new(false);
+    let (report, trees) = looked.through(&store, paused, &never, |tar| -> anyhow::Result<_> {
+        Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)
+    })?;
+    tell_skipped(context, &report);
+    Ok(trees)
+}

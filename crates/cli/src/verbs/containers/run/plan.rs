@@ -1,0 +1,67 @@
+//! Third step of `run`: the command line and the image's configuration become the plan of a container.
+
+use anyhow::bail;
+use container::bundle::Terminal;
+use container::plan::ContainerWish;
+
+use crate::args::{When, volumes};
+use crate::session::context::Context;
+use crate::verbs::containers::hosts::name_files;
+use crate::verbs::containers::network::pasta;
+use crate::verbs::containers::run::args::Run;
+use crate::verbs::containers::run_options::{
+    GivenFiles, disk, init_wish, terminal, wishes, writable_wish,
+};
+use crate::verbs::containers::security;
+
+/// The same for `run`: a container in the background has none.
+pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
+    if !args.detach {
+        return terminal(args.tty.when());
+    }
+    if args.tty.when() == When::Always {
+        bail!(
+            "-t: a container with --detach outlives the terminal; `quire exec -t` gives one later"
+        );
+    }
+    if args.tty.interactive {
+        bail!("-i: a container with --detach has no standard input: leave -i out");
+    }
+    Ok(Terminal::None)
+}
+
+/// What the command line of `run` says.
+pub(super) fn container_wish(
+    context: &Context,
+    args: &Run,
+    terminal: Terminal,
+    id: String,
+    given: GivenFiles,
+) -> anyhow::Result<ContainerWish> {
+    let wanted = &args.wanted;
+    let writable = writable_wish(context, wanted, disk(context).as_deref());
+    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
+    bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
+    security::remark_on_labels(context, wanted);
+    let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
+    Ok(ContainerWish {
+        id,
+        names: name_files(&wanted.names, &bundle)?,
+        bundle,
+        user: wanted.program.user.clone(),
+        trust: wanted.trust.wish()?,
+        writable,
+        df: wanted.df,
+        warm: wanted.warm.into(),
+        ids: wanted.ids.wish()?,
+        volumes: volumes(wanted)?,
+        mounts: wanted.mount.clone(),
+        pasta,
+        init: init_wish(wanted),
+        stop_signal: args.stop_signal.clone(),
+        stop_timeout: args.stop_timeout,
+        timeout: args.timeout,
+        log_size: args.log_size.0,
+        keep: args.detach && !args.rm,
+    })
+}

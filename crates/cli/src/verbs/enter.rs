@@ -1,0 +1,125 @@
+//! The first step of a verb: a user who is not root enters a user namespace, if the verb needs rights there.
+
+use std::os::fd::AsFd as _;
+use std::path::Path;
+
+use container::folder::LAYER;
+use container::life::detached;
+use container::life::known::{self, KnownContainer};
+use container::root::{WritableWish, suits_overlay};
+use kernel::mount::Propagation;
+use kernel::process::{Namespace, Who};
+use store::{OpenOptions, Store};
+
+use crate::session::own_namespace::{
+    Written, changes_can_stay, enter_own_namespace, has_rights, name_of_user,
+};
+use crate::session::scope;
+use crate::verbs::Verb;
+use crate::verbs::containers::changes::changes_file;
+
+/// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
+/// in this process by then. `remark` takes what did not work and need not. Returns whether it is in one.
+pub(crate) fn enter(
+    verb: &Verb,
+    store: Option<&Path>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    if has_rights(who) {
+        return Ok(false);
+    }
+    match verb {
+        Verb::Run(args) => {
+            // Before, since the service manager knows no users of namespaces.
+            let name = name_of_user(who.user);
+            match scope::for_limits(
+                args.wanted.has_limits(),
+                args.detach,
+                (who.user, name.as_deref()),
+            ) {
+                Ok(said) => said.into_iter().for_each(&mut *remark),
+                Err(error) => remark(format!("{error:#}")),
+            }
+            let is_on_disk = || {
+                let directory = crate::session::context::store_directory(store, who);
+                changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
+            };
+            let written = match args.wanted.writable {
+                Some(WritableWish::Directory(..) | WritableWish::Folder(..)) => Written::Stays,
+                None if !args.wanted.read_only && is_on_disk() => Written::Stays,
+                _ => Written::Goes,
+            };
+            enter_own_namespace(who, written, remark)
+        }
+        Verb::Exec(args) => {
+            let found = find(&args.container, store, who);
+            if let Some((_, found)) = &found {
+                let moved = scope::to_join(&found.folder, who.user);
+                moved.unwrap_or_else(|error| remark(format!("{error:#}")));
+            }
+            join(found, who, remark)
+        }
+        // Files that a container wrote to the disk belong to ids of such a namespace.
+        Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
+            // Remarks on ids are for containers that start.
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
+            enter_own_namespace(who, Written::Stays, &mut |_| ())
+        }
+        Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
+        Verb::Export(args) if changes_file(&args.target).is_some() => {
+            join(find(&args.name, store, who), who, remark)
+        }
+        // A container is compared with its image.
+        Verb::Diff(args) if args.new.is_none() => {
+            let name = args.old.to_string_lossy();
+            let name = name.split(":/").next().unwrap_or_default();
+            join(find(name, store, who), who, remark)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// A container of this user, and the store that it is in.
+fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
+    let directory = crate::session::context::store_directory(store, who).ok()?;
+    let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
+    let found = known::find(&store, container).ok()?;
+    Some((store, found))
+}
+
+/// Whether a container has ended and has its writable layer in its folder.
+fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
+    let found = find(container, store, who);
+    found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
+}
+
+/// Whether the store has writable layers of removed containers.
+fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
+    let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
+    let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
+    store.containers.is_left(LAYER).unwrap_or(false)
+}
+
+/// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
+fn join(
+    found: Option<(Store, KnownContainer)>,
+    who: Who,
+    remark: &mut dyn FnMut(String),
+) -> anyhow::Result<bool> {
+    let Some((store, found)) = found else { return Ok(false) };
+    if !found.is_running() {
+        // What it has written belongs to ids of such a namespace.
+        return enter_own_namespace(who, Written::Stays, remark);
+    }
+    if known::running(&store, &found.id, &|| false).is_err() {
+        return Ok(false);
+    }
+    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(false) };
+    kernel::process::enter(process.as_fd(), &[Namespace::User])?;
+    // The runtime may have to hide something from itself.
+    kernel::process::own_mounts(Propagation::Private)?;
+    Ok(true)
+}

@@ -1,0 +1,59 @@
+//! `verify`: reads every byte of images and checks their digests.
+
+use clap::Args;
+use store::{Damage, FsckReport, OpenOptions};
+
+use crate::Answer;
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+use crate::verbs::store::damage::{WAY_OUT, options, tell};
+use crate::verbs::store::heal::EngineUses;
+
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// Names or ids of images; by default all images
+    pub(crate) names: Vec<String>,
+}
+
+impl VerbArgs for Verify {
+    const NAME: &'static str = "verify";
+    const ABOUT: &'static str = "Read every byte of images and check their digests";
+    const EXAMPLES: &'static str = "quire verify debian";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        verify(context, self)
+    }
+}
+
+pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer> {
+    let store = match args.names.as_slice() {
+        // It may be one of a store that is shared.
+        [name] => Some(context.open_with(name)?),
+        names => context.open_for(OpenOptions::read(), names.is_empty())?,
+    };
+    let Some(store) = store else {
+        return tell(context, &FsckReport::default(), &EngineUses::default(), "");
+    };
+    let found = if args.names.is_empty() {
+        store.images.ids()?.into_iter().map(|it| (it, None)).collect()
+    } else {
+        let named = args.names.iter().map(|name| crate::session::resolve::resolve(&store, name));
+        named.map(|it| it.map(|it| (it.image, it.manifest))).collect::<Result<Vec<_>, _>>()?
+    };
+    for (image, manifest) in &found {
+        if store.downloads.is_unproven_for(image, manifest.as_ref())? {
+            // Its bytes are those of its id, or not: that is told besides.
+            context.remark(&format!(
+                "image {image} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or \
+                 another `quire pull` of its name does that once all of it is here"
+            ));
+        }
+    }
+    let images: Vec<_> = found.into_iter().map(|it| it.0).collect();
+    let found = store.verify_all(&images, options())?;
+    let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
+    let way_out = if is_lazy { COMPLETE } else { WAY_OUT };
+    tell(context, &found, &EngineUses::of(&store)?, way_out)
+}
+
+const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` brings the rest";

@@ -1,0 +1,29 @@
+//! Paths of the kernel's cgroup hierarchies.
+
+use std::path::Path;
+
+/// Where cgroups are. Source: cgroups(7).
+pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// What the names of all containers' cgroups begin with.
+pub(super) const CGROUP: &str = "/quire-";
+
+/// Whether it is of version 2.
+pub(super) fn is_unified(path: &Path) -> bool {
+    magic(path) == Some(CGROUP2_MAGIC)
+}
+
+/// Source: Linux `include/uapi/linux/magic.h`.
+const CGROUP1_MAGIC: u32 = 0x0027_e0eb;
+
+/// As the one before.
+const CGROUP2_MAGIC: u32 = 0x6367_7270;
+
+fn magic(path: &Path) -> Option<u32> {
+    rustix::fs::statfs(path).ok().and_then(|it| u32::try_from(it.f_type).ok())
+}
+
+/// Whether a directory is of a cgroup file system.
+pub(super) fn is_hierarchy(path: &Path) -> bool {
+    magic(path).is_some_and(|it| [CGROUP1_MAGIC, CGROUP2_MAGIC].contains(&it))
+}

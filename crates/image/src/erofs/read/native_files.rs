@@ -1,0 +1,151 @@
+//! Files of an image over devices, with the objects that its records name.
+
+use hashbrown::HashMap;
+
+use super::error::{Corrupt, ReadError};
+use super::inode::{FileType, Inode, Nid};
+use super::source::ReadAt;
+use super::walk::{Budget, kept_bound};
+use super::xattr::Xattrs;
+use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
+use crate::tree::{Content, Location};
+use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
+
+/// How files of an image over devices become objects.
+#[derive(Clone, Copy)]
+pub struct Objects<'o> {
+    /// The hash that names objects.
+    pub algorithm: Algorithm,
+    /// Length in bytes of the longest file in the image that becomes inline content of the tree.
+    pub inline_max: u64,
+    /// Finds the object at a place, if it is known. The values of the image are not verified: compare size and
+    /// fingerprint with those of the object.
+    pub find: &'o dyn Fn(&Located<'_>) -> Option<ObjectId>,
+}
+
+impl std::fmt::Debug for Objects<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { algorithm, inline_max, find: _ } = self;
+        let mut debug = f.debug_struct("Objects");
+        debug.field("algorithm", algorithm).field("inline_max", inline_max).finish_non_exhaustive()
+    }
+}
+
+/// The place of a file on devices, and the values that the image states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Located<'r> {
+    /// Its runs in order, adjacent ones joined: on devices, in the image, or holes.
+    pub runs: &'r [Extent],
+    /// Length of the file in bytes, with an end that is in the image.
+    pub size: u64,
+    /// SHA-256 of its bytes, as the image states it.
+    pub fingerprint: Option<[u8; 32]>,
+}
+
+/// What is known of an image's files while a tree is made.
+#[derive(Debug)]
+pub(super) struct Files<'o> {
+    objects: Objects<'o>,
+    /// Objects in the image by where they begin and their size.
+    seen: HashMap<(ByteOffset, u64), ObjectId>,
+    /// Bytes that were hashed.
+    hashed: Budget,
+    /// Bytes of tables of chunks that were read.
+    entries: Budget,
+    /// Of the file at hand.
+    runs: Vec<Extent>,
+    /// Name of the xattr with the fingerprint.
+    pub(super) fingerprint: Vec<u8>,
+}
+
+impl Files<'_> {
+    /// Finds where all of a file's bytes are.
+    fn find_runs<S: ReadAt>(&mut self, image: &Image<S>, inode: &Inode) -> Result<(), ReadError> {
+        self.runs.clear();
+        let mut at = 0_u64;
+        while let Some(extent) = image.map(inode, ByteOffset(at))? {
+            self.entries.spend(4)?;
+            at = at.saturating_add(extent.len);
+            match self.runs.last_mut() {
+                Some(last) if last.place.after(last.len) == extent.place => {
+                    last.len = last.len.saturating_add(extent.len);
+                }
+                _ => self.runs.push(extent),
+            }
+        }
+        Ok(())
+    }
+
+    /// What a file with data is in a tree.
+    pub(super) fn content<'a, S: ReadAt>(
+        &mut self,
+        image: &Image<S>,
+        inode: &Inode,
+        xattrs: &Xattrs,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<Content<'a>, ReadError> {
+        let size = inode.size();
+        let external = |object: Option<ObjectId>| {
+            let location = if object.is_some() { Location::Object } else { Location::None };
+            Content::External { size, object, location }
+        };
+        self.find_runs(image, inode)?;
+        let is_on_device =
+            |it: &Extent| matches!(it.place, Place::Data(device, _) if device != Device::IMAGE);
+        // All of it may be zeros that are nowhere.
+        let is_nowhere = |it: &Extent| it.place == Place::Hole;
+        let may_be = inode.is_chunk_based() && !image.devices.is_empty();
+        if self.runs.iter().any(is_on_device) || may_be && self.runs.iter().all(is_nowhere) {
+            let fingerprint = xattrs.get(&self.fingerprint).and_then(parse);
+            let located = Located { runs: &self.runs, size, fingerprint };
+            return Ok(external((self.objects.find)(&located)));
+        }
+        let first = self.runs.first();
+        if size <= self.objects.inline_max.min(to_u64(INLINE_MAX)) {
+            bytes.clear();
+            bytes.resize(to_usize(size), 0);
+            image.read(inode, ByteOffset(0), bytes, &[])?;
+            return Ok(Content::Inline(bytes));
+        }
+        // Several inodes may have the same blocks; with an end behind the inode they are not the same file.
+        let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
+            Place::Data(_, offset) => Some((offset, size)),
+            Place::Hole | Place::Inline(_) => None,
+        });
+        if let Some(object) = key.and_then(|key| self.seen.get(&key)) {
+            return Ok(external(Some(*object)));
+        }
+        self.hashed.spend(size)?;
+        let object = hash(image, inode, self.objects.algorithm)?;
+        if let Some(key) = key {
+            self.seen.insert(key, object);
+        }
+        Ok(external(Some(object)))
+    }
+}
+
+/// No tree has more in itself. A bound on memory, whatever is asked for.
+const INLINE_MAX: usize = 64 << 10;
+
+fn hash<S: ReadAt>(
+    image: &Image<S>,
+    inode: &Inode,
+    algorithm: Algorithm,
+) -> Result<ObjectId, ReadError> {
+    let mut hasher = Hasher::new(algorithm);
+    let mut buffer = vec![0; to_usize(inode.size().min(1 << 20))];
+    let mut at = 0_u64;
+    loop {
+        let read = image.read(inode, ByteOffset(at), &mut buffer, &[])?;
+        if read == 0 {
+            return Ok(hasher.finish().into());
+        }
+        hasher.update(buffer.get(..read).unwrap_or_default());
+        at = at.saturating_add(to_u64(read));
+    }
+}
+
+/// The digest in a fingerprint.
+fn parse(value: &[u8]) -> Option<[u8; 32]> {
+    value.strip_prefix(b"sha256:")?.try_into().ok()
+}

@@ -1,0 +1,40 @@
+//! A cache of windows, from which the spans of a blob are inflated.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use image::gzip::Window;
+
+use super::cause::lock;
+
+/// Groups of windows that a filler keeps: some hundred kilobytes in sound indexes.
+const GROUPS: usize = 16;
+
+/// The windows that were used last, by their group.
+#[derive(Debug, Default)]
+pub(super) struct WindowCache(Mutex<VecDeque<(usize, Arc<[Window]>)>>);
+
+impl WindowCache {
+    /// Those of a group. `make` gets them if they are not here.
+    pub(super) fn get(
+        &self,
+        group: usize,
+        make: impl FnOnce() -> Option<Vec<Window>>,
+    ) -> Option<Arc<[Window]>> {
+        let mut kept = lock(&self.0);
+        let found = kept.iter().position(|it| it.0 == group).and_then(|at| kept.remove(at));
+        let (_, windows) = match found {
+            Some(found) => found,
+            None => {
+                // Others need not wait.
+                drop(kept);
+                let made = make()?;
+                kept = lock(&self.0);
+                (group, made.into())
+            }
+        };
+        kept.truncate(GROUPS - 1);
+        kept.push_front((group, Arc::clone(&windows)));
+        Some(windows)
+    }
+}

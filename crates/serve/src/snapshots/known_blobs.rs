@@ -1,0 +1,38 @@
+//! Layers of the store by the blobs that they came in.
+
+use std::collections::{BTreeSet, HashMap};
+
+use image::digest::Digest;
+use store::Store;
+
+/// Which layer a blob gives, of the store's: all bytes of the blob were hashed while it did.
+#[derive(Debug, Default)]
+pub(super) struct KnownBlobs {
+    layers: HashMap<Digest, Digest>,
+    /// Layers that were looked at.
+    seen: BTreeSet<Digest>,
+}
+
+impl KnownBlobs {
+    pub(super) fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
+        // One that has lost something is read again.
+        let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
+        if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {
+            return Some(*layer);
+        }
+        // A layer may have been read from one more blob meanwhile: then it is read once more, which only takes time.
+        for layer in store.layers.diff_ids().unwrap_or_default() {
+            if self.seen.insert(layer)
+                && let Ok(Some(opened)) = store.layers.open(&layer)
+            {
+                let hashed = opened.info().blobs.iter().filter(|it| it.is_hashed);
+                self.layers.extend(hashed.map(|it| (it.digest, layer)));
+            }
+        }
+        self.layers.get(blob).copied().filter(is_whole)
+    }
+
+    pub(super) fn note(&mut self, blob: Digest, layer: Digest) {
+        self.layers.insert(blob, layer);
+    }
+}

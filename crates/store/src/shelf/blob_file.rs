@@ -1,0 +1,119 @@
+//! Names of the files in `blobs/`.
+
+use image::digest::Digest;
+use image::verity::ImageId;
+
+use super::images::id_of;
+
+/// A file of `blobs/`, by its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum BlobFile {
+    /// A whole blob.
+    Whole(Digest),
+    /// The first bytes of a blob.
+    Partial(Digest),
+    /// A pin of the pull of this manifest.
+    Pin(Digest),
+    /// The places of the pieces of the layer with this diff id.
+    Chunks(Digest),
+    /// Origin and signatures of this manifest.
+    Signatures(Digest),
+    /// Origins of this image.
+    Origins(ImageId),
+    /// Traces of this image.
+    Traces(ImageId),
+    /// This image came with an index, and was not compared with its layers.
+    Unproven(ImageId),
+    /// A repair has removed data of this image.
+    Lacking(ImageId),
+}
+
+impl BlobFile {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        if let Some(name) = name.strip_suffix(PARTIAL) {
+            return Digest::from_file_name(name).map(Self::Partial);
+        }
+        if let Some(name) = name.strip_suffix(PULL) {
+            return Digest::from_file_name(name).map(Self::Pin);
+        }
+        if let Some(name) = name.strip_suffix(CHUNKS) {
+            return Digest::from_file_name(name).map(Self::Chunks);
+        }
+        if let Some(name) = name.strip_suffix(SIGNATURES) {
+            return Digest::from_file_name(name).map(Self::Signatures);
+        }
+        if let Some(name) = name.strip_suffix(ORIGINS) {
+            return id_of(name.as_bytes()).map(Self::Origins);
+        }
+        if let Some(name) = name.strip_suffix(TRACES) {
+            return id_of(name.as_bytes()).map(Self::Traces);
+        }
+        if let Some(name) = name.strip_suffix(UNPROVEN) {
+            return id_of(name.as_bytes()).map(Self::Unproven);
+        }
+        if let Some(name) = name.strip_suffix(LACKING) {
+            return id_of(name.as_bytes()).map(Self::Lacking);
+        }
+        Digest::from_file_name(name).map(Self::Whole)
+    }
+
+    /// In a few words.
+    pub(crate) const fn kind(&self) -> &'static str {
+        match self {
+            Self::Whole(_) => "blob",
+            Self::Partial(_) => "part of a blob",
+            Self::Pin(_) => "unfinished pull",
+            Self::Chunks(_) => "table of chunks",
+            Self::Signatures(_) => "signatures",
+            Self::Origins(_) => "record of origins",
+            Self::Traces(_) => "record of traces",
+            Self::Unproven(_) => "mark of an unproven image",
+            Self::Lacking(_) => "mark of an image that lacks data",
+        }
+    }
+
+    /// The digest or the id that it is named by.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Whole(digest)
+            | Self::Partial(digest)
+            | Self::Pin(digest)
+            | Self::Chunks(digest)
+            | Self::Signatures(digest) => digest.to_string(),
+            Self::Origins(image)
+            | Self::Traces(image)
+            | Self::Unproven(image)
+            | Self::Lacking(image) => image.to_string(),
+        }
+    }
+
+    pub(crate) fn file_name(&self) -> String {
+        match self {
+            Self::Whole(digest) => digest.file_name(),
+            Self::Partial(digest) => digest.file_name() + PARTIAL,
+            Self::Pin(digest) => digest.file_name() + PULL,
+            Self::Chunks(diff_id) => diff_id.file_name() + CHUNKS,
+            Self::Signatures(digest) => digest.file_name() + SIGNATURES,
+            Self::Origins(image) => image.to_string() + ORIGINS,
+            Self::Traces(image) => image.to_string() + TRACES,
+            Self::Unproven(image) => image.to_string() + UNPROVEN,
+            Self::Lacking(image) => image.to_string() + LACKING,
+        }
+    }
+}
+
+const PARTIAL: &str = ".partial";
+
+const PULL: &str = ".pull";
+
+const CHUNKS: &str = ".chunks";
+
+const SIGNATURES: &str = ".signatures";
+
+const ORIGINS: &str = ".origins";
+
+const TRACES: &str = ".traces";
+
+const UNPROVEN: &str = ".unproven";
+
+const LACKING: &str = ".lacking";

@@ -1,0 +1,35 @@
+//! The immutable flag of published files.
+
+use std::os::fd::AsFd as _;
+
+use super::Transaction;
+use crate::disk::Directory;
+
+/// Sets the immutable flag, as long as that works.
+pub(super) struct Sealer {
+    wanted: bool,
+}
+
+impl Sealer {
+    pub(super) fn new(transaction: &Transaction<'_>) -> Self {
+        let verity = transaction.verity.load(std::sync::atomic::Ordering::Relaxed);
+        let wanted = transaction.store.sealing == Sealing::VerityOrImmutable && verity == NO;
+        Self { wanted }
+    }
+
+    pub(super) fn seal(&mut self, directory: &Directory, name: &str) {
+        if !self.wanted {
+            return;
+        }
+        let Ok(Some((file, _))) = directory.read(name) else { return };
+        match set_immutable(file.as_fd()) {
+            Ok(()) => {}
+            // Not permitted, or not on this file system: it will not be for the next one either.
+            Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
+                tracing::debug!(%error, "cannot set the immutable flag: objects are protected by their mode only");
+                self.wanted = false;
+            }
+            Err(error) => tracing::warn!(%error, name, "cannot set the immutable flag"),
+        }
+    }
+}
