@@ -20,7 +20,7 @@ use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::containers::Liveness;
-use crate::shelf::devices::DataError;
+use crate::shelf::data_error::DataError;
 use crate::shelf::images::{self, ContentsError, Use};
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::LayerError;
@@ -488,7 +488,8 @@ mod tests {
     use crate::Digest;
     use crate::StoreItem;
     use crate::inventory::Inventory;
-    use crate::shelf::downloads::{BlobFile, PIN_SECONDS};
+    use crate::shelf::blob_file::BlobFile;
+    use crate::shelf::downloads::PIN_SECONDS;
     use crate::tests::{NOW, open};
 
     /// A pull writes it before the manifest. Without it, the pull's layers would go before the pull ends.

@@ -1,6 +1,8 @@
 //! The user namespace of a user who is not root, in which containers run: its ids, and what this host offers for it.
 
-use std::path::{Path, PathBuf};
+#[cfg(feature = "serve")]
+use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::Context as _;
 use container::bundle::userns::{Files, IdMap, UserName, is_transient};

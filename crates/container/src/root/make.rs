@@ -7,7 +7,7 @@ use image::erofs::read::Image;
 use image::verity::ImageId;
 use kernel::cache;
 use kernel::mount::{
-    Acl, Backing, DATA_LAYERS, DETACHED_SOURCES, Detached, OVERLAY_USER_DATA, XattrNamespace,
+    Acl, Backing, DATA_LAYERS, DETACHED_SOURCES, OVERLAY_USER_DATA, XattrNamespace,
 };
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
@@ -20,9 +20,7 @@ use crate::root::place::{TMPFS_USER_XATTRS, memory_takes_marks};
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
-use crate::root::via::{
-    Above, AnyError, LendImage, LentMount, ServeImage, ServedImage, Via, WithXattrs,
-};
+use crate::root::via::{Above, AnyError, LendImage, LentMount, ServeImage, Via, WithXattrs};
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.

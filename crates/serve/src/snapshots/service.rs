@@ -1,7 +1,6 @@
 //! The snapshotter as containerd calls it: gRPC on a socket.
 
 use std::collections::{BTreeMap, HashMap};
-use std::error::Error as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{Moment, OpenImageError, SnapshotKind};
+use store::{Moment, SnapshotKind};
 use tokio::net::UnixListener;
 use tokio_stream::Stream;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
-use transfer::export::CopyError;
 
 use super::caller::Caller;
 use super::collect::{CollectRequests, Collector};

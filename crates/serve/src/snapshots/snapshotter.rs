@@ -1,20 +1,15 @@
 //! The snapshots of one engine, and what can be done with them: containerd's rules, without its words on the wire.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use image::digest::Digest;
 use image::verity::ImageId;
 use kernel::usage::{Usage, usage_of};
-use oci::policy::Policies;
 use store::{
-    Moment, Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind,
-    SnapshotRecord, SnapshotSize, Store,
+    Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
+    SnapshotSize, Store,
 };
 
 use super::counts::Counts;

@@ -11,6 +11,7 @@ use super::harm::Bad;
 use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, chain, fault};
 use crate::disk::DiskError;
 use crate::parallel;
+use crate::shelf::data_error::DataError;
 use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, StoredObject};
 use crate::shelf::item::StoreItem;
 use crate::store::Store;
@@ -183,10 +184,10 @@ impl Store {
         }
         let damage = match self.devices.index_damage(device) {
             Ok(None) => None,
-            Ok(Some(devices::DataError::Index { reason, .. })) => {
+            Ok(Some(DataError::Index { reason, .. })) => {
                 Some(Damage::Bad(StoreItem::DeviceIndex(*device), reason.to_owned()))
             }
-            Ok(Some(devices::DataError::Length { expected, actual, .. })) => Some(Damage::Bad(
+            Ok(Some(DataError::Length { expected, actual, .. })) => Some(Damage::Bad(
                 StoreItem::Device(*device),
                 format!("it has {actual} bytes, not {expected}"),
             )),

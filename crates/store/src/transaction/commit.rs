@@ -2,16 +2,13 @@
 //! `docs/format/object-store.md`, "A commit".
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 
 use image::verity::ObjectId;
-use kernel::seal::{SealError, set_immutable};
 
 use super::data::{Data, MadeFile};
 use super::sealer::Sealer;
-use super::{Committed, Found, NO, State, Transaction, TransactionError};
+use super::{Committed, Found, State, Transaction, TransactionError};
 use crate::disk::{Directory, DiskError, Renamed};
-use crate::meta::Sealing;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::downloads::origins;
 use crate::shelf::item::StoreItem;

@@ -2,8 +2,11 @@
 
 use std::os::fd::AsFd as _;
 
-use super::Transaction;
+use kernel::seal::{SealError, set_immutable};
+
+use super::{NO, Transaction};
 use crate::disk::Directory;
+use crate::meta::Sealing;
 
 /// Sets the immutable flag, as long as that works.
 pub(super) struct Sealer {

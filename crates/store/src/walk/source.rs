@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt as _;
 
 use image::verity::{Algorithm, Hasher, ObjectId};
-use rustix::fs::{SeekFrom, Statx};
+use rustix::fs::{AtFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
 /// Bytes read at once. More is not faster, and less means more system calls.

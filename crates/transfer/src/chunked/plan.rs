@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use store::{Chunk, ChunkKey, ObjectPart, Store};
 
+use super::Toc;
 use super::toc::{Contents, Format};
-use super::{Ranges, Toc};
 use image::digest::Digest;
 
 /// What makes a plan worth while.

@@ -1,7 +1,6 @@
 //! A layer's blob, on its way from a registry, with the part that an earlier pull has kept.
 
 use std::io::{self, Cursor, Read};
-use std::ops::Range;
 use std::sync::Arc;
 
 use store::{PartialBlob, Store};
@@ -9,11 +8,11 @@ use store::{PartialBlob, Store};
 use super::Layers;
 use super::parts::Parts;
 use super::tables::Table;
-use crate::chunked::{Plan, Ranges, Tar, Toc};
+use crate::chunked::{Plan, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
 use crate::lazy::update::UpdatePlan;
 use image::digest::Digest;
-use oci::blobs::{BlobSource, FailingReader, Whole};
+use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 
 /// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.

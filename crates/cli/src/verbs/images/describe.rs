@@ -6,6 +6,7 @@ use image::tree::{Content, Inode, Node};
 use serde::Serialize;
 
 use crate::output::report;
+use crate::session::target::Target;
 
 /// `drwxr-xr-x` and so on, as `ls` writes it.
 pub(crate) fn mode(inode: &Inode<'_>) -> String {

@@ -20,7 +20,7 @@ use transfer::import::Unsupported;
 use transfer::progress::Event;
 
 use crate::output::report::{self, Bytes, Seconds, count};
-use crate::session::context::Context;
+use crate::session::context::{Context, Outside};
 use crate::session::layers;
 use crate::session::output_file::{check_output, output};
 use crate::session::signals::{give_up_when, until_signal};

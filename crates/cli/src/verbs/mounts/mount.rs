@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::{Args, ValueEnum, ValueHint};
 use container::bundle::Access;
 use container::mounted::MountNote;
 use container::root::filestore::Backing as FileBacking;
 use container::root::{Shape, TrustedImage, WritableWish, make, space, warm};
-use kernel::mount::{Attributes, MountAttrFlags, Unmount};
+use kernel::mount::{Attributes, MountAttrFlags};
 
 use crate::Answer;
 #[cfg(feature = "serve")]

@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
-use container::mounted::MountNote;
 use kernel::mount::Unmount;
 
 use crate::Answer;
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
-use crate::verbs::mounts::own_mounts::{MountTarget, OwnMounts};
+use crate::verbs::mounts::own_mounts::OwnMounts;
 
 #[derive(Debug, Args)]
 pub(crate) struct Umount {

@@ -22,16 +22,6 @@ impl VerbArgs for Unseal {
     }
 }
 
-impl VerbArgs for Unseal {
-    const NAME: &'static str = "unseal";
-    const ABOUT: &'static str = "Clear the immutable flag of a store, so that it can be removed";
-    const EXAMPLES: &'static str = "quire unseal --store ./store";
-
-    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
-        unseal(context)
-    }
-}
-
 pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
     let unsealed = context.open(OpenOptions::write())?.unseal()?;
     if context.json {

@@ -2,7 +2,8 @@
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native::{Located, Objects, native_tree};
+use super::native::native_tree;
+use super::native_files::{Located, Objects};
 use super::to_tree::{Owners, View, to_tree};
 use super::walk::{Budget, work_bound};
 use super::xattr::Xattrs;

@@ -1,18 +1,14 @@
 //! Features of images over devices: objects by their addresses, fingerprints, and the used parts of devices.
 
-use hashbrown::HashMap;
-
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native_files::Files;
+use super::native_files::{Files, Objects, parse};
 use super::source::ReadAt;
 use super::superblock::DeviceSlot;
 use super::to_tree::{ImageTree, Reader, View};
 use super::walk::{Budget, kept_bound};
-use super::xattr::Xattrs;
-use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
-use crate::tree::{Content, Location};
-use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
+use super::{ByteOffset, Device, Image, Place};
+use crate::verity::DeviceId;
 
 /// A run of a file's bytes on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,12 +32,8 @@ pub fn native_tree<S: ReadAt>(
     image: &Image<S>,
     objects: Objects<'_>,
 ) -> Result<ImageTree, ReadError> {
-    let hashed = Budget::new(kept_bound(image.source().len()));
     let fingerprint = image.fingerprint_name()?.unwrap_or_default();
-    // An entry of a table of chunks is 4 or 8 bytes, and belongs to one file.
-    let entries = Budget::new(kept_bound(image.source().len()));
-    let (seen, runs) = (HashMap::new(), Vec::new());
-    let files = Files { objects, seen, hashed, entries, runs, fingerprint };
+    let files = Files::new(objects, fingerprint, kept_bound(image.source().len()));
     Reader::new(image, View::Plain, Some(files)).read()
 }
 

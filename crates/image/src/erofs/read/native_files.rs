@@ -2,14 +2,14 @@
 
 use hashbrown::HashMap;
 
-use super::error::{Corrupt, ReadError};
-use super::inode::{FileType, Inode, Nid};
+use super::error::ReadError;
+use super::inode::Inode;
 use super::source::ReadAt;
-use super::walk::{Budget, kept_bound};
+use super::walk::Budget;
 use super::xattr::Xattrs;
 use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
 use crate::tree::{Content, Location};
-use crate::verity::{Algorithm, DeviceId, Hasher, ObjectId};
+use crate::verity::{Algorithm, Hasher, ObjectId};
 
 /// How files of an image over devices become objects.
 #[derive(Clone, Copy)]
@@ -56,6 +56,21 @@ pub(super) struct Files<'o> {
     runs: Vec<Extent>,
     /// Name of the xattr with the fingerprint.
     pub(super) fingerprint: Vec<u8>,
+}
+
+impl<'o> Files<'o> {
+    /// `bound` limits the bytes that are hashed, and the bytes of tables of chunks. An entry of a table has 4 or 8 bytes and
+    /// belongs to one file.
+    pub(super) fn new(objects: Objects<'o>, fingerprint: Vec<u8>, bound: u64) -> Self {
+        Self {
+            objects,
+            seen: HashMap::new(),
+            hashed: Budget::new(bound),
+            entries: Budget::new(bound),
+            runs: Vec::new(),
+            fingerprint,
+        }
+    }
 }
 
 impl Files<'_> {
@@ -146,6 +161,6 @@ fn hash<S: ReadAt>(
 }
 
 /// The digest in a fingerprint.
-fn parse(value: &[u8]) -> Option<[u8; 32]> {
+pub(super) fn parse(value: &[u8]) -> Option<[u8; 32]> {
     value.strip_prefix(b"sha256:")?.try_into().ok()
 }

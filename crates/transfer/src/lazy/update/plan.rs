@@ -15,7 +15,7 @@ use oci::manifest::Descriptor;
 use store::{LookupError, Store};
 
 use super::UpdateError;
-use crate::chunked::{Stats, Tar};
+use crate::chunked::Stats;
 use crate::lazy::artifact::{BlobName, UpdateBlobs};
 
 /// Bytes of the blob that are asked for at once, and in memory.
@@ -53,7 +53,7 @@ pub struct UpdatePlan<'a> {
     pub(super) store: &'a Store,
     pub(super) head: Head,
     /// A zstd frame.
-    recipe: Vec<u8>,
+    pub(super) recipe: Vec<u8>,
     /// The bytes of the tar that are fetched, ascending. They are in the parts.
     pub(super) missing: Vec<Range<u64>>,
     pub(super) parts: Vec<Part>,

@@ -12,7 +12,7 @@ use oci::blobs::{BlobSource, Whole};
 use store::ObjectReader;
 
 use super::UpdateError;
-use super::plan::{BATCH, UpdatePlan};
+use super::plan::{BATCH, UpdatePlan, decompressed};
 use crate::chunked::Tar;
 use crate::lazy::group_windows;
 
