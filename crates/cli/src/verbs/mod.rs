@@ -10,6 +10,7 @@ mod documents;
 pub(crate) mod enter;
 #[cfg(test)]
 mod example;
+pub(crate) mod exit_codes;
 pub(crate) mod habits;
 pub(crate) mod help;
 pub(crate) mod images;
@@ -24,7 +25,7 @@ use clap::{Args, Command, Subcommand};
 
 use crate::Answer;
 use crate::session::context::Context;
-use crate::verbs::help::EXIT_CODES;
+use crate::verbs::exit_codes::EXIT_CODES;
 
 pub(crate) use command_line::{Cli, command};
 

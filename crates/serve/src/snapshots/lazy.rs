@@ -17,7 +17,7 @@ use transfer::StoredImage;
 use super::error::SnapshotterError;
 use super::labels::{Labels, layer_blob, target};
 use super::layers::chain_id;
-use super::lazy_memory::Answer;
+use super::lazy_memory::LazyLookup;
 use super::snapshotter::Snapshotter;
 
 /// The name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`, `TargetRefLabel`.
@@ -145,8 +145,8 @@ impl Snapshotter {
     fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
         let LazyWanted { reference, manifest } = wanted;
         let mut asking = match self.lazy.ask(manifest) {
-            Answer::Known(known) => return known,
-            Answer::Ask(asking) => asking,
+            LazyLookup::Known(known) => return known,
+            LazyLookup::Ask(asking) => asking,
         };
         let of_records = {
             let state = self.state();

@@ -37,16 +37,16 @@ impl LazyMemory {
     }
 
     /// Returns what is known of an image, or has the caller find out.
-    pub(super) fn ask(&self, manifest: &Digest) -> Answer<'_> {
+    pub(super) fn ask(&self, manifest: &Digest) -> LazyLookup<'_> {
         let begun = Instant::now();
         let mut known = self.known();
         loop {
             match known.get(manifest) {
-                Some(Known::Here(image)) => return Answer::Known(Some(*image)),
-                Some(Known::No(when)) if when.elapsed() < AGAIN => return Answer::Known(None),
+                Some(Known::Here(image)) => return LazyLookup::Known(Some(*image)),
+                Some(Known::No(when)) if when.elapsed() < AGAIN => return LazyLookup::Known(None),
                 Some(Known::Asked) => {
                     let Some(left) = WAIT.checked_sub(begun.elapsed()) else {
-                        return Answer::Known(None);
+                        return LazyLookup::Known(None);
                     };
                     let waited = self.told.wait_timeout(known, left);
                     known = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -58,7 +58,7 @@ impl LazyMemory {
             known.retain(|_, it| matches!(it, Known::Asked));
         }
         known.insert(*manifest, Known::Asked);
-        Answer::Ask(Asking { memory: self, manifest: *manifest, found: None })
+        LazyLookup::Ask(Asking { memory: self, manifest: *manifest, found: None })
     }
 
     fn bringing(&self) -> MutexGuard<'_, HashSet<Digest>> {
@@ -83,7 +83,7 @@ impl LazyMemory {
     }
 }
 
-pub(super) enum Answer<'m> {
+pub(super) enum LazyLookup<'m> {
     Known(Option<ImageId>),
     /// Others wait for what the caller finds.
     Ask(Asking<'m>),
@@ -134,13 +134,13 @@ mod tests {
     #[test]
     fn a_call_that_ends_without_an_answer_keeps_no_other_waiting() {
         let (memory, manifest) = (LazyMemory::default(), Digest::sha256(b"manifest"));
-        let Answer::Ask(asking) = memory.ask(&manifest) else { panic!() };
+        let LazyLookup::Ask(asking) = memory.ask(&manifest) else { panic!() };
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| matches!(memory.ask(&manifest), Answer::Known(None)));
+            let waiting = scope.spawn(|| matches!(memory.ask(&manifest), LazyLookup::Known(None)));
             drop(asking);
             assert!(waiting.join().unwrap());
         });
         // Of another image nothing is known.
-        assert!(matches!(memory.ask(&Digest::sha256(b"other")), Answer::Ask(_)));
+        assert!(matches!(memory.ask(&Digest::sha256(b"other")), LazyLookup::Ask(_)));
     }
 }

@@ -18,7 +18,7 @@ use crate::args::{Program, Tty};
 use crate::session::context::Context;
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
-use crate::verbs::help::RUN_CODES;
+use crate::verbs::exit_codes::RUN_CODES;
 
 #[derive(Debug, Args)]
 pub(crate) struct Exec {

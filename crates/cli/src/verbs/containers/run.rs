@@ -31,7 +31,7 @@ use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::run_options::{GivenFiles, image_config};
-use crate::verbs::help::RUN_CODES;
+use crate::verbs::exit_codes::RUN_CODES;
 
 pub(crate) use args::Run;
 use find::FoundImage;

@@ -17,7 +17,7 @@ use crate::session::layers;
 use crate::session::signals::FORWARDED;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::run::Run;
-use crate::verbs::help::RUN_CODES;
+use crate::verbs::exit_codes::RUN_CODES;
 
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
