@@ -1,4 +1,4 @@
-//! The `config.json` of an OCI bundle, made from the image's configuration and the caller's wishes.
+//! The `config.json` of an OCI bundle, made from the image's configuration and the caller's settings.
 
 mod choices;
 pub mod config;
@@ -33,10 +33,10 @@ pub use choices::{Access, Kind, Network};
 pub use destinations::DestinationError;
 pub(crate) use home::Home;
 
-/// What a root without a `PATH` is searched by; Docker's default.
+/// `PATH` of programs if neither the image nor the caller sets one: Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Kernel interfaces that tell about the host, or control it: those that Docker hides.
+/// Kernel interfaces that expose or control the host; the same ones that Docker hides.
 const MASKED: [&str; 12] = [
     "/proc/interrupts",
     "/sys/devices/virtual/powercap",
@@ -52,62 +52,60 @@ const MASKED: [&str; 12] = [
     "/sys/firmware",
 ];
 
-/// Directory with a directory for each processor, `cpu0` and so on.
+/// Directory with a subdirectory for each processor, `cpu0` and so on.
 const PROCESSORS: &str = "/sys/devices/system/cpu";
 
 const READ_ONLY: [&str; 5] =
     ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// What labels of an image begin with that are passed on as annotations: what images say about themselves. All others
-/// stay here, since runtimes take orders from annotations (`run.oci.*` of crun, `org.systemd.property.*` of runc), and an
-/// image is nobody who may give orders. Source: image-spec 1.1, `annotations.md`.
+/// Prefix of the image labels that are passed on as annotations: descriptions of the image. Other labels are dropped,
+/// because runtimes obey some annotations (`run.oci.*` of crun, `org.systemd.property.*` of runc), and an image must
+/// not control the runtime. Source: image-spec 1.1, `annotations.md`.
 const HARMLESS_LABELS: &str = "org.opencontainers.image.";
 
-/// Whether a process talks to a terminal.
+/// Whether a process has a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Terminal {
-    /// It gets a new one, that the runtime connects to ours.
+    /// A new terminal, which the runtime connects to the caller's.
     New,
-    /// It gets our standard streams as they are.
+    /// The standard streams of this process, unchanged.
     None,
 }
 
-/// Limits of a container's processor use. A field that is `None` sets no limit.
+/// Limits of a container's processor time. A field that is `None` sets no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cpu {
-    /// Microseconds of processor time in each tenth of a second.
+    /// Processor time in each period of 100 ms, in microseconds.
     pub quota: Option<NonZeroU32>,
-    /// Weight against other cgroups that want time, whose default is 1024.
+    /// Weight against other cgroups that compete for processor time; the default is 1024.
     pub shares: Option<NonZeroU64>,
-    /// Which processors, such as `0-2,7`.
+    /// List of processors, such as `0-2,7`.
     pub cpus: Option<String>,
 }
 
-/// The most processes and threads of a container, if nobody says more or less. As with podman: enough for servers, and no
-/// fork bomb takes the host down.
+/// Default limit of processes and threads in a container, the same as podman's: enough for servers, and low enough
+/// that a fork bomb does not bring the host down.
 pub const PIDS: NonZeroU32 = NonZeroU32::new(2048).unwrap();
 
-/// Period of which [`Cpu::quota`] is a part, in microseconds.
+/// Period to which [`Cpu::quota`] refers, in microseconds.
 pub const CPU_PERIOD: u32 = 100_000;
 
-/// A controller of cgroups that holds limits. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`.
+/// A cgroup controller that enforces limits. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Controller {
-    /// Of memory.
     Memory,
-    /// Of processor time.
+    /// Controller of processor time.
     Cpu,
-    /// Of which processors.
+    /// Controller of the set of processors.
     Cpuset,
-    /// Of processes and threads.
+    /// Controller of the number of processes and threads.
     Pids,
 }
 
 impl Controller {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Cpu, Self::Cpuset, Self::Pids];
 
-    /// As the kernel names it.
+    /// Returns the kernel's name of the controller.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -118,7 +116,7 @@ impl Controller {
         }
     }
 
-    /// What it limits, as the beginning of a sentence on a container.
+    /// Returns the start of a message about a container's limit.
     pub(crate) const fn limited(self) -> &'static str {
         match self {
             Self::Memory => "its memory is",
@@ -129,52 +127,49 @@ impl Controller {
     }
 }
 
-/// The caller's wishes. A field that is `None` or empty leaves it to the image.
+/// Settings of the caller. A field that is `None` or empty keeps the image's setting.
 #[derive(Debug, Clone)]
 pub struct Wishes {
     /// Replaces the image's command, but not its entrypoint.
     pub command: Vec<String>,
-    /// Replaces the image's entrypoint, and then the image's command is not used either.
+    /// Replaces the image's entrypoint and command.
     pub entrypoint: Option<Vec<String>>,
-    /// `NAME=VALUE`, over the image's.
+    /// `NAME=VALUE`, which overrides the image's variables.
     pub env: Vec<String>,
-    /// Where the command starts.
+    /// Directory in which the command starts.
     pub working_dir: Option<String>,
-    /// The container's host name.
     pub hostname: String,
-    /// Terminal or streams.
     pub terminal: Terminal,
-    /// Network.
     pub network: Network,
-    /// Where the namespace of [`Network::Pasta`] is found, an absolute path. Added later.
+    /// Absolute path of the namespace for [`Network::Pasta`]. It is set later.
     pub network_place: Option<String>,
     /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::names::files`].
     pub names: Vec<NameMount>,
-    /// Root file system.
+    /// Access to the root file system.
     pub access: Access,
-    /// Further mounts, from [`crate::bundle::mounts::arrange`].
+    /// Additional mounts, from [`crate::bundle::mounts::arrange`].
     pub volumes: Vec<Volume>,
-    /// Map of its ids to ids of the host; `None` if they are the same.
+    /// Map of the container's ids to the host's ids; `None` if they are the same.
     pub map: Option<IdMap>,
-    /// Where its cgroups are, from the root of each hierarchy; none leaves it to the runtime.
+    /// Path of its cgroups below the root of each hierarchy; `None` leaves the choice to the runtime.
     pub cgroup: Option<String>,
-    /// The ids of the user namespace that this process and the runtime are in, if it is not the host's. Then the container
-    /// sees cgroups only if it has one that was delegated.
+    /// Ids of the user namespace of this process and the runtime, if it is not the host's. Then the container sees
+    /// cgroups only if it has a delegated one.
     pub own: Option<OwnIds>,
-    /// Whether somebody asked that it has less of the machine than there is: [`PIDS`] is there by itself.
+    /// Whether the caller asked for a limit. The default [`PIDS`] does not count.
     pub is_limited: bool,
-    /// The most memory, in bytes.
+    /// Memory limit, in bytes.
     pub memory: Option<NonZeroU64>,
-    /// The most processes and threads.
+    /// Limit of processes and threads.
     pub pids: Option<NonZeroU32>,
-    /// How much of the processors.
+    /// Limits of processor time.
     pub cpu: Cpu,
-    /// Capabilities, system calls, devices and limits.
+    /// Capabilities, system calls, devices and resource limits.
     pub security: Security,
 }
 
 impl Wishes {
-    /// The controllers that its limits need.
+    /// Returns the controllers that the limits need.
     pub(crate) fn controllers(&self) -> Vec<Controller> {
         let is_timed = self.cpu.quota.is_some() || self.cpu.shares.is_some();
         let needed = [
@@ -186,7 +181,7 @@ impl Wishes {
         needed.into_iter().filter(|it| it.1).map(|it| it.0).collect()
     }
 
-    /// Without the limits that none of these controllers sets.
+    /// Removes the limits whose controllers are not in `there`.
     pub(crate) fn drop_limits(&mut self, there: &[Controller]) {
         let has = |controller| there.contains(&controller);
         self.memory = self.memory.filter(|_| has(Controller::Memory));
@@ -196,7 +191,8 @@ impl Wishes {
         self.pids = self.pids.filter(|_| has(Controller::Pids));
     }
 
-    /// Wishes for nothing but a host name: the rest is as the image says, and nothing is limited or shared.
+    /// Returns settings that contain only a host name: all else is as in the image, without limits or shared
+    /// resources.
     #[must_use]
     pub fn new(hostname: String) -> Self {
         Self {
@@ -223,22 +219,22 @@ impl Wishes {
     }
 }
 
-/// A wish that cannot be fulfilled.
+/// A setting that cannot be applied.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError {
     /// Neither the image nor the caller names a command.
     #[error("the image has no command: give one after --")]
     NoCommand,
-    /// A variable of the caller's without a name, or without a value.
+    /// A variable of the caller has no name or no value.
     #[error("\"{0}\" is not NAME=VALUE")]
     Env(String),
-    /// A working directory that cannot be had.
+    /// The working directory cannot be used.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
     /// The root does not allow a mount or a device.
     #[error(transparent)]
     Destination(#[from] DestinationError),
-    /// Where its names go cannot be looked up.
+    /// The mount points of the files for names cannot be looked up.
     #[error("cannot look for /etc/hosts and the like in the root")]
     Places(#[source] rustix::io::Errno),
 }
@@ -246,20 +242,16 @@ pub enum BundleError {
 /// Command to execute, with its environment and working directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// The program and its arguments, at least one.
+    /// The program and its arguments; at least one entry.
     pub args: Vec<String>,
-    /// `NAME=VALUE`, each name once, `PATH` and `HOME` among them.
+    /// `NAME=VALUE`. Each name is unique, and `PATH` and `HOME` are set.
     pub env: Vec<String>,
-    /// As asked for.
+    /// Directory as requested; its links are not resolved.
     pub working_dir: String,
 }
 
 impl Process {
-    /// Merges the image's configuration with the caller's wishes. What in the image's environment is no variable is
-    /// left out.
-    ///
-    /// # Errors
-    /// [`BundleError`].
+    /// Merges the image's configuration with the caller's settings. Malformed variables of the image are left out.
     fn new(image: &ImageConfig, wishes: &Wishes, user: &User) -> Result<Self, BundleError> {
         let (entrypoint, image_command) = match &wishes.entrypoint {
             Some(entrypoint) => (entrypoint, &Vec::new()),
@@ -274,7 +266,7 @@ impl Process {
         let image_env = image.env.iter().filter(|variable| {
             let good = name_of(variable).is_some();
             if !good {
-                // Whoever runs an image cannot mend it, and no program could find such a variable.
+                // The user of an image cannot repair its variables, and programs could not find such a variable.
                 tracing::debug!(variable, "the image's variable is not NAME=VALUE: left out");
             }
             good
@@ -300,7 +292,7 @@ impl Process {
         Ok(Self { args, env, working_dir: working_dir.to_owned() })
     }
 
-    /// The value of a variable.
+    /// Returns the value of a variable.
     #[must_use]
     pub fn variable(&self, name: &str) -> Option<&str> {
         let found = self.env.iter().find(|it| is_named(it, name));
@@ -317,11 +309,8 @@ fn is_named(variable: &str, name: &str) -> bool {
 }
 
 /// Returns the process and the runtime configuration of a container. Its root is `root`, which the runtime finds at
-/// `place`. The working directory, and the destinations of mounts and devices, are looked up in there, so that the runtime need not
-/// follow links.
-///
-/// # Errors
-/// [`BundleError`].
+/// `place`. The working directory and the destinations of mounts and devices are resolved inside the root, so that
+/// the runtime need not follow links.
 pub fn configure(
     root: BorrowedFd<'_>,
     place: &str,
@@ -354,7 +343,7 @@ pub fn configure(
     Ok((process, config))
 }
 
-/// Whether a file at a path would take the place of a mount, of a device or of the working directory. All are without links.
+/// Whether a file at a path would replace a mount, a device or the working directory. All paths are without links.
 fn is_needed(path: &str, config: &RuntimeSpec, devices: &[Device], process: &Process) -> bool {
     let mounts = config.mounts.iter().map(|it| it.destination.as_str());
     let mut above = mounts.chain([process.working_dir.as_str()]);
@@ -363,8 +352,9 @@ fn is_needed(path: &str, config: &RuntimeSpec, devices: &[Device], process: &Pro
         || files.any(|it| is_at_or_below(it, path) || is_at_or_below(path, it))
 }
 
-/// Directories that count how often each processor was too hot, by which a program can watch others. Docker hides those of all
-/// processors. Source: moby `daemon/pkg/oci/defaults.go` and its advisory GHSA-6fw5-f8r9-fgfm.
+/// Returns the directories that count how often each processor was too hot, from which a program could observe other
+/// programs. Docker hides those of all processors. Source: moby `daemon/pkg/oci/defaults.go` and its advisory
+/// GHSA-6fw5-f8r9-fgfm.
 fn thermal_throttles() -> Vec<String> {
     let entries = std::fs::read_dir(PROCESSORS).into_iter().flatten().flatten();
     let names = entries.filter_map(|it| it.file_name().into_string().ok());
@@ -377,21 +367,21 @@ fn thermal_throttles() -> Vec<String> {
     paths.filter(|path| std::path::Path::new(path).exists()).collect()
 }
 
-/// A file with names, where links of the image lead, but never out of the root; none if what was asked for or something
-/// that is no file is there.
+/// Returns the mount of a file for names. Its destination is the target of the image's links, inside the root.
+/// Returns `None` if a mount of the caller, or something other than a file, is at the destination.
 fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
     let FilePlace::At(place) = place else {
         tracing::debug!(file.place, "stays as the container has it: nothing can be mounted there");
         return None;
     };
-    // As podman has it: they are part of the root.
+    // Read-only like the root, of which these files are a part. podman does the same.
     let is_read_only = [wishes.access, file.access].contains(&Access::ReadOnly);
     let access = if is_read_only { "ro" } else { "rw" };
     let options = ["bind", "rprivate", "nosuid", "noexec", "nodev", access];
     Some(SpecMount::new(&place, "bind", &file.source, &options))
 }
 
-/// The runtime configuration, for a root file system at `root` (relative to the bundle, or absolute).
+/// Returns the runtime configuration for a root file system at `root` (relative to the bundle, or absolute).
 #[must_use]
 fn runtime_config(
     process: &Process,
@@ -435,7 +425,7 @@ fn runtime_config(
 }
 
 fn namespaces(wishes: &Wishes) -> Vec<SpecNamespace> {
-    // With cgroups of its own in sight, it does not see where on the host it stands.
+    // The cgroup namespace hides the container's place in the host's cgroup hierarchy.
     let mut namespaces = ["pid", "ipc", "uts", "mount", "cgroup"].map(SpecNamespace::new).to_vec();
     match &wishes.network {
         Network::None => namespaces.push(SpecNamespace::new("network")),
@@ -452,7 +442,8 @@ fn namespaces(wishes: &Wishes) -> Vec<SpecNamespace> {
     namespaces
 }
 
-/// What limits the whole container. What is more than a number of the specification is more than any machine has.
+/// Returns the limits of the whole container. Numbers that exceed the specification's range are clamped, because they
+/// exceed every machine.
 fn resources(wishes: &Wishes) -> SpecResources {
     let memory = wishes.memory.map(|bytes| SpecMemory {
         limit: Some(i64::try_from(bytes.get()).unwrap_or(i64::MAX)),
@@ -473,9 +464,9 @@ fn resources(wishes: &Wishes) -> SpecResources {
     }
 }
 
-/// What every container has mounted, and what was asked for.
+/// Returns the mounts of every container, and those that the caller requested.
 fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
-    // The group of terminals, for programs that look for it there: where it is nobody, the kernel refuses to say it.
+    // Group 5 owns terminals. If the group is not mapped, the kernel refuses the option.
     let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some())
         && wishes.own.as_ref().is_none_or(|own| own.has_group(5));
     let is_of_user = wishes.map.is_some() || wishes.own.is_some();
@@ -491,7 +482,8 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
         SpecMount::new("/dev/shm", "tmpfs", "shm", &shared),
         SpecMount::new("/dev/mqueue", "mqueue", "mqueue", &plain),
     ];
-    // A user namespace may not mount a sysfs of a network that is not its. In the host's, files are nobody's.
+    // A user namespace may not mount a sysfs for a network namespace that it does not own. In a bind mount of the
+    // host's sysfs, files belong to `nobody`.
     let is_elsewhere = match wishes.network {
         Network::None => false,
         Network::Host | Network::Joined(_) => is_of_user,
@@ -505,18 +497,20 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
         false if wishes.security.interfaces == Interfaces::Open => {
             SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
-        // One of the container's own, never the host's with what is mounted in it: cgroups there can be written to.
+        // A new mount, and not a bind mount of the host's `/sys` with the mounts in it, because cgroups there are
+        // writable.
         _ => SpecMount::new("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     });
-    // Its own and those below, which is all that its cgroup namespace shows. With version 1 runtimes put the hierarchies into
-    // a tmpfs that stays writable; as a read-only path of the bundle crun 1.8 makes the hierarchies in it writable.
+    // The cgroup namespace shows only the container's own cgroup and those below it. With cgroup version 1, runtimes
+    // put the hierarchies into a tmpfs that stays writable. If this were a read-only path of the bundle, crun 1.8
+    // would make the hierarchies in it writable.
     let is_open = wishes.security.interfaces == Interfaces::Open;
     let access = if is_open { "rw" } else { "ro" };
     let options = ["nosuid", "noexec", "nodev", "relatime", access];
     if wishes.own.is_none() || wishes.cgroup.is_some() {
         mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
     }
-    // What somebody asked for takes the place of what is there by itself.
+    // A mount that the caller requested replaces the default mount at the same destination.
     let is_asked_for =
         |mount: &SpecMount| wishes.volumes.iter().any(|it| mount.destination == it.destination);
     mounts.retain(|mount| !is_asked_for(mount));

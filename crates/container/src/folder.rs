@@ -1,7 +1,7 @@
-//! A container's folder, `containers/ID/` of its store: where it is, and the names of the files in it.
+//! A container's folder, `containers/ID/` of its store: its path, and the names of the files in it.
 //!
-//! `docs/format/container.md` has the table of these files: who writes each, and what a crash leaves. Tests compare
-//! that table with [`NAMES`], and with the folders of real containers.
+//! `docs/format/container.md` has the table of these files with the writer of each file, and its state after a crash.
+//! Tests compare that table with [`NAMES`], and with the folders of real containers.
 
 use std::path::PathBuf;
 
@@ -9,73 +9,73 @@ use store::Store;
 
 /// The store's record of the container: its image, and whether the folder is kept.
 pub const RECORD: &str = "container.json";
-/// Empty and locked as long as the container lives. The runtime has it open.
+/// Empty and locked as long as the container lives. The runtime inherits the open file.
 pub const LOCK: &str = "lock";
 /// The bundle's configuration.
 pub const CONFIG: &str = "config.json";
-/// The root's place in the bundle.
+/// Mount point of the root in the bundle.
 pub const ROOT: &str = "rootfs";
-/// The path of the runtime that runs the container.
+/// Path of the runtime that runs the container.
 pub const RUNTIME_PATH: &str = "runtime.path";
-/// The runtime's own records, a directory.
+/// Directory of the runtime's own records.
 pub const RUNTIME_STATE: &str = "runtime";
-/// Complaints of the runtime.
+/// Error messages of the runtime.
 pub const RUNTIME_LOG: &str = "runtime.log";
-/// The number of the container's first process.
+/// Pid of the container's first process.
 pub const PID: &str = "container.pid";
-/// How a container that outlives its command is doing.
+/// State of a container that outlives its command.
 pub const STATE: &str = "state.json";
-/// The next state, and the room for it.
+/// File for the next state, which reserves its space.
 pub const STATE_NEXT: &str = "state.next";
-/// The exit code once more.
+/// A second record of the exit code.
 pub const CODE: &str = "code";
-/// The newer half of the container's output.
+/// Newer half of the container's output.
 pub const LOG: &str = "log";
-/// The older half.
+/// Older half of the container's output.
 pub const LOG_OLDER: &str = "log.old";
-/// An empty file before it becomes the newer half.
+/// Empty file that becomes the newer half.
 pub const LOG_NEXT: &str = "log.next";
-/// The second name of the newer half before it becomes the older one.
+/// Second name of the newer half before it becomes the older one.
 pub const LOG_TURNING: &str = "log.turn";
-/// The number of processes that the kernel had killed when Quire was about to kill the container.
+/// Number of processes that the kernel had killed when Quire was about to kill the container.
 pub const KILLED: &str = "killed";
-/// Empty: nothing is left of the container outside of its folder.
+/// Empty file: the container has no remains outside of its folder.
 pub const OVER: &str = "over";
-/// When a start last could not end all that is left of the container, in seconds since 1970.
+/// Time of the last start that could not remove all remains of the container, in seconds since 1970.
 pub const LATE: &str = "late";
-/// Empty: the monitor removes the container at its end, although it was to be kept.
+/// Empty file: the monitor removes the container at its end, although it would be kept otherwise.
 pub const UNWANTED: &str = "unwanted";
 /// Locked while the container is paused.
 pub const PAUSE: &str = "pause.lock";
-/// The descriptor of a process that has the image mounted.
+/// Descriptor of a process that has the image mounted.
 pub const SUPERBLOCK: &str = "superblock";
-/// The descriptor of a process that has the upper layer open.
+/// Descriptor of a process that has the upper directory open.
 pub const UPPER: &str = "upper";
-/// Where the container writes.
+/// Location of the container's writes.
 pub const WRITABLE: &str = "writable.json";
-/// The container's users on the host.
+/// Map of the container's users to the host's.
 pub const USERNS: &str = "userns";
-/// The directory with the writable layer.
+/// Directory with the writable layer.
 pub const LAYER: &str = "layer";
-/// The file with the writable layer. [`filestore`] names the files of further mounts.
+/// File with the writable layer. [`filestore`] names the files of further mounts.
 pub const FILESTORE: &str = "filestore";
-/// The beginning of the names of places for further mounts.
+/// Prefix of the mount points of further mounts.
 pub const MOUNT: &str = "mount-";
-/// The place for the files that name the container.
+/// Mount point of the files with names, such as `/etc/hosts`.
 pub const MOUNT_NAMES: &str = "mount-names";
-/// The place for a network that is connected to the host's.
+/// Mount point of a network namespace that is connected to the host's network.
 pub const NETWORK: &str = "network";
-/// Ports of the host that lead to the container.
+/// Ports of the host that are forwarded to the container.
 pub const PORTS: &str = "ports.json";
-/// The beginning of the names of files for a call of the runtime's `exec`.
+/// Prefix of the files for a call of the runtime's `exec`.
 pub const EXEC: &str = "exec-";
-/// The socket to which a runtime sends the container's terminal.
+/// Socket to which a runtime sends the container's terminal.
 pub const CONSOLE: &str = kernel::terminal::SOCKET;
 
-/// A directory of the runtime's: the folder covers a cgroup file system, and this is the container's cgroup to crun.
+/// Directory created by crun: if the folder covers a cgroup file system, crun creates the container's cgroup in it.
 const COVERED_CGROUP: &str = "quire-ID-RANDOM";
 
-/// The names of all files in a container's folder. `N` stands for a number.
+/// Names of all files in a container's folder. `N` stands for a number.
 pub const NAMES: [&str; 36] = [
     RECORD,
     LOCK,
@@ -115,19 +115,19 @@ pub const NAMES: [&str; 36] = [
     COVERED_CGROUP,
 ];
 
-/// The folder of the container with this id.
+/// Returns the folder of the container with this id.
 #[must_use]
 pub fn path(store: &Store, id: &str) -> PathBuf {
     store.path().join("containers").join(id)
 }
 
-/// The name of the filestore of a further mount.
+/// Returns the name of the filestore of a further mount.
 #[must_use]
 pub fn filestore(number: usize) -> String {
     format!("{FILESTORE}-{number}")
 }
 
-/// Whether a file of this name may be in a container's folder.
+/// Whether a container's folder may have a file with this name.
 #[must_use]
 pub fn is_known(name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    /// Another file that spells a name would be a second owner of it.
+    /// A module that spells out a name would be a second owner of the file.
     #[test]
     fn no_other_module_spells_these_names() {
         let mut found = Vec::new();

@@ -1,6 +1,6 @@
-//! Notes of images that are mounted. They hold until the next start of the machine, as the mounts do.
+//! Notes of mounted images. Like the mounts, they are valid until the next boot.
 //!
-//! The kernel's table of mounts has no room for an image's id: an overlay shows none of its layers, and an EROFS shows the
+//! The kernel's mount table cannot contain an image's id: an overlay shows none of its layers, and an EROFS shows the
 //! path that the kernel opened.
 
 use std::io;
@@ -15,16 +15,15 @@ use serde::{Deserialize, Serialize};
 use crate::notes::Notes;
 use crate::pace::GLANCE;
 
-/// Largest note, in bytes. Paths in options have at most 4096 bytes.
+/// Maximum size of a note, in bytes. Paths in options have at most 4096 bytes.
 const NOTE_MAX: usize = 16 << 10;
 
-/// How long other commands may take to write their notes.
+/// Timeout for other commands that write notes at the same time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An image that is mounted.
+/// A note of a mounted image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountNote {
-    /// Image id.
     pub image: String,
     /// Source of the mount in `mountinfo`.
     pub source: String,
@@ -33,7 +32,7 @@ pub struct MountNote {
 }
 
 impl MountNote {
-    /// A note that is not written yet.
+    /// Creates a note without writing it.
     #[must_use]
     pub fn new(image: &ImageId, source: &str, options: String) -> Self {
         Self { image: image.to_string(), source: source.to_owned(), options }
@@ -45,10 +44,7 @@ impl MountNote {
         notes.make().is_ok()
     }
 
-    /// Writes the note of the file system of a mount.
-    ///
-    /// # Errors
-    /// An error of the file system of the notes.
+    /// Writes the note for the file system of a mount.
     pub fn write(&self, notes: &Notes, mount: BorrowedFd<'_>) -> io::Result<()> {
         let device = fstat(mount)?.st_dev;
         let name = name(&format!("{}:{}", major(device), minor(device)));
@@ -64,15 +60,13 @@ impl MountNote {
         }
     }
 
-    /// Removes the note of a file system that is not mounted any more.
-    ///
-    /// # Errors
-    /// An error of the file system of the notes.
+    /// Removes the note for a file system that was unmounted.
     pub fn remove(notes: &Notes, mount: &Mounted) -> io::Result<()> {
         notes.remove(&name(&mount.device))
     }
 
-    /// Reads the note of an attached mount; `None` if there is none. Numbers of devices are used again, so the source counts.
+    /// Reads the note of an attached mount; `None` if there is none. Device numbers are reused, so the note must have
+    /// the mount's source.
     #[must_use]
     pub fn of(notes: &Notes, mount: &Mounted) -> Option<Self> {
         let text = notes.read(&name(&mount.device), NOTE_MAX).ok()?;
@@ -81,7 +75,7 @@ impl MountNote {
     }
 }
 
-/// Name of the note for a device number, `MAJOR:MINOR`.
+/// Returns the name of the note for a device number, `MAJOR:MINOR`.
 fn name(device: &str) -> String {
     format!("mount-{device}")
 }

@@ -1,8 +1,8 @@
-//! A network of a container's own that pasta connects to the host's. Source: pasta(1), package passt.
+//! Container networks that pasta connects to the host's. Source: pasta(1), package passt.
 //!
-//! Pasta opens a connection of the host's for each that the container opens, so a user needs no right over the host's
-//! network. It is a child of the monitor, and dies with it. For root it is nobody, in a user namespace that has the
-//! container's network and nothing else, unless it has to do what only root may.
+//! pasta opens a connection on the host for each connection of the container, so users need no rights over the host's
+//! network. It is a child of the monitor, and is killed with it. For root, it runs as nobody in a user namespace that
+//! owns only the container's network, unless it needs rights that only root has.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -28,85 +28,73 @@ use crate::bundle::names::FORWARDER;
 use crate::folder::{NETWORK, PORTS};
 use crate::pace::GLANCE;
 
-/// A protocol that has ports.
+/// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// Connections.
+    /// For connections.
     Tcp,
-    /// Datagrams.
+    /// For datagrams.
     Udp,
 }
 
-/// Ports of the host that lead to ports of a container, one to one and in order.
+/// Consecutive ports of the host that are forwarded to ports of a container, in the same order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {
-    /// The address of the host to listen at; none for all that it has.
+    /// Address of the host at which to listen; `None` for all addresses.
     pub address: Option<IpAddr>,
-    /// The first port of the host, not 0.
+    /// First port of the host, not 0.
     pub host: u16,
-    /// The first port of the container, not 0.
+    /// First port of the container, not 0.
     pub container: u16,
-    /// How many there are; the last ones are 65535 at most.
+    /// Number of ports; the last ones are at most 65535.
     pub count: NonZeroU16,
-    /// For which packets.
+    /// Protocol of the forwarded packets.
     pub protocol: Protocol,
 }
 
 /// A container's connection to the host's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pasta {
-    /// The program.
     pub program: PathBuf,
-    /// What leads into the container.
+    /// Ports that are forwarded to the container.
     pub ports: Vec<Ports>,
 }
 
-/// A network that cannot be connected.
+/// Reason why a network cannot be connected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// The kernel gives no network.
+    /// The kernel cannot create a network namespace.
     #[error("cannot make a network for the container")]
     Namespace(#[source] ProcessError),
-    /// It cannot be put where pasta finds it.
+    /// The namespace cannot be attached where pasta finds it.
     #[error("cannot show the container's network to pasta in {}", path.display())]
-    Attach {
-        /// Where.
-        path: PathBuf,
-        /// An error of the kernel.
-        source: MountError,
-    },
+    Attach { path: PathBuf, source: MountError },
     /// A file cannot be written.
     #[error("cannot write {}", path.display())]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No pipe can be made.
+    Write { path: PathBuf, source: io::Error },
+    /// A pipe to pasta cannot be created.
     #[error("cannot make a pipe to pasta")]
     Pipe(#[source] io::Error),
-    /// A signal came first.
+    /// A signal arrived during the start.
     #[error("interrupted while pasta connected the container to the host's network")]
     Interrupted,
     /// The program cannot be executed.
     #[error("cannot run pasta")]
     Pasta(#[source] ProcessError),
-    /// It ended, or did nothing.
+    /// pasta exited, or did not become ready before the timeout.
     #[error(
         "{program} cannot connect the container to the host's network: {said}; --network none does without"
     )]
     Refused {
-        /// The program.
         program: String,
-        /// What it said.
+        /// Message of pasta.
         said: String,
     },
 }
 
-/// A port of the host that cannot be had.
+/// Error of listening at a port of the host.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen at port {port} of the host{at}: {why}")]
 pub struct PortError {
@@ -115,43 +103,42 @@ pub struct PortError {
     why: String,
 }
 
-/// How long pasta may take: it asks the kernel for addresses and routes, and nobody else.
+/// Timeout of pasta's start. pasta asks only the kernel, for addresses and routes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The user and group on the host of root's pasta.
+/// User and group id of root's pasta on the host.
 const NOBODY: u32 = *UNUSED_IDS.start();
 
-/// Makes interfaces. Source: Linux `Documentation/networking/tuntap.rst`.
+/// Device with which network interfaces are created. Source: Linux `Documentation/networking/tuntap.rst`.
 pub const TUN: &str = "/dev/net/tun";
 
-/// Below are ports that take a right to listen at, unless the host says otherwise. Source: Linux
-/// `Documentation/networking/ip-sysctl.rst`.
+/// File with the lowest port at which every user may listen. Source: Linux `Documentation/networking/ip-sysctl.rst`.
 const LOWEST: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
 
 impl Ports {
-    /// The last port of the host.
+    /// Returns the last port of the host.
     #[must_use]
     pub const fn last(&self) -> u16 {
         self.host.saturating_add(self.count.get() - 1)
     }
 
-    /// The last port of the container.
+    /// Returns the last port of the container.
     #[must_use]
     pub const fn last_inside(&self) -> u16 {
         self.container.saturating_add(self.count.get() - 1)
     }
 
-    /// Whether a port of the host is in both, at whatever address: pasta does not tell these apart.
+    /// Whether both contain the same port of the host, at any address, because pasta does not distinguish addresses.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (own, its) = (self.host..=self.last(), other.host..=other.last());
         self.protocol == other.protocol && own.start() <= its.end() && its.start() <= own.end()
     }
 
-    /// Finds out whether this process could listen at the ports now.
+    /// Checks that this process can listen at the ports now.
     ///
     /// # Errors
-    /// [`PortError`] names the first that it could not.
+    /// [`PortError`] with the first port at which it cannot.
     pub fn check(&self) -> Result<(), PortError> {
         (self.host..=self.last()).try_for_each(|port| {
             let listened = listen(self.address, port, self.protocol);
@@ -172,7 +159,7 @@ impl Ports {
         PortError { port, at, why }
     }
 
-    /// As pasta's options have it.
+    /// Formats the ports for pasta's options.
     fn spec(&self) -> String {
         let address = self.address.map_or_else(String::new, |it| format!("{it}/"));
         match self.count.get() {
@@ -184,7 +171,7 @@ impl Ports {
         }
     }
 
-    /// Notes what leads into a container, in its folder.
+    /// Writes the forwarded ports into the container's folder.
     pub(crate) fn note(ports: &[Self], folder: &Path) -> io::Result<()> {
         match ports {
             [] => Ok(()),
@@ -192,7 +179,7 @@ impl Ports {
         }
     }
 
-    /// What leads into the container with this folder; nothing if that is not known.
+    /// Returns the ports that are forwarded to the container with this folder; empty if unknown.
     #[must_use]
     pub fn noted(folder: &Path) -> Vec<Self> {
         let text = std::fs::read(folder.join(PORTS)).unwrap_or_default();
@@ -200,9 +187,9 @@ impl Ports {
     }
 }
 
-/// Listens at a port for a moment, at all addresses if there is none; answers which port it was.
+/// Listens at a port for a moment, at all addresses if `address` is `None`. Returns the port.
 fn listen(address: Option<IpAddr>, port: u16, protocol: Protocol) -> io::Result<u16> {
-    // The first is for both kinds of addresses, if the host has both.
+    // The first address is for both IPv4 and IPv6, if the host has both.
     let any = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
     let places = address.map_or(any.to_vec(), |it| vec![it]);
     let places: Vec<_> = places.into_iter().map(|it| SocketAddr::new(it, port)).collect();
@@ -213,24 +200,23 @@ fn listen(address: Option<IpAddr>, port: u16, protocol: Protocol) -> io::Result<
     Ok(listened?.port())
 }
 
-/// A port of the host that nobody listens at now.
-///
-/// # Errors
-/// [`PortError`].
+/// Returns a port of the host that is currently free.
 pub fn free_port(address: Option<IpAddr>, protocol: Protocol) -> Result<u16, PortError> {
     let ports = Ports { address, host: 0, container: 0, count: NonZeroU16::MIN, protocol };
     listen(address, 0, protocol).map_err(|error| ports.refused(0, &error))
 }
 
 impl Pasta {
-    /// Whether it has to do what only root may: listen at a low port, or open a device that others may not open here.
+    /// Whether pasta needs rights that only root has: to listen at a low port, or to open a device that other users
+    /// may not open.
     fn needs_root(&self) -> bool {
         let lowest = std::fs::read_to_string(LOWEST).ok().and_then(|it| it.trim().parse().ok());
         self.ports.iter().any(|it| it.host < lowest.unwrap_or(1024)) || !is_tun_for_all()
     }
 
     fn words(&self, network: &Path) -> Vec<OsString> {
-        // Nothing of the host's loopback is to be seen from inside: not as the gateway, and not as the container's own.
+        // The host's loopback must not be reachable from the container, neither as the gateway nor as the container's
+        // own.
         let mut words = ["-f", "-q", "--config-net", "--no-map-gw", "-T", "none", "-U", "none"]
             .map(OsString::from)
             .to_vec();
@@ -248,17 +234,17 @@ impl Pasta {
     }
 }
 
-/// A running pasta. Dropped, it ends.
+/// A running pasta, which is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Connection {
     process: Process,
     said: PipeReader,
-    /// Its standard output: closed, it would end pasta with a signal.
+    /// Standard output of pasta, which must stay open, because pasta would be killed by a signal otherwise.
     ready: PipeReader,
 }
 
 impl Connection {
-    /// Makes the container's network at `folder`, which pasta can get to, and connects it.
+    /// Creates the container's network below `folder`, to which pasta has access, and connects it.
     pub(crate) fn start(
         pasta: &Pasta,
         folder: &Path,
@@ -280,7 +266,8 @@ impl Connection {
 
         let needs_root = nobody.is_some() && pasta.needs_root();
         let root_of = nobody.as_ref().filter(|_| !needs_root);
-        // It says that it is ready by writing its number. Into a pipe, since AppArmor may let it write to few files.
+        // pasta reports that it is ready by writing its pid. It writes the pid into a pipe, because AppArmor may
+        // restrict the files that it can write.
         let (ready, number) = io::pipe().map_err(NetworkError::Pipe)?;
         if root_of.is_some() {
             let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
@@ -290,11 +277,11 @@ impl Connection {
         let mut command = Command::new(&pasta.program);
         command.args(pasta.words(&place));
         if needs_root {
-            // Else it would become nobody by itself, who may not listen there.
+            // Otherwise pasta itself would change its user to nobody, who may not listen at such ports.
             command.args(["--runas", "0"]);
         }
         let (said, output) = io::pipe().map_err(NetworkError::Pipe)?;
-        // What it says later is read when it has ended: it must never wait for that.
+        // Later messages are read only after pasta's end, so they must not block it.
         rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK)
             .map_err(|errno| NetworkError::Pipe(errno.into()))?;
         command.env_clear().stdin(Stdio::null()).stdout(number).stderr(output);
@@ -322,7 +309,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Waits until it has connected the network; answers whether it has.
+    /// Waits until pasta has connected the network. Returns whether it has.
     fn is_ready(&self, signals: &Signals) -> Result<bool, Errno> {
         let since = Instant::now();
         loop {
@@ -339,7 +326,7 @@ impl Connection {
                 Ok(_) if !fds[1].revents().is_empty() || signals.ending().is_some() => {
                     return Ok(false);
                 }
-                // Others are passed on to a container that runs.
+                // Other signals are forwarded once the container runs.
                 Ok(_) if !fds[2].revents().is_empty() => std::thread::sleep(GLANCE),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
@@ -347,23 +334,23 @@ impl Connection {
         }
     }
 
-    /// Whether it has ended by itself.
+    /// Whether pasta has exited by itself.
     pub(crate) fn is_over(&self) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.process.as_fd(), PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|it| it > 0)
     }
 
-    /// Ends it, and answers what it said, for people.
+    /// Kills pasta, and returns its error message.
     pub(crate) fn end(mut self) -> String {
         self.kill();
         let mut said = Vec::new();
-        // The other end is closed.
+        // The write end is closed now.
         let _all = self.said.by_ref().take(64 << 10).read_to_end(&mut said);
         sentence(&String::from_utf8_lossy(&said))
     }
 
     fn kill(&self) {
-        // It may have ended just now, and have been waited for with all others.
+        // It may have exited already, and this process may have waited for it together with its other children.
         let _gone = self.process.signal(Signal::KILL);
         let _waited = self.process.wait();
     }
@@ -375,7 +362,8 @@ impl Drop for Connection {
     }
 }
 
-/// The last thing that it said. What it has to say of the system's log, and of what it does about root, is about itself.
+/// Returns the last message of pasta that concerns the error. Messages about the system log and about running as root
+/// do not.
 fn sentence(said: &str) -> String {
     let is_about_it = |line: &&str| {
         let line = line.trim();
@@ -388,19 +376,19 @@ fn sentence(said: &str) -> String {
     last.unwrap_or_else(|| "it does not say why".to_owned())
 }
 
-/// Whether this user may make interfaces of a network of its own.
+/// Whether this user may create interfaces in a new network namespace.
 #[must_use]
 pub fn can_make_interfaces() -> bool {
     File::options().read(true).write(true).open(TUN).is_ok()
 }
 
-/// Whether everybody may make interfaces of a network that is theirs, as udev has it.
+/// Whether all users may create interfaces in their network namespaces, which is udev's default.
 fn is_tun_for_all() -> bool {
     let mode = std::fs::metadata(TUN).map(|it| it.permissions().mode());
     mode.is_ok_and(|it| it & 0o006 == 0o006)
 }
 
-/// A user namespace whose root is a user outside who has nothing else.
+/// Creates a user namespace whose root is an otherwise unused user of the host.
 fn own_namespace() -> Result<OwnedFd, NetworkError> {
     let map = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
     kernel::process::user_namespace(&map, &map).map_err(NetworkError::Namespace)
@@ -416,7 +404,7 @@ mod tests {
         Ports { address, host, container: 80, count, protocol }
     }
 
-    /// As pasta(1) has it.
+    /// The options are those of pasta(1).
     #[test]
     fn what_pasta_is_told() {
         let pasta = |ports: &[Ports]| {

@@ -1,7 +1,7 @@
-//! Notes that hold until the next start of the machine: small files in a folder that only its owner can write.
+//! Notes that are valid until the next boot: small files in a folder that only its owner can write.
 //!
-//! A note begins with a line with the digest of its name and content. It is written under a lock as the only draft, and
-//! renamed. The draft that a killed process leaves is the next writer's.
+//! A note starts with a line with the digest of its name and content. The writer holds a lock, writes the only draft
+//! file and renames it. If a process is killed, the next writer reuses its draft.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,33 +18,32 @@ use rustix::fs::{
 use rustix::io::Errno;
 use store::{Digest, Who};
 
-/// Where root's notes are: gone with the next start of the machine.
+/// Folder of root's notes, which is removed at the next boot.
 pub const FOLDER: &str = "/run/quire";
 
-/// A note before it has its name.
+/// Name of a note's file before it is complete.
 const DRAFT: &str = "draft";
 
-/// How many notes of a kind there are: most hosts need one or two, and of the largest kind each takes 10 kB of memory. A kind
-/// is what a name has before its first hyphen.
+/// Maximum number of notes of a kind: most hosts need one or two, and each note of the largest kind takes 10 kB of
+/// memory. The kind is the part of a name before its first hyphen.
 pub(crate) const NOTES_MAX: usize = 64;
 
-/// The file whose lock is the lock of the notes.
+/// File whose lock protects the notes.
 const LOCK: &str = "lock";
 
-/// How long another process may hold that lock: a mount is attached in milliseconds.
+/// Timeout for that lock: a mount is attached in milliseconds.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_TURN: Duration = Duration::from_millis(2);
 
-/// Kind of the notes of mounts, of which each has some 300 bytes.
+/// Kind of the notes of mounts, each of which has about 300 bytes.
 const MOUNTS: &[u8] = b"mount";
 
-/// How many notes of mounts there are.
+/// Maximum number of notes of mounts.
 const MOUNT_NOTES_MAX: usize = 4096;
 
-/// A line with a digest is shorter.
+/// Upper bound of the length of a line with a digest, in bytes.
 const DIGEST_MAX: usize = 128;
 
-/// A user's notes.
 #[derive(Debug, Clone)]
 pub struct Notes {
     folder: PathBuf,
@@ -52,14 +51,14 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Those in a folder, which is made when something is noted.
+    /// Returns the notes in a folder, which is created with the first note.
     #[must_use]
     pub fn new(folder: &Path, user: u32) -> Self {
         Self { folder: folder.to_owned(), user }
     }
 
-    /// Opens the notes of a user, which are gone at the next start of the machine. Root's are in [`FOLDER`], others'
-    /// below `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory Specification.
+    /// Returns the notes of a user, which are removed at the next boot. Root's are in [`FOLDER`], others' below
+    /// `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory Specification.
     #[must_use]
     pub fn of_user(who: Who, runtime_dir: Option<&OsStr>) -> Option<Self> {
         let user = who.user;
@@ -70,7 +69,7 @@ impl Notes {
         Some(Self::new(&folder.join("quire"), user))
     }
 
-    /// What a note says, of so many bytes at most.
+    /// Reads a note of at most `most` bytes.
     pub(crate) fn read(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
         let folder = self.open()?;
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -90,13 +89,14 @@ impl Notes {
         Ok(text)
     }
 
-    /// Writes a note, in the place of the oldest one of its kind if there are many.
+    /// Writes a note. Replaces the oldest one of its kind if there are too many.
     pub(crate) fn write(&self, name: &str, text: &[u8]) -> io::Result<()> {
         let folder = self.make()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let mode = Mode::RUSR | Mode::WUSR;
         let mut draft = File::from(openat(&folder, DRAFT, flags | OFlags::CLOEXEC, mode)?);
-        // Whoever has it is about to rename it, and this note can be written another time.
+        // Another process that holds the lock is about to rename the draft, and this note can be written another
+        // time.
         flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
         let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);
         if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino) {
@@ -114,7 +114,7 @@ impl Notes {
         Ok(renameat(&folder, DRAFT, &folder, name)?)
     }
 
-    /// Whether this is the first call with this text since the start of the machine. Always true without a place for notes.
+    /// Whether this is the first call with this text since the boot. Always true if notes cannot be written.
     #[must_use]
     pub fn is_news(&self, text: &str) -> bool {
         let name = format!(
@@ -130,7 +130,7 @@ impl Notes {
         true
     }
 
-    /// Removes a note, if it is there.
+    /// Removes a note, if it exists.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         match unlinkat(self.open()?, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -138,7 +138,8 @@ impl Notes {
         }
     }
 
-    /// Makes the folder if it is not there, whatever the umask; an error if others can write what is there.
+    /// Opens the folder, and creates it if it does not exist, independent of the umask. Fails if other users can
+    /// write to it.
     pub(crate) fn make(&self) -> io::Result<OwnedFd> {
         let mode = Mode::from_raw_mode(0o755);
         match mkdirat(CWD, &self.folder, mode) {
@@ -152,13 +153,13 @@ impl Notes {
         }
     }
 
-    /// Waits for the lock of the notes, 5 s at most. The lock ends with the descriptor.
+    /// Waits for the lock of the notes, at most 5 s. The lock is released when the descriptor is closed.
     ///
     /// # Errors
-    /// If there is no place for notes, or the time is over.
+    /// If the folder cannot be used, or the timeout is over.
     pub fn lock(&self) -> io::Result<OwnedFd> {
         let folder = self.make()?;
-        // Other users can open the folder, and so lock it; this file they cannot open.
+        // Other users can open the folder, and thus lock it, but they cannot open this file.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let mode = Mode::RUSR | Mode::WUSR;
         let lock = openat(&folder, LOCK, flags | OFlags::CLOEXEC, mode)?;
@@ -236,12 +237,12 @@ mod tests {
         let notes = notes_in(folder.path());
         assert!(notes.is_news("no newuidmap") && !notes.is_news("no newuidmap"));
         assert!(notes.is_news("no subuid"), "it is another text");
-        // If no note can be written, the remark is printed each time.
+        // If notes cannot be written, the remark is printed each time.
         let nowhere = notes_in(Path::new("/proc"));
         assert!(nowhere.is_news("a") && nowhere.is_news("a"));
     }
 
-    /// Others can open root's folder, which everybody may read.
+    /// Other users can open root's folder, which is readable by all.
     #[test]
     fn only_the_owner_can_take_the_lock() {
         let folder = tempfile::tempdir().unwrap();
@@ -269,7 +270,7 @@ mod tests {
         check(0, None, Some(FOLDER));
         check(0, Some("/run/user/0"), Some(FOLDER));
         check(7, Some("/run/user/7"), Some("/run/user/7/quire"));
-        // Root of a namespace is a user.
+        // Root of a user namespace counts as a user.
         let inside = of(0, UserNamespace::Other, Some("/run/user/7")).unwrap();
         assert_eq!(inside.folder, Path::new("/run/user/7/quire"));
         check(7, Some("run"), None);
@@ -362,7 +363,7 @@ mod tests {
         let notes = folder.path().join("notes");
         write(&notes, "other-1", b"").unwrap();
         for number in 0..NOTES_MAX + 3 {
-            // Somebody was killed when he had written half of one.
+            // A process was killed after writing half of a draft.
             std::fs::write(notes.join(DRAFT), "half").unwrap();
             set_mode(&notes.join(DRAFT), 0o600);
             let name = format!("kind-{number}");
@@ -372,7 +373,7 @@ mod tests {
         let names = std::fs::read_dir(&notes).unwrap().map(|it| it.unwrap().file_name());
         assert_eq!(names.count(), NOTES_MAX + 1);
         assert!(read(&notes, "other-1", 0).is_ok(), "of another kind");
-        // One that is there takes no other one's place.
+        // An existing note does not replace another one.
         write(&notes, &format!("kind-{}", NOTES_MAX + 2), b"abc").unwrap();
         assert_eq!(std::fs::read_dir(&notes).unwrap().count(), NOTES_MAX + 1);
     }
@@ -388,7 +389,7 @@ mod tests {
         assert!(write(&notes, "kind-x", b"abc").is_err());
         drop(draft);
         write(&notes, "kind-x", b"abc").unwrap();
-        // A link would lead what is written elsewhere.
+        // A symbolic link would redirect the write to another file.
         symlink(folder.path().join("aside"), notes.join(DRAFT)).unwrap();
         assert!(write(&notes, "kind-x", b"abc").is_err());
         assert!(!folder.path().join("aside").exists());

@@ -1,15 +1,16 @@
-//! Descriptors that a process holds for others to take: a note in the container's folder has its process and number.
+//! Descriptors that a process offers to other processes: a note in the container's folder contains its process
+//! identity and the descriptor's number.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use kernel::process::ProcessIdentity;
 
-/// Offers a descriptor, as long as this process has it, with words about it that have no spaces. The note is a line:
-/// the process ([`ProcessIdentity`]), the number of its descriptor, and these words.
+/// Offers a descriptor, as long as this process has it open, with `words` about it, which must not contain spaces.
+/// The note is a line with the process ([`ProcessIdentity`]), the number of the descriptor, and the words.
 ///
 /// # Errors
-/// The disk's; then nobody can take it.
+/// An error of the disk; the descriptor cannot be taken then.
 pub(crate) fn offer(
     note: &Path,
     descriptor: BorrowedFd<'_>,
@@ -17,13 +18,14 @@ pub(crate) fn offer(
 ) -> std::io::Result<()> {
     let Some(process) = ProcessIdentity::of(rustix::process::getpid()) else { return Ok(()) };
     let number = descriptor.as_raw_fd();
-    // Whoever finds half of it takes nothing.
+    // Readers ignore a partly written note.
     let text = format!("{process} {number} {}\n", words.join(" "));
     std::fs::write(note, text)
 }
 
-/// Takes a copy of what is offered, and the words about it; none if there is no offer, its maker is gone, or the kernel
-/// cannot. Make sure that it is what it should be: its maker may be ending, and have something else by that number.
+/// Copies an offered descriptor, and returns it with the words about it. `None` if there is no note, its process is
+/// gone, or the kernel lacks pidfd_getfd. The caller must check the file, because the process may be ending and may
+/// have reused the descriptor's number.
 pub(crate) fn take(note: &Path) -> Option<(OwnedFd, Vec<String>)> {
     let text = std::fs::read_to_string(note).ok()?;
     let text = text.strip_suffix('\n')?;

@@ -1,14 +1,14 @@
-//! Pace of polling for the work of other processes: fast at first, slow later.
+//! Intervals for polling the work of other processes, which are short at first and grow later.
 
 use std::time::{Duration, Instant};
 
-/// The pause between looks at what another process does.
+/// Interval between checks of another process's work.
 pub const GLANCE: Duration = Duration::from_millis(10);
 
-/// The most that lies between two looks.
+/// Maximum interval between two checks.
 const SELDOM: Duration = Duration::from_millis(250);
 
-/// Pauses between looks: an eighth of the time that has passed already.
+/// Growing intervals between checks: an eighth of the time that has passed already.
 #[derive(Debug)]
 pub(crate) struct Pace {
     since: Instant,
@@ -16,12 +16,12 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// From now on. `least` is the first pause.
+    /// Starts now. `least` is the first interval.
     pub(crate) fn new(least: Duration) -> Self {
         Self { since: Instant::now(), least }
     }
 
-    /// The next pause.
+    /// Returns the next interval.
     pub(crate) fn pause(&self) -> Duration {
         pause(self.since.elapsed(), self.least)
     }

@@ -1,5 +1,5 @@
-//! Plans of containers, from the caller's wishes and the image's configuration alone: nothing is opened, made or asked
-//! here.
+//! Plans of containers, made only from the caller's settings and the image's configuration, without any input or
+//! output.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
@@ -18,80 +18,78 @@ use crate::root::{Space, SpaceError, Trust, Warm, WritableWish, space};
 use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
 
-/// Who a container's users are to be on the host.
+/// Ids of a container's users on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdsWish {
-    /// Themselves.
+    /// The same ids.
     Host,
-    /// So many ids that no other container of the store has.
+    /// This number of ids, which no other container of the store has.
     Auto(NonZeroU32),
-    /// Those of a map.
+    /// The ids of a map.
     Map(IdMap),
 }
 
 /// How a container is asked to end.
 #[derive(Debug, Clone)]
 pub struct Stop {
-    /// The signal, by name or number; empty for TERM.
+    /// Signal, by name or number; empty for TERM.
     pub signal: String,
-    /// For how many seconds `stop` waits before it kills.
+    /// Seconds that `stop` waits before it kills.
     pub timeout: Option<u32>,
 }
 
-/// A program of the host that is the first one in a container.
+/// A program of the host as a container's first process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InitWish {
-    /// None: the container's own is the first.
+    /// None: the container's own program is the first process.
     None,
-    /// The first that is found.
+    /// The first known program that is found.
     Any,
-    /// This one.
+    /// This program.
     Program(PathBuf),
 }
 
-/// A caller's wishes for a container. A field that is `None` leaves it to the image.
+/// A caller's settings for a container. A field that is `None` keeps the image's setting.
 #[derive(Debug, Clone)]
 pub struct ContainerWish {
-    /// The container's name.
     pub id: String,
-    /// Wishes for its bundle. Names, volumes, map and cgroup are added later.
+    /// Settings for the bundle. Names, volumes, map and cgroup are added later.
     pub bundle: Wishes,
-    /// User, and group, to run as.
+    /// User, and optionally group, of the command.
     pub user: Option<String>,
-    /// How far the image is trusted.
     pub trust: Trust,
-    /// Where changes go.
+    /// Location of changes.
     pub writable: WritableWish,
-    /// Whether `df` shows some space in a root that nothing can be written to.
+    /// Whether `df` shows some free space in a read-only root.
     pub df: bool,
     /// Data to read ahead.
     pub warm: Warm,
-    /// Who its users are on the host.
+    /// Ids of the container's users on the host.
     pub ids: IdsWish,
-    /// Directories and files of the host that it sees.
+    /// Directories and files of the host in the container.
     pub volumes: Vec<Volume>,
-    /// Further mounts.
+    /// Additional mounts.
     pub mounts: Vec<MountWish>,
-    /// How its network is connected, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
+    /// Connection of the network, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
     pub pasta: Option<Pasta>,
     /// Files for looking up names, such as `/etc/hosts`.
     pub names: Vec<NameFile>,
-    /// The first process.
     pub init: InitWish,
-    /// The signal that asks it to end.
+    /// Signal that asks the container to end.
     pub stop_signal: Option<String>,
-    /// For how many seconds `stop` waits before it kills.
+    /// Seconds that `stop` waits before it kills.
     pub stop_timeout: Option<u32>,
-    /// Time until it is killed, in seconds; 0 for no limit.
+    /// Seconds until the container is killed; 0 for no limit.
     pub timeout: u32,
-    /// Limit of its log, in bytes; `None` for no limit.
+    /// Limit of the log, in bytes; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
-    /// Whether its folder outlives it.
+    /// Whether the folder is kept after the container's end.
     pub keep: bool,
 }
 
 impl ContainerWish {
-    /// Wishes only for a container with this id: a read-only root, the host's ids, and removal at its end.
+    /// Returns the minimal settings for a container with this id: a read-only root, the host's ids, and removal at
+    /// its end.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Self {
@@ -117,7 +115,7 @@ impl ContainerWish {
     }
 }
 
-/// Plan of a container.
+/// A plan of a container.
 #[derive(Debug)]
 pub struct ContainerPlan {
     pub(crate) wish: ContainerWish,
@@ -126,30 +124,27 @@ pub struct ContainerPlan {
     pub(crate) space: Space,
     pub(crate) stop: Stop,
     pub(crate) timeout: Option<Duration>,
-    /// Files that have to be in the root, for others to be mounted on them.
+    /// Files that must exist in the root as mount points.
     pub(crate) places: Vec<&'static str>,
 }
 
-/// Wishes that contradict each other.
+/// Error of settings that contradict each other.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// No container can be called so.
+    /// The container's name is invalid.
     #[error(transparent)]
     Id(#[from] ContainerError),
-    /// Space where there is a writable layer.
+    /// Free space is requested for a root with a writable layer.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// The runtime cannot do it.
+    /// The runtime does not support a setting.
     #[error(transparent)]
     Security(#[from] FilterError),
 }
 
 impl ContainerPlan {
-    /// Decides for a runtime of this kind.
-    ///
-    /// # Errors
-    /// [`PlanError`].
+    /// Makes a plan for a runtime of this kind.
     pub fn new(image: ImageConfig, mut wish: ContainerWish, kind: Kind) -> Result<Self, PlanError> {
         check_id(&wish.id)?;
         let space = space(wish.df, wish.writable.access())?;
@@ -157,7 +152,7 @@ impl ContainerPlan {
         wish.bundle.security.fit(kind)?;
         let mut places: Vec<_> = wish.names.iter().map(|it| it.place).collect();
         if kind == Kind::Runsc && wish.init != InitWish::None {
-            // It looks for a place in the root, below the /dev that it makes.
+            // runsc needs a mount point in the root, below the /dev that it mounts.
             places.push(PLACE);
         }
         let user = wish.user.as_ref().unwrap_or(&image.user).clone();
@@ -187,7 +182,7 @@ mod tests {
         let plan = ContainerPlan::new(image(), wish(), Kind::Crun).unwrap();
         assert_eq!((plan.user.as_str(), plan.stop.signal.as_str()), ("7", "SIGINT"));
         assert_eq!((plan.timeout, plan.places.len()), (None, 0));
-        // Whatever the bundle said.
+        // The plan ignores the access in the bundle's settings.
         assert_eq!(plan.wish.bundle.access, Access::ReadOnly);
         let (user, signal) = (Some("8".to_owned()), Some("TERM".to_owned()));
         let wish = ContainerWish { user, stop_signal: signal, timeout: 3, ..wish() };

@@ -1,4 +1,4 @@
-//! Root file systems: an image of the store, its objects or devices, and perhaps a writable layer.
+//! Root file systems: an image of the store, its objects or devices, and optionally a writable layer.
 
 mod acl;
 mod assemble;

@@ -1,4 +1,4 @@
-//! OCI runtimes: finding them, calling them, and their input.
+//! OCI runtimes: how they are found and called, and their input.
 
 pub(crate) mod call;
 pub(crate) mod compiled;

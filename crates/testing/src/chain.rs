@@ -1,8 +1,8 @@
-//! What errors say.
+//! Formats errors.
 
 use std::error::Error;
 
-/// An error with all of its causes, as people see them.
+/// Formats an error with all of its causes, as users see them.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

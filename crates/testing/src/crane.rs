@@ -1,8 +1,10 @@
-//! Where go-containerregistry's `crane` is: a client of registries, and by `crane registry serve` a registry in memory.
+//! Finds go-containerregistry's `crane`: a client of registries, and with `crane registry serve` a registry in
+//! memory.
 
 use std::path::PathBuf;
 
-/// On `PATH`, or where `cargo xtask inputs crane` has built it. Says so if it is in neither.
+/// Finds the program in `PATH`, or where `cargo xtask inputs crane` has built it. Prints a message if it is in
+/// neither.
 #[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
 pub fn crane() -> Option<PathBuf> {
     let search = std::env::var_os("PATH").unwrap_or_default();

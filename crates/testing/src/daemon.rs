@@ -1,4 +1,5 @@
-//! Registries on free ports of loopback, until they are dropped: Debian's docker-registry, and any other that is a program.
+//! Registries on free ports of the loopback address, which run until they are dropped: Debian's docker-registry, or
+//! any other program.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,24 +8,24 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The program of the first, as Debian's package of that name has it.
+/// Name of docker-registry's program in Debian's package of that name.
 pub const PROGRAM: &str = "docker-registry";
 
-/// How long it may take to answer, on a machine that is busy.
+/// Timeout for the start of a registry, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A registry that runs.
+/// A running registry.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// Its host and port.
+    /// Host and port.
     pub host: String,
-    /// Has its settings and what is pushed.
+    /// Contains the registry's settings and the pushed data.
     folder: tempfile::TempDir,
 }
 
 impl Daemon {
-    /// Starts one in a folder below `parent`, with `settings` in YAML besides those that it needs. `None` where it is not
+    /// Starts docker-registry in a folder below `parent`, with additional `settings` in YAML. `None` if it is not
     /// installed.
     pub fn start(parent: &Path, settings: &str) -> Result<Option<Self>> {
         Self::serve(parent, |folder, host| {
@@ -42,14 +43,14 @@ impl Daemon {
         })
     }
 
-    /// Starts the registry that `command` says, given a folder of its own and the address where it has to listen. `None`
-    /// where there is no such program.
+    /// Starts the registry of `command`, which gets a new folder and the address to listen at. `None` if the program
+    /// does not exist.
     pub fn serve(
         parent: &Path,
         command: impl FnOnce(&Path, &SocketAddr) -> Result<Command>,
     ) -> Result<Option<Self>> {
         let folder = tempfile::tempdir_in(parent)?;
-        // Free for now; nothing else here takes ports of this range by number.
+        // The port is free now, and no other part of the tests takes ports of this range by number.
         let host = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut command = command(folder.path(), &host)?;
         let child = match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
@@ -67,13 +68,13 @@ impl Daemon {
         Ok(Some(daemon))
     }
 
-    /// The number of its process.
+    /// Returns the pid of the registry.
     #[must_use]
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// Has its settings, and in `data` what is pushed to Debian's.
+    /// Returns the folder with the settings, and for docker-registry the pushed data in `data`.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -82,7 +83,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // One that has ended by itself needs no ending.
+        // A registry that has already exited need not be killed.
         let _ended = self.child.kill().and_then(|()| self.child.wait());
     }
 }

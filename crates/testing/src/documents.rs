@@ -1,12 +1,12 @@
-//! Commands that documents show: code blocks, code spans, and the words of shell commands in them.
+//! Finds the commands in documents: code blocks, code spans, and the words of shell commands in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The repository's top folder.
+/// Returns the repository's top folder.
 ///
 /// # Panics
-/// If this crate is elsewhere.
+/// If this crate is not in `crates/testing`.
 #[must_use]
 pub fn repository() -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
@@ -16,13 +16,12 @@ pub fn repository() -> PathBuf {
 /// A document of the repository.
 #[derive(Debug)]
 pub struct Page {
-    /// Its path in the repository.
+    /// Path in the repository.
     pub path: String,
-    /// Its text.
     pub text: String,
 }
 
-/// `README.md` and all documents below `docs`, by path; none where the tests run without the repository.
+/// Returns `README.md` and all documents below `docs`, sorted by path; empty if the tests run without the repository.
 #[must_use]
 pub fn pages() -> Vec<Page> {
     let mut folders = vec![PathBuf::from("docs")];
@@ -45,8 +44,9 @@ pub fn pages() -> Vec<Page> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// Commands that messages of the programs print in backticks, each with its file. A value that a message has there is `X`;
-/// values called `option` or `options` are left out. None where the tests run without the repository.
+/// Returns the commands that messages of the programs print in backticks, each with its file. A value of a format
+/// string becomes `X`; values named `option` or `options` are left out. Empty if the tests run without the
+/// repository.
 #[must_use]
 pub fn commands_of_messages() -> Vec<(String, String)> {
     let mut folders = vec![PathBuf::from("crates")];
@@ -68,11 +68,11 @@ pub fn commands_of_messages() -> Vec<(String, String)> {
     found
 }
 
-/// The commands in the strings of a source file.
+/// Returns the commands in the strings of a source file.
 fn printed(source: &str) -> Vec<String> {
     let code = source.lines().filter(|it| !it.trim_start().starts_with("//"));
     let code = code.collect::<Vec<_>>().join("\n");
-    // A string goes on in the next line.
+    // A string can continue on the next line.
     let mut parts = code.split("\\\n");
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -82,7 +82,7 @@ fn printed(source: &str) -> Vec<String> {
     starts.filter_map(|at| text[at..].split_once('`').map(|it| filled(it.0))).collect()
 }
 
-/// A command with [`X`](commands_of_messages) for each value that a format string puts there.
+/// Replaces each value of a format string in a command by [`X`](commands_of_messages).
 fn filled(command: &str) -> String {
     let mut text = String::new();
     let mut rest = command;
@@ -98,16 +98,16 @@ fn filled(command: &str) -> String {
 /// A code block of a document.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Number of the line with the opening fence, from 1 on.
+    /// Number of the line with the opening fence, from 1.
     pub line: usize,
-    /// Behind the opening fence: `sh`, `console`, `toml`; empty for none.
+    /// Language after the opening fence: `sh`, `console`, `toml`; empty for none.
     pub language: String,
-    /// Between the fences.
+    /// Text between the fences.
     pub text: String,
 }
 
 impl Page {
-    /// The code blocks, in order.
+    /// Returns the code blocks, in order.
     #[must_use]
     pub fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
@@ -127,7 +127,7 @@ impl Page {
         blocks
     }
 
-    /// The code spans outside of blocks, each with the number of its line.
+    /// Returns the code spans outside of blocks, each with the number of its line.
     #[must_use]
     pub fn spans(&self) -> Vec<(usize, String)> {
         let mut spans = Vec::new();
@@ -145,7 +145,8 @@ impl Page {
 }
 
 impl Block {
-    /// The commands of a block: all of `sh`, and of `console` the lines behind a prompt. `None` for other languages.
+    /// Returns the commands of a block: all lines of `sh`, and the lines with a prompt of `console`. `None` for other
+    /// languages.
     #[must_use]
     pub fn script(&self) -> Option<String> {
         match self.language.as_str() {
@@ -160,8 +161,9 @@ impl Block {
     }
 }
 
-/// The words of each command of a shell script, those behind `sh -c` and in the comments `# or: COMMAND` as well. Quotes,
-/// redirections and `NAME=VALUE` in front of a command are gone; `$(…)` and other expansions stay as they are written.
+/// Returns the words of each command of a shell script, including those after `sh -c` and in comments `# or:
+/// COMMAND`. Quotes, redirections and `NAME=VALUE` before a command are removed; `$(…)` and other expansions are
+/// unchanged.
 #[must_use]
 pub fn commands(script: &str) -> Vec<Vec<String>> {
     let mut reader = Reader::default();
@@ -219,7 +221,7 @@ struct Reader {
     others: Vec<Vec<String>>,
     command: Vec<String>,
     word: Option<String>,
-    /// Whether the next word is a file's name.
+    /// Whether the next word is the file of a redirection.
     is_redirected: bool,
 }
 

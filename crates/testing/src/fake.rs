@@ -1,4 +1,4 @@
-//! A server of HTTP/1.1 that does what a test tells it: the truth, lies, or nothing.
+//! An HTTP/1.1 server for tests, which returns correct, false or no data, as the test determines.
 #![expect(missing_debug_implementations, reason = "the words of HTTP need no others")]
 
 use std::collections::BTreeMap;
@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What somebody asked.
+/// A request of a client.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
     pub method: String,
-    /// With its query, and as a proxy sees it with its host.
+    /// Path with its query; for a proxy, also with the host.
     pub path: String,
     pub headers: BTreeMap<String, String>,
     pub body: Vec<u8>,
-    /// The client has shown a certificate.
+    /// Whether the client has presented a certificate.
     pub has_certificate: bool,
 }
 
@@ -25,23 +25,23 @@ impl Request {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// `METHOD /path`
+    /// Returns `METHOD /path`.
     pub fn line(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
 }
 
-/// What becomes of the body.
+/// Failure while the body is sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     None,
-    /// The connection is reset: before any answer, or after so many bytes.
+    /// The connection is reset: before any response, or after this number of bytes.
     Reset(Option<usize>),
-    /// The connection ends after so many bytes.
+    /// The connection is closed after this number of bytes.
     Cut(usize),
-    /// Nothing more comes after so many bytes.
+    /// The server stops sending after this number of bytes.
     Stall(usize),
-    /// It never ends.
+    /// The body never ends.
     Endless,
 }
 
@@ -52,13 +52,13 @@ pub struct Reply {
     pub body: Vec<u8>,
     fault: Fault,
     delay: Duration,
-    /// Between two pieces of the body.
+    /// Delay between two pieces of the body.
     pace: Duration,
-    /// Bytes in each of them.
+    /// Size of a piece, in bytes.
     piece: usize,
 }
 
-/// Bytes of a body that are sent at once.
+/// Default size of a piece, in bytes.
 const PIECE: usize = 16 << 10;
 
 pub fn reply(status: u16) -> Reply {
@@ -73,7 +73,7 @@ pub fn reply(status: u16) -> Reply {
     }
 }
 
-/// The body, or the part of it that was asked for.
+/// Returns the body, or the requested range of it.
 pub fn content(request: &Request, body: &[u8]) -> Reply {
     let range = request.header("range").and_then(|range| range.strip_prefix("bytes="));
     let Some((first, last)) = range.and_then(|range| range.split_once('-')) else {
@@ -105,7 +105,7 @@ impl Reply {
         self
     }
 
-    /// After so many bytes, or before any answer.
+    /// Resets the connection after this number of bytes, or before any response.
     pub fn reset(mut self, after: Option<usize>) -> Self {
         self.fault = Fault::Reset(after);
         self
@@ -126,7 +126,7 @@ impl Reply {
         self
     }
 
-    /// One byte at a time.
+    /// Sends one byte at a time.
     pub fn drip(mut self, pace: Duration) -> Self {
         self.piece = 1;
         self.pace(pace)
@@ -140,30 +140,30 @@ impl Reply {
 
 type Handler = dyn Fn(&Request, usize) -> Reply + Send + Sync;
 
-/// A server on loopback, until the test ends.
+/// A server on the loopback address, which runs until the test ends.
 pub struct Server {
     pub address: SocketAddr,
     seen: Arc<Mutex<Vec<Request>>>,
-    /// Bytes of bodies that were sent.
+    /// Number of bytes of bodies that were sent.
     pub sent: Arc<AtomicU64>,
-    /// Connections.
+    /// Number of open connections.
     open: Arc<AtomicUsize>,
 }
 
 impl Server {
-    /// `answer` is given each request and its number.
+    /// Starts a server. `answer` gets each request and its number.
     pub fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_as(answer, |job, stream| {
             let end = stream.try_clone().unwrap();
             if job.serve(stream, |_| false) == Ending::Reset {
-                // What is closed with no time to linger is reset.
+                // A socket that is closed with a linger time of zero resets the connection.
                 let now = Some(Duration::ZERO);
                 rustix::net::sockopt::set_socket_linger(&end, now).unwrap();
             }
         })
     }
 
-    /// `speak` turns connections into streams.
+    /// Starts a server. `speak` turns connections into streams.
     pub fn start_as(
         answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
         speak: impl Fn(&Job, TcpStream) + Send + Sync + 'static,
@@ -194,16 +194,16 @@ impl Server {
         Self { address, seen, sent, open }
     }
 
-    /// Waits until everything was seen that clients asked who have gone.
+    /// Waits until all requests of disconnected clients were recorded.
     pub fn settle(&self) {
-        // Connections are accepted in their order, so that those before this one are counted when it is answered.
+        // Connections are accepted in order, so earlier ones are counted when this one gets its response.
         let mut last = TcpStream::connect(self.address).unwrap();
         last.shutdown(Shutdown::Write).unwrap();
         assert_eq!(last.read(&mut [0]).unwrap(), 0);
         wait_for("nobody is connected", || self.open.load(Ordering::SeqCst) == 0);
     }
 
-    /// `127.0.0.1:PORT`
+    /// Returns `127.0.0.1:PORT`.
     pub fn host(&self) -> String {
         self.address.to_string()
     }
@@ -217,7 +217,6 @@ impl Server {
     }
 }
 
-/// How a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Ending {
     Close,
@@ -244,7 +243,7 @@ impl Job {
             self.seen.lock().unwrap().push(request.clone());
             let reply = (self.answer)(&request, number);
             std::thread::sleep(reply.delay);
-            // A client that has gone is no failure of the server.
+            // A client may disconnect, which is not an error of the server.
             let written = self.write(stream.get_mut(), &request, &reply);
             if matches!(reply.fault, Fault::Reset(_)) {
                 return Ending::Reset;
@@ -329,9 +328,10 @@ fn read_request<S: Read>(stream: &mut BufReader<S>) -> Option<Request> {
     Some(request)
 }
 
-/// What the server `host` says to a request; of its body it gets the first bytes, as many as `arrives` says.
+/// Forwards a request to the server `host`, with only the first `arrives` bytes of its body, and returns the
+/// response.
 pub fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result<Reply> {
-    // With HTTP/1.0 the answer is over when the connection is.
+    // With HTTP/1.0, the response ends with the connection.
     let mut head = format!("{} {} HTTP/1.0\r\n", request.method, request.path);
     for (name, value) in &request.headers {
         if name != "connection" {
@@ -355,7 +355,7 @@ pub fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result
         stream.read_line(&mut line)?;
         let Some((name, value)) = line.trim_end().split_once(": ") else { break };
         let name = name.to_lowercase();
-        // How long a body is says whoever sends it, unless there is none.
+        // The sender of the response sets the length of its body, unless there is none.
         if name != "connection" && (name != "content-length" || request.method == "HEAD") {
             answer = answer.header(&name, value);
         }
@@ -364,14 +364,14 @@ pub fn forward(host: &str, request: &Request, arrives: usize) -> std::io::Result
     Ok(answer)
 }
 
-/// How a proxy is asked.
+/// Protocol for requests to a proxy.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Manner {
     Connect,
     Socks5,
 }
 
-/// A proxy that leads everybody to `target`. Gives its address, and the names that it was asked for.
+/// Starts a proxy that connects all clients to `target`. Returns its address, and the list of requested names.
 pub fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -400,7 +400,7 @@ pub fn proxy(manner: Manner, target: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<S
     (address, asked)
 }
 
-/// RFC 1928, without authentication.
+/// Handles a request of RFC 1928, without authentication. Returns the requested name.
 fn socks5(client: &mut TcpStream) -> String {
     let mut take = |count: usize| {
         let mut bytes = vec![0; count];
@@ -428,7 +428,7 @@ fn socks5(client: &mut TcpStream) -> String {
             let address = [&head[4..5], &rest].concat();
             let address: [u8; 16] = address.try_into().expect("sixteen bytes");
             let address = std::net::Ipv6Addr::from(address);
-            // Where /etc/hosts does not say it, localhost is this one first.
+            // Without an entry in /etc/hosts, localhost resolves to this address first.
             if address.is_loopback() { "127.0.0.1".to_owned() } else { format!("[{address}]") }
         }
         other => panic!("an address of kind {other}"),
@@ -438,7 +438,7 @@ fn socks5(client: &mut TcpStream) -> String {
     format!("{name}:{}", u16::from_be_bytes([port[0], port[1]]))
 }
 
-/// Waits for something that another thread does.
+/// Waits for a condition that another thread fulfils.
 pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,6 +1,6 @@
-//! Images that are changed after they were made, as a liar would do.
+//! Images that are modified after they were built, as by an attacker.
+/// Replaces the only occurrence of `from` by `to`, which has the same length.
 
-/// Puts other bytes of the same length in the place of the only ones that are these.
 pub fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
     let places: Vec<_> = places.collect();
@@ -8,8 +8,9 @@ pub fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     bytes[place..place + to.len()].copy_from_slice(to);
 }
 
-/// Source: Linux `fs/erofs/erofs_fs.h`, `checksum`: crc32c without the final inversion, of the superblock and what follows it
-/// in its block. RFC 3720, B.4, has the polynomial, bit by bit.
+/// Updates the superblock's checksum. Source: Linux `fs/erofs/erofs_fs.h`, `checksum`: crc32c without the final
+/// inversion, of the superblock and the rest of its block. RFC 3720, B.4, has the polynomial, with its bits reversed
+/// here.
 pub fn set_checksum(image: &mut [u8]) {
     image[1028..1032].fill(0);
     let block = 1_usize << image[1036];

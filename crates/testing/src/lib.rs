@@ -1,4 +1,4 @@
-//! What the tests of several crates share. No crate depends on it but for its tests.
+//! Helpers for the tests of several crates, which depend on this crate only for their tests.
 #![forbid(unsafe_code)]
 #![expect(clippy::must_use_candidate, reason = "tests use what they ask for")]
 #![expect(clippy::print_stdout, reason = "the harness keeps it, and shows it where a test fails")]
@@ -22,7 +22,7 @@ pub use self::programs::{
 };
 pub use self::rounds::{long_tests, rounds};
 
-/// Bytes that are nowhere the same.
+/// Returns pseudo-random bytes without repetition.
 #[must_use]
 pub fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;

@@ -1,16 +1,16 @@
-//! Programs that tests call, and what a test says that cannot run.
+//! Programs that tests call, and messages of tests that cannot run.
 
 use std::env;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Says that a test, or a part of one, does not run, and why. `cargo xtask test` counts these lines.
+/// Prints that a test, or a part of one, is skipped, and why. `cargo xtask test` counts these lines.
 pub fn skipped(reason: &str) {
     println!("SKIPPED: {reason}");
 }
 
-/// Where `PATH`, or the administrator's folders that it may lack, has this program.
+/// Finds a program in `PATH`, or in the administrator's folders, which `PATH` may lack.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the environment says where programs are")]
 pub fn find(name: &str) -> Option<PathBuf> {
@@ -19,8 +19,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
     dirs.map(|dir| dir.join(name)).find(|it| it.is_file())
 }
 
-/// `find`; a test that gets none is skipped, by the program's name. In continuous integration, where the program could
-/// have been installed, `cargo xtask test` takes that line for a failure.
+/// Like [`find`], but prints that the test is skipped if the program is missing. In continuous integration, where the
+/// program could have been installed, `cargo xtask test` counts that line as a failure.
 #[must_use]
 pub fn program(name: &str) -> Option<PathBuf> {
     let found = find(name);
@@ -30,7 +30,8 @@ pub fn program(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// A program of a package that `make test-engines` installs. Continuous integration may lack it, as it may lack inputs.
+/// Finds a program of a package that `make test-engines` installs. In continuous integration, the package may be
+/// missing, as inputs may be.
 #[must_use]
 pub fn package(name: &str) -> Option<PathBuf> {
     let found = find(name);
@@ -40,20 +41,24 @@ pub fn package(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Whether all of these programs are there; otherwise the test is skipped, by the name of the first that is not.
+/// Whether all of these programs exist. Otherwise prints that the test is skipped because of the first missing one.
 #[must_use]
 pub fn programs(names: &[&str]) -> bool {
     names.iter().all(|name| program(name).is_some())
 }
 
-/// A command to be given arguments; none where the test is skipped, as by `program`.
+/// Returns a command for a program; `None` if the test is skipped, as by [`program`].
 #[must_use]
 pub fn command(name: &str) -> Option<Command> {
     program(name).map(Command::new)
 }
 
-/// Makes a program of a shell's script. Another process writes it: a child that another thread forks meanwhile would have a
-/// descriptor of this one's for writing, and the kernel executes no file that somebody writes (`ETXTBSY`).
+/// Creates an executable shell script. Another process writes it, because a child that another thread forks at the
+/// same time would inherit this process's descriptor, and the kernel does not execute a file that is open for writing
+/// (`ETXTBSY`).
+///
+/// # Panics
+/// If the script cannot be written.
 ///
 /// # Panics
 /// If it cannot be written.
@@ -69,14 +74,14 @@ pub fn script(path: &Path, text: &str) {
     assert!(child.wait().is_ok_and(|it| it.success()), "{} is not written", path.display());
 }
 
-/// Says that a test does not run for want of an input that takes minutes to make. `cargo xtask test` looks whether the cache
-/// has it, and takes the line for a failure then.
+/// Prints that a test is skipped because an input is missing that takes minutes to build. If the cache has the input,
+/// `cargo xtask test` counts the line as a failure.
 pub fn not_made(what: &str, input: &str) {
     skipped(&format!("{what} is not in QUIRE_CACHE: `make test-engines` makes the input {input}"));
 }
 
-/// A program that `cargo xtask inputs INPUT` has built: the newest of those whose folder in the cache begins with `folder`.
-/// Says so if there is none.
+/// Returns a program that `cargo xtask inputs INPUT` has built: the newest one whose folder in the cache starts with
+/// `folder`. Prints a message if there is none.
 #[expect(clippy::disallowed_methods, reason = "tests are told by the environment where tools are")]
 pub fn built(folder: &str, program: &str, input: &str) -> Option<PathBuf> {
     let cache = env::var_os("QUIRE_CACHE").map(PathBuf::from);

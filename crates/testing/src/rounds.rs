@@ -1,4 +1,4 @@
-//! How long tests go on: `QUIRE_TEST_ROUNDS`, which `cargo xtask test` sets.
+//! Duration of tests: `QUIRE_TEST_ROUNDS`, which `cargo xtask test` sets.
 
 use std::env;
 
@@ -9,13 +9,13 @@ fn asked_for() -> Option<u64> {
     env::var(ROUNDS).ok()?.parse().ok()
 }
 
-/// `QUIRE_TEST_ROUNDS` times as often as `few`, which is how often tests by chance try for every change.
+/// Returns `few`, the number of rounds of a random test for every change, multiplied by `QUIRE_TEST_ROUNDS`.
 pub fn rounds(few: u64) -> u64 {
     few * asked_for().unwrap_or(1).max(1)
 }
 
-/// Whether tests run that take seconds each. Where nobody asked for rounds they are skipped, so that `cargo test` alone
-/// ends soon.
+/// Whether tests that take seconds run. They are skipped if `QUIRE_TEST_ROUNDS` is not set, so that a plain `cargo
+/// test` ends soon.
 pub fn long_tests() -> bool {
     let wanted = asked_for().is_some();
     if !wanted {

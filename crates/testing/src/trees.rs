@@ -1,11 +1,11 @@
-//! Trees of files, made by the programs that everybody has.
+//! Creates trees of files with programs that every system has.
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a program; answers whether it is there and was content.
+/// Runs a program. Returns whether it exists and succeeded.
 pub fn run(program: &str, arguments: &[&str], directory: &Path) -> bool {
     match Command::new(program).args(arguments).current_dir(directory).output() {
         Ok(output) if output.status.success() => true,
@@ -20,8 +20,8 @@ pub fn run(program: &str, arguments: &[&str], directory: &Path) -> bool {
     }
 }
 
-/// A root file system with all that this user may make; one inode has three names. Answers what is missing in it, and says
-/// so.
+/// Creates a root file system with all types of files that this user may create; one inode has three names. Returns
+/// the missing types, and prints them.
 pub fn rich_tree(root: &Path) -> Vec<&'static str> {
     fs::create_dir_all(root.join("usr/lib/deep/er")).unwrap();
     for directory in ["a", "empty", "etc"] {
@@ -35,13 +35,13 @@ pub fn rich_tree(root: &Path) -> Vec<&'static str> {
             (0..size).map(|at: u32| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect();
         fs::write(root.join(format!("usr/lib/{size}")), bytes).unwrap();
     }
-    // A long path, which ustar cannot hold, and a long target.
+    // A long path, which ustar cannot contain, and a long link target.
     let long = root.join("etc").join("l".repeat(200)).join("m".repeat(200));
     fs::create_dir(long.parent().unwrap()).unwrap();
     fs::write(long, "long").unwrap();
     symlink("t".repeat(300), root.join("etc/link")).unwrap();
     symlink("usr/lib", root.join("lib")).unwrap();
-    // The first in a walk, and so in a tar, is not the first in the byte order of whole paths.
+    // The name that a walk, and thus a tar, visits first is not the first one in the byte order of whole paths.
     fs::write(root.join("a/z"), vec![7; 100]).unwrap();
     fs::hard_link(root.join("a/z"), root.join("a-b")).unwrap();
     fs::hard_link(root.join("a/z"), root.join("usr/lib/deep/aa")).unwrap();

@@ -1,34 +1,32 @@
 //! Choices that several parts of a bundle depend on.
+/// A known OCI runtime.
 
-/// An OCI runtime, by its habits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// crun: refuses hosts where cgroup v1 and v2 are both mounted.
+    /// crun, which refuses hosts that mount both cgroup v1 and v2.
     Crun,
-    /// runc, and whatever else behaves like it.
+    /// runc, or a program that behaves like it.
     Runc,
-    /// gVisor's runsc.
     Runsc,
 }
 
 /// A container's network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Network {
-    /// A loopback interface of its own.
+    /// Only a loopback interface.
     None,
-    /// All that the host has.
+    /// The host's network.
     Host,
-    /// One of its own that pasta connects to the host's.
+    /// A separate network, which pasta connects to the host's.
     Pasta,
-    /// An existing network namespace, by its absolute path.
+    /// An existing network namespace, with its absolute path.
     Joined(String),
 }
 
-/// Whether the root can be written to.
+/// Whether a file system or mount can be written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// As the mount below allows.
+    /// Writable, if the file system below allows it.
     Writable,
-    /// Not at all.
     ReadOnly,
 }

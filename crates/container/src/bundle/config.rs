@@ -1,10 +1,11 @@
-//! How an OCI image wants to be run: the `config` object of its configuration.
+//! Execution defaults of an OCI image: the `config` object of its configuration.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The execution defaults of an image. Source: OCI image-spec 1.1, `config.md`, "Properties"; Docker's is the same.
+/// The execution defaults of an image. Source: OCI image-spec 1.1, `config.md`, "Properties"; Docker's format is the
+/// same.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ImageConfig {
@@ -13,23 +14,22 @@ pub struct ImageConfig {
     pub env: Vec<String>,
     /// `user`, `uid`, `user:group`, `uid:gid`, or empty for root.
     pub user: String,
-    /// Where the command starts; empty for `/`.
+    /// Directory in which the command starts; empty for `/`.
     pub working_dir: String,
-    /// Goes before the command, whether that is the image's or the caller's.
+    /// Precedes the command, which is the image's or the caller's.
     #[serde(deserialize_with = "null_is_default")]
     pub entrypoint: Vec<String>,
-    /// The command when the caller gives none.
+    /// Command if the caller gives none.
     #[serde(deserialize_with = "null_is_default")]
     pub cmd: Vec<String>,
     /// Signal that asks the program to end, as a name or a number; empty for `SIGTERM`.
     #[serde(deserialize_with = "null_is_default")]
     pub stop_signal: String,
-    /// Labels of the image.
     #[serde(deserialize_with = "null_is_default")]
     pub labels: BTreeMap<String, String>,
 }
 
-/// Docker writes `null` where it means an empty list.
+/// Converts `null` to the default, because Docker writes `null` for an empty list.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -38,16 +38,14 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A configuration that cannot be read.
+/// Error of a configuration that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the image's configuration")]
 pub struct ConfigError(#[source] serde_json::Error);
 
 impl ImageConfig {
-    /// Reads the configuration blob that a manifest names. Without a `config` object all defaults hold.
-    ///
-    /// # Errors
-    /// [`ConfigError`] when it is not JSON of that form.
+    /// Parses the configuration blob that a manifest names. Without a `config` object, all fields have their
+    /// defaults.
     pub fn from_json(blob: &[u8]) -> Result<Self, ConfigError> {
         #[derive(Deserialize)]
         struct Blob {

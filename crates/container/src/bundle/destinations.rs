@@ -1,8 +1,9 @@
-//! Where a runtime mounts and makes files in a container's root.
+//! Checks the paths at which a runtime mounts and creates files in a container's root.
 //!
-//! An image chooses the files of its root, and so does a container for its next start. Some runtimes follow links of the root
-//! while they prepare it, and then write to the host (crun before 1.28: CVE-2026-47766; runc before 1.3.6: CVE-2026-41579). So a
-//! runtime gets paths without links only, and no root in which the kernel's directories are something else.
+//! An image chooses the files of its root, and so does a container for its next start. Some runtimes follow links of
+//! the root while they prepare it, and then write to the host (crun before 1.28: CVE-2026-47766; runc before 1.3.6:
+//! CVE-2026-41579). So Quire gives a runtime only paths without links, and only a root in which the kernel's mount
+//! points are directories or absent.
 
 use std::os::fd::BorrowedFd;
 
@@ -17,90 +18,83 @@ use crate::bundle::view::{KERNELS, LinkTarget, TargetState, View};
 /// A destination that the container's root does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DestinationError {
-    /// One of the kernel's directories is something else.
+    /// The mount point of a kernel file system is not a directory.
     #[error(
         "{path} in the container's root is {found}: runtimes mount and write there, so it has to be a directory, or absent. \
          Remove it from the image, or from the \"upper\" of --writable dir="
     )]
     NotDirectory {
-        /// The directory.
         path: &'static str,
-        /// What is there, such as `a file`.
+        /// Type of the file, such as `a file`.
         found: String,
     },
-    /// It cannot be looked up.
+    /// The path cannot be looked up.
     #[error("cannot look up {path} in the container's root")]
-    Look {
-        /// As given.
-        path: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// Links lead it to a path that a container needs.
+    Look { path: String, source: Errno },
+    /// Links lead the destination to a path that the container needs.
     #[error(
         "a link in the container's root leads {path} to {target}: {reason}. Choose another destination, or remove the link \
          from the image"
     )]
     Led {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
         /// The path without links.
         target: String,
-        /// Why this cannot be.
+        /// Reason why the path cannot be used.
         reason: String,
     },
-    /// It does not exist, and cannot be made.
+    /// The destination does not exist and cannot be created.
     #[error(
         "cannot use {path} in the container: it does not exist, and cannot be made in a read-only file system{}",
         and_led(path, target)
     )]
     Absent {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
         /// The path without links.
         target: String,
     },
-    /// A mount hides another one.
+    /// The mount would hide another mount.
     #[error(
         "the mount on {path}{} would hide the one on {hidden}: choose another place for one of them",
         and_led(path, target)
     )]
     Hides {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
         /// The path without links.
         target: String,
-        /// The path of the other one.
+        /// Path of the other mount.
         hidden: String,
     },
-    /// The container hides what is mounted there.
+    /// The container masks the destination.
     #[error(
         "cannot mount on {path} in a container: the container hides {masked}, and the mount with it. Choose another \
          destination (only --privileged shows {masked})"
     )]
     Masked {
-        /// As given, which is the path without links.
+        /// Path as given by the caller, which has no links.
         path: String,
-        /// The masked path.
         masked: String,
     },
-    /// A device has the path of something else.
+    /// The device has the path of another file.
     #[error(
         "--device: the container has another file at {path}{}: choose another path, as in --device HOST:/dev/NAME",
         and_led(path, target)
     )]
     Exists {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
         /// The path without links.
         target: String,
     },
-    /// A device would be made where only the kernel, or the host, makes files.
+    /// The device would be in a directory where only the kernel or the host creates files.
     #[error("--device: {path} is in {place}: choose another path, as in --device HOST:/dev/NAME")]
     NoPlace {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
-        /// The place.
+        /// Description of the directory.
         place: &'static str,
     },
 }
@@ -109,7 +103,7 @@ fn and_led(path: &str, target: &str) -> String {
     if path == target { String::new() } else { format!(" (links lead it to {target})") }
 }
 
-/// Checks that `/proc`, `/sys` and `/dev` are directories, or absent, so that nothing is mounted or made elsewhere.
+/// Checks that `/proc`, `/sys` and `/dev` are directories or absent, so that no mount or file goes to another place.
 pub(crate) fn check_kernels(root: BorrowedFd<'_>) -> Result<(), DestinationError> {
     for path in KERNELS {
         let failed = |source| DestinationError::Look { path: path.to_owned(), source };
@@ -136,8 +130,8 @@ pub(crate) fn check_kernels(root: BorrowedFd<'_>) -> Result<(), DestinationError
     Ok(())
 }
 
-/// Replaces the destinations of a bundle's last mounts, of which there are `count`, by paths without links, in an order in
-/// which no mount hides another one.
+/// Replaces the destinations of a bundle's last `count` mounts by paths without links, and sorts the mounts so that
+/// none hides another.
 pub(crate) fn resolve_mounts(
     root: BorrowedFd<'_>,
     spec: &mut RuntimeSpec,
@@ -160,7 +154,8 @@ pub(crate) fn resolve_mounts(
             let (path, masked) = (mount.destination, masked.clone());
             return Err(DestinationError::Masked { path, masked });
         }
-        // The bundle's own mounts are among them. The caller's mount on exactly such a path has replaced it.
+        // These include the bundle's default mounts. If the caller mounts on exactly such a path, its mount has
+        // replaced the default.
         let mut others = spec.mounts.iter().map(|it| &it.destination);
         if let Some(hidden) = others.find(|it| is_at_or_below(it, &found.path)) {
             let (path, hidden) = (mount.destination, hidden.clone());
@@ -195,7 +190,7 @@ fn check_mount(given: &str, found: &LinkTarget) -> Result<(), DestinationError> 
     if given == found.path {
         return Ok(());
     }
-    // The caller may choose a place in the kernel's files, but not an image.
+    // The caller may choose a path in the kernel's file systems, but the links of an image may not lead there.
     if is_at_or_below(&found.path, "/sys") {
         return led("it is the kernel's, and tells about devices".to_owned());
     }
@@ -209,7 +204,7 @@ fn check_mount(given: &str, found: &LinkTarget) -> Result<(), DestinationError> 
     }
 }
 
-/// Replaces the paths of devices by paths without links. A device that is given twice stays once.
+/// Replaces the paths of devices by paths without links, and removes duplicates.
 pub(crate) fn resolve_devices(
     view: &View<'_>,
     devices: &[Device],
@@ -359,7 +354,7 @@ mod tests {
             let reason = "it is the kernel's, and tells about devices";
             check(&[given], Err(&format!("leads {given} to {led}: {reason}{way_out}")));
         }
-        // What the caller wrote.
+        // The caller itself may name paths in `/sys`.
         check(&["/sys/fs/fuse", "/sys/class"], Ok(&["/sys/class", "/sys/fs/fuse"]));
         check(&["/sys/fs/cgroup/x"], Ok(&["/sys/fs/cgroup/x"]));
         check(&["/sys/firmwares"], Ok(&["/sys/firmwares"]));

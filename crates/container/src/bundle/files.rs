@@ -1,4 +1,4 @@
-//! Reading inside a root that may be hostile: no link leads out of it, nothing blocks, nothing is unbounded.
+//! Reads files of a root that may be hostile: no link leads out of the root, no call blocks, and sizes are limited.
 
 use std::io::Read as _;
 use std::os::fd::BorrowedFd;
@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// More than any real `/etc/passwd`, and little enough to read before every start.
+/// Maximum size in bytes: larger than any real `/etc/passwd`, and small enough to read before every start.
 const LARGEST: u64 = 4 << 20;
 
 /// A file inside a root that cannot be read.
@@ -18,10 +18,10 @@ pub struct FileError {
     source: std::io::Error,
 }
 
-/// The bytes of a regular file inside `root`, empty when nothing is there.
+/// Returns the bytes of a regular file inside `root`, or no bytes if the file does not exist.
 pub(crate) fn read_small(root: BorrowedFd<'_>, path: &'static str) -> Result<Vec<u8>, FileError> {
     let failed = |source| FileError { path, source };
-    // NONBLOCK: a FIFO in its place must not stop us.
+    // NONBLOCK, so that a FIFO does not block the call.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match open_inside(root, path.as_bytes(), flags) {
         Ok(file) => file,

@@ -1,36 +1,37 @@
-//! `HOME` of a container's programs.
+//! The variable `HOME` of a container's programs.
 
 use crate::bundle::config::ImageConfig;
 use crate::bundle::spec::RuntimeSpec;
 use crate::bundle::{Wishes, is_named};
 
-/// Whose choice a container's `HOME` is.
+/// Source of a container's `HOME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Home {
-    /// The image's or the caller's.
+    /// Set by the image or the caller.
     Given,
-    /// The home directory of the container's user, since nobody has set it. Programs of other users have others.
+    /// The home directory of the container's user, because neither the image nor the caller sets `HOME`. Programs of
+    /// other users get other directories.
     Derived,
 }
 
-/// The annotation that says [`Home::Derived`].
+/// Annotation for [`Home::Derived`].
 const HOME_IS_DERIVED: &str = "quire.home-is-derived";
 
 impl Home {
-    /// As the image and the caller have it.
+    /// Determines the source from the image and the caller's settings.
     pub(crate) fn new(image: &ImageConfig, wishes: &Wishes) -> Self {
         let is_set = image.env.iter().chain(&wishes.env).any(|it| is_named(it, "HOME"));
         if is_set { Self::Given } else { Self::Derived }
     }
 
-    /// Notes it in a container's bundle.
+    /// Records the source in a container's bundle.
     pub(crate) fn note(self, spec: &mut RuntimeSpec) {
         if self == Self::Derived {
             spec.annotations.insert(HOME_IS_DERIVED.to_owned(), String::new());
         }
     }
 
-    /// As a container's bundle has it.
+    /// Reads the source from a container's bundle.
     pub(crate) fn of(spec: &RuntimeSpec) -> Self {
         let is_derived = spec.annotations.contains_key(HOME_IS_DERIVED);
         if is_derived { Self::Derived } else { Self::Given }

@@ -1,4 +1,4 @@
-//! A container's mounts besides its root: files and directories of the host, and file systems of its own.
+//! Mounts of a container besides its root: files and directories of the host, and new file systems.
 
 use std::num::NonZeroU64;
 use std::str::FromStr;
@@ -11,57 +11,52 @@ use crate::bundle::security::Device;
 use crate::bundle::spec::SpecMount;
 use crate::bundle::view::KERNELS;
 
-/// Something that is mounted in a container.
+/// A mount in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// What.
     pub source: Source,
-    /// Where, from [`destination`].
+    /// Path in the container, from [`destination`].
     pub destination: String,
-    /// Whether it can be written there.
     pub access: Access,
 }
 
-/// Source of the mount.
+/// Source of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// A directory or file of the host, by its absolute path.
     Host(String),
-    /// A tmpfs of the container's own. Its root directory is the container's root's.
+    /// A new tmpfs. The owner of its root directory is the container's root.
     Memory {
-        /// The most that it may hold; none means half of the machine's memory.
+        /// Size limit in bytes; `None` means half of the machine's memory.
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
     },
 }
 
-/// A mount that the caller asks for.
+/// A mount that the caller requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountWish {
-    /// Source of the mount.
     pub kind: MountKind,
-    /// Where, from [`destination`].
+    /// Path in the container, from [`destination`].
     pub destination: String,
-    /// Whether it can be written there.
     pub access: Access,
-    /// Whether SELinux labels are asked for. Quire sets none.
+    /// Whether the caller requests SELinux labels. Quire sets none.
     pub relabels: bool,
 }
 
-/// Source that the caller asks to mount.
+/// Source of a requested mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MountKind {
-    /// A tmpfs.
     Memory {
-        /// The most that it may hold.
+        /// Size limit in bytes.
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
     },
     /// A file system in a file of the container's folder.
     Filestore {
-        /// Its size.
+        /// Size in bytes.
         bytes: Option<NonZeroU64>,
         /// Permission bits of its root directory.
         mode: u32,
@@ -72,49 +67,43 @@ pub enum MountKind {
     Host(String),
 }
 
-/// A mount that is not to be.
+/// Reason why a mount is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VolumeError {
-    /// Without both paths.
+    /// The text is not `HOST:CONTAINER[:OPTION,…]` with absolute paths.
     #[error(
         "\"{0}\" is not a volume: write HOST:CONTAINER[:ro], both absolute paths (`--mount type=self,dst=PATH` gives \
          the container a file system of its own)"
     )]
     Syntax(String),
-    /// A name in the place of the path on the host.
+    /// A name is given instead of a path on the host.
     #[error(
         "named volumes are not supported: for a directory write ./{0}, or an absolute path; `--mount \
          type=self,dst=PATH` is a file system that is removed with the container"
     )]
     Named(String),
-    /// Two options of which one would win.
+    /// An option contradicts or repeats another one.
     #[error("the volume option \"{0}\" contradicts another one, or repeats it")]
     Contradiction(String),
-    /// An option of Docker's that has no meaning here.
+    /// The option is unknown, or Quire does not support it.
     #[error(
         "a volume has no option \"{0}\": use ro, rw, z or Z (z and Z have no effect; files keep their labels and owners)"
     )]
     Option(String),
-    /// Not an absolute path without `..`.
+    /// The destination is not an absolute path without `..`.
     #[error("\"{0}\" is not a path in a container: write an absolute path without \"..\"")]
     Destination(String),
-    /// A place that the container needs for something else.
+    /// The container needs the destination for another purpose.
     #[error("cannot mount on {destination} in a container: {reason}")]
     Taken {
-        /// Where.
         destination: String,
-        /// Use that the container has for it.
+        /// Purpose of the destination.
         reason: &'static str,
     },
-    /// Nothing is at the path on the host.
+    /// The path on the host does not exist.
     #[error("cannot mount \"{path}\" on {destination}: this host has no such file or directory")]
-    Absent {
-        /// The path on the host.
-        path: String,
-        /// Where.
-        destination: String,
-    },
-    /// Two at one place.
+    Absent { path: String, destination: String },
+    /// Two mounts have the same destination.
     #[error("two mounts are to be on {0}: one would hide the other")]
     Twice(String),
 }
@@ -122,8 +111,8 @@ pub enum VolumeError {
 impl FromStr for Volume {
     type Err = VolumeError;
 
-    /// `SOURCE:DESTINATION[:OPTION,…]`, as Docker and podman have it. The options `z` and `Z` ask for SELinux labels, which
-    /// Quire does not set: scripts for Fedora give them to every volume.
+    /// Parses `SOURCE:DESTINATION[:OPTION,…]`, as Docker and podman do. The options `z` and `Z` ask for SELinux
+    /// labels, which Quire does not set. They are accepted because scripts for Fedora give them to every volume.
     fn from_str(text: &str) -> Result<Self, VolumeError> {
         let syntax = || VolumeError::Syntax(text.to_owned());
         let (source, rest) = text.split_once(':').ok_or_else(syntax)?;
@@ -153,10 +142,7 @@ impl FromStr for Volume {
     }
 }
 
-/// A place in a container where something can be mounted, without superfluous slashes and dots.
-///
-/// # Errors
-/// [`VolumeError::Destination`] and [`VolumeError::Taken`].
+/// Checks a destination in a container and removes superfluous slashes and dots.
 pub fn destination(text: &str) -> Result<String, VolumeError> {
     let parts: Vec<_> = text.split('/').filter(|it| !matches!(*it, "" | ".")).collect();
     if !text.starts_with('/') || parts.contains(&"..") {
@@ -173,12 +159,9 @@ pub fn destination(text: &str) -> Result<String, VolumeError> {
     Err(VolumeError::Taken { destination: format!("/{}", parts.join("/")), reason })
 }
 
-/// Puts mounts into an order in which none hides another.
-///
-/// # Errors
-/// [`VolumeError::Twice`].
+/// Sorts mounts so that none hides another one, and checks that no two have the same destination.
 pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
-    // What is above comes first; otherwise as given.
+    // Mounts closer to the root come first; otherwise the order is kept.
     volumes.sort_by_key(|it| it.destination.matches('/').count());
     for (at, one) in volumes.iter().enumerate() {
         if volumes[..at].iter().any(|it| it.destination == one.destination) {
@@ -188,8 +171,8 @@ pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// What a read-only root has to have for a container's mounts and its working directory, since no runtime can make it there.
-/// Paths of directories end with a slash. Paths below other mounts are left out.
+/// Returns paths that must exist in a read-only root for a container's mounts and its working directory, because no
+/// runtime can create them there. Paths of directories end with a slash. Paths below other mounts are left out.
 #[must_use]
 pub fn mount_points(volumes: &[Volume], mounts: &[MountWish], working_dir: &str) -> Vec<String> {
     let is_directory = |host: &str| std::fs::metadata(host).is_ok_and(|it| it.is_dir());
@@ -221,17 +204,17 @@ pub fn mount_points(volumes: &[Volume], mounts: &[MountWish], working_dir: &str)
         .collect()
 }
 
-/// Paths in the root at which something is mounted or made later.
+/// Paths in the root at which Quire or the runtime mounts or creates files later.
 #[derive(Debug)]
 pub struct MountPoints<'a> {
-    /// Those that the root has to have.
+    /// Paths that must exist in the root.
     pub places: Vec<&'a str>,
-    /// Those that the caller named, where Quire puts nothing else.
+    /// Paths that the caller named, where Quire puts no other files.
     pub claimed: Vec<&'a str>,
 }
 
 impl<'a> MountPoints<'a> {
-    /// The caller's mounts are at `points`, from [`mount_points`], and Quire's own at `files`.
+    /// Combines the caller's mounts at `points`, from [`mount_points`], with Quire's mounts at `files`.
     #[must_use]
     pub fn new(
         access: Access,
@@ -241,7 +224,7 @@ impl<'a> MountPoints<'a> {
     ) -> Self {
         let points = points.iter().map(String::as_str);
         let devices = devices.iter().map(Device::path);
-        // No runtime can make them in a read-only root.
+        // In a read-only root, runtimes cannot create them.
         let made = points.clone().filter(|_| access == Access::ReadOnly);
         Self {
             places: made.chain(files.iter().copied()).collect(),
@@ -251,10 +234,7 @@ impl<'a> MountPoints<'a> {
 }
 
 impl Volume {
-    /// Looks for what is to be mounted, if it is the host's: runtimes tell less of what is missing.
-    ///
-    /// # Errors
-    /// [`VolumeError::Absent`].
+    /// Checks that a source on the host exists, because runtimes report a missing source less clearly.
     pub fn check(&self) -> Result<(), VolumeError> {
         let Source::Host(path) = &self.source else { return Ok(()) };
         match rustix::fs::stat(path) {
@@ -262,12 +242,12 @@ impl Volume {
                 path: path.clone(),
                 destination: self.destination.clone(),
             }),
-            // What this process cannot look at, a runtime may.
+            // A runtime may have access to files that this process cannot look up.
             _ => Ok(()),
         }
     }
 
-    /// As runtimes take it.
+    /// Returns the mount's entry in the runtime configuration.
     pub(crate) fn entry(&self) -> SpecMount {
         let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
         let destination = &self.destination;
@@ -288,7 +268,8 @@ impl Volume {
     }
 }
 
-/// The most files in so many bytes of memory. The kernel counts no inode as bytes of a tmpfs, and each takes about one KiB.
+/// Returns the maximum number of files in a tmpfs of this size. The kernel does not count inodes as bytes of a tmpfs,
+/// and each takes about one KiB.
 pub(crate) fn files_of(bytes: NonZeroU64) -> Option<NonZeroU64> {
     NonZeroU64::new((bytes.get() / 1024).max(1024))
 }

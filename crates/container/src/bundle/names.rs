@@ -1,4 +1,5 @@
-//! Who a container is and whom it finds by name: `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` (decision 15).
+//! The files with a container's own name and the means to look up others: `/etc/hosts`, `/etc/hostname` and
+//! `/etc/resolv.conf` (decision 15).
 
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,71 +7,71 @@ use std::path::{Path, PathBuf};
 
 use crate::bundle::choices::{Access, Network};
 
-/// Where programs look. A container's root needs a file at each of them to be mounted on.
+/// Paths of these files. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
 const HOSTS: &str = "/etc/hosts";
 const HOSTNAME: &str = "/etc/hostname";
 const RESOLVER: &str = "/etc/resolv.conf";
 
-/// Where systemd-resolved tells which servers it asks itself. Source: systemd-resolved.service(8), "/etc/resolv.conf".
+/// File in which systemd-resolved lists the servers that it queries. Source: systemd-resolved.service(8),
+/// "/etc/resolv.conf".
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
 
-/// The address at which pasta takes questions for the host's name server, as podman has it: one that no router passes on.
+/// Address at which pasta forwards requests to the host's name server, the same as podman's. It is link-local, so
+/// routers do not forward it.
 pub(crate) const FORWARDER: &str = "169.254.1.1";
 
-/// More than lists of a hundred thousand blocked names have.
+/// Maximum size in bytes, more than lists of a hundred thousand blocked names need.
 const LARGEST: u64 = 16 << 20;
 
 /// A line of `/etc/hosts`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Where.
     pub address: IpAddr,
-    /// Who, at least one.
+    /// At least one name.
     pub names: Vec<String>,
 }
 
-/// Contents of `/etc/resolv.conf`. A field that is `None` is as on the host.
+/// Contents of `/etc/resolv.conf`. A field that is `None` is copied from the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Resolver {
-    /// Who is asked.
     pub servers: Option<Vec<IpAddr>>,
-    /// Domains to try after names without a dot.
+    /// Domains to append to names without a dot.
     pub search: Option<Vec<String>>,
-    /// Such as `ndots:2`.
+    /// Options such as `ndots:2`.
     pub options: Option<Vec<String>>,
 }
 
-/// Files for looking up names that the caller asks for. A field that is `None` stays as in the image.
+/// Files for looking up names that the caller requests. A field that is `None` keeps the image's file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Names {
-    /// Hosts besides those that are there by themselves.
+    /// Hosts in addition to the default ones.
     pub hosts: Option<Vec<Host>>,
-    /// How names are looked up that are not there.
+    /// Name servers, which look up all other names.
     pub resolver: Option<Resolver>,
 }
 
-/// A file that a container is to have, and the bytes in it.
+/// Path and contents of a file for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameFile {
-    /// Where in the container.
+    /// Path in the container.
     pub place: &'static str,
-    /// The file.
+    /// Contents of the file.
     pub text: String,
 }
 
-/// Such a file, and where the runtime finds it.
+/// A file for names, and its path on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameMount {
-    /// Where in the container.
+    /// Path in the container.
     pub place: &'static str,
     /// Its path on the host.
     pub source: String,
-    /// Whether the container may write it, if it may write its root.
+    /// Whether the container may write the file, if its root is writable.
     pub access: Access,
 }
 
-/// The host's own file cannot be copied.
+/// Error of a file of the host that cannot be copied.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}, from which the container's is made", path.display())]
 pub struct NamesError {
@@ -80,26 +81,23 @@ pub struct NamesError {
 }
 
 impl NameFile {
-    /// The file's name, wherever it is kept.
+    /// Returns the file's name without its directory.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.place.rsplit('/').next().unwrap_or(self.place)
     }
 }
 
-/// The files for a container of this name in this network.
-///
-/// # Errors
-/// [`NamesError`].
+/// Returns the files for a container with this host name in this network.
 pub fn files(
     names: &Names,
     network: &Network,
     hostname: &str,
 ) -> Result<Vec<NameFile>, NamesError> {
-    // Where an image's links let only one of them be there, the first one is.
+    // If links of the image lead several paths to the same file, the first one is used.
     let mut files = Vec::new();
     if let Some(extra) = &names.hosts {
-        // Nobody there can be reached without a network, and who they are is the host's affair.
+        // Without a network, no other host can be reached, and the container need not know the host's entries.
         let base = match network {
             Network::None => String::new(),
             Network::Host | Network::Joined(_) | Network::Pasta => read(Path::new(HOSTS))?,
@@ -110,7 +108,7 @@ pub fn files(
         let mut host = read(Path::new(RESOLVER))?;
         let is_elsewhere = *network != Network::Host;
         if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
-            // A stub of the host's, which asks others.
+            // A stub resolver of the host, which forwards requests to other servers.
             let upstream = read(Path::new(UPSTREAM))?;
             if !upstream.is_empty() {
                 host = upstream;
@@ -121,7 +119,7 @@ pub fn files(
             && resolver.servers.is_none()
             && servers(&text).next().is_none()
         {
-            // Pasta reaches the one at the host's own loopback.
+            // pasta forwards this address to the name server at the host's loopback.
             text += &format!("nameserver {FORWARDER}\n");
         }
         files.push(NameFile { place: RESOLVER, text });
@@ -130,7 +128,7 @@ pub fn files(
     Ok(files)
 }
 
-/// A file of the host, empty if there is none.
+/// Reads a file of the host. A missing file is empty.
 fn read(path: &Path) -> Result<String, NamesError> {
     let failed = |source| NamesError { path: path.to_owned(), source };
     let file = match std::fs::File::open(path) {
@@ -146,8 +144,8 @@ fn read(path: &Path) -> Result<String, NamesError> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Source: hosts(5). The first line that has a name counts: so those that were asked for come first, and take it from
-/// others.
+/// Returns the contents of `/etc/hosts`. The first line with a name is used, so the caller's entries come first and
+/// their names are removed from other lines. Source: hosts(5).
 fn hosts_text(extra: &[Host], base: &str, own: &str) -> String {
     let mut hosts = extra.to_vec();
     for mut host in base.lines().filter_map(host) {
@@ -156,7 +154,7 @@ fn hosts_text(extra: &[Host], base: &str, own: &str) -> String {
     }
     let localhost = |hosts: &[Host], v6: bool| {
         let mut named = hosts.iter().filter(|it| it.names.iter().any(|name| name == LOCALHOST));
-        // Whoever asks for another one has it.
+        // The caller may assign another address to `localhost`.
         named.any(|it| it.address.is_ipv6() == v6 || extra.contains(it))
     };
     let words = |names: &[&str]| names.iter().map(|&it| it.to_owned()).collect();
@@ -180,22 +178,22 @@ const LOCALHOST: &str = "localhost";
 const V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// What a line says; nothing for comments, and for what nobody could look up.
+/// Parses a line. Returns `None` for a comment and for a line that cannot be used.
 fn host(line: &str) -> Option<Host> {
     let mut words = line.split('#').next()?.split_whitespace();
-    // An address may name its interface, as `fe80::1%lo0` does: the container has others.
+    // An address with an interface, such as `fe80::1%lo0`, is not parsed, because the container has other interfaces.
     let address = words.next()?.parse().ok()?;
     let names: Vec<_> = words.map(str::to_owned).collect();
     (!names.is_empty()).then_some(Host { address, names })
 }
 
-/// Source: resolv.conf(5).
+/// Returns the contents of `/etc/resolv.conf`. Source: resolv.conf(5).
 fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
     if *wanted == Resolver::default() && !is_elsewhere {
         return host.to_owned();
     }
     let own = || {
-        // Those of the host's own loopback are not in another network's.
+        // Servers at the host's loopback cannot be reached from another network.
         servers(host)
             .filter(|it| !is_elsewhere || it.is_elsewhere_too())
             .map(|it| it.text)
@@ -204,7 +202,7 @@ fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
     let wanted_servers = |servers: &Vec<IpAddr>| servers.iter().map(IpAddr::to_string).collect();
     let servers: Vec<_> = wanted.servers.as_ref().map_or_else(own, wanted_servers);
     let search = wanted.search.clone().unwrap_or_else(|| {
-        // The last one counts.
+        // Only the last line is used.
         words(host, &["search", "domain"]).last().unwrap_or_default()
     });
     let options =
@@ -220,11 +218,11 @@ fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
     text
 }
 
-/// A name server of the host's.
+/// A name server of the host.
 struct HostServer {
-    /// As the host has it: an address of one link names its interface, as `fe80::1%eth0` does.
+    /// Address in the host's file. A link-local address names its interface, as in `fe80::1%eth0`.
     text: String,
-    /// None if it is written as only some programs read it, such as `127.1`.
+    /// `None` if only some programs accept the notation, such as `127.1`.
     address: Option<IpAddr>,
 }
 
@@ -233,7 +231,7 @@ impl HostServer {
         self.address.is_none_or(|it| it.is_loopback())
     }
 
-    /// Whether it can be asked from another network, too.
+    /// Whether the server can also be reached from another network.
     fn is_elsewhere_too(&self) -> bool {
         if self.address.is_none() {
             tracing::warn!(
@@ -256,7 +254,7 @@ fn servers(text: &str) -> impl Iterator<Item = HostServer> {
     })
 }
 
-/// What follows these words at the beginnings of lines.
+/// Returns the words after one of the `keys` for each line that starts with it.
 fn words(text: &str, keys: &'static [&str]) -> impl Iterator<Item = Vec<String>> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -273,7 +271,7 @@ mod tests {
         Host { address: address.parse().unwrap(), names: vec![name.to_owned()] }
     }
 
-    /// As hosts(5) and podman have it: what is asked for takes a name from the host's lines.
+    /// The rules are those of hosts(5) and podman: the caller's entries take names from the host's lines.
     #[test]
     fn hosts_have_everybody_once() {
         let check = |extra: &[Host], base: &str, expect: &str| {
@@ -316,7 +314,7 @@ mod tests {
             "search x\nnameserver 127.0.0.1\nnameserver 9.9.9.9\noptions debug\n",
         );
     }
-    /// As routers that announce themselves as name servers are noted.
+    /// Routers that announce themselves as name servers have link-local addresses with an interface.
     #[test]
     fn a_name_server_of_one_link_stays() {
         let host =

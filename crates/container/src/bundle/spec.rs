@@ -1,7 +1,7 @@
-//! A bundle's `config.json`, as OCI runtimes take it. Source: OCI runtime-spec 1.0.2, `config.md` and `config-linux.md`,
-//! where each field is described.
+//! The `config.json` of a bundle in the format of OCI runtimes. Source: OCI runtime-spec 1.0.2, `config.md` and
+//! `config-linux.md`, which describe each field.
 //!
-//! Only fields that Quire writes or reads have names here. `rest` has the other fields of an object, so that a foreign
+//! Only fields that Quire writes or reads have names. `rest` holds the other fields of an object, so that a foreign
 //! file loses nothing when it is read and written again. Objects without `rest` have no other fields.
 
 use std::collections::BTreeMap;
@@ -13,31 +13,27 @@ use serde_json::{Map, Value};
 use crate::bundle::user::User;
 use crate::folder::CONFIG;
 
-/// The version of the specification that Quire's bundles follow.
+/// Version of the specification for Quire's bundles.
 pub(crate) const VERSION: &str = "1.0.2";
 
-/// Fields that have no name here.
+/// Fields without a name in these types.
 type Rest = Map<String, Value>;
 
 /// The whole file. Source: `config.md`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RuntimeSpec {
-    /// The specification that it follows.
+    /// Version of the specification.
     pub oci_version: String,
-    /// The first program.
+    /// The first program of the container.
     pub process: SpecProcess,
-    /// The root.
     pub root: SpecRoot,
-    /// The host name.
     pub hostname: String,
     /// File systems besides the root, in the order in which they are mounted.
     pub mounts: Vec<SpecMount>,
-    /// Words for the runtime, and for people.
+    /// Metadata for the runtime and for users.
     pub annotations: BTreeMap<String, String>,
-    /// Fields for Linux only.
     pub linux: SpecLinux,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -46,74 +42,66 @@ pub struct RuntimeSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SpecProcess {
-    /// Whether it gets a terminal of its own.
+    /// Whether the program gets a new terminal.
     pub terminal: bool,
-    /// Who it runs as.
     pub user: SpecUser,
     /// The program and its arguments.
     pub args: Vec<String>,
     /// `NAME=VALUE`.
     pub env: Vec<String>,
-    /// The working directory.
     pub cwd: String,
-    /// Capabilities.
     pub capabilities: CapabilitySets,
     /// Whether the process and its children are kept from getting more rights.
     pub no_new_privileges: bool,
-    /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rlimits: Vec<SpecLimit>,
-    /// The first size of its terminal.
+    /// Initial size of the terminal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub console_size: Option<ConsoleSize>,
-    /// Name of its AppArmor profile, which has to be loaded.
+    /// Name of the AppArmor profile, which must be loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub apparmor_profile: Option<String>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Who a program runs as, by numbers of the container. Source: `config.md`, "User".
+/// User and groups of a program, by their ids in the container. Source: `config.md`, "User".
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SpecUser {
-    /// User.
     pub uid: u32,
-    /// Group.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub additional_gids: Vec<u32>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// The file mode mask of programs in containers. As with podman and Docker, the caller's does not count.
+/// File mode mask of programs in containers. As with podman and Docker, the caller's mask is not used.
 const UMASK: u32 = 0o022;
 
 impl SpecUser {
     pub(crate) fn new(user: &User) -> Self {
-        // Runtimes differ in their default, and some leave it to who calls them.
+        // Runtimes have different defaults, and some use their caller's mask.
         let rest = Rest::from_iter([("umask".to_owned(), UMASK.into())]);
         Self { uid: user.uid, gid: user.gid, additional_gids: user.groups.clone(), rest }
     }
 }
 
-/// The capabilities of a program, by their names. Source: `config.md`, "Linux Process".
+/// The capabilities of a program, by name. Source: `config.md`, "Linux Process".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CapabilitySets {
-    /// The most that it, and all that it executes, can ever have.
+    /// Upper bound for the program and all programs that it executes.
     pub bounding: Vec<String>,
-    /// Those that count.
+    /// Capabilities that the kernel checks.
     pub effective: Vec<String>,
-    /// Those that it may make count.
+    /// Capabilities that the program may make effective.
     pub permitted: Vec<String>,
-    /// Those that it may keep when it executes another program.
+    /// Capabilities that the program may keep when it executes another program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inheritable: Vec<String>,
-    /// Those that it keeps when it executes another program.
+    /// Capabilities that the program keeps when it executes another program.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ambient: Vec<String>,
 }
@@ -121,49 +109,44 @@ pub struct CapabilitySets {
 /// A limit of a process. Source: `config.md`, "POSIX process".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecLimit {
-    /// Its name, such as `RLIMIT_NOFILE`.
+    /// Name, such as `RLIMIT_NOFILE`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The limit that counts.
+    /// The enforced limit.
     pub soft: u64,
-    /// How far the process may raise it.
+    /// Upper bound to which the process may raise the soft limit.
     pub hard: u64,
 }
 
 /// The size of a terminal, in characters. Source: `config.md`, "Process".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleSize {
-    /// Lines.
     pub height: u16,
-    /// Columns.
     pub width: u16,
 }
 
-/// The root. Source: `config.md`, "Root".
+/// The root file system. Source: `config.md`, "Root".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecRoot {
-    /// Its path, absolute or from the bundle.
+    /// Path, absolute or relative to the bundle.
     pub path: String,
-    /// Whether nothing can be written to it.
     pub readonly: bool,
 }
 
 /// A file system besides the root. Source: `config.md`, "Mounts".
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SpecMount {
-    /// Where it is mounted.
     pub destination: String,
-    /// The kind of file system; `bind` for a file or directory of the host.
+    /// Type of the file system; `bind` for a file or directory of the host.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// A device, a path of the host, or any word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// As mount(8) has them.
+    /// Options of mount(8).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -188,32 +171,30 @@ pub(crate) fn strings(words: &[&str]) -> Vec<String> {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct SpecLinux {
-    /// Namespaces of its own.
+    /// New or joined namespaces.
     pub namespaces: Vec<SpecNamespace>,
-    /// Limits of the whole container.
     pub resources: SpecResources,
-    /// Files of the kernel that it does not see.
+    /// Files of the kernel that the container cannot see.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub masked_paths: Vec<String>,
-    /// Files of the kernel that it cannot write to.
+    /// Files of the kernel that the container cannot write to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub readonly_paths: Vec<String>,
-    /// The filter of calls, which only runtimes read. [`Filter`](super::security::Filter) makes it.
+    /// Filter of system calls, which only runtimes read. [`Filter`](super::security::Filter) makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seccomp: Option<Value>,
-    /// Devices that the runtime makes.
+    /// Devices that the runtime creates.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<SpecDevice>,
-    /// Where its cgroups are, from the root of each hierarchy.
+    /// Path of the cgroups below the root of each hierarchy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroups_path: Option<String>,
-    /// Who its users are on the host; empty if they are the same there.
+    /// Ids of the container's users on the host; empty if they are the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub uid_mappings: Vec<IdMapping>,
-    /// Who its groups are on the host; empty if they are the same there.
+    /// Ids of the container's groups on the host; empty if they are the same.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gid_mappings: Vec<IdMapping>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
@@ -224,28 +205,28 @@ pub struct SpecNamespace {
     /// Kind, such as `network`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// One that there is already; none for a new one.
+    /// Path of an existing namespace; `None` for a new one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
 
 impl SpecNamespace {
-    /// A new one.
+    /// Returns an entry for a new namespace.
     pub(crate) fn new(kind: &str) -> Self {
         Self { kind: kind.to_owned(), path: None }
     }
 }
 
-/// Ids in a row. Source: `config-linux.md`, "User namespace mappings".
+/// A range of consecutive ids. Source: `config-linux.md`, "User namespace mappings".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMapping {
-    /// The first, inside.
+    /// First id in the container.
     #[serde(rename = "containerID")]
     pub container: u32,
-    /// The first, on the host.
+    /// First id on the host.
     #[serde(rename = "hostID")]
     pub host: u32,
-    /// How many.
+    /// Number of ids.
     pub size: u32,
 }
 
@@ -253,135 +234,109 @@ pub struct IdMapping {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecResources {
-    /// Memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<SpecMemory>,
-    /// Processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<SpecPids>,
-    /// Processors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<SpecCpu>,
-    /// Which devices can be opened: the last rule for one counts.
+    /// Rules for opening devices. The last matching rule applies.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceRule>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Memory of a container. Source: `config-linux.md`, "Memory".
+/// Memory limits of a container. Source: `config-linux.md`, "Memory".
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecMemory {
     /// Limit, in bytes; -1 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<i64>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Processes and threads of a container. Source: `config-linux.md`, "PIDs".
+/// Limits of processes and threads of a container. Source: `config-linux.md`, "PIDs".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpecPids {
     /// Limit; -1 for none.
     pub limit: i64,
 }
 
-/// Processors of a container. Source: `config-linux.md`, "CPU".
+/// Processor limits of a container. Source: `config-linux.md`, "CPU".
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SpecCpu {
-    /// Limit of the time in each period, in microseconds; -1 for none.
+    /// Limit of processor time in each period, in microseconds; -1 for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quota: Option<i64>,
-    /// The period, in microseconds.
+    /// Period, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period: Option<u64>,
-    /// Weight against other cgroups that want time, too.
+    /// Weight against other cgroups that compete for processor time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<u64>,
-    /// Which processors, such as `0-2,7`.
+    /// List of processors, such as `0-2,7`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<String>,
-    /// Other fields.
     #[serde(flatten)]
     pub rest: Rest,
 }
 
-/// Whether devices can be opened. A field that is `None` fits every device. Source: `config-linux.md`, "Allowed Device
-/// list".
+/// A rule for opening devices. A field that is `None` matches every device. Source: `config-linux.md`, "Allowed
+/// Device list".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRule {
-    /// Whether they can.
+    /// Whether matching devices may be opened.
     pub allow: bool,
     /// `c`, `b` or `a`.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// The major number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// The minor number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
-    /// Letters of `rwm`: to read, to write, to make.
+    /// Letters of `rwm`: read, write, mknod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub access: Option<String>,
 }
 
-/// A device that the runtime makes. Source: `config-linux.md`, "Devices".
+/// A device that the runtime creates. Source: `config-linux.md`, "Devices".
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SpecDevice {
-    /// Where.
     pub path: String,
     /// `c`, `b`, `u` or `p`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The major number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major: Option<i64>,
-    /// The minor number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor: Option<i64>,
     /// Permission bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_mode: Option<u32>,
-    /// Its user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Its group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
 
-/// A `config.json` that cannot be had.
+/// Error of reading a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// The disk's answer.
+    /// The file cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It is something else, or not whole.
+    Read { path: PathBuf, source: std::io::Error },
+    /// The file is not valid JSON of this form, or is truncated.
     #[error("{} is not a runtime configuration", path.display())]
-    Json {
-        /// Which.
-        path: PathBuf,
-        /// Cause.
-        source: serde_json::Error,
-    },
+    Json { path: PathBuf, source: serde_json::Error },
 }
 
 impl RuntimeSpec {
     /// Reads the configuration of the container with this folder.
-    ///
-    /// # Errors
-    /// [`SpecError`].
     pub fn load(folder: &Path) -> Result<Self, SpecError> {
         let path = folder.join(CONFIG);
         match std::fs::read(&path) {
@@ -397,7 +352,7 @@ impl RuntimeSpec {
 mod tests {
     use super::*;
 
-    /// A file with fields that have no name here, in every object that has others.
+    /// A file with unnamed fields, in every object that may have them.
     const FOREIGN: &str = r#"{
         "ociVersion": "1.2.0", "hooks": {"prestart": [{"path": "/hook"}]}, "domainname": "d",
         "process": {
@@ -448,7 +403,7 @@ mod tests {
             std::fs::write(folder.path().join(CONFIG), text).unwrap();
             assert!(matches!(load(), Err(SpecError::Json { .. })), "{text}");
         }
-        // All are optional to whoever only looks for one.
+        // All fields are optional, for programs that need only one.
         std::fs::write(folder.path().join(CONFIG), "{\"process\": {\"args\": [\"a\"]}}").unwrap();
         assert_eq!(load().unwrap().process.args, ["a"]);
     }

@@ -128,7 +128,7 @@ fn an_image_gives_no_orders_to_the_runtime() {
     assert_eq!(config.annotations, [title].into());
 }
 
-/// To the byte: another order of the fields would be another file for everybody who compares bundles.
+/// Compares every byte, because another order of fields would be a different file for tools that compare bundles.
 #[test]
 fn a_bundle_with_everything() {
     let volumes = ["/host:/a:ro", "/shm:/dev/shm"].map(|it| it.parse().unwrap());

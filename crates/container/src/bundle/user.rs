@@ -1,19 +1,17 @@
-//! Who the command runs as: names become numbers by the image's own `/etc/passwd` and `/etc/group`.
+//! The user of the command. Names are resolved with the image's own `/etc/passwd` and `/etc/group`.
 
 use std::os::fd::BorrowedFd;
 
 use crate::bundle::files::{FileError, read_small};
 
-/// The largest number that runtimes take for what it says. crun reads 4294967295, which is the kernel's word for "no
-/// change", as root; Docker's limit is this one too. Source: runc, `user.go`, `maxID`.
+/// Largest id that runtimes accept unchanged. crun treats 4294967295, the kernel's value for "no change", as root.
+/// Docker has the same limit. Source: runc, `user.go`, `maxID`.
 const LARGEST_ID: u32 = 0x7fff_ffff;
 
-/// Numbers for the process. Source: OCI runtime-spec 1.2, `config.md`, "User".
+/// Ids of the process. Source: OCI runtime-spec 1.2, `config.md`, "User".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// User id.
     pub uid: u32,
-    /// Group id.
     pub gid: u32,
     /// Supplementary groups, in ascending order, without `gid`.
     pub groups: Vec<u32>,
@@ -21,47 +19,44 @@ pub struct User {
     pub home: String,
 }
 
-/// A user that the image does not know.
+/// Reason why the image's files do not provide the user.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
-    /// A name that `/etc/passwd` lacks.
+    /// The name is not in `/etc/passwd`.
     #[error("the image has no user \"{0}\" in /etc/passwd")]
     NoUser(String),
-    /// A name that `/etc/group` lacks.
+    /// The name is not in `/etc/group`.
     #[error("the image has no group \"{0}\" in /etc/group")]
     NoGroup(String),
-    /// A number that the kernel or a runtime may take for something else.
+    /// The kernel or a runtime may misinterpret the id.
     #[error("{0} is not a user or group number: the largest is {LARGEST_ID}")]
     Range(u32),
 }
 
-/// A user that cannot be found.
+/// Error of a user that cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
     /// One of the two files cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// They do not have the name.
+    /// The two files do not provide the user.
     #[error(transparent)]
     User(#[from] UserError),
 }
 
-/// Finds the user that `spec` says in the two files of the root file system `root`; see [`resolve`].
-///
-/// # Errors
-/// [`LookupError`].
+/// Finds the user named by `spec` in the two files of the root file system `root`; see [`resolve`].
 pub fn find(root: BorrowedFd<'_>, spec: &str) -> Result<User, LookupError> {
     let passwd = read_small(root, "etc/passwd")?;
     let group = read_small(root, "etc/group")?;
     Ok(resolve(spec, &passwd, &group)?)
 }
 
-/// Finds the user that `spec` says: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty is root. Without a
-/// group it is the user's own, with the groups that list the user; a number that `/etc/passwd` lacks is taken as it is,
-/// with group 0. Lines of the two files that are malformed are passed over, as the C library does.
+/// Finds the user named by `spec`: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty means root. Without a
+/// group, the user gets its own group and the groups that list it. A uid that `/etc/passwd` lacks is used as it is,
+/// with group 0. Malformed lines of the two files are skipped, as in the C library.
 ///
 /// # Errors
-/// [`UserError`] for a name that is not there, and for any number, from wherever it comes, above 2^31-1.
+/// [`UserError`] for an unknown name, and for any id above 2^31-1, including ids from the two files.
 pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserError> {
     let (user, wanted_group) = match spec.split_once(':') {
         Some((user, group)) => (user, Some(group).filter(|group| !group.is_empty())),
@@ -69,7 +64,7 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserErro
     };
     let user = if user.is_empty() { "0" } else { user };
     let accounts = || passwd.split(|&byte| byte == b'\n').filter_map(Account::parse);
-    // A name first: a user may be called 1000.
+    // Names take precedence, because a user may be called 1000.
     let account = accounts().find(|it| it.name == user.as_bytes()).or_else(|| {
         let uid: u32 = user.parse().ok()?;
         accounts().find(|it| it.uid == uid)
@@ -184,7 +179,7 @@ mod tests {
         check("nobody", Err(UserError::NoUser("nobody".to_owned())));
         check("www:nowhere", Err(UserError::NoGroup("nowhere".to_owned())));
         check("-1", Err(UserError::NoUser("-1".to_owned())));
-        // Numbers that runtimes take for root.
+        // Runtimes treat these ids as root.
         check("4294967295", Err(UserError::Range(u32::MAX)));
         check("app", Err(UserError::Range(u32::MAX)));
         check("app:0", Err(UserError::Range(u32::MAX)));

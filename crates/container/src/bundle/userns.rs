@@ -1,7 +1,7 @@
-//! User namespaces: the map of a container's ids to ids of the host.
+//! User namespaces: maps of a container's ids to the host's ids.
 //!
-//! Nothing is changed in the image or copied: its mount is cloned, the clone maps the owners, and the overlay is made
-//! over it. Files that the container writes have the host's ids in the upper layer.
+//! The image is neither changed nor copied: Quire clones its mount, maps the owners in the clone, and puts the
+//! overlay over it. Files that the container writes have the host's ids in the upper directory.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,92 +15,92 @@ use crate::bundle::spec::{IdMapping, SpecLinux, SpecNamespace};
 use crate::bundle::user::User;
 use crate::folder::USERNS;
 
-/// The number that the kernel takes for "none"; ids are below.
+/// The kernel's value for "none". Valid ids are smaller.
 const NO_ID: u64 = u32::MAX as u64;
 /// The kernel reads a map from one write of less than a page. Source: Linux `kernel/user_namespace.c`, `map_write`.
 const TEXT_MAX: usize = 4095;
-/// Default number of ids of a container: all that 16 bits can name.
+/// Default number of ids of a container: the whole 16-bit range.
 pub const SIZE: NonZeroU32 = NonZeroU32::new(65_536).expect("not zero");
-/// Source of ranges if the files name neither user: above SSSD's range for domains, below systemd's foreign users, and
-/// no tool's by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
+/// Range to use if the files name neither owner: above SSSD's range for domains, below systemd's foreign users, and
+/// not used by any tool by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
 pub const UNCLAIMED: IdRange =
     IdRange { inside: 0, outside: 2_000_224_256, count: 2_147_352_576 - 2_000_224_256 };
-/// Where systemd takes ids from that a user namespace has for a time. Source: systemd `docs/UIDS-GIDS.md`, "container UIDs".
+/// Range from which systemd assigns ids to user namespaces temporarily. Source: systemd `docs/UIDS-GIDS.md`,
+/// "container UIDs".
 const TRANSIENT: IdRange =
     IdRange { inside: 0, outside: 524_288, count: 1_879_048_191 - 524_288 + 1 };
-/// Whether an id is one of those. A user with such a number is not told from a container's, and may write nothing that stays.
+/// Whether an id is in systemd's transient range. A user with such an id cannot be distinguished from a container's
+/// user, so it may write nothing persistent.
 #[must_use]
 pub fn is_transient(id: u32) -> bool {
     id.checked_sub(TRANSIENT.outside).is_some_and(|it| it < TRANSIENT.count)
 }
 
-/// Whose entries in the files are ours to use: Quire's own, or those that podman takes for this.
+/// Owners whose ranges in the files Quire may use: Quire's own entry, or podman's entry for the same purpose.
 pub const NAMES: [&str; 2] = ["quire", "containers"];
 
 /// A map that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// Not three numbers.
+    /// The text is not three numbers.
     #[error("\"{0}\" is not a range of ids: write CONTAINER:HOST:SIZE, three numbers")]
     Syntax(String),
-    /// No ids at all.
+    /// The range is empty.
     #[error("the range {0} has no ids")]
     Empty(String),
-    /// Ids that there are not.
+    /// The range goes beyond the last id.
     #[error("the range {0} goes beyond the last id, {last}", last = NO_ID - 1)]
     Overflow(String),
-    /// An id twice.
+    /// An id is in two ranges.
     #[error("the ranges {0} and {1} overlap")]
     Overlap(String, String),
-    /// More than the kernel takes.
+    /// The map is longer than the kernel accepts.
     #[error("too many ranges: the kernel limits a map to {TEXT_MAX} bytes")]
     TooMany,
-    /// Runtimes prepare a container as its root.
+    /// The map lacks the container's root, which runtimes need to prepare a container.
     #[error("the map lacks id 0 of the container, its root: begin with 0:HOST:SIZE")]
     NoRoot,
-    /// The program's user is not in the map.
+    /// The program's user or group is not in the map.
     #[error("the container's {kind} {id} is not in its map of ids")]
     User {
-        /// User or group.
+        /// `user` or `group`.
         kind: &'static str,
-        /// Which.
         id: u32,
     },
-    /// The program's user is not in the namespace of who runs the container.
+    /// The program's user or group is not in the caller's user namespace.
     #[error(
         "the container's {kind} {id} has no id here: use --user 0, or have root add a range for you to /etc/subuid and \
          /etc/subgid"
     )]
     NoId {
-        /// User or group.
+        /// `user` or `group`.
         kind: &'static str,
-        /// Which.
         id: u32,
     },
-    /// One file has ranges, and the other none.
+    /// One file has ranges, and the other has none.
     #[error("{0} has no entry for {a} or {b}, but the other file has one", a = NAMES[0], b = NAMES[1])]
     Lacking(&'static str),
-    /// All are taken.
+    /// All ids are in use.
     #[error(
         "{place} has no {size} free ids in a row: end a container, ask for less (auto,size=N), or add ranges for \
          \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
     )]
     Exhausted {
-        /// How many were asked for.
+        /// Number of requested ids.
         size: u32,
-        /// Where they come from.
+        /// Source of the ids.
         place: &'static str,
     },
 }
 
-/// Which ids outside the ids inside are.
+/// A map of ids inside a user namespace to ids outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdMap {
     users: Vec<IdRange>,
     groups: Vec<IdRange>,
 }
 
-/// One range, as it is written.
+/// Formats a range as `CONTAINER:HOST:SIZE`.
 struct Shown<'a>(&'a IdRange);
 
 impl fmt::Display for Shown<'_> {
@@ -109,13 +109,14 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// `CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]`, as podman has them.
+/// Parses `CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]`, the format of podman.
 ///
 /// # Errors
-/// [`MapError`] with the range that cannot be.
+/// [`MapError`] with the invalid range.
 pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
     let ranges: Vec<IdRange> = text.split(',').map(parse_range).collect::<Result<_, _>>()?;
-    // As the kernel reads it a range is as long as here. First, since each range is compared with all others.
+    // The text for the kernel has the same length. Its length is checked first, because the next step compares each
+    // range with all others.
     if show(&ranges).len() >= TEXT_MAX {
         return Err(MapError::TooMany);
     }
@@ -138,7 +139,7 @@ pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
 fn parse_range(text: &str) -> Result<IdRange, MapError> {
     let syntax = || MapError::Syntax(text.to_owned());
     let mut numbers = text.split(':').map(|word| {
-        // `parse` would take a plus sign too.
+        // `parse` would also accept a plus sign.
         let is_number = !word.is_empty() && word.bytes().all(|it| it.is_ascii_digit());
         is_number.then_some(word).ok_or_else(syntax)
     });
@@ -170,32 +171,32 @@ fn outside(ranges: &[IdRange], inside: u32) -> Option<u32> {
     ranges.iter().find_map(|it| counterpart(inside, it.inside, it.count, it.outside))
 }
 
-/// What the container calls an id of the host; none if it has no name for it.
+/// Returns the container's id for an id of the host, or `None` if it has none.
 pub(crate) fn inside(ranges: &[IdRange], outside: u32) -> Option<u32> {
     ranges.iter().find_map(|it| counterpart(outside, it.outside, it.count, it.inside))
 }
 
-/// The id at the same place of a range that begins with `to`, if `id` is one of the `count` from `from` on.
+/// Converts an id of the range with `count` ids from `from` on to the range that starts at `to`.
 fn counterpart(id: u32, from: u32, count: u32, to: u32) -> Option<u32> {
     to.checked_add(id.checked_sub(from).filter(|offset| *offset < count)?)
 }
 
 impl IdMap {
-    /// Makes a map from ranges of users and of groups, both from [`parse_ranges`] or [`auto`].
+    /// Creates a map from ranges of users and of groups, both from [`parse_ranges`] or [`auto`].
     #[must_use]
     pub const fn new(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
         Self { users, groups }
     }
 
-    /// The map of a namespace in which a user is root, and can be nobody else. `own` are the user and its group.
+    /// Returns the map of a namespace in which the user and its group are root, and no other ids exist.
     #[must_use]
     pub fn single((user, group): (u32, u32)) -> Self {
         let one = |outside| vec![IdRange { inside: 0, outside, count: 1 }];
         Self { users: one(user), groups: one(group) }
     }
 
-    /// The map of a namespace in which a user is root, and others are those that subuid(5) and subgid(5) give it. `None` if
-    /// one of the files gives it nothing.
+    /// Returns the map of a namespace in which a user is root, and the other ids are those that subuid(5) and
+    /// subgid(5) assign to the user. `None` if one of the files assigns none.
     #[must_use]
     pub fn of_user(
         files: Files<'_>,
@@ -207,7 +208,7 @@ impl IdMap {
         Some(Self { users, groups })
     }
 
-    /// The map with all ids that systemd may give to anybody for a time, but for those that files give to somebody.
+    /// Adds all ids that systemd may assign temporarily, except those that the files assign to a user.
     #[must_use]
     pub fn and_transient(mut self, files: Files<'_>) -> Self {
         self.users.extend(unclaimed_in(&TRANSIENT, files.users));
@@ -215,13 +216,11 @@ impl IdMap {
         self
     }
 
-    /// The ranges of users.
     #[must_use]
     pub fn users(&self) -> &[IdRange] {
         &self.users
     }
 
-    /// The ranges of groups.
     #[must_use]
     pub fn groups(&self) -> &[IdRange] {
         &self.groups
@@ -240,31 +239,25 @@ impl IdMap {
     }
 
     /// Returns the host's ids of the container's root, user and group.
-    ///
-    /// # Errors
-    /// [`MapError::NoRoot`].
     pub fn root(&self) -> Result<(u32, u32), MapError> {
         self.user(0).zip(self.group(0)).ok_or(MapError::NoRoot)
     }
 
-    /// Whether a program can run as this user.
+    /// Checks that a program can run as this user.
     ///
     /// # Errors
-    /// [`MapError::User`] with the number that is in no range.
+    /// [`MapError::User`] with the id that is in no range.
     pub fn check(&self, user: &User) -> Result<(), MapError> {
         let missing = missing(user, (&self.users, &self.groups));
         missing.map_or(Ok(()), |(kind, id)| Err(MapError::User { kind, id }))
     }
 
-    /// Makes a user namespace with the map and without processes.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Creates a user namespace with the map and without processes.
     pub fn namespace(&self) -> Result<OwnedFd, ProcessError> {
         user_namespace(&self.users, &self.groups)
     }
 
-    /// Says so in a bundle.
+    /// Writes the map into a bundle's configuration.
     pub(crate) fn write(&self, linux: &mut SpecLinux) {
         let ranges = |ranges: &[IdRange]| {
             let range =
@@ -276,10 +269,7 @@ impl IdMap {
         linux.namespaces.push(SpecNamespace::new("user"));
     }
 
-    /// Writes the map into a container's folder. Searches for a free range wait until it is there.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Writes the map into a container's folder. Until the file exists, searches for a free range wait.
     pub fn note(&self, folder: &Path) -> std::io::Result<()> {
         std::fs::write(folder.join(USERNS), self.to_string())
     }
@@ -307,21 +297,21 @@ impl FromStr for IdMap {
     }
 }
 
-/// `/etc/subuid` and `/etc/subgid`, as they are.
+/// Contents of `/etc/subuid` and `/etc/subgid`.
 #[derive(Debug, Clone, Copy)]
 pub struct Files<'a> {
-    /// `/etc/subuid`
+    /// Contents of `/etc/subuid`.
     pub users: &'a str,
-    /// `/etc/subgid`
+    /// Contents of `/etc/subgid`.
     pub groups: &'a str,
 }
 
-/// How those files call a user.
+/// A user as named in these files: by name if the files have such entries, otherwise by number.
 #[derive(Debug, Clone, Copy)]
 pub struct UserName<'a> {
-    /// By its number,
+    /// User id.
     pub number: u32,
-    /// or by its name, if that is known.
+    /// User name, if known.
     pub name: Option<&'a str>,
 }
 
@@ -335,7 +325,7 @@ impl UserName<'_> {
     }
 }
 
-/// What is left of a range without those that a file gives to anybody.
+/// Returns the parts of a range that a file assigns to no user.
 fn unclaimed_in(range: &IdRange, file: &str) -> Vec<IdRange> {
     let mut claimed = stretches(file, None);
     claimed.sort_unstable();
@@ -352,7 +342,8 @@ fn unclaimed_in(range: &IdRange, file: &str) -> Vec<IdRange> {
     left
 }
 
-/// A user's own id is 0 inside, and those of stretches follow. `None` if there are none.
+/// Returns ranges that map 0 to the user's own id, and the following ids to `stretches`. `None` if `stretches` is
+/// empty.
 fn with_own(own: u32, stretches: &[Stretch]) -> Option<Vec<IdRange>> {
     let mut ranges = vec![IdRange { inside: 0, outside: own, count: 1 }];
     let mut next = 1;
@@ -364,7 +355,7 @@ fn with_own(own: u32, stretches: &[Stretch]) -> Option<Vec<IdRange>> {
     (ranges.len() > 1).then_some(ranges)
 }
 
-/// The ids that there are in this process's own user namespace.
+/// The ids of this process's user namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnIds {
     users: Vec<IdRange>,
@@ -372,16 +363,13 @@ pub struct OwnIds {
 }
 
 impl OwnIds {
-    /// Those of another namespace. Only what is inside counts.
+    /// Returns the ids of another namespace. Only the ids inside are used.
     #[must_use]
     pub const fn of(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
         Self { users, groups }
     }
 
-    /// Asks the kernel.
-    ///
-    /// # Errors
-    /// When `/proc` does not say.
+    /// Reads the ids from `/proc`.
     pub fn read() -> std::io::Result<Self> {
         let ranges = |name: &str| {
             std::fs::read_to_string(format!("/proc/self/{name}")).map(|text| ranges_of(&text))
@@ -389,35 +377,35 @@ impl OwnIds {
         Ok(Self { users: ranges("uid_map")?, groups: ranges("gid_map")? })
     }
 
-    /// What a user of an image is here: itself, or nobody, or root where there is nobody else.
+    /// Returns the id in this namespace for a user of an image: the same id, or else nobody's, or else root's.
     #[must_use]
     pub fn user(&self, user: u32) -> u32 {
         squashed(&self.users, user)
     }
 
-    /// The same of a group.
+    /// Like [`user`](Self::user), for a group.
     #[must_use]
     pub fn group(&self, group: u32) -> u32 {
         squashed(&self.groups, group)
     }
 
-    /// Whether there is a group with this number.
+    /// Whether the namespace has this group.
     #[must_use]
     pub fn has_group(&self, group: u32) -> bool {
         outside(&self.groups, group).is_some()
     }
 
-    /// Whether a program can run as this user.
+    /// Checks that a program can run as this user.
     ///
     /// # Errors
-    /// [`MapError::NoId`] with the number that is in no range.
+    /// [`MapError::NoId`] with the id that is in no range.
     pub fn check(&self, user: &User) -> Result<(), MapError> {
         let missing = missing(user, (&self.users, &self.groups));
         missing.map_or(Ok(()), |(kind, id)| Err(MapError::NoId { kind, id }))
     }
 }
 
-/// The first number of a user that is in no range, and what it is of.
+/// Returns the first id of a user that is in no range, and whether it is a `user` or `group`.
 fn missing(user: &User, (users, groups): (&[IdRange], &[IdRange])) -> Option<(&'static str, u32)> {
     if outside(users, user.uid).is_none() {
         return Some(("user", user.uid));
@@ -426,7 +414,7 @@ fn missing(user: &User, (users, groups): (&[IdRange], &[IdRange])) -> Option<(&'
     of_user.find(|it| outside(groups, *it).is_none()).map(|it| ("group", it))
 }
 
-/// Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
+/// Id of the user and the group `nobody`. Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
 const NOBODY: u32 = 65_534;
 
 fn squashed(ranges: &[IdRange], id: u32) -> u32 {
@@ -434,10 +422,10 @@ fn squashed(ranges: &[IdRange], id: u32) -> u32 {
     [id, NOBODY].into_iter().find(|it| is_there(*it)).unwrap_or(0)
 }
 
-/// A stretch of ids of the host: the first, and the one after the last.
+/// A range of the host's ids: the first id, and the one after the last.
 type Stretch = (u64, u64);
 
-/// The stretches that a file gives to a name, or to anybody. Source: subuid(5).
+/// Returns the ranges that a file assigns to `name`, or to any user if `name` is `None`. Source: subuid(5).
 fn stretches(file: &str, name: Option<&str>) -> Vec<Stretch> {
     let lines = file.lines().filter_map(|line| {
         let mut fields = line.trim().split(':');
@@ -450,10 +438,7 @@ fn stretches(file: &str, name: Option<&str>) -> Vec<Stretch> {
     lines.collect()
 }
 
-/// Finds a map for one more container: `size` ids in a row, from the container's 0 on, of which `taken` has none.
-///
-/// # Errors
-/// [`MapError::Lacking`] and [`MapError::Exhausted`].
+/// Finds a map for a new container: `size` consecutive ids from the container's 0 on, which no map in `taken` uses.
 pub fn auto(files: Files<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap, MapError> {
     let ours = |file| {
         let mut names = NAMES.iter().map(|name| stretches(file, Some(name)));
@@ -468,7 +453,7 @@ pub fn auto(files: Files<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap
             let first = u64::from(UNCLAIMED.outside);
             users = vec![(first, first + u64::from(UNCLAIMED.count))];
             groups.clone_from(&users);
-            // What the files give to others is theirs.
+            // Ranges that the files assign to others stay theirs.
             used_users.extend(stretches(files.users, None));
             used_groups.extend(stretches(files.groups, None));
             places = ["Quire's own range"; 2];
@@ -597,7 +582,7 @@ mod tests {
         }
         let many: Vec<_> = (0..1000).map(|it| format!("{it}:{}:1", it + 1_000_000)).collect();
         assert_eq!(parse_ranges(&many.join(",")), Err(MapError::TooMany));
-        // Before they are compared, as a map of a hundred thousand ranges would be.
+        // The length is checked before the ranges are compared, which would take long for a hundred thousand ranges.
         assert_eq!(parse_ranges(&["0:1:1"; 1000].join(",")), Err(MapError::TooMany));
     }
 
@@ -649,7 +634,7 @@ mod tests {
         check("quire:9:1\nquire:50:5", one, 5, &[], "0:50:5");
         check(one, "", 1, &[], "/etc/subgid has no entry for quire or containers");
         check("", one, 1, &[], "/etc/subuid has no entry");
-        // What cannot be read as an entry is none.
+        // Malformed lines are no entries.
         check("quire\nquire:x:1\nquire:1\nquire:5:0\n\n#", "", 1, &[], "0:2000224256:1");
         check("u:2000224256:65536\n", "", 10, &[], "0:2000289792:10 0:2000224256:10");
         check("", "", u32::MAX, &[], "Quire's own range");

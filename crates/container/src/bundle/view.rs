@@ -1,7 +1,7 @@
-//! A container's file system before its runtime has put it together: the root, and the mounts to be made in it.
+//! A container's file system before its runtime assembles it: the root, and the mounts to be made in it.
 //!
-//! Links are followed as the container will follow them, by their text alone. So no path leads out of the root, nor
-//! through the links of `/proc`, which lead to open files of the process that follows them.
+//! Links are resolved by their text only, as in the container. So no path leads out of the root or through the magic
+//! links of `/proc`, which lead to open files of the process that follows them.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -14,128 +14,126 @@ use rustix::io::Errno;
 use crate::bundle::choices::Access;
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
 
-/// How many links may lead to one another. Source: path_resolution(7).
+/// Maximum number of links in a path. Source: path_resolution(7).
 const LINKS: u32 = 40;
 
-/// Places of the kernel's own file systems, and of devices, in every container.
+/// Mount points of the kernel's file systems and of devices in every container.
 pub(crate) const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Bytes of the longest name of a file. Source: `linux/limits.h`, `NAME_MAX`.
+/// Maximum length of a file name, in bytes. Source: `linux/limits.h`, `NAME_MAX`.
 const NAME_MAX: usize = 255;
 
-/// Bytes of the longest path at which a runtime mounts a file: it puts the root's path before it, and `PATH_MAX` is 4096.
+/// Maximum length of a path at which a runtime mounts a file, in bytes. The runtime puts the root's path before it,
+/// and `PATH_MAX` is 4096.
 const PLACE_MAX: usize = 2048;
 
-/// A working directory that a program cannot have.
+/// Reason why a directory cannot be a program's working directory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkingDirError {
-    /// It does not start with a slash.
+    /// The path does not start with a slash.
     #[error("the working directory \"{0}\" is not an absolute path")]
     Relative(String),
-    /// It is a file.
+    /// The path is a file.
     #[error("the working directory \"{0}\" is not a directory")]
     NotDirectory(String),
-    /// It is below one of the kernel's own directories.
+    /// The directory is below `/proc`, `/sys` or `/dev`.
     #[error(
         "the working directory \"{path}\" leads to {resolved}, and no program can start inside /proc, /sys or /dev: choose \
          another with --workdir"
     )]
     Kernel {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
-        /// Where its links lead.
+        /// Path without links.
         resolved: String,
     },
-    /// It is not there, and nothing can be made in its place.
+    /// The directory does not exist, and cannot be created in a read-only file system.
     #[error(
         "there is no working directory \"{0}\", and it cannot be made in a read-only file system: choose another with \
          --workdir"
     )]
     ReadOnly(String),
-    /// It is not there, in a container that runs.
+    /// The directory does not exist in a running container.
     #[error(
         "the working directory \"{0}\" does not exist in the container: choose another with --workdir"
     )]
     Absent(String),
-    /// Its links lead through the magic links of `/proc`.
+    /// The path leads through the magic links of `/proc`, or through too many links.
     #[error(
         "the working directory \"{0}\" leads through links of /proc, or too many links: choose another with --workdir"
     )]
     Links(String),
-    /// Its links lead to a name that cannot be written into the runtime's configuration.
+    /// Links lead to a name that cannot be written into the runtime's configuration.
     #[error("the working directory \"{0}\" leads to a name that is not UTF-8, which runtimes need")]
     Name(String),
-    /// Neither the kernel nor a runtime takes a path of this length.
+    /// The kernel or a runtime would refuse a path of this length.
     #[error(
         "the working directory \"{0}\" leads to a path of more than {PLACE_MAX} bytes, or with a name of more than \
          {NAME_MAX}: choose another with --workdir"
     )]
     TooLong(String),
-    /// The file system's answer.
+    /// The directory cannot be looked up.
     #[error("cannot look up the working directory \"{path}\"")]
     Look {
-        /// As given.
+        /// Path as given by the caller.
         path: String,
-        /// Why.
         source: Errno,
     },
 }
 
-/// What stands at a path that someone wants to execute.
+/// Result of looking up a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Executable {
-    /// A regular file that someone may execute.
+    /// A regular file that at least one user may execute.
     Yes,
-    /// Something else.
+    /// A file that is not executable.
     No,
-    /// Nothing.
+    /// The file does not exist.
     Absent,
-    /// It cannot be looked at.
+    /// The file cannot be looked up.
     Unknown,
 }
 
-/// Where a file can be mounted.
+/// Place where a file or directory can be mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FilePlace {
-    /// On a file that is there, or that runtimes make: a path without links.
+    /// Path without links of a file that exists or that runtimes can create.
     At(String),
-    /// There is nothing, and nothing can be made: the same path.
+    /// Path without links where nothing exists and runtimes can create nothing.
     Absent(String),
-    /// Nowhere: something else is there, or what the caller has mounted.
+    /// The path cannot be used, because another type of file or a mount of the caller occupies it.
     Taken,
 }
 
-/// What a destination of a mount or device leads to.
+/// Resolved destination of a mount or device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LinkTarget {
-    /// The path without links.
+    /// Path without links.
     pub(crate) path: String,
-    /// Whether a file is there.
     pub(crate) state: TargetState,
-    /// Whether it is in a directory or file of the host.
+    /// Whether the path is in a directory or file of the host.
     pub(crate) is_on_host: bool,
 }
 
 /// Whether the file at a destination exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TargetState {
-    /// It exists.
     Exists,
-    /// It does not exist, and a runtime can make it.
+    /// The file does not exist, and a runtime can create it.
     Absent,
-    /// It does not exist, in a read-only file system.
+    /// The file does not exist, and its file system is read-only.
     CannotBeMade,
-    /// It is below `/proc`, `/sys` or `/dev`.
+    /// The path is below `/proc`, `/sys` or `/dev`.
     InKernel,
 }
 
-/// A root, and what is to be mounted in it.
+/// A root, and the mounts to be made in it.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     root: BorrowedFd<'a>,
     access: Access,
     mounts: Vec<Mount>,
-    /// Why a mount of the bundle could not be looked at, if one could not.
+    /// Error of a bundle's mount that could not be looked up.
     unknown: Option<Errno>,
 }
 
@@ -148,20 +146,18 @@ struct Mount {
 
 #[derive(Debug)]
 enum Content {
-    /// A file or directory of the host.
     Host(OwnedFd),
-    /// A new file system.
     Empty,
-    /// The kernel's, where nothing is looked at.
+    /// A file system of the kernel, whose files are not looked up.
     Kernel,
 }
 
-/// One name of a path without links, and what it leads to.
+/// One name of a path without links, and its file.
 #[derive(Debug)]
 struct Step {
     name: Vec<u8>,
     place: Place,
-    /// Access to the file system that it is on, or would be on.
+    /// Access to the file system that contains, or would contain, the file.
     access: Access,
 }
 
@@ -173,24 +169,24 @@ enum Place {
     Absent,
     /// The root of one of the kernel's file systems.
     Kernel,
-    /// Something in there.
+    /// A path in such a file system.
     InKernel,
 }
 
-/// What a name in a directory is.
+/// Result of looking up a name in a directory.
 enum Named {
     Place(Place),
     Link(Vec<u8>),
 }
 
 impl<'a> View<'a> {
-    /// A root alone.
+    /// Returns a view of a root without mounts.
     pub(crate) const fn of_root(root: BorrowedFd<'a>, access: Access) -> Self {
         Self { root, access, mounts: Vec::new(), unknown: None }
     }
 
-    /// The root of a container that runs, with what is mounted in there: all but `/proc`, whose links are about whoever
-    /// looks. The container may change it meanwhile.
+    /// Returns a view of a running container's root with all its mounts except `/proc`, whose links depend on the
+    /// process that reads them. The container may change the files at any time.
     pub(crate) fn of_running(root: BorrowedFd<'a>) -> Self {
         let proc = Mount {
             at: vec![b"proc".to_vec()],
@@ -200,7 +196,7 @@ impl<'a> View<'a> {
         Self { mounts: vec![proc], ..Self::of_root(root, Access::Writable) }
     }
 
-    /// What a bundle's configuration says of mounts, over its root.
+    /// Returns a view of a root with the mounts of a bundle's configuration.
     pub(crate) fn of_bundle(root: BorrowedFd<'a>, spec: &RuntimeSpec) -> Self {
         let access = if spec.root.readonly { Access::ReadOnly } else { Access::Writable };
         let mut view = Self::of_root(root, access);
@@ -210,12 +206,12 @@ impl<'a> View<'a> {
         view
     }
 
-    /// Adds a mount over the root and the mounts before it.
+    /// Adds a mount over the root and the earlier mounts.
     pub(crate) fn add(&mut self, mount: &SpecMount) {
         let destination = mount.destination.as_str();
         let is_read_only = mount.options.iter().any(|it| it == "ro");
         let access = if is_read_only { Access::ReadOnly } else { Access::Writable };
-        // Runtimes make what is not there, and follow links as here.
+        // Runtimes create missing mount points, and follow links by the same rules.
         let steps = match self.walk(destination.as_bytes()) {
             Ok(steps) => steps,
             Err(errno) if is_about_path(errno) => return,
@@ -230,7 +226,7 @@ impl<'a> View<'a> {
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
                 match rustix::fs::open(source, flags, Mode::empty()) {
                     Ok(opened) => Content::Host(opened),
-                    // Some are attached later, and are empty then.
+                    // Some sources are attached later, and are empty until then.
                     Err(Errno::NOENT) => Content::Empty,
                     Err(errno) => {
                         let unknown = Some(errno).filter(|it| !is_about_path(*it));
@@ -246,10 +242,10 @@ impl<'a> View<'a> {
         self.mounts.push(Mount { at, content, access });
     }
 
-    /// What a destination of a mount or device leads to.
+    /// Resolves the destination of a mount or device.
     ///
     /// # Errors
-    /// The kernel's answer, or `EILSEQ` for a path that is not UTF-8, which runtimes need.
+    /// The kernel's error, or `EILSEQ` for a path that is not UTF-8, which runtimes need.
     pub(crate) fn target(&self, path: &str) -> Result<LinkTarget, Errno> {
         let steps = self.walk(path.as_bytes())?;
         let names: Vec<_> = steps.iter().map(|it| &it.name[..]).collect();
@@ -272,7 +268,7 @@ impl<'a> View<'a> {
         Ok(LinkTarget { path, state, is_on_host })
     }
 
-    /// The path of a working directory without links. A directory that is not there is made by the runtime.
+    /// Returns a working directory's path without links. The runtime creates a missing directory.
     pub(crate) fn working_dir(&self, path: &str) -> Result<String, WorkingDirError> {
         let given = || path.to_owned();
         if !path.starts_with('/') {
@@ -300,11 +296,13 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Where files can be mounted in the places of what these paths lead to, in order. A path that ends with a slash is a
-    /// directory, also in the result. If a place is below another place that is a file, the second of the two is taken.
+    /// Resolves paths to places where files can be mounted, in order. A path that ends with a slash is a directory,
+    /// also in the result. If a place is below another place that is a file, the second of the two is
+    /// [`FilePlace::Taken`].
     ///
     /// # Errors
-    /// The kernel's answer, where it is about no path: what cannot be looked at now is not taken for good.
+    /// A kernel error that does not concern the path itself. It may be temporary, so the place must not count as
+    /// taken.
     pub(crate) fn places(&self, paths: &[&str]) -> Result<Vec<FilePlace>, Errno> {
         if let Some(errno) = self.unknown {
             return Err(errno);
@@ -318,7 +316,7 @@ impl<'a> View<'a> {
         Ok(places)
     }
 
-    /// Where a file can be mounted in the place of what a path leads to, or a directory if the path ends with a slash.
+    /// Resolves a path to a place for a file, or for a directory if the path ends with a slash.
     pub(crate) fn place(&self, path: &str) -> Result<FilePlace, Errno> {
         match path.strip_suffix('/') {
             Some(path) => self.directory_place(path),
@@ -326,8 +324,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Where a file can be mounted in the place of what a path leads to. What somebody has mounted from the host stays as it
-    /// is; in a file system that is new and the container's own there is room.
+    /// Resolves a path to a place for a file. Files in mounts of the host are not replaced, so such places are taken.
+    /// A new file system of the container has room for the file.
     pub(crate) fn file_place(&self, path: &[u8]) -> Result<FilePlace, Errno> {
         let steps = match self.walk(path) {
             Ok(steps) => steps,
@@ -344,11 +342,11 @@ impl<'a> View<'a> {
         let (false, Ok(resolved), Some(last)) = (is_taken, resolved, steps.last()) else {
             return Ok(FilePlace::Taken);
         };
-        // Runtimes mount the kernel's directories there.
+        // Runtimes mount the kernel's file systems on these paths.
         if KERNELS.contains(&&*resolved) {
             return Ok(FilePlace::Taken);
         }
-        // What is not there has names that no kernel has looked at.
+        // The kernel has not checked the names of missing files.
         if is_too_long(&names, resolved.len()) {
             return Ok(FilePlace::Taken);
         }
@@ -361,7 +359,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Where a directory can be mounted, as [`places`](Self::places) returns it.
+    /// Resolves a path to a place for a directory, in the format of [`places`](Self::places).
     fn directory_place(&self, path: &str) -> Result<FilePlace, Errno> {
         match self.target(path) {
             Err(errno) if is_about_path(errno) || errno == Errno::ILSEQ => Ok(FilePlace::Taken),
@@ -374,14 +372,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Looks at what somebody wants to execute.
+    /// Looks up a program.
     pub(crate) fn executable(&self, path: &[u8]) -> Executable {
         let mut steps = match self.walk(path) {
             Ok(steps) => steps,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => {
                 return Executable::Absent;
             }
-            // Such as of a user's FUSE, which is closed to all others.
+            // For example, a user's FUSE mount denies access to all other users.
             Err(_) => return Executable::Unknown,
         };
         match steps.pop().map(|it| it.place) {
@@ -395,7 +393,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The first `length` bytes of a regular file, or all that it has; `None` when it cannot be read.
+    /// Returns the first `length` bytes of a regular file, or all bytes of a shorter one; `None` if it cannot be
+    /// read.
     pub(crate) fn read_start(&self, path: &[u8], length: u64) -> Option<Vec<u8>> {
         let last = self.walk(path).ok()?.pop()?;
         let Place::Found(fd, FileType::RegularFile, _) = last.place else { return None };
@@ -405,10 +404,10 @@ impl<'a> View<'a> {
         Some(bytes)
     }
 
-    /// The way to a path without its links; nothing is the root.
+    /// Resolves a path to its steps without links; the root has no steps.
     fn walk(&self, path: &[u8]) -> Result<Vec<Step>, Errno> {
         let mut steps: Vec<Step> = Vec::new();
-        // As a stack.
+        // A stack of names: the next one is the last.
         let mut pending = components(path);
         let mut links = 0;
         while let Some(name) = pending.pop() {
@@ -444,7 +443,7 @@ impl<'a> View<'a> {
         Ok(steps)
     }
 
-    /// The last that was mounted there.
+    /// Returns the most recent mount at the path of `above` and `name`.
     fn mount_at(&self, above: &[Step], name: &[u8]) -> Result<Option<Step>, Errno> {
         let is_here = |mount: &&Mount| {
             let names = above.iter().map(|it| &it.name[..]).chain([name]);
@@ -460,17 +459,19 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether nothing can be reached by a name, whoever asks and when. A user's FUSE may be closed to all others.
+/// Whether an error means that no process can ever reach a file by the path. `EACCES` counts, since a user's FUSE may
+/// deny access to all other users.
 const fn is_about_path(errno: Errno) -> bool {
     matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ACCESS)
 }
 
-/// Whether the kernel or a runtime would refuse a path of so many bytes with these names.
+/// Whether the kernel or a runtime would refuse a path with these names and this length in bytes.
 fn is_too_long(names: &[&[u8]], bytes: usize) -> bool {
     names.iter().any(|it| it.len() > NAME_MAX) || bytes > PLACE_MAX
 }
 
-/// Whether one is below the other, which is a file, or both are one path of different types.
+/// Whether one place is below the other one, which is a file, or both have the same path, but only one is a
+/// directory.
 fn clash(one: &FilePlace, other: &FilePlace) -> bool {
     let path = |place: &FilePlace| match place {
         FilePlace::At(path) | FilePlace::Absent(path) => Some(path.clone()),
@@ -483,7 +484,7 @@ fn clash(one: &FilePlace, other: &FilePlace) -> bool {
     is_below_file(&one, &other) || is_below_file(&other, &one)
 }
 
-/// The names of a path, the first one last.
+/// Returns the names of a path, the first one last.
 fn components(path: &[u8]) -> Vec<Vec<u8>> {
     let names = path.split(|byte| *byte == b'/');
     let names = names.filter(|it| !it.is_empty() && *it != b".");
@@ -511,8 +512,7 @@ fn named(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Named, Errno> {
     }
 }
 
-/// Checks the working directory of a further program against the root of a container that runs. What is not there is not
-/// made.
+/// Checks the working directory of an additional program in a running container. A missing directory is not created.
 pub(crate) fn check_inside(root: BorrowedFd<'_>, path: &str) -> Result<(), WorkingDirError> {
     let given = || path.to_owned();
     if !path.starts_with('/') {

@@ -1,4 +1,4 @@
-//! The bytes of files.
+//! Copies the contents of files into a tar.
 
 use std::fs::File;
 use std::io::{Read as _, Write};
@@ -15,7 +15,7 @@ use store::{ObjectReader, Store};
 
 use super::{ChangesError, ObjectError};
 
-/// Bytes that are read at once. Files of the image up to this long are verified before any of their bytes are written.
+/// Size of a read, in bytes. Files of the image up to this size are verified before any of their bytes are written.
 const PIECE: usize = 1 << 20;
 
 /// Copies bytes into a tar.
@@ -33,8 +33,8 @@ impl<'a> Copier<'a> {
         if self.cancel.load(Ordering::Relaxed) { Err(ChangesError::Cancelled) } else { Ok(()) }
     }
 
-    /// A file of the upper layer that had `size` bytes a moment ago. Holes are not read, so that a file of nothing but
-    /// holes takes no longer than its tar.
+    /// Copies a file of the upper layer that had `size` bytes a moment ago. Holes are not read, so that a file that
+    /// consists only of holes takes no longer than its tar.
     pub(super) fn upper(
         &mut self,
         file: OwnedFd,
@@ -52,7 +52,7 @@ impl<'a> Copier<'a> {
             let data = match rustix::fs::seek(file.as_fd(), SeekFrom::Data(at)) {
                 Ok(data) => data.min(size),
                 Err(Errno::NXIO) => size,
-                // The file system does not know.
+                // The file system cannot seek to data.
                 Err(Errno::INVAL) => at,
                 Err(errno) => return Err(failed(errno.into())),
             };
@@ -95,7 +95,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// A file of the image. The last piece of an object waits until all of it is known to be right.
+    /// Copies a file of the image. The last piece of an object is written only after the whole object was verified.
     pub(super) fn image(
         &mut self,
         store: &Store,

@@ -1,30 +1,29 @@
-//! Owners as the host numbers them, mapped back to what the container calls them.
+//! Maps owners from the host's ids back to the container's ids.
 
 use kernel::process::IdRange;
 
 use crate::bundle::spec::{IdMapping, SpecLinux};
 use crate::bundle::userns::{IdMap, inside};
 
-/// Translation of the host's user and group numbers to a container's.
+/// A map from the host's user and group ids to a container's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Owners {
-    /// None where both are the same.
+    /// `None` if both are the same.
     users: Option<Vec<IdRange>>,
     groups: Option<Vec<IdRange>>,
 }
 
-/// A number of the host that the container has no name for.
+/// An id of the host that the container's map lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} {id} of the host is not in the container's map of ids")]
 pub struct Unmapped {
     /// `user` or `group`.
     kind: &'static str,
-    /// Its number.
     id: u32,
 }
 
 impl Owners {
-    /// The map of a container, from its bundle.
+    /// Returns the map of a container, from its bundle.
     #[must_use]
     pub fn of_bundle(linux: &SpecLinux) -> Self {
         let range =
@@ -34,32 +33,23 @@ impl Owners {
         Self { users: ranges(&linux.uid_mappings), groups: ranges(&linux.gid_mappings) }
     }
 
-    /// A map that a root has.
+    /// Returns the map of a root.
     #[must_use]
     pub fn of_map(map: &IdMap) -> Self {
         Self { users: Some(map.users().to_vec()), groups: Some(map.groups().to_vec()) }
     }
 
     /// Returns the container's id of a user of the host.
-    ///
-    /// # Errors
-    /// [`Unmapped`].
     pub fn user(&self, host: u32) -> Result<u32, Unmapped> {
         find(self.users.as_deref(), host).ok_or(Unmapped { kind: "user", id: host })
     }
 
     /// Returns the container's id of a group of the host.
-    ///
-    /// # Errors
-    /// [`Unmapped`].
     pub fn group(&self, host: u32) -> Result<u32, Unmapped> {
         find(self.groups.as_deref(), host).ok_or(Unmapped { kind: "group", id: host })
     }
 
-    /// The value of an xattr as the container would read it: ACLs and file capabilities have numbers of users in them.
-    ///
-    /// # Errors
-    /// [`Unmapped`].
+    /// Returns the value of an xattr as the container would read it: ACLs and file capabilities contain ids.
     pub fn xattr(&self, name: &[u8], value: Vec<u8>) -> Result<Vec<u8>, Unmapped> {
         match name {
             b"system.posix_acl_access" | b"system.posix_acl_default" => self.acl(value),
@@ -68,7 +58,8 @@ impl Owners {
         }
     }
 
-    /// Source: Linux `linux/posix_acl_xattr.h`: a version of 4 bytes, then entries of tag, permissions and id.
+    /// Maps the ids in an ACL. Source: Linux `linux/posix_acl_xattr.h`: a version of 4 bytes, then entries of tag,
+    /// permissions and id.
     fn acl(&self, mut value: Vec<u8>) -> Result<Vec<u8>, Unmapped> {
         const HEADER: usize = 4;
         const USER: u16 = 0x02;
@@ -86,8 +77,8 @@ impl Owners {
         Ok(value)
     }
 
-    /// Source: Linux `linux/capability.h`, `struct vfs_ns_cap_data`: version 3 is version 2 and the user of the host that
-    /// is root where the capabilities count.
+    /// Maps the id in a file capability. Source: Linux `linux/capability.h`, `struct vfs_ns_cap_data`: version 3
+    /// extends version 2 by the host's user id that is root in the namespace where the capabilities apply.
     fn capability(&self, value: Vec<u8>) -> Result<Vec<u8>, Unmapped> {
         const REVISION_MASK: u32 = 0xff00_0000;
         const REVISION_2: u32 = 0x0200_0000;
@@ -148,7 +139,7 @@ mod tests {
         assert_eq!((same.user(5), same.group(u32::MAX - 1)), (Ok(5), Ok(u32::MAX - 1)));
     }
 
-    /// Bytes as `setfacl -m u:UID:rw,g:GID:r` leaves them. Source: Linux `linux/posix_acl_xattr.h`.
+    /// Returns the bytes that `setfacl -m u:UID:rw,g:GID:r` writes. Source: Linux `linux/posix_acl_xattr.h`.
     fn acl(user: u32, group: u32) -> Vec<u8> {
         let entry = |tag: u16, bits: u16, id: u32| {
             [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -170,7 +161,7 @@ mod tests {
         assert_eq!(map().xattr(name, acl(100_005, 200_006)), Ok(acl(5, 6)));
         assert_eq!(map().xattr(name, acl(5, 200_006)), Err(Unmapped { kind: "user", id: 5 }));
         assert_eq!(map().xattr(b"user.acl", acl(5, 6)), Ok(acl(5, 6)));
-        // What is cut off is passed on as it is.
+        // A truncated value is unchanged.
         assert_eq!(map().xattr(name, vec![2, 0, 0]), Ok(vec![2, 0, 0]));
     }
 

@@ -1,19 +1,19 @@
-//! Attributes of files in an upper layer: overlayfs's own marks, and the files' attributes.
+//! Separates overlayfs's marks on files of an upper layer from the files' own xattrs.
 
 use store::Who;
 
-/// Where an overlay keeps its marks. Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX` and
+/// Xattr namespace of an overlay's marks. Source: Linux `fs/overlayfs/overlayfs.h`, `OVL_XATTR_TRUSTED_PREFIX` and
 /// `OVL_XATTR_USER_PREFIX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keeping {
-    /// As root's.
+    /// Overlays of root.
     Trusted,
-    /// As those of user namespaces.
+    /// Overlays in user namespaces.
     User,
 }
 
 impl Keeping {
-    /// Who may have made the overlays that this process looks at.
+    /// Returns the namespace for overlays that this user may have made.
     pub(super) fn of(who: Who) -> Self {
         if who.is_host_root() { Self::Trusted } else { Self::User }
     }
@@ -26,38 +26,36 @@ impl Keeping {
     }
 }
 
-/// Behind the prefix of marks that the container itself has set, for an overlay of its own: seen without it in there.
+/// Follows the prefix of marks that the container itself has set for a nested overlay, which sees them without it.
 /// Source: `OVL_XATTR_ESCAPE_PREFIX`.
 const ESCAPE: &[u8] = b"overlay.";
 
-/// Names and values.
 pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Whether something of the image shows through a directory.
+/// Whether entries of the image are visible in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Opaque {
-    /// It does.
+    /// They are visible.
     #[default]
     No,
-    /// It does, and empty files in there that are marked are whiteouts.
+    /// They are visible, and marked empty files in the directory are whiteouts.
     Marked,
-    /// Nothing.
+    /// They are hidden.
     Yes,
 }
 
-/// The marks of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Marks {
     pub(super) opaque: Opaque,
-    /// Where in the image a directory, or the bytes of a file, come from: absolute, or a name in the same directory.
+    /// Path in the image of the directory, or of the file with the data: absolute, or a name in the same directory.
     pub(super) redirect: Option<Vec<u8>>,
-    /// The file has only metadata: its bytes are the image's.
+    /// Whether the file has only metadata, and its data is in the image.
     pub(super) is_metacopy: bool,
-    /// In a directory that is [`Opaque::Marked`]: a whiteout.
+    /// Whether the file is a whiteout, in a directory that is [`Opaque::Marked`].
     pub(super) is_whiteout: bool,
 }
 
-/// Tells marks from what is the file's own, which comes out in byte order of its names.
+/// Separates marks from the file's own xattrs, which are returned in byte order of their names.
 pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
     let mut marks = Marks::default();
     let mut own = Pairs::new();
@@ -76,8 +74,8 @@ pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
             Some(b"redirect") => marks.redirect = Some(value),
             Some(b"metacopy") => marks.is_metacopy = true,
             Some(b"whiteout") => marks.is_whiteout = true,
-            // Of no meaning for what is seen: `origin`, `impure`, `nlink`, `upper`, `uuid`; `protattr` has inode flags,
-            // which tars cannot say.
+            // These have no effect on the visible files: `origin`, `impure`, `nlink`, `upper`, `uuid`. `protattr` has
+            // inode flags, which a tar cannot contain.
             Some(_) => {}
         }
     }
@@ -86,8 +84,8 @@ pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
     (marks, own)
 }
 
-/// composefs marks a directory that has whiteouts of the image so. No image has them as xattrs of its own: its reader leaves
-/// them out, too (`MARKS` in `image::erofs::read`).
+/// composefs marks a directory that has whiteouts of the image with these xattrs. They are never an image's own: the
+/// image's reader also leaves them out (`MARKS` in `image::erofs::read`).
 const WHITEOUTS: [&[u8]; 2] = [b"trusted.overlay.whiteouts", b"user.overlay.whiteouts"];
 
 #[cfg(test)]
@@ -102,7 +100,7 @@ mod tests {
         };
         let expect = (marks.clone(), pairs(own));
         assert_eq!(split(pairs(xattrs), Keeping::Trusted), expect, "{xattrs:?}");
-        // In a user namespace it is the other way round.
+        // In a user namespace, the prefixes are exchanged.
         let turned = |from: Pairs| -> Pairs {
             let turn = |name: Vec<u8>| {
                 let (trusted, user) = (Keeping::Trusted.prefix(), Keeping::User.prefix());

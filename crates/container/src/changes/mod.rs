@@ -1,9 +1,9 @@
 //! A container's changes against its image, as the tar of an OCI layer.
 //!
-//! Only the upper layer is walked. It may refer to the image, for a renamed directory or a file with new metadata only.
-//! Such references are looked up in the image's tree, and the content comes from the store. The container controls all
-//! names, xattrs and bytes of the upper layer. So no link is followed, and only regular files are opened. Depth costs
-//! no descriptors, and ends where paths do.
+//! Only the upper layer is walked. It may refer to the image, for a renamed directory or a file with new metadata
+//! only. Such references are looked up in the image's tree, and the content comes from the store. The container
+//! controls all names, xattrs and bytes of the upper layer. So the walk follows no links, and opens only regular
+//! files and directories. Its depth is limited by the length of paths, and needs no further descriptors.
 //!
 //! The same upper layer gives the same bytes: directories before their entries, names in byte order, whiteouts first.
 
@@ -25,110 +25,97 @@ use store::{LookupError, Store};
 
 pub use ids::{Owners, Unmapped};
 
-/// The layer to read.
+/// An upper layer to read.
 #[derive(Debug, Clone, Copy)]
 pub struct Upper<'a> {
-    /// The upper layer's directory.
+    /// Directory of the upper layer.
     pub directory: BorrowedFd<'a>,
-    /// The tree of the image below.
+    /// Tree of the image below.
     pub image: &'a Tree,
-    /// Where the image's files have their bytes.
+    /// Store with the data of the image's files.
     pub store: &'a Store,
-    /// Whose numbers the owners are.
+    /// Map of the owners to the container's ids.
     pub ids: &'a Owners,
-    /// The latest time that a file of the layer may have: later ones become this one.
+    /// Latest modification time in the layer; later times are replaced by this one.
     pub latest: Option<Timestamp>,
-    /// Set to end soon, with [`ChangesError::Cancelled`].
+    /// Set by another thread to stop soon, with [`ChangesError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }
 
-/// Figures of the layer that was written.
+/// Figures of a written layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Members of the tar.
+    /// Number of members in the tar.
     pub entries: u64,
-    /// Bytes of the tar.
+    /// Size of the tar, in bytes.
     pub bytes: u64,
-    /// Sockets, which no tar can hold: left out.
+    /// Paths of sockets, which are left out because a tar cannot contain them.
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// A layer could not be written. Paths are the container's.
+/// Reason why a layer cannot be written. Paths are those in the container.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangesError {
-    /// The kernel refuses something.
+    /// The kernel refuses an operation.
     #[error("cannot {action} \"{}\" of the container", path.escape_ascii())]
     Io {
         /// Action that failed.
         action: &'static str,
-        /// The file.
         path: Vec<u8>,
-        /// The kernel's answer.
         source: io::Error,
     },
-    /// A file is another, or has other bytes or metadata, than a moment before.
+    /// A file was replaced, or its data or metadata changed during the read.
     #[error("\"{}\" of the container changed while it was read", .0.escape_ascii())]
     Changed(Vec<u8>),
-    /// In a layer the name would mean something else.
+    /// The name has a special meaning in a layer.
     #[error(
         "\"{}\" of the container has a name that means \"removed\" in a layer: rename or remove it",
         .0.escape_ascii()
     )]
     Name(Vec<u8>),
-    /// A path that is too long.
+    /// The path is too long.
     #[error("\"{}…\" of the container has a path of more than {PATH_MAX} bytes", .0.escape_ascii())]
     Path(Vec<u8>),
-    /// Its owner is not in the container's map.
+    /// The owner is not in the container's map.
     #[error("cannot tell the owner of \"{}\"", path.escape_ascii())]
-    Owner {
-        /// The file.
-        path: Vec<u8>,
-        /// Who.
-        source: Unmapped,
-    },
-    /// A mark of overlayfs's leads nowhere.
+    Owner { path: Vec<u8>, source: Unmapped },
+    /// A mark of overlayfs leads to a file that does not exist.
     #[error("\"{}\" has only metadata, and its content should be that of \"{}\" in the image, which has no such file",
         path.escape_ascii(), from.escape_ascii())]
     Redirect {
-        /// The file.
         path: Vec<u8>,
-        /// Where its bytes should be.
+        /// Path in the image that should have the data.
         from: Vec<u8>,
     },
     /// A file of the image cannot be read.
     #[error("cannot read the content of \"{}\" from the image", path.escape_ascii())]
-    Object {
-        /// The file.
-        path: Vec<u8>,
-        /// Why.
-        source: ObjectError,
-    },
+    Object { path: Vec<u8>, source: ObjectError },
     /// A member cannot be written.
     #[error("cannot write the layer")]
     Write(#[source] WriteError),
-    /// No pipe could be made between the reader and the taker of the changes.
+    /// The pipe between the reader and the consumer of the changes cannot be created.
     #[error("cannot make a pipe")]
     Pipe(#[source] io::Error),
-    /// As asked for.
+    /// The caller has cancelled.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Why the bytes of a file of the image cannot be had.
+/// Reason why the data of a file of the image cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The image does not say which object it is.
+    /// The image does not name the object.
     #[error("the image does not name its object")]
     Unnamed,
-    /// It is not in the store.
+    /// The object is not in the store.
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    /// The disk.
+    /// The object cannot be read.
     #[error("cannot read object {0}")]
     Read(ObjectId, #[source] io::Error),
-    /// It is damaged.
+    /// The object is damaged.
     #[error("object {0} is damaged: run `quire fsck`")]
     Damaged(ObjectId),
 }
@@ -136,12 +123,12 @@ pub enum ObjectError {
 /// Writes the layer.
 ///
 /// # Errors
-/// [`ChangesError`]; `out` has an incomplete tar then.
+/// [`ChangesError`]; the tar in `out` is incomplete then.
 pub fn write(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, ChangesError> {
     walk::walk(upper, out)
 }
 
-/// Has `write` write the layer on another thread, and gives the tar to `take` meanwhile, which reads it to its end.
+/// Runs `write` on another thread, while `take` reads the tar to its end.
 ///
 /// # Errors
 /// [`ChangesError`], and the errors of `take`.
@@ -158,7 +145,7 @@ pub fn through<T, E: From<ChangesError>>(
             Err(panic) => std::panic::resume_unwind(panic),
         };
         match (written, taken) {
-            // Whoever takes it had enough of it first.
+            // The consumer failed first, and its error is the cause.
             (Err(error), Err(cause)) if is_unread(&error) => Err(cause),
             (Err(error), _) => Err(error.into()),
             (Ok(report), Ok(taken)) => Ok((report, taken)),

@@ -1,4 +1,4 @@
-//! Files of the upper layer, looked at without trust.
+//! Reads files of an untrusted upper layer.
 
 use std::ffi::CStr;
 use std::io;
@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use super::ids::{Owners, Unmapped};
 use super::marks::Pairs;
 
-/// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
+/// Maximum length of a list of xattr names, and of a value, in bytes. Source: Linux `XATTR_LIST_MAX`,
+/// `XATTR_SIZE_MAX`.
 const XATTR_MAX: usize = 65536;
 
 pub(super) fn stat(file: impl AsFd) -> Result<Statx, Errno> {
@@ -23,7 +24,7 @@ pub(super) fn kind(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// The device of a whiteout. Source: Linux `include/linux/fs.h`, `WHITEOUT_DEV`.
+/// Whether the file is a whiteout device. Source: Linux `include/linux/fs.h`, `WHITEOUT_DEV`.
 pub(super) fn is_whiteout(stat: &Statx) -> bool {
     kind(stat) == FileType::CharacterDevice && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
 }
@@ -37,31 +38,31 @@ pub(super) fn metadata(stat: &Statx, ids: &Owners) -> Result<Metadata, Unmapped>
     })
 }
 
-/// Takes hold of a file without opening it, whatever it is: no pipe or device notices.
+/// Returns an `O_PATH` descriptor of a file of any type, so that FIFOs and devices do not notice.
 pub(super) fn hold(directory: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
 }
 
-/// Opens what is held, which has to be a regular file or a directory.
+/// Opens the file of an `O_PATH` descriptor, which must be a regular file or a directory.
 pub(super) fn open(held: &OwnedFd, kind: FileType) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     match kind {
         FileType::Directory => {
             rustix::fs::openat(held, c".", flags | OFlags::DIRECTORY, Mode::empty())
         }
-        // By way of /proc it is this very file, not what has its name by now.
+        // The path through /proc leads to exactly this file, even if its name now belongs to another.
         _ => rustix::fs::open(by_number(held.as_fd()), flags, Mode::empty()),
     }
 }
 
-/// The directory above.
+/// Opens the parent directory.
 pub(super) fn above(directory: &OwnedFd) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c"..", flags, Mode::empty())
 }
 
-/// The names in a directory, in byte order, with what the directory says that they are.
+/// Returns the names in a directory in byte order, with the file types that the directory reports.
 pub(super) fn list(directory: &OwnedFd) -> Result<Vec<(std::ffi::CString, FileType)>, Errno> {
     let mut names = Vec::new();
     let mut listing = Dir::read_from(directory)?;
@@ -75,13 +76,14 @@ pub(super) fn list(directory: &OwnedFd) -> Result<Vec<(std::ffi::CString, FileTy
     Ok(names)
 }
 
-/// All xattrs. By the descriptor's name in `/proc`, since the kernel reads none from descriptors that hold a file only.
+/// Returns all xattrs. Reads them by the descriptor's path in `/proc`, because the kernel reads none by an `O_PATH`
+/// descriptor.
 pub(super) fn xattrs(held: BorrowedFd<'_>) -> io::Result<Pairs> {
     let path = by_number(held);
     let mut list: Vec<u8> = Vec::with_capacity(XATTR_MAX);
     match rustix::fs::listxattr(&*path, spare_capacity(&mut list)) {
         Ok(_) => {}
-        // The file system has none.
+        // The file system does not support xattrs.
         Err(Errno::NOTSUP) => return Ok(Pairs::new()),
         Err(errno) => return Err(errno.into()),
     }

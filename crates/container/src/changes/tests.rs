@@ -1,4 +1,5 @@
-//! Upper layers made by hand: what the kernel writes seldom, or never, and what it writes on a real overlay. Needs root.
+//! Upper layers made by hand, with contents that the kernel writes rarely or never, and a real overlay of this
+//! kernel. Needs root.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -12,7 +13,7 @@ use store::{OpenOptions, Store};
 
 use super::{ChangesError, Owners, Report, Upper, write};
 
-/// `/d/a`, `/d/b`, `/d/sub/far`, `/e/f`, `/file`: a file's bytes are its path.
+/// An image of `/d/a`, `/d/b`, `/d/sub/far`, `/e/f` and `/file`. The contents of a file are its path.
 fn image() -> Tree {
     let mut builder = Builder::new();
     for path in ["d/a", "d/b", "d/sub/far", "e/f", "file"] {
@@ -91,7 +92,7 @@ impl Place {
         write(&upper, out)
     }
 
-    /// Compares the layer's names; short files have their bytes behind a colon.
+    /// Compares the names in the layer; short files have their contents after a colon.
     #[track_caller]
     fn check(&self, expect: &[&str]) {
         let mut tar = Vec::new();
@@ -148,7 +149,7 @@ fn opaque_directories_hide_what_is_there() {
     place.file("d/new", "new", &[]);
     place.whiteout("d/a");
     place.directory("n", &[("opaque", "y")]);
-    // What is opaque for the kernel because of another one above.
+    // For the kernel, this directory is opaque because its parent is.
     place.directory("d/sub", &[]);
     place.check(&["/", "d/", "d/.wh..wh..opq", "d/new:new", "d/sub/", "n/"]);
 }
@@ -161,7 +162,7 @@ fn renamed_directories_come_whole() {
     place.whiteout("x/y/a");
     place.directory("x/y/zub", &[("redirect", "sub")]);
     place.whiteout("x/y/sub");
-    // Over one that is there, with what was there elsewhere.
+    // The redirected directory replaces an existing one.
     place.directory("e", &[("redirect", "/d/sub")]);
     place.file("e/f", "other", &[]);
     place.check(&[
@@ -227,7 +228,7 @@ fn a_name_that_no_whiteout_can_say() {
     place.check(&["/", "d/", "d/.wh..wh..opq", "d/kept:x"]);
 }
 
-/// What this kernel writes, and what it shows then.
+/// Compares a layer with what this kernel's overlay writes and shows.
 #[test]
 fn marks_of_this_kernel_are_understood() {
     let Some(place) = Place::new() else { return };

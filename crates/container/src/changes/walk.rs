@@ -1,4 +1,4 @@
-//! The walk through an upper layer, and what each name in it means for a layer.
+//! Walks through an upper layer, and translates each name into members of a layer.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,36 +18,36 @@ use super::marks::{self, Keeping, Marks, Opaque, Pairs};
 use super::read;
 use super::{ChangesError, Report, Upper};
 
-/// Hides what lower layers have in a directory. Source: OCI image-spec, "Opaque Whiteout".
+/// Name of a file that hides the contents of a directory in lower layers. Source: OCI image-spec, "Opaque Whiteout".
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Before the name of what is removed.
+/// Prefix of the name of a removed file.
 const REMOVED: &[u8] = b".wh.";
 
-/// A name that is still to be looked at.
+/// A name that is still to be processed.
 enum Item<'a> {
-    /// The upper layer has it.
+    /// The upper layer has the name.
     Upper(CString),
-    /// Only the image has it, below a directory that was renamed.
+    /// Only the image has the name, below a directory that was renamed.
     Image(Inode<'a>, &'a [u8]),
-    /// The image has it, and the container has removed it.
+    /// The image has the name, and the container has removed it.
     Gone(CString),
 }
 
 /// A directory that is being walked.
 struct Level<'a> {
-    /// In the upper layer: what shows that it is the same. None for directories that only the image has.
+    /// Identity of the directory in the upper layer. `None` for directories that only the image has.
     seen: Option<Seen>,
-    /// Entries still to be walked, the last one first.
+    /// Remaining entries, the last one first.
     left: Vec<Item<'a>>,
-    /// The directory of the image that shows through.
+    /// Directory of the image whose entries are visible.
     from: Option<Inode<'a>>,
-    /// The directory that the layers below have at this path.
+    /// Directory that the layers below have at this path.
     below: Option<Inode<'a>>,
-    /// How long its path is.
+    /// Length of the directory's path, in bytes.
     length: usize,
 }
 
-/// Counts bytes.
+/// Counts the bytes that are written.
 struct Counted<'a> {
     out: &'a mut dyn Write,
     bytes: u64,
@@ -69,9 +69,9 @@ struct Walker<'a> {
     upper: Upper<'a>,
     out: Writer<Counted<'a>>,
     copier: Copier<'a>,
-    /// Names with slashes between them.
+    /// Names, separated by slashes.
     path: Vec<u8>,
-    /// First name written of each file with several names, by inode number of the upper layer, and of the image.
+    /// First written path of each file with several names, by inode number of the upper layer and of the image.
     links: HashMap<u64, Box<[u8]>>,
     image_links: HashMap<InodeId, Box<[u8]>>,
     report: Report,
@@ -98,9 +98,9 @@ pub(super) fn walk(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, Cha
 impl<'a> Walker<'a> {
     fn tree(&mut self) -> Result<(), ChangesError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // A copy of the descriptor would share its place in the listing with others.
+        // A copy of the descriptor would share its directory position with others.
         let root = rustix::fs::openat(self.upper.directory, c".", flags, Mode::empty());
-        // The directory of the uppermost level that the upper layer has. Only this one is open.
+        // The deepest directory on the path that the upper layer has. Only this one is open.
         let mut here = root.map_err(|error| self.io("open", error))?;
         let image = Some(self.upper.image.root());
         let stat = read::stat(&here).map_err(|error| self.io("look at", error))?;
@@ -137,7 +137,7 @@ impl<'a> Walker<'a> {
         Ok(())
     }
 
-    /// Goes back to the directory above, if there is one, and makes sure that nothing has moved.
+    /// Returns to the parent directory, if there is one, and checks that no directory was moved.
     fn leave(
         &self,
         here: OwnedFd,
@@ -156,7 +156,7 @@ impl<'a> Walker<'a> {
         Ok(back)
     }
 
-    /// Takes one entry of the upper layer. Answers with the directory that it is, to be walked next.
+    /// Processes an entry of the upper layer. Returns it if it is a directory, to be walked next.
     fn entry(
         &mut self,
         directory: &OwnedFd,
@@ -175,7 +175,8 @@ impl<'a> Walker<'a> {
         }
         let (marks, own) = self.attributes(&held)?;
         let lower = |name: &[u8]| from.and_then(|from| from.lookup(name));
-        // Source: Linux `fs/overlayfs/namei.c`, `ovl_check_redirect` and `ovl_lookup_layer`: through directories only.
+        // Redirects lead through directories only. Source: Linux `fs/overlayfs/namei.c`, `ovl_check_redirect` and
+        // `ovl_lookup_layer`.
         let origin = match &marks.redirect {
             None => lower(name.to_bytes()),
             Some(path) if path.starts_with(b"/") => self.upper.image.resolve(path),
@@ -190,7 +191,7 @@ impl<'a> Walker<'a> {
                 let level = self.directory(&opened, &stat, &marks, &own, (from, below))?;
                 return Ok(Some((opened, level)));
             }
-            // A socket's other names are sockets.
+            // Other names of a socket are sockets, too, so links need not be checked.
             FileType::Socket => self.report.skipped.push(self.whole_path()),
             _ if self.is_linked(&stat)? => {}
             FileType::RegularFile if marks.is_metacopy => {
@@ -210,7 +211,7 @@ impl<'a> Walker<'a> {
             }
             kind => self.special(&held, &stat, kind, &own)?,
         }
-        // Its bytes or its xattrs may have changed since the first look.
+        // The file's data or xattrs may have changed since the first check.
         let now = read::stat(&held).map_err(|error| self.io("look at", error))?;
         if Seen::of(&now) != Seen::of(&stat) {
             return Err(self.changed());
@@ -241,7 +242,7 @@ impl<'a> Walker<'a> {
         self.member(kind, self.metadata(stat)?, 0, own)
     }
 
-    /// Writes a further name of a file that has one already; else remembers this one if it may have more.
+    /// Writes another name of a file that was already written. Otherwise records the name if the file may have more.
     fn is_linked(&mut self, stat: &Statx) -> Result<bool, ChangesError> {
         if stat.stx_nlink < 2 {
             return Ok(false);
@@ -255,8 +256,8 @@ impl<'a> Walker<'a> {
         Ok(true)
     }
 
-    /// Writes a directory of the upper layer, and lists it. `from` is the directory of the image that shows through,
-    /// `below` the one that lower layers have there.
+    /// Writes a directory of the upper layer, and lists it. `from` is the directory of the image whose entries are
+    /// visible, and `below` is the directory at this path in lower layers.
     fn directory(
         &mut self,
         opened: &OwnedFd,
@@ -280,7 +281,7 @@ impl<'a> Walker<'a> {
         let can_be_said = |name: &CString| name.to_bytes().len() + REMOVED.len() <= NAME_MAX;
         let mut left: Vec<Item<'a>> = Vec::new();
         let below = if from.is_some_and(is_same) && gone.iter().all(can_be_said) {
-            // What the layers below have shows through, and only what is gone has to be said.
+            // The entries of the lower layers are visible, so only removed ones need whiteouts.
             left.extend(gone.into_iter().map(Item::Gone));
             left.extend(names.into_iter().map(Item::Upper));
             below
@@ -288,7 +289,8 @@ impl<'a> Walker<'a> {
             if below.is_some_and(|below| below.children().len() > 0) {
                 self.hide(OPAQUE)?;
             }
-            // What the image has elsewhere comes here as a whole, but for what is gone or changed.
+            // The image has the directory at another path, so all its entries are written, except removed and changed
+            // ones.
             let mut hidden: Vec<&[u8]> =
                 names.iter().chain(&gone).map(|it| it.to_bytes()).collect();
             hidden.sort_unstable();
@@ -303,7 +305,7 @@ impl<'a> Walker<'a> {
         Ok(Level { seen: Some(Seen::of(stat)), left, from, below, length })
     }
 
-    /// Whether a name in the upper layer says that there is none.
+    /// Whether a name in the upper layer is a whiteout.
     fn is_removed(
         &self,
         directory: &OwnedFd,
@@ -330,7 +332,7 @@ impl<'a> Walker<'a> {
         Ok(read::is_whiteout(&stat) || is_marked()?)
     }
 
-    /// Writes what only the image has. Answers with the directory that it is.
+    /// Writes an entry that only the image has. Returns it if it is a directory.
     fn image(&mut self, inode: Inode<'a>) -> Result<Option<Level<'a>>, ChangesError> {
         let name = self.path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         if whiteout(name) != Whiteout::None {
@@ -381,7 +383,7 @@ impl<'a> Walker<'a> {
         self.hide(&[REMOVED, name.to_bytes()].concat())
     }
 
-    /// Writes a whiteout into the directory at hand.
+    /// Writes a whiteout into the current directory.
     fn hide(&mut self, name: &[u8]) -> Result<(), ChangesError> {
         let length = self.path.len();
         self.push(name)?;

@@ -1,4 +1,4 @@
-//! Likely causes of a start that the runtime could not do, which its own message does not name.
+//! Likely causes of a failed start that the runtime's own message does not name.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,15 +7,16 @@ use crate::bundle::spec::SpecLimit;
 use crate::runtime::program::{HEADERS, is_static};
 use crate::runtime::{Kind, Runtime};
 
-/// Limits that hold for the runtime, too, while it starts the program, and the value from which on they are no obstacle. crun
-/// 1.8 needs up to 32 descriptors (measured), and runc reserves up to a gibibyte of addresses, as every program in Go does.
+/// Limits that also apply to the runtime while it starts the program, and the value that is large enough for any
+/// runtime. crun 1.8 needs up to 32 descriptors (measured), and runc reserves up to one GiB of addresses, as every Go
+/// program does.
 const AMPLE: [(&str, &str, u64); 3] = [
     ("RLIMIT_NOFILE", "nofile", 64),
     ("RLIMIT_AS", "as", 1 << 30),
     ("RLIMIT_DATA", "data", 1 << 30),
 ];
 
-/// What may be the cause, as the end of an error's text; nothing if no cause is known.
+/// Returns the likely cause as the end of an error's text, or an empty text if no cause is known.
 pub(crate) fn likely(runtime: &Runtime, limits: &[SpecLimit], message: &str) -> String {
     let low = |(kind, name, ample): &(&str, &str, u64)| {
         let limit = limits.iter().find(|it| it.kind == *kind && it.soft < *ample)?;
@@ -28,7 +29,7 @@ pub(crate) fn likely(runtime: &Runtime, limits: &[SpecLimit], message: &str) -> 
             low.join(", ")
         );
     }
-    // runsc starts itself again in a root that has no loader and no libraries.
+    // runsc executes itself again in a root that has no loader and no libraries.
     if runtime.kind == Kind::Runsc && message.contains("/proc/self/exe") && is_dynamic(runtime) {
         return "; this runsc needs libraries: use a release of gVisor, or build it with CGO_ENABLED=0".to_owned();
     }
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn a_runsc_that_needs_libraries_is_recognized() {
-        // The tests' own program needs some.
+        // The test's own program needs libraries.
         let dynamic = Runtime { path: std::env::current_exe().unwrap(), kind: Kind::Runsc };
         let message = "starting sandbox: fork/exec /proc/self/exe: no such file or directory";
         assert!(likely(&dynamic, &[], message).contains("CGO_ENABLED=0"));

@@ -1,4 +1,4 @@
-//! Cgroups of containers: what they are called, and how they go.
+//! Cgroups of containers: their names, limits and removal.
 
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,22 +12,22 @@ use crate::life::delegation::Delegated;
 use crate::life::hierarchy::{CGROUP, CGROUPS, is_hierarchy};
 use crate::pace::GLANCE;
 
-/// Where the cgroups of a container are, from the root of each hierarchy. Names of containers are their store's own, and
-/// runtimes kill, freeze and limit whatever is in a cgroup: `unique` is something that no other store's container of this
-/// name has.
+/// Returns the path of a container's cgroups below the root of each hierarchy. Container names are unique only in
+/// their store, and runtimes kill, freeze and limit all processes in a cgroup. So `unique` must differ from that of
+/// any other store's container with this name.
 #[must_use]
 pub fn cgroup(id: &str, unique: &str) -> String {
     format!("{CGROUP}{id}-{unique}")
 }
 
-/// The same, of a container that may have been started, from its bundle; without the first slash.
+/// Reads this path from the bundle of a container that may have been started, without the leading slash.
 fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
     let spec = match RuntimeSpec::load(folder) {
         Ok(spec) => spec,
         Err(SpecError::Read { source, .. }) if source.kind() != ErrorKind::NotFound => {
             return Err(source);
         }
-        // One that is not whole was for no runtime yet.
+        // A runtime never got a truncated bundle.
         Err(SpecError::Read { .. } | SpecError::Json { .. }) => return Ok(None),
     };
     let path = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));
@@ -39,14 +39,14 @@ fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
     Ok(path.filter(is_ours).map(str::to_owned))
 }
 
-/// The cgroup of a container of a user's, if it has one of its own.
+/// Returns the cgroup of a user's container, if it has a separate one.
 #[must_use]
 pub fn of_user(folder: &Path) -> Option<String> {
     let spec = RuntimeSpec::load(folder).ok()?;
     spec.linux.cgroups_path.filter(|it| it.rfind('/').is_some_and(|at| at > 0))
 }
 
-/// Says where a container's cgroup is, and which of its limits cannot be set.
+/// Sets the path of a container's cgroup, and removes the limits that cannot be set, with a `remark` about each.
 pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
     let cgroup = cgroup(id, unique);
     if bundle.own.is_none() {
@@ -54,7 +54,7 @@ pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
         return;
     }
     if !bundle.is_limited {
-        // Nobody has asked for this one, so nobody is told where it cannot be had.
+        // The caller did not request this default limit, so it gets no remark if the limit cannot be set.
         let usual = bundle.pids.map(|_| [Controller::Pids]);
         let delegated = usual.and_then(|usual| {
             let delegated = Delegated::own().ok()?;
@@ -86,21 +86,22 @@ pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
     bundle.cgroup = Some(format!("{}{cgroup}", delegated.path()));
 }
 
-/// How long the processes of a container may take to die, once they are killed.
+/// Time for a container's processes to die after they were killed.
 const DEATH: Duration = Duration::from_secs(3);
 
-/// The roots of all hierarchies of cgroups, and the container's path below them; `None` if it has no cgroup of ours.
+/// Returns the container's path below the roots of the cgroup hierarchies, and these roots; `None` if it has no
+/// cgroup that Quire named.
 fn places(folder: &Path) -> io::Result<Option<(String, Vec<PathBuf>)>> {
     let Some(name) = cgroup_of(folder)? else { return Ok(None) };
     let hierarchies = match std::fs::read_dir(CGROUPS) {
         Ok(hierarchies) => hierarchies.flatten(),
-        // Without cgroups there are none of the container's.
+        // A host without cgroups has none of the container.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    // Links stand for several controllers of one hierarchy.
+    // Symbolic links are other names of hierarchies with several controllers.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
-    // A folder covers the one that a runtime does not take, and the runtime may have written there.
+    // A folder may cover the hierarchy that a runtime refuses, and the runtime may have written into that folder.
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
     Ok(Some((name, roots.filter(|root| is_hierarchy(root)).collect())))
 }
@@ -112,7 +113,7 @@ pub(crate) fn has(folder: &Path, process: Pid) -> bool {
     own.is_ok_and(|own| own.lines().any(|line| is_below(line, &name)))
 }
 
-/// Whether a line of cgroups(7), `/proc/PID/cgroup`, names this cgroup or one below it.
+/// Whether a line of `/proc/PID/cgroup` (cgroups(7)) names this cgroup or one below it.
 fn is_below(line: &str, name: &str) -> bool {
     let path = line.splitn(3, ':').nth(2).unwrap_or_default();
     let rest = path.strip_prefix('/').and_then(|it| it.strip_prefix(name));
@@ -123,7 +124,7 @@ fn is_below(line: &str, name: &str) -> bool {
 pub(crate) fn kill(folder: &Path) {
     let Ok(Some((name, roots))) = places(folder) else { return };
     for cgroup in roots.iter().map(|root| root.join(&name)) {
-        // Linux 5.14 and later, version 2: also what forks meanwhile.
+        // In version 2 since Linux 5.14, this also kills processes that are forked at the same time.
         if std::fs::write(cgroup.join("cgroup.kill"), "1").is_ok() {
             continue;
         }
@@ -131,7 +132,7 @@ pub(crate) fn kill(folder: &Path) {
     }
 }
 
-/// Lets the processes in a container's cgroups go on after a pause, without its runtime. Source: Linux
+/// Resumes the processes in a container's cgroups after a pause, without its runtime. Source: Linux
 /// Documentation/admin-guide/cgroup-v2.rst, `cgroup.freeze`, and cgroup-v1/freezer-subsystem.rst.
 pub(crate) fn thaw(folder: &Path) {
     let Ok(Some((name, roots))) = places(folder) else { return };
@@ -154,7 +155,7 @@ fn kill_below(folder: &Path, cgroup: &Path) {
     let listed = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     for pid in listed.lines().filter_map(|it| it.parse().ok()).filter_map(Pid::from_raw) {
         let Ok(process) = Process::open(pid) else { continue };
-        // Its number may have become another one's before it was taken hold of.
+        // The pid may have been reused before the process was opened.
         if has(folder, pid) {
             let _gone = process.signal(Signal::KILL);
         }
@@ -165,11 +166,11 @@ fn kill_below(folder: &Path, cgroup: &Path) {
     }
 }
 
-/// What has been killed needs less than this, as a rule.
+/// Usual upper bound of the time that killed processes need to die.
 const DYING: Duration = Duration::from_millis(500);
 
-/// Removes cgroups that a runtime made and was killed before it noted the container, or after it had forgotten it. Only
-/// empty ones can be removed: it is waited a while for processes that are dying. Returns whether none is left.
+/// Removes cgroups whose runtime was killed before it recorded the container, or after it had deleted its record.
+/// Only empty cgroups can be removed, so this waits a while for dying processes. Returns whether all are removed.
 pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
     let (name, roots) = match places(folder) {
         Ok(None) => return true,
@@ -190,13 +191,13 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
                     if error.kind() == ErrorKind::ResourceBusy && since.elapsed() < DEATH =>
                 {
                     if since.elapsed() > DYING && !std::mem::replace(&mut is_told, true) {
-                        // The runtime cannot, or does not know of them.
+                        // The runtime cannot kill these processes, or does not know them.
                         kill(folder);
                     }
                     std::thread::sleep(GLANCE);
                     continue;
                 }
-                // Where nothing can be changed, what is not there is no different error.
+                // On a read-only file system, a missing directory fails with the same error.
                 Err(error) if cgroup.exists() => {
                     tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
                     is_clear = false;

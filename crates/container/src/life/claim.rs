@@ -1,4 +1,4 @@
-//! Which ids of the host a container's users get, when several containers start at once.
+//! Claims the host's ids for a container's users, so that containers that start at the same time get different ids.
 
 use std::fs::File;
 
@@ -10,52 +10,42 @@ use crate::bundle::userns::{Files, IdMap, MapError, auto};
 use crate::folder;
 use crate::plan::IdsWish;
 
-/// A map for one container: until it is noted in the container's folder, others wait.
+/// A map for a container. Other containers wait until it is noted in the container's folder.
 #[derive(Debug)]
 pub struct Claim {
-    /// The map.
     pub map: IdMap,
-    /// Held until the claim is dropped.
     _lock: File,
 }
 
-/// No map could be found for a container.
+/// Reason why a container cannot get a map.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClaimError {
-    /// This process may give no ids of the host.
+    /// This process may not assign ids of the host.
     #[error("--userns: only root can map a container's users to other users of the host")]
     NotRoot,
-    /// A signal arrived while others chose.
+    /// A signal arrived while other containers were choosing.
     #[error("interrupted while waiting for another container to get its ids")]
     Interrupted,
-    /// The lock cannot be had.
+    /// The lock cannot be acquired.
     #[error("cannot lock the ranges of ids of the store's containers")]
     Lock(#[source] Errno),
-    /// Nothing is free.
+    /// All ranges are in use.
     #[error("--userns auto")]
     Auto(#[source] MapError),
-    /// The map does not do.
+    /// The map is not usable.
     #[error("--userns")]
     Map(#[source] MapError),
     /// A file with ranges cannot be read.
     #[error("cannot read {path}")]
-    Read {
-        /// Its path.
-        path: &'static str,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// The containers that live cannot be found.
+    Read { path: &'static str, source: std::io::Error },
+    /// The running containers cannot be listed.
     #[error(transparent)]
     Containers(#[from] ContainerError),
 }
 
 impl IdsWish {
     /// Chooses a map. A lock keeps other commands from choosing the same one.
-    ///
-    /// # Errors
-    /// [`ClaimError`].
     pub fn claim(
         &self,
         store: &Store,
@@ -77,20 +67,20 @@ impl IdsWish {
                 auto(files, *size, &taken(store)?).map_err(ClaimError::Auto)?
             }
         };
-        // Runtimes need it, and say so in riddles.
+        // Runtimes need a root in the map, and their own error messages are unclear.
         map.root().map_err(ClaimError::Map)?;
         Ok(Some(Claim { map, _lock: lock }))
     }
 }
 
-/// The maps of all containers that live.
+/// Returns the maps of all running containers.
 fn taken(store: &Store) -> Result<Vec<IdMap>, ContainerError> {
     let containers = store.containers.all()?.into_iter();
     let alive = containers.filter(|(_, _, liveness)| *liveness == Liveness::Alive);
     Ok(alive.filter_map(|(id, ..)| IdMap::noted(&folder::path(store, &id))).collect())
 }
 
-/// How often a lock is tried.
+/// Interval between attempts to lock.
 const GLANCE: std::time::Duration = std::time::Duration::from_millis(2);
 
 fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> Result<File, ClaimError> {
@@ -108,7 +98,7 @@ fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> Result<File, Claim
     }
 }
 
-/// A file that need not be there.
+/// Reads a file that may be missing.
 fn entries(path: &'static str) -> Result<String, ClaimError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),

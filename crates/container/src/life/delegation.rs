@@ -1,4 +1,4 @@
-//! Cgroups that are delegated to users, who may make others below and limit them.
+//! Cgroups that are delegated to users, who may create others below them and limit them.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -9,85 +9,87 @@ use rustix::io::Errno;
 use crate::bundle::Controller;
 use crate::life::hierarchy::{CGROUP, CGROUPS, is_unified};
 
-/// Why a user cannot limit a container.
+/// Reason why a user cannot limit a container.
 #[derive(Debug, thiserror::Error)]
 pub enum NotDelegated {
-    /// Only version 2 is given to users.
+    /// The host uses cgroups of version 1, but only version 2 can be delegated.
     #[error(
         "users have no cgroups of version 1, which this host uses; version 2 alone is there with \
          `systemd.unified_cgroup_hierarchy=1` on the kernel's command line"
     )]
     Version,
-    /// This process sees no cgroups, or not its own.
+    /// This process cannot see cgroups, or not its own.
     #[error("this process does not see its own cgroup below {CGROUPS}: mount cgroup2 there")]
     Unseeing,
-    /// The one that this process is in belongs to somebody else, or to systemd.
+    /// This process is in a cgroup of another user or of systemd.
     #[error(
         "no cgroup was delegated to this user; with systemd this helps: `systemd-run --user \
          --scope -p Delegate=yes quire ...`"
     )]
     Others,
-    /// It is the user's, but the user's systemd may go on with it.
+    /// The cgroup belongs to the user, but the user's systemd manages it.
     #[error(
         "the cgroup is systemd's; this helps: `systemd-run --user --scope -p Delegate=yes quire ...`"
     )]
     Unmarked(Unmarked),
-    /// It has no controllers, or none that is wanted.
+    /// The cgroup has none of the requested controllers.
     #[error(
         "the controllers that it needs were not delegated to this user: with systemd, `Delegate=` \
          in a drop-in of user@.service names them"
     )]
     Controllers,
-    /// What is above both this process and a container belongs to somebody else.
+    /// The common ancestor of this process's cgroup and the container's belongs to another user.
     #[error(
         "no program can be moved from here into its cgroup; with systemd this helps: `systemd-run \
          --user --scope quire exec ...`"
     )]
     Apart,
-    /// Processes of another process namespace are in there. A cgroup with processes gives its own no controllers.
+    /// The cgroup contains processes of another pid namespace, which cannot be moved. A cgroup with processes cannot
+    /// give controllers to cgroups below it.
     #[error(
         "processes in cgroup {0} cannot be moved from there, since they are not seen from here: \
          call quire in a cgroup of its own"
     )]
     Unseen(String),
-    /// New processes came as fast as others were moved.
+    /// New processes appear as fast as others are moved.
     #[error(
         "processes in cgroup {0} cannot be moved from there, since there are always new ones: \
          call quire in a cgroup of its own"
     )]
     Busy(String),
-    /// The kernel refused something.
+    /// The kernel refused an operation.
     #[error("cannot use cgroup {path}")]
     Kernel {
-        /// Its directory, or a file in there.
+        /// The cgroup's directory, or a file in it.
         path: PathBuf,
-        /// The kernel's answer.
         source: io::Error,
     },
 }
 
-/// Is there where systemd is the first program. Source: sd_booted(3).
+/// Path that exists if systemd is the init system. Source: sd_booted(3).
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// The last component of the cgroup that gets processes out of the way of controllers. No container's is called that.
+/// Last component of the cgroup into which processes are moved, so that its parent may have controllers. Containers
+/// never have this name.
 const ASIDE: &str = "quire";
 
-/// How often it is looked for processes that have to move. Each round takes all but those that were born meanwhile.
+/// Maximum number of rounds of moving processes. Each round moves all processes except those that are created during
+/// it.
 const ROUNDS: u32 = 100;
 
-/// A cgroup of version 2 that was delegated to a user, who may make others below. Source: Linux
+/// A cgroup of version 2 that was delegated to a user, who may create others below it. Source: Linux
 /// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation".
 #[derive(Debug)]
 pub struct Delegated {
-    /// From the root of the hierarchy, with a slash in front.
+    /// Path below the root of the hierarchy, with a leading slash.
     path: String,
 }
 
 impl Delegated {
-    /// The one that this process is in.
+    /// Returns the cgroup of this process.
     ///
     /// # Errors
-    /// [`NotDelegated`] unless this user may change it.
+    /// [`NotDelegated`] unless this user may change the cgroup.
     pub fn own() -> Result<Self, NotDelegated> {
         Self::of(&own_path()?)
     }
@@ -95,7 +97,7 @@ impl Delegated {
     fn of(path: &str) -> Result<Self, NotDelegated> {
         let at = |path: &str| Self { path: path.trim_end_matches('/').to_owned() };
         let above = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).map(at);
-        // An earlier call has moved this process.
+        // An earlier call may have moved this process into the cgroup below.
         if let Some(above) = above.filter(|it| it.is_delegated() && it.is_open()) {
             return Ok(above);
         }
@@ -111,26 +113,26 @@ impl Delegated {
         }
     }
 
-    /// Whether this user may change it.
+    /// Whether this user may change the cgroup.
     fn is_own(&self) -> bool {
         let place = self.place();
         let needed = ["", "cgroup.procs", "cgroup.subtree_control"];
         needed.iter().all(|name| may_write(&place.join(name)))
     }
 
-    /// Whether systemd leaves it alone. What it runs for a user belongs to that user, and it goes on with that as it likes,
-    /// unless it says that it does not. Source: systemd, "Control Group APIs and Delegation".
+    /// Whether systemd leaves the cgroup alone. The cgroups of a user's units belong to the user, but systemd manages
+    /// them unless they are marked as delegated. Source: systemd, "Control Group APIs and Delegation".
     fn is_marked(&self) -> bool {
         if !Path::new(SYSTEMD).exists() {
             return true;
         }
         let mut path = &*self.path;
         while let Some((above, name)) = path.rsplit_once('/') {
-            // The scopes that we have asked for are delegated.
+            // The scopes that Quire requests are delegated.
             if is_scope(name) || has_mark(&place(path)) {
                 return true;
             }
-            // What is above a unit is not its own.
+            // Marks above the unit's cgroup do not apply to the unit.
             if UNITS.iter().any(|it| name.ends_with(it)) {
                 return false;
             }
@@ -143,13 +145,13 @@ impl Delegated {
         self.is_own() && self.is_marked()
     }
 
-    /// Whether those below it have controllers.
+    /// Whether the cgroups below have controllers.
     fn is_open(&self) -> bool {
         let open = std::fs::read_to_string(self.place().join("cgroup.subtree_control"));
         open.is_ok_and(|it| !it.trim().is_empty())
     }
 
-    /// Which of these controllers it has.
+    /// Returns which of the `wanted` controllers the cgroup has.
     fn has(&self, wanted: &[Controller]) -> Vec<Controller> {
         let all = std::fs::read_to_string(self.place().join("cgroup.controllers"));
         let all = all.unwrap_or_default();
@@ -157,7 +159,7 @@ impl Delegated {
         wanted.iter().filter(has).copied().collect()
     }
 
-    /// The names of its controllers that set limits.
+    /// Returns the names of the cgroup's controllers that set limits.
     #[must_use]
     pub fn controllers(&self) -> Vec<&'static str> {
         self.has(&Controller::ALL).into_iter().map(Controller::name).collect()
@@ -171,11 +173,12 @@ impl Delegated {
         place(&self.path)
     }
 
-    /// Makes it ready for containers with limits, and returns which of these controllers they get. All processes that are in
-    /// it are in one below from then on: the kernel wants it like that.
+    /// Prepares the cgroup for containers with limits, and returns which of the `wanted` controllers they get. Moves
+    /// all processes of the cgroup into one below it, because the kernel does not allow processes beside such
+    /// cgroups.
     ///
     /// # Errors
-    /// [`NotDelegated`] if it has none of them, or a process has to stay.
+    /// [`NotDelegated`] if the cgroup has none of the controllers, or if a process cannot be moved.
     pub(super) fn open(&self, wanted: &[Controller]) -> Result<Vec<Controller>, NotDelegated> {
         let wanted = self.has(wanted);
         if wanted.is_empty() {
@@ -213,12 +216,12 @@ impl Delegated {
                 return Ok(());
             }
             for process in text.lines() {
-                // Source: `cgroup-v2.rst`, "Namespace": a process that is not seen has no number.
+                // A process of another pid namespace is listed as 0. Source: `cgroup-v2.rst`, "Namespace".
                 if process == "0" {
                     return Err(NotDelegated::Unseen(self.path.clone()));
                 }
                 match std::fs::write(to, process) {
-                    // It has ended.
+                    // The process has exited.
                     Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
                     moved => moved.map_err(|error| failed(to, error))?,
                 }
@@ -228,31 +231,31 @@ impl Delegated {
     }
 }
 
-/// The cgroup of version 2 of this process, as it sees it. Source: cgroups(7), `/proc/pid/cgroup`.
+/// Returns the cgroup of version 2 of this process, as the process sees it. Source: cgroups(7), `/proc/pid/cgroup`.
 fn own_path() -> Result<String, NotDelegated> {
     let path = Path::new("/proc/self/cgroup");
     let text = std::fs::read_to_string(path)
         .map_err(|source| NotDelegated::Kernel { path: path.to_owned(), source })?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::"));
     let Some(own) = own else { return Err(version()) };
-    // One that is not below what a namespace shows begins with `/..`.
+    // A cgroup outside of the namespace's root has a path that starts with `/..`.
     let is_outside = own.split('/').any(|it| it == "..");
     if is_outside { Err(NotDelegated::Unseeing) } else { Ok(own.to_owned()) }
 }
 
-/// Why there is no cgroup of version 2.
+/// Returns the reason for a missing cgroup of version 2.
 fn version() -> NotDelegated {
     let is_there = std::fs::read_dir(CGROUPS).is_ok_and(|mut it| it.next().is_some());
     if is_there { NotDelegated::Version } else { NotDelegated::Unseeing }
 }
 
-/// By its path from the root.
+/// Returns the directory of a cgroup.
 fn place(path: &str) -> PathBuf {
     Path::new(CGROUPS).join(path.trim_start_matches('/'))
 }
 
-/// By this xattr systemd says of a cgroup that it leaves all below it to others. Source: systemd, "Control Group APIs and
-/// Delegation". The manager of a user does not say it: found by a try with systemd 262.
+/// Xattr by which systemd declares that it leaves all cgroups below to others. Source: systemd, "Control Group APIs
+/// and Delegation". A user's systemd manager does not set it: found by experiment with systemd 262.
 const MARK: &str = "user.delegate";
 
 fn has_mark(place: &Path) -> bool {
@@ -261,44 +264,41 @@ fn has_mark(place: &Path) -> bool {
     length.is_ok_and(|it| value.get(..it) == Some(b"1"))
 }
 
-/// A cgroup of a user's of which only systemd knows whether it is delegated.
+/// A user's cgroup for which only systemd knows whether it is delegated.
 #[derive(Debug)]
 pub struct Unmarked(String);
 
 impl Unmarked {
-    /// The unit that it belongs to.
+    /// Returns the unit of the cgroup.
     #[must_use]
     pub fn unit(&self) -> Option<&str> {
         self.0.rsplit('/').find(|it| UNITS.iter().any(|end| it.ends_with(end)))
     }
 
-    /// Marks it as delegated, as systemd has said that it is.
-    ///
-    /// # Errors
-    /// The kernel's answer.
+    /// Marks the cgroup as delegated, after systemd has confirmed this.
     pub fn mark(&self) -> io::Result<()> {
         let flags = rustix::fs::XattrFlags::empty();
         Ok(rustix::fs::setxattr(place(&self.0), MARK, b"1", flags)?)
     }
 }
 
-/// The name of a scope, of those that [`Delegated::own`] knows to be delegated. `unique` has no slash.
+/// Returns the name of a scope that [`Delegated::own`] regards as delegated. `unique` has no slash.
 #[must_use]
 pub fn scope(unique: &str) -> String {
     format!("{}{unique}{SCOPE}", &CGROUP[1..])
 }
 
-/// What the names of scopes end with. Source: systemd.scope(5).
+/// Suffix of the names of scopes. Source: systemd.scope(5).
 const SCOPE: &str = ".scope";
 
-/// What the names of cgroups of units end with. Source: systemd.unit(5).
+/// Suffixes of the names of units' cgroups. Source: systemd.unit(5).
 const UNITS: [&str; 3] = [SCOPE, ".service", ".slice"];
 
 fn is_scope(name: &str) -> bool {
     name.starts_with(&CGROUP[1..]) && name.ends_with(SCOPE)
 }
 
-/// Whether this process is in a cgroup with this last name.
+/// Whether this process is in a cgroup whose last component is `name`.
 #[must_use]
 pub fn is_in(name: &str) -> bool {
     own_path().is_ok_and(|it| it.rsplit('/').next() == Some(name))
@@ -308,10 +308,10 @@ fn may_write(path: &Path) -> bool {
     rustix::fs::accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }
 
-/// Whether this process may move others into this cgroup of a container of a user's.
+/// Checks that this process may move other processes into this cgroup of a user's container.
 ///
 /// # Errors
-/// [`NotDelegated::Apart`] if the nearest cgroup that has both of them below is not this user's. Source: Linux
+/// [`NotDelegated::Apart`] if the nearest common ancestor of both cgroups does not belong to this user. Source: Linux
 /// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation Containment".
 pub fn may_join(cgroup: &str) -> Result<(), NotDelegated> {
     let own = own_path()?;
@@ -319,7 +319,7 @@ pub fn may_join(cgroup: &str) -> Result<(), NotDelegated> {
     if may_write(&procs) { Ok(()) } else { Err(NotDelegated::Apart) }
 }
 
-/// The nearest cgroup that is both or above them.
+/// Returns the nearest common ancestor of two cgroups, which may be one of them.
 fn common(one: &str, other: &str) -> String {
     let names = one.split('/').zip(other.split('/'));
     names.take_while(|(one, other)| one == other).map(|it| it.0).collect::<Vec<_>>().join("/")

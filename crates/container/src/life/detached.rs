@@ -1,4 +1,4 @@
-//! Containers that outlive the command that started them: watched by a process of their own, and asked things by others.
+//! Containers that outlive the command that started them: each has a monitor process, and other commands act on it.
 
 mod terminal;
 
@@ -32,16 +32,17 @@ use crate::runtime::program::{Named, Refusal, Within};
 use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
 
-/// How long a program may take to be executed that probably cannot be. The exec is the runtime's last step, after it has said
-/// that the container runs; of the few that take longer, such as what a runtime interprets by itself, the end is told later.
+/// Time to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
+/// after it has reported that the container runs. For the few programs that take longer, such as a file that the
+/// runtime itself interprets, the end is reported later.
 const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// The writable layer of a container that has ended.
 #[derive(Debug, Default)]
 pub struct Last {
-    /// An end that is not the program's own, because the disk lost some of its writes.
+    /// Replaces the program's exit code if the disk has lost some of its writes.
     pub exit: Option<Exit>,
-    /// Size of its writable layer, in bytes; `None` if unknown.
+    /// Size of the writable layer, in bytes; `None` if unknown.
     pub written: Option<u64>,
 }
 
@@ -49,11 +50,11 @@ pub struct Last {
 /// container's writable layer. This *process* keeps the mount namespace that it makes, and becomes the parent of the
 /// container's orphans.
 ///
-/// The runtime ends as soon as the container runs, so this process is the only cost of each container. An `INT` or
+/// The runtime exits as soon as the container runs, so this process is the only cost of each container. An `INT` or
 /// `TERM` that arrives earlier ends the start.
 ///
 /// # Errors
-/// [`RunError`] when it did not start.
+/// [`RunError`] if the container did not start.
 pub fn watch(
     mut start: Start<'_>,
     stop: &Stop,
@@ -68,7 +69,7 @@ pub fn watch(
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
     let (reader, output) = io::pipe().map_err(write_failed)?;
     if let Some((user, group)) = start.owner {
-        // Else a program could not open its own `/dev/stdout`.
+        // Otherwise a program could not open its own `/dev/stdout`.
         std::os::unix::fs::fchown(&output, Some(user), Some(group)).map_err(write_failed)?;
     }
     let mut run = command(start.runtime, start.folder);
@@ -81,7 +82,8 @@ pub fn watch(
     }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
     match start.owner {
-        // crun would give the host's /dev/null to the container's user: the end of a pipe that nobody writes is as empty.
+        // crun would change the owner of the host's /dev/null to the container's user. The read end of a pipe without
+        // a writer is as empty.
         Some(_) => run.stdin(io::pipe().map_err(write_failed)?.0),
         None => run.stdin(Stdio::null()),
     };
@@ -94,11 +96,11 @@ pub fn watch(
         Ok(())
     };
     let pump = Pump::start(reader, sink).map_err(write_failed)?;
-    // Whoever waits for the start may not want it any more.
+    // The command that waits for the start may have given up.
     let mut is_unwanted = false;
     let mut undo = |_requests| {
         is_unwanted = true;
-        // It may have ended just now. What it has begun is cleared up after.
+        // The runtime may have exited just now. The caller clears up after an interrupted start.
         let _gone = runtime.process.signal(Signal::KILL);
     };
     let exit = runtime
@@ -112,7 +114,7 @@ pub fn watch(
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         pump.finish().map_err(write_failed)?;
-        // What is wrong with its options it says before it has a log.
+        // The runtime reports errors of its options before it opens its log.
         let message = [log, start.folder.join(LOG)]
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
@@ -125,7 +127,8 @@ pub fn watch(
         lesson.learn();
     }
     let container = Process::open(pid).map_err(runtime_failed)?;
-    // crun starts it from a child, which may outlive crun for a moment and is left to us, too.
+    // crun starts the process from a child, which may outlive crun for a moment and then is a child of this process,
+    // too.
     container.adopt().map_err(runtime_failed)?;
     if let Some(doubt) = doubt
         && container.wait_for_exec(EXECUTED).map_err(runtime_failed)? == Executed::Never
@@ -148,7 +151,8 @@ pub fn watch(
     };
     let code = state.begin(start.folder).map_err(write_failed)?;
     started();
-    // From here on it only waits, once for each container of the host.
+    // From here on, this process only waits. The host has one such process for each container, so its memory is
+    // reduced.
     start.forget_calls();
     kernel::process::trim_heap();
     let prompt = start.be_prompt();
@@ -159,7 +163,7 @@ pub fn watch(
         container.signal(signal)
     };
     let mut meanwhile = || {
-        // It may have ended just now.
+        // The container may have ended just now.
         let again = terms.look(|| drop(container.signal(Signal::KILL)));
         let rest = deadline.look(|| kill(&start, &container));
         again.into_iter().chain(rest).chain(start.look()).min()
@@ -185,7 +189,7 @@ pub fn watch(
 /// out of memory.
 ///
 /// # Errors
-/// A sentence for people.
+/// A sentence for users.
 pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     if is_kill(signal) {
         crate::life::memory::note_kill(folder);
@@ -202,16 +206,16 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     }
 }
 
-/// Signals the first process of a container that is in a user namespace of this very user: its runtime can only be called in
-/// there, and the kernel lets the user signal all in it.
+/// Signals the first process of a container in another user namespace of the same user. The runtime can only be
+/// called inside that namespace, but the kernel allows the user to signal all processes in it.
 fn signal_elsewhere(folder: &Path, signal: &str) -> Option<()> {
     let signal = crate::life::signal::signal_number(signal).ok()?;
     let signal = kernel::process::Signal::from_named_raw(signal.into())?;
     elsewhere(folder)?.signal(signal).ok()
 }
 
-/// The first process of a container whose monitor lives, if it is in another user namespace than this one. Until the
-/// monitor has waited for it, no other process gets its number.
+/// Returns the first process of a container with a running monitor, if the process is in another user namespace than
+/// this one. The pid is not reused before the monitor has waited for the process.
 #[must_use]
 pub fn elsewhere(folder: &Path) -> Option<kernel::process::Process> {
     let process = kernel::process::Process::open(first(folder)?).ok()?;
@@ -220,13 +224,13 @@ pub fn elsewhere(folder: &Path) -> Option<kernel::process::Process> {
     (own != other).then_some(process)
 }
 
-/// The number of a container's first process.
+/// Returns the pid of a container's first process.
 fn first(folder: &Path) -> Option<kernel::process::Pid> {
     let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
     kernel::process::Pid::from_raw(pid.trim().parse().ok()?)
 }
 
-/// For how long the end of a container is tried to be noted: a disk may be full for a moment.
+/// How long to retry recording the end of a container, because a disk may be full for a moment.
 const NOTING: std::time::Duration = std::time::Duration::from_secs(5);
 
 fn finish(state: &mut State, exit: Exit, code: &Code, now: i64, folder: &Path) -> io::Result<()> {
@@ -249,10 +253,11 @@ fn is_kill(signal: &str) -> bool {
     signal == "KILL" || signal.parse() == Ok(Signal::KILL.as_raw())
 }
 
-/// Waits until a container has ended or the time is over; returns whether it has ended. `is_alive` tries its lock.
+/// Waits until a container has ended or the time `most` is over, and returns whether it has ended. `is_alive` tries
+/// the container's lock.
 ///
 /// # Errors
-/// The error of `is_alive`, at once: a lasting error would mean to wait for ever.
+/// The error of `is_alive`, immediately, because a persistent error would mean an endless wait.
 pub fn wait<E>(
     most: Option<std::time::Duration>,
     is_alive: &dyn Fn() -> Result<bool, E>,
@@ -267,7 +272,8 @@ pub fn wait<E>(
     Ok(true)
 }
 
-/// The root of a container that runs; none before it has started, when its first process is in the host's root still.
+/// Returns the root of a running container. Returns `None` before the start, while the first process still has the
+/// host's root.
 #[must_use]
 pub fn root(folder: &Path) -> Option<File> {
     use std::os::unix::fs::MetadataExt as _;
@@ -278,34 +284,31 @@ pub fn root(folder: &Path) -> Option<File> {
     (identity(root.metadata().ok()?) != identity(own)).then_some(root)
 }
 
-/// One more program for a running container. A field that is `None` or empty is as for its first program.
+/// An additional program for a running container. A field that is `None` or empty has the value of the first program.
 #[derive(Debug, Clone)]
 pub struct More {
-    /// The program and its arguments.
     pub args: Vec<String>,
-    /// `NAME=VALUE`, over the container's.
+    /// `NAME=VALUE`, which overrides the container's variables.
     pub env: Vec<String>,
-    /// Where it starts.
+    /// Directory in which the program starts.
     pub working_dir: Option<String>,
-    /// Who it runs as.
     pub user: Option<User>,
-    /// Terminal or streams.
     pub terminal: Terminal,
 }
 
 impl More {
-    /// Whether Quire connects it to the caller's terminal: runsc does that by itself.
+    /// Whether Quire connects the program to the caller's terminal. runsc does that itself.
     fn has_terminal_of_ours(&self, runtime: &Runtime) -> bool {
         self.terminal == Terminal::New && runtime.kind != Kind::Runsc
     }
 
-    /// As the runtime's `exec --process` takes it, made of what the container's bundle says of its first program.
-    /// `home` says whose choice the container's `HOME` is.
+    /// Returns the input of the runtime's `exec --process`, based on the first program in the container's bundle.
+    /// `home` is the source of the container's `HOME`.
     fn process(self, first: SpecProcess, home: Home) -> SpecProcess {
         let mut process = first;
         process.args = self.args;
         process.terminal = self.terminal == Terminal::New;
-        // That of whoever started the first one.
+        // The size of the first program's terminal does not apply.
         process.console_size = None;
         if self.terminal == Terminal::New {
             crate::life::terminal::note_size(&mut process, std::io::stdin().as_fd());
@@ -330,7 +333,8 @@ impl More {
     }
 }
 
-/// What a call of the runtime's `exec` has in the container's folder, under this process's number; gone with this.
+/// Files of a call of the runtime's `exec`, in the container's folder. Their names contain this process's pid, and
+/// they are removed on drop.
 struct Notes {
     process: PathBuf,
     pid: PathBuf,
@@ -341,7 +345,7 @@ impl Notes {
     fn new(folder: &Path) -> Self {
         let name = |end: &str| folder.join(format!("{EXEC}{}.{end}", std::process::id()));
         let notes = Self { process: name("json"), pid: name("pid"), log: name("log") };
-        // What a process of this number left when it was killed would tell of another program.
+        // Files of a killed process with the same pid would concern another program.
         notes.remove();
         notes
     }
@@ -359,10 +363,10 @@ impl Drop for Notes {
     }
 }
 
-/// Runs one more program in a container, to its end. This *process* gets a mount namespace of its own.
+/// Runs an additional program in a container, to its end. This *process* moves into a new mount namespace.
 ///
 /// # Errors
-/// [`RunError`] when the program cannot be executed, or the runtime not be called.
+/// [`RunError`] if the program cannot be executed, or the runtime cannot be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
     crate::runtime::streams::check().map_err(RunError::Directory)?;
     let failed = |path: &Path| {
@@ -380,7 +384,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let mut process = more.process(std::mem::take(&mut spec.process), Home::of(&spec));
     of_caller(&mut process);
     let working_dir = process.cwd.as_str();
-    // gVisor's root is its own, and so are the descriptors that programs in there can name.
+    // gVisor's root is internal to its sandbox, and so are the descriptors that programs in it can name.
     let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
     let view = root.as_ref().map(|root| View::of_running(root.as_fd()));
     let mut search = process.env.iter().filter_map(|it| it.strip_prefix("PATH="));
@@ -394,7 +398,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         (Some(root), Some(view)) => {
             check_inside(root.as_fd(), working_dir)?;
             if runtime.kind == Kind::Runc {
-                // It reads them whatever user it is given, and would wait for a FIFO for ever.
+                // runc reads these files for any user, and would wait for a FIFO forever.
                 crate::bundle::user::find(root.as_fd(), "0").map_err(RunError::Users)?;
             }
             Some((view, named.find(view)?))
@@ -408,7 +412,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = held.command(&runtime);
-    // What crun says to the new terminal has the log's format too.
+    // crun writes its errors to the new terminal in the log's format.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
     add_log(&mut exec, &runtime, &notes.log, format);
     exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
@@ -422,7 +426,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         let setup = Setup { signals: Some(signals), ..Setup::default() };
         let child = kernel::process::spawn(exec, &setup).map_err(runtime_failed)?.process;
         let mut insist = |requests| {
-            // Until the program is there nobody else listens.
+            // Until the program has started, no other process receives the signals.
             if requests > 1 && !notes.pid.exists() {
                 let _gone = child.signal(Signal::KILL);
             }
@@ -431,7 +435,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         streams.finish().map_err(streams_failed)?;
         exit
     };
-    // As with `run`: the runtime writes the number when all is set up, and the exec itself is its very last step.
+    // As with `run`, the runtime writes the pid file after the setup, and the exec is its very last step.
     let has_started = notes.pid.exists();
     match exit {
         Exit::Code(1 | 255) if has_started => {}
@@ -451,17 +455,12 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
 }
 
 /// Records the end of a container whose monitor is gone. The caller holds the container's lock.
-///
-/// # Errors
-/// An error of the disk.
 pub fn bury(dir: &ContainerDir, now: i64) -> std::io::Result<()> {
     bury_within(dir, now, DELETION).map(|_is_clear| ())
 }
 
-/// The same, where the runtime has at most the time `most`. Returns whether nothing is left of the container.
-///
-/// # Errors
-/// An error of the disk.
+/// Like [`bury`], but the runtime has at most the time `most`. Returns whether all remains of the container are
+/// removed.
 pub(crate) fn bury_within(
     dir: &ContainerDir,
     now: i64,
@@ -472,7 +471,7 @@ pub(crate) fn bury_within(
         return Ok(true);
     }
     crate::life::teardown::forget_earlier_boot(dir);
-    // First what still runs has to end.
+    // Processes that still run have to end first.
     let is_clear = crate::life::teardown::clear_within(folder, id, most);
     if let Some(mut state) = State::load(folder)?
         && state.finished.is_none()
@@ -485,23 +484,20 @@ pub(crate) fn bury_within(
     Ok(is_clear)
 }
 
-/// Asks the monitor of a running container to remove it at its end. The monitor does that faster than a caller who
-/// waits for it.
-///
-/// # Errors
-/// An error of the disk.
+/// Asks the monitor of a running container to remove the container at its end. The monitor does this faster than a
+/// caller that waits for it.
 pub fn unwant(folder: &Path) -> std::io::Result<()> {
     std::fs::write(folder.join(UNWANTED), "")
 }
 
-/// Returns whether a command has asked for that.
+/// Returns whether a command has called [`unwant`].
 #[must_use]
 pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
 }
 
-/// As [`crate::life::teardown::clear`], for a container whose folder stays and whose end is known. It need not be done
-/// again.
+/// Like [`crate::life::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note in
+/// the folder avoids another call.
 pub fn clear(folder: &Path, id: &str) {
     if crate::life::teardown::clear(folder, id) {
         note_over(folder, id);
@@ -514,7 +510,7 @@ fn note_over(folder: &Path, id: &str) {
     }
 }
 
-/// Whether [`clear`] has been there. Asked of each container that is kept, by every start.
+/// Whether [`clear`] has succeeded. Every start tests this for each kept container.
 #[must_use]
 pub fn is_over(folder: &Path) -> bool {
     folder.join(OVER).exists()
@@ -552,7 +548,8 @@ mod tests {
         assert_eq!(process.env, ["AB=2", "A=3"]);
         assert_eq!(process.user, SpecUser::new(&user));
         assert!(process.capabilities.effective.is_empty());
-        // As in podman and Docker: a HOME that the caller or the image set stays, otherwise the user's own is set.
+        // As in podman and Docker, a `HOME` that the caller or the image sets is kept; otherwise it is the user's
+        // home directory.
         let first = SpecProcess { env: vec!["HOME=/root".to_owned(), "B=1".to_owned()], ..first };
         let check = |env: &[&str], user: Option<&User>, home, expect: &[&str]| {
             let process = more(env, user.cloned()).process(first.clone(), home);

@@ -1,4 +1,4 @@
-//! A container whose program has ended: it is taken down, and its writable layer may be kept.
+//! Takes down a container whose program has ended, and keeps its writable layer if requested.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::life::{detached, kept, teardown};
 use crate::root::headroom::Headroom;
 use crate::root::{Root, TrustedImage, upper};
 
-/// Message for a container's log and its caller when the disk has lost some of its writes.
+/// Message for a container's log and its caller if the disk has lost some of its writes.
 pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
                         and it may have read zeros instead";
 
@@ -28,15 +28,15 @@ pub(crate) struct Ended {
     pub(crate) root: Root,
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
-    /// Held until its root is gone.
+    /// Held until the container's root is unmounted.
     pub(crate) watch: Option<Box<dyn Watch>>,
-    /// Held until all is done, as the next is.
+    /// Held until the teardown is complete, like `_directory`.
     pub(crate) _image: TrustedImage,
     pub(crate) _directory: Option<OwnedFd>,
 }
 
-/// Has the layer of an ended container written to the disk, by a process that holds none of its locks: others may remove or
-/// read it meanwhile.
+/// Flushes the layer of an ended container to the disk, in a process without the container's locks, so that other
+/// commands can remove or read the container at the same time.
 fn settle_behind(folder: &Path, id: &str) {
     let layer = folder.join(LAYER);
     let work = || {
@@ -49,7 +49,7 @@ fn settle_behind(folder: &Path, id: &str) {
     }
 }
 
-/// Whether the kernel and the runtime may still have something of a container.
+/// Whether the kernel and the runtime may still hold remains of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
     Perhaps,
@@ -57,12 +57,13 @@ pub(crate) enum Runs {
 }
 
 impl Ended {
-    /// Takes everything down, behind the user's back if it takes long; calls `hidden` when nobody else can see it any more.
+    /// Takes the container down, in the background if that takes long. Calls `hidden` once no other command can see
+    /// the container.
     pub(crate) fn take_down(self, left: Runs, hidden: impl FnOnce()) -> Result<(), ContainerError> {
         let takes_long = self.root.doomed.takes_long()
             || self.root.image.takes_long_to_free()
             || self.stage.takes_long();
-        // For everybody else it is gone now.
+        // From here on, other commands cannot find the container.
         let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
         let watch = self.watch;
         let folder = self.folder.hide()?;
@@ -85,19 +86,20 @@ impl Ended {
         Ok(())
     }
 
-    /// Takes down what runs, and keeps what was written, with the log and the exit code.
+    /// Takes down the container's mounts, and keeps its writable layer, its log and its exit code.
     pub(crate) fn rest(self, has_lost: bool, is_told: bool) {
         let kept = if has_lost {
             self.root.doomed.shut_down();
             false
         } else {
-            // It has ended for everybody else; `rm` shuts the file system down under this.
+            // Other commands see the container as ended. If `rm` runs at the same time, it shuts the file system
+            // down.
             self.settle();
             self.root.doomed.keep().is_ok()
         };
         drop((self.headrooms, self.root.mount, self.root.image));
         drop(self.watch);
-        // Those of further mounts go with their container.
+        // Filestores of further mounts are removed with their container.
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();
         detached::clear(&self.path, &self.id);
@@ -105,11 +107,11 @@ impl Ended {
             Some(kept::Place::Folder { .. }) if kept => return settle_behind(&self.path, &self.id),
             _ if kept => return,
             Some(kept::Place::Filestore { .. }) => {
-                // First, since it may be what the disk is full of.
+                // The layer is removed first, because it may have filled the disk.
                 drop(std::fs::remove_file(self.path.join(FILESTORE)));
                 kept::Place::Filestore { lost: true }
             }
-            // A person may still find something of use in it.
+            // The user may still find useful files in it.
             Some(kept::Place::Folder { .. }) => kept::Place::Folder { lost: true },
             _ => return,
         };
@@ -119,7 +121,7 @@ impl Ended {
         let _told = is_told || add_sentence(&self.path, LOST);
     }
 
-    /// Gives back what nobody will write to any more.
+    /// Releases space that will not be written any more.
     fn settle(&self) {
         for headroom in &self.headrooms {
             if let Err(error) = headroom.settle() {

@@ -1,4 +1,5 @@
-//! The files of a container's further mounts, `type=self`: made before its folder is there, then named in it.
+//! The files of a container's further mounts (`type=self`), which are created before its folder exists and then named
+//! in it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -19,44 +20,39 @@ use crate::root::headroom::{Headroom, HeadroomError};
 #[derive(Debug, Default)]
 pub struct Filestores(Vec<OwnedFd>);
 
-/// A mount that a container cannot have.
+/// Reason why a container cannot have a mount.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountWishError {
-    /// Its file cannot be made.
+    /// The file cannot be created.
     #[error("--mount type=self,dst={destination}")]
     Make {
-        /// Where it was to be.
+        /// Destination in the container.
         destination: String,
-        /// Why.
         source: FilestoreError,
     },
-    /// No folder is given for its file.
+    /// The file needs a container's folder, but the caller has none.
     #[error(
         "--mount type=self needs the folder of a container, which only `run` makes: use type=memory or type=dir"
     )]
     NoFolder,
-    /// Its file cannot be mounted.
+    /// The file cannot be mounted.
     #[error("cannot mount a filestore for {destination}")]
     Mount {
-        /// Where it was to be.
+        /// Destination in the container.
         destination: String,
-        /// The kernel's answer.
         source: UpperError,
     },
-    /// It has no owner.
+    /// The map lacks the owner of the file system.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// Two of them are in each other's way.
+    /// A mount is invalid, or conflicts with another one.
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
 
 impl Filestores {
-    /// Makes them, without names.
-    ///
-    /// # Errors
-    /// [`MountWishError`].
+    /// Creates the files, without names.
     pub fn make(
         store: &Store,
         mounts: &[MountWish],
@@ -73,19 +69,19 @@ impl Filestores {
         Ok(Self(mounts.iter().filter_map(make).collect::<Result<_, _>>()?))
     }
 
-    /// Gives them their names in a container's folder.
+    /// Names the files in a container's folder.
     pub(crate) fn name(&self, folder: &ContainerDir) -> Result<(), Errno> {
         self.0.iter().enumerate().try_for_each(|(number, file)| {
             filestore::name(file.as_fd(), folder.fd(), &folder::filestore(number))
         })
     }
 
-    /// Who takes room for them.
+    /// Returns the reservers of disk space for the files.
     pub(crate) fn headrooms(path: &Path, stage: &Stage) -> Result<Vec<Headroom>, HeadroomError> {
         stage.headrooms(|number| path.join(folder::filestore(number)))
     }
 
-    /// Removes those names again.
+    /// Removes the names.
     pub(crate) fn remove(path: &Path, stage: &Stage) {
         for name in (0..stage.filestores()).map(folder::filestore) {
             drop(std::fs::remove_file(path.join(name)));
@@ -93,10 +89,7 @@ impl Filestores {
     }
 }
 
-/// All that a container sees besides its root, in order. File systems of its own are mounted, and added to the stage.
-///
-/// # Errors
-/// [`MountWishError`].
+/// Returns all mounts of a container besides its root, in order. Mounts its file systems and adds them to the stage.
 pub fn volumes(
     mut volumes: Vec<Volume>,
     mounts: &[MountWish],
@@ -104,7 +97,8 @@ pub fn volumes(
     map: Option<&IdMap>,
     stage: &mut Stage,
 ) -> Result<Vec<Volume>, MountWishError> {
-    // Before those of the container's own are among them: their paths are there only in its mount namespace.
+    // The caller's volumes are checked before the container's own file systems are added, whose paths exist only in
+    // its mount namespace.
     volumes.iter().try_for_each(Volume::check)?;
     let mut files = files.0.iter();
     for MountWish { kind, destination, access, relabels: _ } in mounts {

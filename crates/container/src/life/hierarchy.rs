@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-/// Where cgroups are. Source: cgroups(7).
+/// Mount point of the cgroup file systems. Source: cgroups(7).
 pub(super) const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// What the names of all containers' cgroups begin with.
+/// Prefix of the names of all containers' cgroups.
 pub(super) const CGROUP: &str = "/quire-";
 
-/// Whether it is of version 2.
+/// Whether a directory is on a cgroup file system of version 2.
 pub(super) fn is_unified(path: &Path) -> bool {
     magic(path) == Some(CGROUP2_MAGIC)
 }
@@ -16,7 +16,7 @@ pub(super) fn is_unified(path: &Path) -> bool {
 /// Source: Linux `include/uapi/linux/magic.h`.
 const CGROUP1_MAGIC: u32 = 0x0027_e0eb;
 
-/// As the one before.
+/// Source: Linux `include/uapi/linux/magic.h`.
 const CGROUP2_MAGIC: u32 = 0x6367_7270;
 
 fn magic(path: &Path) -> Option<u32> {

@@ -1,4 +1,5 @@
-//! A container's writable layer, for other commands to read: while it runs, and afterwards until its folder is removed.
+//! A container's writable layer, which other commands can read while the container runs, and afterwards until its
+//! folder is removed.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,110 +18,98 @@ use crate::offer;
 use crate::pace::GLANCE;
 use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
 
-/// Where a container writes.
+/// Location of a container's writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Place {
-    /// Nowhere.
+    /// The root is read-only.
     None,
-    /// Into memory.
+    /// In memory.
     Memory,
-    /// `self`.
+    /// `self`: a file system in a file of the container's folder.
     Filestore {
-        /// Some of the writes were lost, and the rest is removed.
+        /// Whether some writes were lost; the rest is then removed.
         lost: bool,
     },
-    /// Into a directory of the container's folder.
+    /// A directory in the container's folder.
     Folder {
-        /// Some of the writes were lost.
+        /// Whether some writes were lost.
         lost: bool,
     },
-    /// Into a directory of the host.
+    /// A directory of the host.
     Directory {
-        /// Where it is.
         path: PathBuf,
-        /// Which one its upper layer is, if that is known.
+        /// Device number of the upper directory.
         device: u64,
-        /// Its number in there.
+        /// Inode number of the upper directory.
         inode: u64,
-        /// Which use of the directory it was.
+        /// Identifier of this use of the directory, if known.
         last_use: Option<String>,
     },
 }
 
-/// Why what a container wrote is not to be had.
+/// Reason why a container's changes cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeptError {
-    /// It cannot write.
+    /// The container cannot write.
     #[error("it has no writable layer: its root is read-only")]
     ReadOnly,
-    /// It was in memory.
+    /// The changes were in memory.
     #[error(
         "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable dir"
     )]
     Memory,
-    /// The disk was full, or failed.
+    /// The disk was full or failing.
     #[error("some of its writes are lost, because the disk of the store was full or failing")]
     Lost,
-    /// Its folder does not say where it wrote, or says nothing of sense.
+    /// The folder does not record the location of the writes, or the record is invalid.
     #[error("its folder does not say where its writable layer is")]
     Unknown,
-    /// Its process is ending, or is another user's.
+    /// The container's process is ending, or belongs to another user.
     #[error("cannot take the descriptor of its writable layer from its process")]
     Offer,
     /// The filestore is still mounted.
     #[error("its filestore is in use, and may still be changing")]
     Busy,
-    /// The filestore was not unmounted.
+    /// The filestore was not unmounted cleanly.
     #[error(
         "its filestore was not unmounted, since its monitor was killed while the disk failed, or the host crashed: \
          `e2fsck -f {}` may repair it", .0.display()
     )]
     Unclean(PathBuf),
-    /// It is not there, or not readable.
+    /// The file or directory does not exist, or is not readable.
     #[error("cannot open {}", path.display())]
-    Open {
-        /// The file or directory.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Another container writes there now.
+    Open { path: PathBuf, source: std::io::Error },
+    /// Another container is writing to the directory.
     #[error("{} is in use by another container", .0.display())]
     InUse(PathBuf),
-    /// Another directory is there now, or another container has used it since.
+    /// The path leads to another directory, or another container has used the directory since.
     #[error(
         "{} has been written to since the container ended: its own changes can no longer be told apart", .0.display()
     )]
     Other(PathBuf),
-    /// The kernel refuses the filestore.
+    /// The kernel refuses to mount the filestore.
     #[error("cannot mount its filestore")]
     Mount(#[from] MountError),
-    /// It has no writable layer.
+    /// The upper directory cannot be opened.
     #[error("cannot use its writable layer")]
     Upper(#[from] UpperError),
 }
 
 impl Place {
-    /// Notes it in the container's folder.
-    ///
-    /// # Errors
-    /// The disk's.
+    /// Writes the location into the container's folder.
     pub fn save(&self, folder: &Path) -> std::io::Result<()> {
         std::fs::write(folder.join(WRITABLE), serde_json::to_vec(self)?)
     }
 
-    /// Returns the record in the folder; `None` if there is none.
+    /// Returns the location recorded in the folder, or `None` if there is no record.
     #[must_use]
     pub fn load(folder: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(folder.join(WRITABLE)).ok()?).ok()
     }
 
-    /// A directory of the host, by its path, with the upper layer that is in it.
-    ///
-    /// # Errors
-    /// The kernel's answer.
+    /// Returns the location for a directory of the host, by its path and its upper directory.
     pub fn directory(path: &Path, upper: BorrowedFd<'_>) -> std::io::Result<Self> {
         let Stat { st_dev, st_ino, .. } = rustix::fs::fstat(upper)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -129,34 +118,28 @@ impl Place {
     }
 }
 
-/// Offers the upper layer to others, as long as this process has it.
-///
-/// # Errors
-/// The disk's.
+/// Offers the upper directory to other processes, as long as this process holds it open.
 pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
     offer::offer(&folder.join(UPPER), upper, &[])
 }
 
-/// The upper layer of a container, held.
+/// The open upper directory of a container.
 #[derive(Debug)]
 pub struct Changes {
     upper: OwnedFd,
-    /// The mount that holds it, and a directory's lock.
+    /// The mount that contains the upper directory. The next field is the lock of a directory.
     _mount: Option<Detached>,
     _lock: Option<OwnedFd>,
 }
 
 impl Changes {
-    /// Its directory.
+    /// Returns a descriptor of the upper directory.
     #[must_use]
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.upper.as_fd()
     }
 
-    /// Takes the layer of a running container from the process that holds it.
-    ///
-    /// # Errors
-    /// [`KeptError`].
+    /// Takes the upper directory of a running container from the process that holds it.
     pub fn of_running(folder: &Path) -> Result<Self, KeptError> {
         if Place::load(folder) == Some(Place::None) {
             return Err(KeptError::ReadOnly);
@@ -169,10 +152,7 @@ impl Changes {
         Ok(Self { upper, _mount: None, _lock: None })
     }
 
-    /// Opens the layer of a container that has ended, and whose lock the caller holds.
-    ///
-    /// # Errors
-    /// [`KeptError`].
+    /// Opens the upper directory of an ended container, whose lock the caller holds.
     pub fn of_ended(folder: &Path) -> Result<Self, KeptError> {
         match Place::load(folder).ok_or(KeptError::Unknown)? {
             Place::None => Err(KeptError::ReadOnly),
@@ -200,10 +180,11 @@ impl Changes {
     }
 }
 
-/// A monitor that ends lets go of one lock after the other, of the container's before the directory's.
+/// How long to wait for a directory's lock. A monitor that exits releases the container's lock before the
+/// directory's.
 const RELEASED: Duration = Duration::from_secs(1);
 
-/// Opens a directory that no other process has locked.
+/// Opens and locks a directory that is not locked by another process.
 fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
     let failed = |errno: Errno| KeptError::Open { path: path.to_owned(), source: errno.into() };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -218,7 +199,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
     }
 }
 
-/// The kernel may take a moment to unmount what the last process has let go of.
+/// How long to wait for an unmount, which the kernel may finish shortly after the last process releases the mount.
 const UNMOUNTED: Duration = Duration::from_secs(30);
 
 fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
@@ -227,7 +208,8 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     let file =
         File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
     let since = Instant::now();
-    // Two mounts of one file would not know of each other. What cannot be asked, has no leases and so no users that count.
+    // Two mounts of the same file would corrupt each other. If the query fails, the file system has no leases, and
+    // the file counts as unused.
     while matches!(kernel::lease::in_use(file.as_fd()), Ok(true)) {
         if since.elapsed() >= UNMOUNTED {
             return Err(KeptError::Busy);
@@ -244,13 +226,13 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     Ok(Changes { upper, _mount: Some(mount), _lock: None })
 }
 
-/// Whether an ext4 was unmounted as it should be. Source: Linux Documentation/filesystems/ext4/super.rst: the superblock is
-/// at 1024, in it `s_magic` at 0x38, `s_state` at 0x3A and `s_feature_incompat` at 0x60.
+/// Whether an ext4 file system was unmounted cleanly. Source: Linux Documentation/filesystems/ext4/super.rst: the
+/// superblock is at offset 1024, with `s_magic` at 0x38, `s_state` at 0x3A and `s_feature_incompat` at 0x60.
 fn is_clean(file: &File) -> std::io::Result<bool> {
     const MAGIC: u16 = 0xef53;
-    /// `EXT4_VALID_FS` alone, without `EXT4_ERROR_FS` and `EXT4_ORPHAN_FS`.
+    /// Only `EXT4_VALID_FS`, without `EXT4_ERROR_FS` and `EXT4_ORPHAN_FS`.
     const VALID: u16 = 1;
-    /// `EXT4_FEATURE_INCOMPAT_RECOVER`: the journal has not been brought home.
+    /// `EXT4_FEATURE_INCOMPAT_RECOVER`: the journal must be replayed.
     const RECOVER: u32 = 4;
     let mut superblock = [0; 0x64];
     file.read_exact_at(&mut superblock, 1024)?;
@@ -261,10 +243,10 @@ fn is_clean(file: &File) -> std::io::Result<bool> {
     Ok(magic == MAGIC && state == VALID && !needs_recovery)
 }
 
-/// Stops writes to the filestore of a container that has ended and is about to be removed. A filestore that is no
-/// longer mounted stays as it is.
+/// Stops writes to the filestore of an ended container that is about to be removed. Has no effect if the filestore is
+/// no longer mounted.
 pub fn give_up(folder: &Path) {
-    // Only what is the container's alone is ever shut down.
+    // Only a file system that belongs to this container may be shut down.
     let Some(Place::Filestore { .. }) = Place::load(folder) else { return };
     let Some((upper, _)) = offer::take(&folder.join(UPPER)) else { return };
     let device = |stat: Result<Stat, Errno>| stat.ok().map(|it| it.st_dev);

@@ -1,4 +1,4 @@
-//! Existing containers: found by name, inspected, killed and removed.
+//! Existing containers: commands find, inspect, kill and remove them.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -18,92 +18,75 @@ use crate::owner::{OwnerError, check_containers};
 use crate::pace::GLANCE;
 use crate::runtime::call::KILLING;
 
-/// Why something is not done with a container.
+/// Reason why an operation on a container failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KnownError {
-    /// The store's containers cannot be looked at.
+    /// The store's containers cannot be listed.
     #[error(transparent)]
     Containers(#[from] ContainerError),
-    /// Another user can change them.
+    /// Another user can change the containers.
     #[error(transparent)]
     Owner(#[from] OwnerError),
-    /// No container has this name or id.
+    /// The name or id does not match any container.
     #[error("there is no container \"{name}\"")]
     Absent {
-        /// The name, or the beginning of an id, as given.
+        /// The name, or the start of an id, as given.
         name: String,
-        /// Names of containers that begin so or look alike, the most alike first, at most three.
+        /// At most three names of containers that start with `name` or are similar, the most similar first.
         nearest: Vec<String>,
     },
-    /// Several ids begin like that.
+    /// Several ids start with the given text.
     #[error("\"{name}\" may be container {one} or {other}: give more of the id")]
     Ambiguous {
-        /// The beginning of an id.
+        /// The start of an id.
         name: String,
-        /// An id that begins so.
+        /// A matching id.
         one: String,
-        /// Another.
+        /// Another matching id.
         other: String,
     },
-    /// Its state is there, and cannot be read.
+    /// The container's state exists, but cannot be read.
     #[error("cannot read the state of container {id}")]
-    State {
-        /// The container.
-        id: String,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// Its end cannot be noted.
+    State { id: String, source: std::io::Error },
+    /// The end of the container cannot be recorded.
     #[error("cannot note the end of container {id}")]
-    Bury {
-        /// The container.
-        id: String,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// It runs, and is to be stopped first.
+    Bury { id: String, source: std::io::Error },
+    /// The container runs, and must be stopped first.
     #[error("container {0} is running: `quire stop {0}` first, or use --force")]
     Runs(String),
-    /// It has ended, or is damaged.
+    /// The container has ended or is damaged.
     #[error("container {id} is not running: its status is {status}")]
-    Over {
-        /// The container.
-        id: String,
-        /// How it is.
-        status: &'static str,
-    },
-    /// It is being started for long.
+    Over { id: String, status: &'static str },
+    /// The start takes too long.
     #[error("container {0} has not started yet")]
     NotStarted(String),
-    /// A signal arrived meanwhile.
+    /// A signal arrived during the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
-    /// It cannot be told.
+    /// The signal cannot be sent.
     #[error("{0}")]
     Untold(String),
-    /// It was killed, but keeps running.
+    /// The container was killed, but keeps running.
     #[error("container {0} was killed, but does not end")]
     Deaf(String),
-    /// Another process holds its lock for long.
+    /// Another process holds the container's lock for too long.
     #[error("container {0} is in use")]
     InUse(String),
 }
 
-/// A container, as it was a moment ago.
+/// A container, as it was when this value was created.
 #[derive(Debug)]
 pub struct KnownContainer {
-    /// Its name.
     pub id: String,
-    /// None if it is damaged.
+    /// `None` if the record is damaged.
     pub record: Option<ContainerRecord>,
-    /// Whether its monitor lives.
+    /// Whether the monitor runs.
     pub liveness: Liveness,
-    /// Its folder.
     pub folder: PathBuf,
-    /// None before it has started, and of those that are not detached.
+    /// `None` before the container has started, and for a container in the foreground.
     pub state: Option<State>,
-    /// Whether its program runs although its monitor is gone.
+    /// Whether the program runs although the monitor is gone.
     pub is_unwatched: bool,
 }
 
@@ -125,22 +108,22 @@ impl KnownContainer {
         Ok(Self { id, record, liveness, folder, state, is_unwatched })
     }
 
-    /// Whether its program runs.
+    /// Whether the program runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.is_watched() || self.is_unwatched
     }
 
-    /// Whether its program runs, and its monitor with it.
+    /// Whether both the program and its monitor run.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        // Of one that has ended somebody is taking the rest down.
+        // If the program has ended, the monitor is taking the rest down.
         let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
         self.liveness == Liveness::Alive && !is_over
     }
 
-    /// `running`, `unwatched` (it runs, and its monitor is gone), `exited`, `lost` (it has ended, and nobody knows how), or
-    /// `damaged`.
+    /// `running`, `unwatched` (the program runs, but its monitor is gone), `exited`, `lost` (the program has ended,
+    /// and its exit code is unknown), or `damaged`.
     #[must_use]
     pub fn status(&self) -> &'static str {
         if self.record.is_none() {
@@ -154,33 +137,34 @@ impl KnownContainer {
         }
     }
 
-    /// Returns whether the disk has lost some of its writes.
+    /// Returns whether the disk has lost some of the container's writes.
     #[must_use]
     pub fn has_lost(&self) -> bool {
         self.state.as_ref().is_some_and(|it| it.lost)
     }
 
-    /// Why it ended, if not by itself.
+    /// Returns why the container ended, unless the program exited by itself.
     #[must_use]
     pub fn reason(&self) -> Option<Reason> {
         self.state.as_ref().and_then(|it| it.reason)
     }
 
-    /// Its exit code.
+    /// Returns the exit code.
     #[must_use]
     pub fn code(&self) -> Option<i32> {
         self.state.as_ref().and_then(|it| it.code)
     }
 
-    /// Returns its command, from its bundle.
+    /// Returns the container's command, from its bundle.
     #[must_use]
     pub fn command(&self) -> Vec<String> {
         RuntimeSpec::load(&self.folder).map(|it| it.process.args).unwrap_or_default()
     }
 
-    /// Returns the size of its writable layer, in bytes, as its file system counts it, with data that is not yet on disk.
-    /// `None` if unknown: for a directory of the user's, and for a container whose monitor was killed, unless it has a
-    /// directory in its folder. Of that, files that this process may not look at are left out.
+    /// Returns the size of the writable layer in bytes, as its file system counts it, including data that is not yet
+    /// on disk. `None` if unknown: for a directory of the user, and for a container whose monitor was killed, unless
+    /// its writable layer is a directory in its folder. For such a directory, files that this process may not read
+    /// are left out.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
         let place = Place::load(&self.folder);
@@ -198,7 +182,8 @@ impl KnownContainer {
         }
     }
 
-    /// Returns whether it still runs. If it is kept, its data may still be on its way to the disk after its end.
+    /// Returns whether the container still runs. The data of a kept container may still be on its way to the disk
+    /// after the container's end.
     ///
     /// # Errors
     /// [`KnownError`] if the lock cannot be tried.
@@ -213,33 +198,28 @@ impl KnownContainer {
         Ok(!matches!(state, Some(State { finished: Some(_), .. })))
     }
 
-    /// Its state by now.
-    ///
-    /// # Errors
-    /// [`KnownError::State`].
+    /// Returns the current state.
     pub fn state_now(&self) -> Result<Option<State>, KnownError> {
         load_state(&self.folder, &self.id)
     }
 
-    /// Kills it, and waits for its end.
-    ///
-    /// # Errors
-    /// [`KnownError`].
+    /// Kills the container, and waits for its end.
     pub fn kill(&self, store: &Store) -> Result<(), KnownError> {
         let since = Instant::now();
         let mut forced = 0_u32;
         loop {
-            // One that has not started yet cannot be told at once.
+            // A container that is just being started cannot be signalled yet.
             let told = detached::signal(&self.folder, &self.id, "KILL");
             if told.is_ok() && !detached::wait(Some(PAUSED), &|| self.is_alive(store))? {
-                // Somebody may have paused it to look at it, and it ends when it goes on.
+                // Another command may have paused the container to read its changes. A paused container ends only
+                // after it is resumed.
                 pause::resume(&self.folder, &self.id);
             }
             let pause = if told.is_ok() { STUCK } else { AGAIN };
             if detached::wait(Some(pause), &|| self.is_alive(store))? {
                 return Ok(());
             }
-            // Whatever the runtime says, it should be over by now.
+            // The container should have ended by now, whatever the runtime reports.
             if since.elapsed() >= STUCK * (forced + 1) {
                 self.end_without_runtime(forced > 0);
                 forced = forced.saturating_add(1);
@@ -257,9 +237,9 @@ impl KnownContainer {
 }
 
 impl KnownContainer {
-    /// Kills what belongs to a container without help of its runtime, which may be stuck: the container's processes, and the
-    /// runtime itself, which holds the container's lock as its monitor does. The monitor notes the end and cleans up then, which
-    /// may take it a while on a busy host; if it is `deaf`, it is killed, too.
+    /// Kills a container without its runtime, which may be stuck: the container's processes, and the runtime itself,
+    /// which holds the container's lock like the monitor. The monitor then records the end and cleans up, which may
+    /// take a while on a busy host. If the monitor is `deaf`, it is killed, too.
     fn end_without_runtime(&self, deaf: bool) {
         let id = &self.id;
         cgroups::kill(&self.folder);
@@ -273,7 +253,7 @@ impl KnownContainer {
         });
         let is_holder = |pid| holders.iter().any(|it| Some(it.process.pid()) == pid);
         let first = first_process(&self.folder, self.state.as_ref()).or_else(|| {
-            // One that has no state and no cgroup is known as a child of its runtime.
+            // A first process without recorded state and cgroup is recognized as a child of its runtime.
             let process = Process::open(spared::first_process(&self.folder)?).ok()?;
             is_holder(kernel::process::parent_of(process.pid())).then_some(process)
         });
@@ -281,7 +261,7 @@ impl KnownContainer {
             Some(state) => {
                 i32::try_from(state.monitor) == Ok(it.process.pid().as_raw_nonzero().get())
             }
-            // One that has no state yet is known by its runtime.
+            // A monitor without recorded state is recognized as the parent of the runtime.
             None => {
                 let mut parents = holders.iter().map(|it| it.parent);
                 !is_holder(it.parent) && parents.any(|parent| parent == Some(it.process.pid()))
@@ -296,7 +276,7 @@ impl KnownContainer {
     }
 }
 
-/// The first process of a container that may have no monitor, if it is certain to be that.
+/// Returns the first process of a container that may have no monitor, if the process is identified with certainty.
 fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     if let Some(noted) = state.and_then(|it| it.process.as_ref()) {
         return noted.open();
@@ -306,26 +286,23 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     cgroups::has(folder, pid).then_some(process)
 }
 
-/// After so long the runtime counts as stuck, and after as long again the monitor.
+/// Time after which the runtime counts as stuck, and after the same time again, the monitor.
 const STUCK: Duration = KILLING;
 
-/// How long the kernel may take to end what is killed.
+/// Time for the kernel to end killed processes.
 const DEATH: Duration = Duration::from_secs(20);
 
-/// What is not paused has ended by then.
+/// Time in which a killed container ends unless it is paused.
 const PAUSED: Duration = Duration::from_millis(500);
 
-/// After so long one that has not started is told again.
+/// Interval between signals to a container that has not started yet.
 pub(crate) const AGAIN: Duration = Duration::from_millis(50);
 
 fn load_state(folder: &Path, id: &str) -> Result<Option<State>, KnownError> {
     State::load(folder).map_err(|source| KnownError::State { id: id.to_owned(), source })
 }
 
-/// All containers of a store.
-///
-/// # Errors
-/// [`KnownError`].
+/// Returns all containers of a store.
 pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
     let sound = store.containers.all()?.into_iter().map(|(id, record, it)| (id, Some(record), it));
     let damaged = store.containers.damaged()?.into_iter().map(|(id, it, _)| (id, None, it));
@@ -336,25 +313,22 @@ pub fn all(store: &Store) -> Result<Vec<KnownContainer>, KnownError> {
 }
 
 /// Returns the size of the writable layers of all containers of a store, in bytes.
-///
-/// # Errors
-/// [`KnownError`].
 pub fn all_written(store: &Store) -> Result<u64, KnownError> {
     Ok(all(store)?.iter().filter_map(KnownContainer::written).sum())
 }
 
-/// Their names alone: the state of one does not keep another from being found.
+/// Returns the ids only, so that an unreadable state of one container does not hide the others.
 fn ids(store: &Store) -> Result<Vec<String>, KnownError> {
     Ok(store.containers.ids().map_err(ContainerError::from)?)
 }
 
-/// One by its name, or by the beginning of an id that only one has; none if there is none.
+/// Finds a container by its name or by an unambiguous start of its id; `None` if there is none.
 fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError> {
     if let Some(it) = store.containers.get(name)? {
         return KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some);
     }
     let mut ids = ids(store)?;
-    // Names are said whole, as with Docker.
+    // Names must be complete, as in Docker.
     let is_id = |id: &str| id.len() == 12 && id.bytes().all(|it| it.is_ascii_hexdigit());
     ids.retain(|id| !name.is_empty() && is_id(id) && id.starts_with(name));
     if let [one, other, ..] = &ids[..] {
@@ -366,10 +340,7 @@ fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError>
     KnownContainer::load(store, it.id, it.record.ok(), it.liveness).map(Some)
 }
 
-/// One by its name, or by the beginning of an id that only one has.
-///
-/// # Errors
-/// [`KnownError`].
+/// Finds a container by its name or by an unambiguous start of its id.
 pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
     check_containers(store)?;
     if let Some(it) = look(store, name)? {
@@ -382,16 +353,13 @@ pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
     Err(KnownError::Absent { name: name.to_owned(), nearest })
 }
 
-/// How far `typed` is from the name `id`, if that may be meant.
+/// Returns the distance between `typed` and the name `id`, if `id` may be meant.
 fn likeness(typed: &str, id: &str) -> Option<usize> {
     let is_beginning = !typed.is_empty() && id.starts_with(typed);
     if is_beginning { Some(0) } else { store::mistyped(typed, id) }
 }
 
-/// One that runs, and its root; of one that is being started, when it does.
-///
-/// # Errors
-/// [`KnownError`].
+/// Finds a running container and its root. Waits for a container that is being started.
 pub fn running(
     store: &Store,
     name: &str,
@@ -417,10 +385,7 @@ pub fn running(
     }
 }
 
-/// Waits until what ended containers leave has been removed, or written to the disk of those that are kept.
-///
-/// # Errors
-/// [`KnownError`].
+/// Waits until the remains of ended containers are removed, and the data of kept containers is on disk.
 pub fn settle(store: &Store) -> Result<(), KnownError> {
     loop {
         let is_over = |it: &KnownContainer| it.liveness == Liveness::Alive && !it.is_watched();
@@ -433,20 +398,17 @@ pub fn settle(store: &Store) -> Result<(), KnownError> {
     }
 }
 
-/// What to do with a running container that is to be removed.
+/// Action on a running container for which removal is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IfRunning {
-    /// It stays, and that is an error.
+    /// Return an error and keep the container.
     Refuse,
-    /// It is killed first.
+    /// Kill the container first.
     Kill,
 }
 
-/// Removes a container; returns whether it was there, and still was when its turn came. `now` is the time, in seconds since
-/// 1970.
-///
-/// # Errors
-/// [`KnownError`].
+/// Removes a container. Returns whether it existed, and was not removed by another command first. `now` returns the
+/// time, in seconds since 1970.
 pub fn remove(
     store: &Store,
     name: &str,
@@ -465,15 +427,16 @@ pub fn remove(
         }
         known.kill(store)?;
     }
-    // Its monitor may be taking the rest down, and others look at whether it lives.
+    // The monitor may be taking the rest down, and other commands may hold the lock briefly to test if the container
+    // lives.
     let since = Instant::now();
     let folder = loop {
         match store.containers.lock(id) {
             Ok(Some(folder)) => break folder,
-            // Somebody else was faster.
+            // Another command has removed the container.
             Err(ContainerError::Absent(_)) => return Ok(false),
             Ok(None) if since.elapsed() < DEATH => {
-                // Nobody needs what may still be on its way to the disk.
+                // Data that is still on its way to the disk is not needed any more.
                 kept::give_up(&known.folder);
                 std::thread::sleep(GLANCE);
             }
@@ -493,7 +456,7 @@ mod tests {
 
     use super::*;
 
-    /// Processes that hold a container's lock, of which a script is the first.
+    /// Processes that hold a container's lock; the first of them is a script.
     struct Holding(std::process::Child);
 
     impl Drop for Holding {
@@ -530,7 +493,7 @@ mod tests {
         panic!("{what} did not come");
     }
 
-    /// A busy host may leave the monitor no time to note the end of its container.
+    /// On a busy host, the monitor may not have time to record the end of its container.
     #[test]
     fn a_monitor_is_killed_last() {
         const ALONE: &str = "exec sleep 1000";
@@ -546,7 +509,7 @@ mod tests {
             }),
             is_unwatched: false,
         };
-        // Its child is as a runtime is.
+        // Its child plays the runtime.
         for (script, is_known) in [
             (ALONE, true),
             ("while :; do sleep 1000; done", true),

@@ -1,16 +1,17 @@
 //! The log of a detached container, whose size is limited (decision 7).
 //!
-//! It is in two files. When the newer one has half of the log's limit, it replaces the older one. The writer never sees
-//! a full disk, and never waits longer than a write to the host takes.
+//! The log has two files. When the newer one reaches half of the log's limit, it replaces the older one. The writer
+//! never gets an error from a full disk, and never waits longer than for a write to the host.
 //!
-//! A turn takes three steps, and a reader may look, or the writer be killed, after each:
+//! A rotation has three steps. A reader may open the log, or the writer may be killed, after each of them:
 //!
-//! 1. an empty file is made under a name of its own, and the newer file gets a second name: nobody reads either;
-//! 2. the second name takes the place of the older file: both names are of one file, and the older half is gone;
-//! 3. the empty file takes the place of the newer one.
+//! 1. An empty file is created under a separate name, and the newer file gets a second name. Readers use neither
+//! name.
+//! 2. The second name replaces the older file: both names now lead to the same file, and the older half is gone.
+//! 3. The empty file replaces the newer one.
 //!
-//! So there is a newer file at every moment, and a reader finds each half once. To open the log for writing finishes a
-//! turn that was begun.
+//! So the newer file always exists, and a reader finds each half once. When the log is opened for writing, an
+//! interrupted rotation is completed.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write as _};
@@ -21,18 +22,19 @@ use std::time::Duration;
 
 use crate::folder::{LOG, LOG_NEXT, LOG_OLDER, LOG_TURNING};
 
-/// Default limit of a log, in bytes: days of a server's messages, and a thousand logs are 64 GiB at most.
+/// Default limit of a log, in bytes: enough for days of a server's messages, while a thousand logs take at most 64
+/// GiB.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(64 << 20).expect("not zero");
 
-/// A log that is being written.
+/// A log that is open for writing.
 #[derive(Debug)]
 pub(crate) struct Log {
     folder: PathBuf,
     file: File,
     length: u64,
-    /// The most that one file may have.
+    /// Maximum length of each file, in bytes.
     half: u64,
-    /// Bytes of the container that are lost, and that no note in the log counts yet.
+    /// Bytes of the container that are lost, and that notes in the log do not count yet.
     lost: u64,
     /// Lost bytes that the notes in the newer file count.
     told: u64,
@@ -41,14 +43,14 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Goes on with the log of a container's folder, or begins it. `most` is what it may have; none is no limit.
+    /// Opens or creates the log in a container's folder. `most` is the size limit in bytes; `None` means no limit.
     pub(crate) fn open(folder: &Path, most: Option<NonZeroU64>) -> io::Result<Self> {
         let file = File::options().create(true).append(true).open(folder.join(LOG))?;
         let length = file.metadata()?.len();
         let half = most.map_or(u64::MAX, |most| most.get().div_ceil(2));
         let mut log =
             Self { folder: folder.to_owned(), file, length, half, lost: 0, told: 0, notes: 0 };
-        // What was begun, but not finished.
+        // Removes the remains of an interrupted rotation.
         log.remove_names();
         let older = open(folder, LOG_OLDER)?;
         if older.is_some_and(|older| is_same(&older, &log.file).unwrap_or_default()) {
@@ -57,7 +59,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Adds to it. What a full disk has no room for is lost, and the log says so as soon as there is room for that.
+    /// Appends to the log. Bytes for which a full disk has no space are lost, and the log gets a note of this as soon
+    /// as there is space for it.
     pub(crate) fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.tell();
@@ -65,7 +68,7 @@ impl Log {
             let fits = usize::try_from(room).map_or(bytes.len(), |room| room.min(bytes.len()));
             let (mut now, mut later) = bytes.split_at(fits);
             if !later.is_empty() {
-                // At the end of a line, or before one that does not fit, unless it has a file to itself.
+                // Splits at the end of a line, or before a line that does not fit, unless the line starts the file.
                 match now.iter().rposition(|it| *it == b'\n') {
                     Some(end) => (now, later) = bytes.split_at(end + 1),
                     None if self.length > 0 => (now, later) = bytes.split_at(0),
@@ -76,7 +79,7 @@ impl Log {
                 Ok(()) => self.length += now.len() as u64,
                 Err(error) => {
                     tracing::debug!(%error, "some of what the container wrote is lost");
-                    // Some of it may be there.
+                    // A part may have been written.
                     let length = self.found();
                     self.lost +=
                         (now.len() as u64).saturating_sub(length.saturating_sub(self.length));
@@ -87,7 +90,7 @@ impl Log {
                 }
             }
             if !later.is_empty() && self.turn().is_err() {
-                // Without a second file the first begins anew, lest it grows.
+                // Without a second file, the first file is truncated, so that it does not grow.
                 match self.file.set_len(0) {
                     Ok(()) => {
                         self.lost += self.length + self.told;
@@ -100,7 +103,7 @@ impl Log {
         }
     }
 
-    /// Writes a note that counts the lost bytes. It may stand within a line whose rest is lost.
+    /// Writes a note that counts the lost bytes. The note may be inside a line whose rest is lost.
     fn tell(&mut self) {
         if self.lost == 0 {
             return;
@@ -114,17 +117,18 @@ impl Log {
                 self.notes += note.len() as u64;
                 (self.told, self.lost) = (self.told + lost, 0);
             }
-            // A part of the note that was written counts as the container's.
+            // A partly written note counts as the container's data.
             Err(_) => self.length = self.found(),
         }
     }
 
-    /// Bytes of the container in the newer file. Notes do not count, so that a small log has room for them.
+    /// Returns the number of the container's bytes in the newer file. Notes do not count, so that a small log has
+    /// space for them.
     fn found(&self) -> u64 {
         self.file.metadata().map_or(self.length, |it| it.len().saturating_sub(self.notes))
     }
 
-    /// Begins a new file; what there is becomes the older one.
+    /// Starts a new file; the current file becomes the older one.
     fn turn(&mut self) -> io::Result<()> {
         self.remove_names();
         let turned = self.keep().and_then(|()| self.begin());
@@ -134,23 +138,24 @@ impl Log {
         turned
     }
 
-    /// Makes what there is the older file, too. Stores are on file systems that have links: all objects get their names so.
+    /// Makes the current file also the older one. Stores are on file systems with hard links, by which all objects
+    /// get their names.
     #[expect(
         clippy::disallowed_methods,
         reason = "a log does not outlive a crash of the host whole"
     )]
     fn keep(&self) -> io::Result<()> {
         let [log, older, turning] = [LOG, LOG_OLDER, LOG_TURNING].map(|it| self.folder.join(it));
-        // First, while nothing is lost yet: the disk may have no room for it.
+        // The next file is created first, while nothing is lost yet, because the disk may have no space for it.
         self.make_next()?;
         std::fs::hard_link(log, &turning)?;
         std::fs::rename(&turning, older)?;
-        // rename(2): of two names of one file both stay.
+        // rename(2) keeps both names if they lead to the same file.
         drop(std::fs::remove_file(turning));
         Ok(())
     }
 
-    /// Puts an empty file in the place of the newer one, which the older one has.
+    /// Replaces the newer file, which is also the older one, by an empty file.
     #[expect(
         clippy::disallowed_methods,
         reason = "a log does not outlive a crash of the host whole"
@@ -170,7 +175,7 @@ impl Log {
         File::options().append(true).create_new(true).open(self.folder.join(LOG_NEXT))
     }
 
-    /// Removes what a turn that was not finished has left besides the two files.
+    /// Removes the temporary names of an interrupted rotation.
     fn remove_names(&self) {
         for name in [LOG_NEXT, LOG_TURNING] {
             drop(std::fs::remove_file(self.folder.join(name)));
@@ -178,7 +183,7 @@ impl Log {
     }
 }
 
-/// Adds a sentence to what the container wrote. Returns whether there was room for it.
+/// Appends a sentence to the container's log. Returns whether there was space for it.
 pub(crate) fn add_sentence(folder: &Path, text: &str) -> bool {
     let log = File::options().append(true).open(folder.join(LOG));
     log.and_then(|mut log| log.write_all(format!("quire: {text}\n").as_bytes())).is_ok()
@@ -190,32 +195,29 @@ impl Drop for Log {
     }
 }
 
-/// The two files of a log at one moment, open for reading.
+/// The two files of a log at the same point in time, open for reading.
 #[derive(Debug)]
 pub struct Halves {
     /// File before the newer one; `None` if there is only one.
     pub older: Option<File>,
-    /// File that is written to.
+    /// File that is being written.
     pub newer: File,
 }
 
-/// A file turns older once in many mebibytes.
+/// Maximum number of attempts. Files are rotated only once in many MiB.
 const ATTEMPTS: u32 = 1000;
 
 impl Halves {
     /// Opens the log in a container's folder; `None` if there is none.
-    ///
-    /// # Errors
-    /// An error of the disk.
     pub fn open(folder: &Path) -> io::Result<Option<Self>> {
-        // Until both are of one moment: the newer may become the older meanwhile.
+        // Repeated until no rotation happens between the two opens.
         for _ in 0..ATTEMPTS {
             let (newer, older, again) =
                 (open(folder, LOG)?, open(folder, LOG_OLDER)?, open(folder, LOG)?);
             match (newer, again) {
                 (None, None) => return Ok(None),
                 (Some(newer), Some(again)) if is_same(&newer, &again)? => {
-                    // Within a turn one file has both names.
+                    // During a rotation, both names lead to the same file.
                     let is_half = |older: &File| is_same(older, &newer).map(|it| !it);
                     let older = match older {
                         Some(older) if is_half(&older)? => Some(older),
@@ -229,10 +231,7 @@ impl Halves {
         Err(io::Error::other("it changes too fast to be read"))
     }
 
-    /// Opens the files after this one, which was the newer one. `None` if it still is, or if the log is gone.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Opens the files that follow `file`, which was the newer one. `None` if it still is, or if the log is gone.
     pub fn after(folder: &Path, file: &File) -> io::Result<Option<Self>> {
         let Some(Self { older, newer }) = Self::open(folder)? else { return Ok(None) };
         if is_same(file, &newer)? {
@@ -246,7 +245,7 @@ impl Halves {
     }
 }
 
-/// One of the files; none if it is not there, or is something else.
+/// Opens one of the files; `None` if it does not exist or is not a regular file.
 fn open(folder: &Path, name: &str) -> io::Result<Option<File>> {
     match File::open(folder.join(name)) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -267,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    /// What a reader finds: the older half and the newer one.
+    /// Returns the contents of the older and the newer half, as a reader finds them.
     fn found(folder: &Path) -> [String; 2] {
         let text = |file: File| io::read_to_string(file).unwrap();
         let Halves { older, newer } = Halves::open(folder).unwrap().unwrap();
@@ -278,7 +277,7 @@ mod tests {
         [LOG_OLDER, LOG].map(|it| std::fs::read_to_string(folder.join(it)).unwrap_or_default())
     }
 
-    /// A log with a full newer half.
+    /// Returns a log with a full newer half.
     fn full() -> (tempfile::TempDir, Log) {
         let folder = tempfile::tempdir().unwrap();
         let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
@@ -297,12 +296,12 @@ mod tests {
             std::fs::hard_link(from, to).unwrap();
         };
         let keep: Step = |log| log.keep().unwrap();
-        // Each row is killed after its last step.
+        // In each row, the writer is killed after the last step.
         for (steps, expect) in [
             (&[make][..], both),
             (&[make, link], both),
             (&[link], both),
-            // The older half has gone, and the newer one is there once.
+            // The older half is gone, and the newer one appears once.
             (&[keep], ["", both[1]]),
             (&[keep, link], ["", both[1]]),
         ] {
@@ -312,7 +311,7 @@ mod tests {
             drop(log);
             assert_eq!(found(folder.path()), expect);
             assert!(Halves::after(folder.path(), &following.newer).unwrap().is_none());
-            // Whoever goes on finishes it.
+            // The next writer completes the rotation.
             let mut log = Log::open(folder.path(), NonZeroU64::new(20)).unwrap();
             let finished = found(folder.path());
             assert_eq!(finished.concat(), expect.concat());
@@ -325,7 +324,7 @@ mod tests {
         }
     }
 
-    /// It cannot turn: so the file begins anew, and is the one that is read.
+    /// The file cannot be rotated, so it is truncated, and readers read it.
     #[test]
     fn what_stands_in_the_way_costs_no_more_than_a_half() {
         for name in [LOG_OLDER, LOG_NEXT, LOG_TURNING] {
@@ -347,12 +346,12 @@ mod tests {
         }
     }
 
-    /// Whoever looks at any moment finds all that was written before, as far as two halves go, and each line once.
+    /// A reader finds at any time all data of the last two halves, and each line only once.
     #[test]
     fn who_reads_meanwhile_misses_no_half_and_sees_none_twice() {
         const LINES: u64 = 10_000;
         let folder = tempfile::tempdir().unwrap();
-        // A half has ten lines of ten bytes.
+        // A half holds ten lines of ten bytes.
         let mut log = Log::open(folder.path(), NonZeroU64::new(200)).unwrap();
         let written = AtomicU64::new(0);
         let numbers =
@@ -375,7 +374,7 @@ mod tests {
                 assert!(last >= before, "{last} {before}");
                 assert!(seen.iter().copied().eq(first.unwrap_or(1)..=last), "{seen:?}");
                 at = last;
-                // Then it follows, for a while: halves that came and went meanwhile it cannot have seen.
+                // The reader follows the log for a while. It cannot see halves that came and went between two reads.
                 if let Some(Halves { older, newer }) = Halves::after(folder.path(), &newer).unwrap()
                 {
                     let rest = io::read_to_string(older.unwrap_or(newer)).unwrap();
@@ -408,11 +407,11 @@ mod tests {
         check("", "one\ntwo\n");
         log.write(b"three\n");
         check("one\ntwo\n", "three\n");
-        // Whoever goes on with it knows how much there is.
+        // The next writer determines the current length.
         let mut log = open(20);
         log.write(b"4\nfive\n");
         check("three\n4\n", "five\n");
-        // A line that is longer than that is cut.
+        // A line that is longer than a half is split.
         log.write(b"0123456789abcdefghijklmnopqrstuvwxyz\n");
         check("klmnopqrst", "uvwxyz\n");
         let mut log = open(0);
@@ -434,7 +433,7 @@ mod tests {
         let note =
             "\nquire: 33 bytes that the container wrote here are lost: the disk took no more\n";
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n"));
-        // Also if nothing is written any more.
+        // The note is also written if no further data comes.
         log.lost = 33;
         drop(log);
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n{note}"));

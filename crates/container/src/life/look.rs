@@ -1,4 +1,4 @@
-//! Reads a container's changes against its image: while it runs, paused if the caller wants, or after its end.
+//! Reads a container's changes against its image: while it runs (paused if the caller wants), or after its end.
 
 use std::io::{self, PipeReader, Write};
 use std::sync::atomic::AtomicBool;
@@ -16,101 +16,71 @@ use crate::life::known::{KnownContainer, KnownError, find};
 use crate::life::pause::{PauseError, Paused, pause};
 use crate::pace::GLANCE;
 
-/// A container that is looked at, with all that this needs.
+/// A container whose changes are read, with the resources that are needed for that.
 #[derive(Debug)]
 pub struct LookedContainer {
-    /// Which.
     pub found: KnownContainer,
-    /// Its image, which `gc` leaves meanwhile.
+    /// Image of the container, which is protected from `gc`.
     pub image: OpenImage,
-    /// The tree of its image.
     pub tree: Tree,
-    /// Set until its changes are read, if it stands still for that.
+    /// The pause, until the changes are read; `None` if the container is not paused.
     pub paused: Option<Paused>,
     ids: Owners,
     changes: Changes,
-    /// Keeps others from removing a container that has ended.
+    /// Keeps other commands from removing an ended container.
     _lock: Option<ContainerDir>,
 }
 
-/// Whether a running container keeps running while its changes are read.
+/// Whether a running container is paused while its changes are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meanwhile {
-    /// It is paused.
+    /// The container is paused.
     Stands,
-    /// It keeps running. A file that it changes meanwhile is an error.
+    /// The container keeps running. A file that changes during the read is an error.
     GoesOn,
 }
 
-/// A container's changes could not be read.
+/// Reason why a container's changes cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookError {
-    /// There is none, or it cannot be looked up.
+    /// The container does not exist, or cannot be looked up.
     #[error(transparent)]
     Known(#[from] KnownError),
-    /// Its folder cannot be locked.
+    /// The container's folder cannot be locked.
     #[error(transparent)]
     Folder(#[from] ContainerError),
-    /// Its image is unknown.
+    /// The container's image is unknown.
     #[error("container {0} is damaged")]
     Damaged(String),
-    /// Its image cannot be opened.
+    /// The image cannot be opened.
     #[error(transparent)]
     Image(Box<OpenImageError>),
-    /// Its image cannot be read.
+    /// The image cannot be read.
     #[error("cannot read image {image}")]
-    Tree {
-        /// The image.
-        image: ImageId,
-        /// Why.
-        source: ContentsError,
-    },
-    /// Its bundle cannot be read.
+    Tree { image: ImageId, source: ContentsError },
+    /// The bundle cannot be read.
     #[error("cannot read the configuration of container {id}")]
-    Spec {
-        /// The container.
-        id: String,
-        /// Why.
-        source: SpecError,
-    },
-    /// Its writable layer is gone.
+    Spec { id: String, source: SpecError },
+    /// The writable layer is gone.
     #[error("cannot read the changes of container {id}")]
-    Changes {
-        /// The container.
-        id: String,
-        /// Why.
-        source: KeptError,
-    },
-    /// Its end cannot be noted.
+    Changes { id: String, source: KeptError },
+    /// The end of the container cannot be recorded.
     #[error("cannot read the changes of container {id}")]
-    Bury {
-        /// The container.
-        id: String,
-        /// The disk's answer.
-        source: io::Error,
-    },
-    /// It does not stand still.
+    Bury { id: String, source: io::Error },
+    /// The container cannot be paused.
     #[error(
         "cannot pause container {id}: --no-pause lets it run, and a file that changes meanwhile is then an error"
     )]
-    Pause {
-        /// The container.
-        id: String,
-        /// Why.
-        source: PauseError,
-    },
+    Pause { id: String, source: PauseError },
     /// The changes cannot be read.
     #[error(transparent)]
     Read(#[from] ChangesError),
 }
 
-/// Opens the changes of the container with this name, or with an id that begins so. The store `images` has its image. `now`
-/// is the time, in seconds since 1970. This process must have no other thread, because it forks a child that resumes a paused
-/// container.
-///
-/// # Errors
-/// [`LookError`].
+/// Opens the changes of the container with this name, or with an id that starts with `name`. The store `images`
+/// contains its image. `now` returns the time, in seconds since 1970. This process must have only one thread, because
+/// it forks a child that resumes a paused container.
 pub fn look(
     store: &Store,
     images: &Store,
@@ -140,18 +110,18 @@ pub fn look(
         (changes, paused, None)
     } else {
         let lock = lock(store, &found.id)?;
-        // Its monitor may have been killed, and the container with it or not.
+        // The monitor may have been killed, with or without the container.
         detached::bury(&lock, now()).map_err(|source| LookError::Bury { id: id(), source })?;
         (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })
 }
 
-/// Pauses a container; none if it has ended.
+/// Pauses a container. Returns `None` if it has ended.
 fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookError> {
     match pause(&found.folder, &found.id) {
         Ok(paused) => Ok(Some(paused)),
-        // What it wrote is held already, and changes no more.
+        // The upper directory is already open, and does not change any more.
         Err(PauseError::Refused | PauseError::Unasked(_))
             if !find(store, &found.id).is_ok_and(|it| it.is_watched()) =>
         {
@@ -161,7 +131,7 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
     }
 }
 
-/// The folder of a container that has ended; waits until what it wrote is on the disk.
+/// Locks the folder of an ended container. Waits until the container's data is on disk.
 fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
     loop {
         match store.containers.lock(id)? {
@@ -172,10 +142,7 @@ fn lock(store: &Store, id: &str) -> Result<ContainerDir, ContainerError> {
 }
 
 impl LookedContainer {
-    /// Writes the changes as the tar of a layer, and lets the container go on.
-    ///
-    /// # Errors
-    /// [`ChangesError`].
+    /// Writes the changes as the tar of a layer, and resumes the container.
     pub fn write(
         &self,
         store: &Store,
@@ -196,7 +163,7 @@ impl LookedContainer {
         report
     }
 
-    /// Does as [`write`](Self::write), and gives the tar to `take` meanwhile, which reads it to its end.
+    /// Does as [`write`](Self::write), while `take` reads the tar to its end through a pipe.
     ///
     /// # Errors
     /// [`ChangesError`], and the errors of `take`.

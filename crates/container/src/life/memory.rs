@@ -1,7 +1,7 @@
-//! Whether the kernel has killed a process of a container that was out of memory.
+//! Detects if the kernel has killed a process of a container that was out of memory.
 //!
 //! The container's cgroup counts such kills while it exists. Runtimes that stay with a container remove the cgroup
-//! before other processes can look, so a thread listens meanwhile.
+//! before other processes can read the count, so a thread watches the cgroup while the container runs.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _};
@@ -17,24 +17,24 @@ use crate::bundle::spec::{RuntimeSpec, SpecLinux};
 use crate::folder::KILLED;
 use crate::pace::Pace;
 
-/// Where the counts are, below which directory. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`, "memory.events";
-/// `cgroup-v1/memory.rst`, "OOM Control".
+/// Mount point and name of the files with the counts. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`,
+/// "memory.events"; `cgroup-v1/memory.rst`, "OOM Control".
 const UNIFIED: (&str, &str) = ("/sys/fs/cgroup", "memory.events");
 const LEGACY: (&str, &str) = ("/sys/fs/cgroup/memory", "memory.oom_control");
 
-/// How soon somebody looks again whether the runtime has made the cgroup, or the kernel has killed: less often when it takes long.
+/// Initial interval between checks for the runtime's cgroup or for a kill; the interval grows.
 const LOOK: Duration = Duration::from_millis(2);
-/// How long the kernel may take to tell that a cgroup is gone.
+/// Time for the kernel to report the removal of a cgroup.
 const GONE: Duration = Duration::from_millis(100);
 
-/// The counts of a cgroup.
+/// Counts of a cgroup.
 struct Counts {
     file: File,
     is_legacy: bool,
 }
 
 impl Counts {
-    /// By the cgroup's path from the root of each hierarchy.
+    /// Opens the counts by the cgroup's path below the root of each hierarchy.
     fn open(cgroup: &str) -> Option<Self> {
         let cgroup = cgroup.trim_start_matches('/');
         let open =
@@ -43,7 +43,7 @@ impl Counts {
         unified.or_else(|| open(LEGACY).map(|file| Self { file, is_legacy: true }))
     }
 
-    /// How many processes were killed; an error if the cgroup is gone.
+    /// Returns the number of killed processes, or an error if the cgroup is gone.
     fn killed(&mut self) -> io::Result<u64> {
         let mut text = String::new();
         self.file.rewind()?;
@@ -64,54 +64,55 @@ fn cgroup(linux: &SpecLinux) -> Option<&str> {
     linux.cgroups_path.as_deref().filter(|it| it.len() > 1)
 }
 
-/// How many processes were killed in a container so far, by its bundle's configuration; 0 if that cannot be told.
+/// Returns the number of processes killed in a container so far, by its bundle's configuration; 0 if unknown.
 pub(crate) fn killed(linux: &SpecLinux) -> u64 {
     let counts = cgroup(linux).and_then(Counts::open);
     counts.and_then(|mut it| it.killed().ok()).unwrap_or(0)
 }
 
-/// The same for the container with this folder.
+/// Returns this number for the container with this folder.
 #[must_use]
 pub fn killed_in(folder: &Path) -> u64 {
     RuntimeSpec::load(folder).map_or(0, |spec| killed(&spec.linux))
 }
 
-/// Notes that Quire is about to kill a container: what the kernel killed before did not end it.
+/// Records that Quire is about to kill a container, so that earlier kills by the kernel do not count as its end.
 pub(crate) fn note_kill(folder: &Path) {
     if let Err(error) = std::fs::write(folder.join(KILLED), killed_in(folder).to_string()) {
         tracing::debug!(%error, "it may be told that the kernel has killed the container");
     }
 }
 
-/// What was noted; none if Quire has not killed the container.
+/// Returns the recorded number of kills, or `None` if Quire has not killed the container.
 fn noted(folder: &Path) -> Option<u64> {
     std::fs::read_to_string(folder.join(KILLED)).ok()?.parse().ok()
 }
 
-/// Whether a container that was killed lacked memory, from its counts as they are.
+/// Whether a container that was killed had run out of memory, by its current counts.
 pub(crate) fn was_lacking(linux: &SpecLinux, folder: &Path) -> bool {
     killed(linux) > noted(folder).unwrap_or(0)
 }
 
-/// Listens while a runtime has the container.
+/// A thread that watches the counts while the runtime runs the container.
 #[derive(Debug)]
 pub(crate) struct Ear {
     thread: JoinHandle<Heard>,
     over: PipeWriter,
 }
 
-/// What was heard.
+/// Results of the watch.
 #[derive(Debug, Default)]
 struct Heard {
-    /// How many processes the kernel has killed.
+    /// Number of processes that the kernel has killed.
     killed: u64,
-    /// The kernel's bell, which rings when memory has run out, and once more when the cgroup goes.
+    /// An eventfd that the kernel signals when memory runs out, and once more when the cgroup is removed.
     bell: Option<OwnedFd>,
     rings: u64,
 }
 
 impl Ear {
-    /// None for a container without a limit: what the whole machine lacks it does not hear of.
+    /// Starts the thread. Returns `None` for a container without a memory limit, because its cgroup does not report
+    /// that the whole machine is out of memory.
     pub(crate) fn of(linux: &SpecLinux) -> io::Result<Option<Self>> {
         if linux.resources.memory.as_ref().is_none_or(|it| it.limit.is_none()) {
             return Ok(None);
@@ -123,17 +124,17 @@ impl Ear {
         Ok(Some(Self { thread, over }))
     }
 
-    /// When the container with this folder has ended: whether the kernel killed something in it, and Quire did not end it
-    /// after that. `was_killed` says whether its end looks like that.
+    /// Returns, after the container's end, whether the kernel killed one of its processes and Quire did not end it
+    /// after that. `was_killed` is whether the container's exit looks like a kill.
     pub(crate) fn finish(self, was_killed: bool, folder: &Path) -> bool {
         drop(self.over);
-        // What it panics of is no reason to lose the container's end.
+        // A panic of the thread must not hide the container's exit.
         let Ok(heard) = self.thread.join() else { return false };
         let noted = noted(folder);
         if heard.killed > 0 || noted.is_some() || !was_killed {
             return heard.killed > noted.unwrap_or(0);
         }
-        // One ring may have been either: the other is still to come.
+        // A single event may be either of the two: wait for the other one.
         let Some(bell) = heard.bell else { return false };
         let mut rings = heard.rings;
         while rings == 1 && wait(&[PollFd::new(&bell, PollFlags::IN)], Some(GONE)) {
@@ -155,10 +156,11 @@ fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
         }
     };
     heard.bell = if counts.is_legacy { bell(cgroup, &counts.file).ok() } else { None };
-    // Where there is neither, or the kernel tells late, it is looked at again and again after a sign.
+    // A legacy cgroup without an eventfd is polled. After a notification, every cgroup is polled, because the kernel
+    // may update its counts later.
     let is_deaf = counts.is_legacy && heard.bell.is_none();
     let mut alert = is_deaf.then(|| Pace::new(LOOK));
-    // Until it is gone.
+    // Runs until the cgroup is removed.
     while let Ok(killed) = counts.killed() {
         heard.killed = killed;
         let sign = match &heard.bell {
@@ -188,19 +190,19 @@ fn listen(cgroup: &str, ended: &PipeReader) -> Heard {
     heard
 }
 
-/// Waits until one of them is ready, or the time is over; answers whether one is.
+/// Waits until a descriptor is ready or the time is over. Returns whether one is ready.
 fn wait(fds: &[PollFd<'_>], most: Option<Duration>) -> bool {
     let most = most.and_then(|it| Timespec::try_from(it).ok());
     matches!(poll(&mut fds.to_vec(), most.as_ref()), Ok(1..))
 }
 
-/// A descriptor that counts events. Source: `cgroup-v1/memory.rst`, "OOM Control".
+/// Returns a descriptor that counts events. Source: `cgroup-v1/memory.rst`, "OOM Control".
 fn bell(cgroup: &str, counts: &File) -> io::Result<OwnedFd> {
     let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     let control =
         Path::new(LEGACY.0).join(cgroup.trim_start_matches('/')).join("cgroup.event_control");
     let order = format!("{} {}", bell.as_raw_fd(), counts.as_raw_fd());
-    // Not made where it is not there: the cgroup has gone then.
+    // The file is not created if it is missing, because the cgroup is gone then.
     let control = File::options().write(true).open(control)?;
     rustix::io::write(&control, order.as_bytes())?;
     Ok(bell)
@@ -248,7 +250,7 @@ mod tests {
         assert!(!Ear::of(&limited).unwrap().unwrap().finish(true, folder.path()));
     }
 
-    /// One that Quire kills, which the kernel has killed children of before.
+    /// Quire kills a container in which the kernel has killed child processes before.
     #[test]
     fn what_was_killed_before_quire_killed_does_not_count() {
         let folder = tempfile::tempdir().unwrap();

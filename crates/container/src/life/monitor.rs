@@ -1,8 +1,9 @@
-//! One container from start to end: a mount namespace of its own, the runtime in it, signals in, exit code out.
+//! Runs a container from start to end: a private mount namespace, the runtime in it, forwarded signals, and the exit
+//! code.
 //!
-//! The root is attached in a private mount namespace, so the kernel takes it down when the last process in there ends,
-//! for whatever reason. Files in the container's folder are left then, and perhaps a cgroup: [`crate::life::teardown`]
-//! removes both.
+//! The root is attached in a private mount namespace, so the kernel unmounts it when the last process in that
+//! namespace ends, for whatever reason. Then only files in the container's folder, and perhaps a cgroup, are left:
+//! [`crate::life::teardown`] removes both.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -34,56 +35,53 @@ use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
 use crate::runtime::streams::Streams;
 use crate::runtime::{Kind, Runtime};
 
-/// Something that has to be seen to as long as a container lives.
+/// Periodic work during a container's life.
 pub trait Watch: std::fmt::Debug {
-    /// Does what is due, and answers when it is to be called again.
+    /// Does the work that is due, and returns the time until the next call.
     fn look(&self) -> Duration;
 }
 
 /// Everything that one container needs.
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// Its name to the runtime: letters, digits, `_`, `-`, `.`.
+    /// Name for the runtime: letters, digits, `_`, `-`, `.`.
     pub id: &'a str,
-    /// A folder of its own, absolute, which exists and stays.
+    /// Folder of the container: an absolute path that exists and is not removed.
     pub folder: &'a Path,
-    /// The locked file that says that the container lives, which must not be a directory: the runtime inherits it.
+    /// Locked file that marks the container as alive. It must not be a directory, because the runtime inherits it.
     pub lock: Option<BorrowedFd<'a>>,
-    /// Its root.
     pub root: &'a Detached,
-    /// Where that is attached, and what else is.
+    /// Mount points of the root and of all else that is mounted.
     pub stage: &'a Stage,
-    /// Command to execute.
     pub process: &'a Process,
-    /// User and group that own its files on the host, if they differ from those in the container.
+    /// User and group that own the container's files on the host, if they differ from those in the container.
     pub owner: Option<(u32, u32)>,
-    /// The bundle's configuration, with the stage's root as its root.
+    /// Configuration of the bundle, with the stage's root as its root.
     pub spec: RuntimeSpec,
-    /// Whether the configuration gives it a terminal of its own: then the runtime's standard error is not its.
+    /// Whether the configuration requests a new terminal. If so, the container does not share the runtime's standard
+    /// error.
     pub terminal: Terminal,
-    /// Where the runtime is to send the terminal, if this process or its parent has that socket.
+    /// Path of the socket to which the runtime sends the terminal, if this process or its parent has that socket.
     pub console: Option<&'a str>,
-    /// Who executes it.
     pub runtime: &'a Runtime,
-    /// Signals to forward to the container.
     pub signals: &'a Signals,
-    /// Who looks after its filestores meanwhile.
+    /// Reservers of disk space for the container's filestores.
     pub headrooms: &'a [Headroom],
-    /// What else has to be seen to meanwhile.
+    /// Other periodic work during the container's life.
     pub watch: Option<&'a dyn Watch>,
-    /// Limit of its log, in bytes, if it has one; `None` for no limit.
+    /// Size limit of the log, in bytes, if the container has one; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
-    /// After how long it is killed.
+    /// Time after which the container is killed.
     pub timeout: Option<Duration>,
-    /// Who connects its network to the host's, if somebody does, and who this process is.
+    /// The process that connects the network to the host's, if any, and the user of this process.
     pub pasta: Option<(&'a Pasta, Who)>,
-    /// A folder for notes that hold until the next start of the machine.
+    /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
 }
 
 impl Start<'_> {
-    /// Looks come in time also when the host's processors have much else to do: what a container writes cannot wait for the room
-    /// that is made for it.
+    /// Raises the priority of this process, so that disk space is reserved in time even on a busy host. The
+    /// container's writes cannot wait for it.
     pub(crate) fn be_prompt(&self) -> Option<Prompt> {
         if self.headrooms.is_empty() {
             return None;
@@ -94,19 +92,20 @@ impl Start<'_> {
         kernel::process::be_prompt().inspect_err(late).ok()
     }
 
-    /// What is done while the container runs; answers when it is to be done again.
+    /// Does the periodic work while the container runs. Returns the time until the next call.
     pub(crate) fn look(&self) -> Option<Duration> {
         let watched = self.watch.map(Watch::look);
         self.headrooms.iter().map(Headroom::look).chain(watched).min()
     }
 
-    /// Drops the seccomp filter from the configuration. Only the runtime needs it, and it takes as much memory as the rest.
+    /// Drops the seccomp filter from the configuration. Only the runtime needs the filter, which takes as much memory
+    /// as the rest of the configuration.
     pub(crate) fn forget_calls(&mut self) {
         self.spec.linux.seccomp = None;
     }
 }
 
-/// When a container's time is over.
+/// Deadline of a container with a timeout.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     at: Option<Instant>,
@@ -119,7 +118,7 @@ impl Deadline {
         Self { at, is_over: false }
     }
 
-    /// Answers how long it is until then, and kills at that time.
+    /// Returns the time until the deadline, and calls `kill` when it is reached.
     pub(crate) fn look(&mut self, kill: impl FnOnce()) -> Option<Duration> {
         let rest = self.at?.saturating_duration_since(Instant::now());
         if rest.is_zero() {
@@ -130,10 +129,11 @@ impl Deadline {
         Some(rest)
     }
 
-    /// How the container ended. A program that was faster has its own code. `lacked_memory` is asked about one that was killed.
+    /// Returns how the container ended. A program that ended before the kill keeps its exit code. `lacked_memory` is
+    /// called for a program that was killed before its deadline.
     pub(crate) fn end(&self, exit: Exit, lacked_memory: impl FnOnce() -> bool) -> End {
         match (exit.shell_code() == KILLED, self.is_over) {
-            // As podman has it.
+            // podman has the same exit code.
             (true, true) => End { exit: Exit::Code(255), reason: Some(Reason::Timeout) },
             (true, false) if lacked_memory() => End { exit, reason: Some(Reason::Memory) },
             _ => End { exit, reason: None },
@@ -144,108 +144,96 @@ impl Deadline {
 /// Exit code of a killed program.
 pub const KILLED: i32 = 128 + Signal::KILL.as_raw();
 
-/// A container that did not start.
+/// Reason why a container, or a program in it, did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The program cannot be executed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A private mount namespace cannot be had.
+    /// A private mount namespace cannot be created.
     #[error("cannot make a mount namespace (this needs root)")]
     Namespace(#[source] ProcessError),
-    /// Files or mounts for the runtime could not be put in place.
+    /// Files or mounts for the runtime cannot be created.
     #[error(transparent)]
     Stage(#[from] StageError),
-    /// It has no network.
+    /// The container's network cannot be set up.
     #[error(transparent)]
     Network(#[from] NetworkError),
     /// A file in the container's folder cannot be read.
     #[error("cannot read {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A file in the container's folder cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// The runtime cannot be started, or not be waited for.
+    /// The runtime cannot be started or waited for.
     #[error("cannot run {}", path.display())]
     Runtime {
-        /// The program.
         path: PathBuf,
-        /// Why.
         #[source]
         source: ProcessError,
     },
-    /// Its output did not reach its file.
+    /// Data of the standard streams cannot be forwarded.
     #[error("cannot forward the standard streams of container {id}")]
     Streams {
-        /// The container.
         id: String,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// A standard stream is a directory, from which a program can go to all others of the host.
+    /// A standard stream is a directory, through which a program could reach all other directories of the host.
     #[error(
         "{0} is a directory of the host, which a container must not get: redirect it elsewhere"
     )]
     Directory(&'static str),
-    /// A further program cannot start where it should.
+    /// The working directory of an additional program is not usable.
     #[error(transparent)]
     WorkingDir(#[from] WorkingDirError),
-    /// Its configuration cannot be read.
+    /// The container's configuration cannot be read.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The container's names of users and groups, which the runtime reads.
+    /// The container's user and group files, which the runtime reads, cannot be read.
     #[error("cannot look up the container's users")]
     Users(#[source] crate::bundle::user::LookupError),
-    /// The caller interrupted it.
+    /// The caller interrupted the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
     /// The runtime could not start the container.
     #[error("{runtime} could not start the container: {message}{cause}")]
     Refused {
-        /// The program.
         runtime: String,
         /// Message in the runtime's log.
         message: String,
-        /// The likely cause, as the end of the text; may be empty.
+        /// Likely cause, as the end of the text; may be empty.
         cause: String,
     },
-    /// The runtime could not start a further program, and has said why on our own standard error.
+    /// The runtime could not start an additional program, and has written the reason to this process's standard
+    /// error.
     #[error("{runtime} could not start \"{program}\" in the container: see its message above")]
     NotExecuted {
-        /// The runtime's program.
         runtime: String,
-        /// As the command names it.
+        /// Program as named in the command.
         program: String,
-        /// Kind of failure, as far as the message tells.
+        /// Kind of failure, as far as the message shows.
         why: Refusal,
     },
-    /// The runtime could not start the container, and has said why on our own standard error.
+    /// The runtime could not start the container, and has written the reason to this process's standard error.
     #[error("{runtime} could not start the container: see its message above{cause}")]
     RefusedAloud {
-        /// The program.
         runtime: String,
-        /// The likely cause, as the end of the text; may be empty.
+        /// Likely cause, as the end of the text; may be empty.
         cause: String,
     },
 }
 
-/// The exit code where Quire, or the runtime, could not do it.
+/// Exit code if Quire or the runtime failed.
 pub const FAILED: u8 = 125;
 
 impl RunError {
-    /// The exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and 127.
+    /// Returns the exit code for a container that did not run. Source: Docker, "Exit status"; POSIX `env` for 126 and
+    /// 127.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -260,10 +248,11 @@ impl RunError {
 /// Runs a container to its end, and returns how it ended. This *process* keeps the mount namespace that it makes.
 ///
 /// `SIGTERM` ends a container whose first process does not handle it, as it ends other programs. A container that
-/// ignores `SIGINT` or `SIGTERM` is killed at the third request. At the second, `remark` gets a sentence that says so.
+/// ignores `SIGINT` or `SIGTERM` is killed at the third request. At the second one, `remark` gets a sentence about
+/// this.
 ///
 /// # Errors
-/// [`RunError`] when it did not start.
+/// [`RunError`] if the container did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     crate::runtime::streams::check().map_err(RunError::Directory)?;
     let Prepared { doubt, lesson, connection } = prepare(start)?;
@@ -273,13 +262,14 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let kind = start.runtime.kind;
     let streams = Streams::of(&mut command, kind, &start.spec, &start.spec.process);
     let streams = streams.map_err(streams_failed)?;
-    // Runtimes write their errors to standard error as well as into their log, and to the former for people only if
-    // there is a log. A container with a terminal of its own does not share standard error: then that is covered, and
-    // we say what is in the log. Otherwise the runtime speaks for itself, but runsc, whose helpers have the log only.
+    // Runtimes write errors both to their log and to standard error, and the format of the latter is for users only
+    // if there is a log. If the container has its own terminal, it does not share standard error, so that is
+    // discarded and Quire reports the error from the log. Otherwise the runtime itself reports the error. runsc also
+    // gets a log, because its helpers write only to the log.
     let covered = start.terminal == Terminal::New;
     let logs = covered || kind == Kind::Runsc;
     let log = if logs { start.folder.join(RUNTIME_LOG) } else { PathBuf::from("/dev/null") };
-    // What crun says to the container's terminal has the log's format too.
+    // crun writes errors to the container's terminal in the log's format.
     let format = if kind == Kind::Crun { "text" } else { "json" };
     add_log(&mut command, start.runtime, &log, format);
     if covered {
@@ -288,8 +278,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let pid_file = start.folder.join(PID);
     command.arg("run").arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
     command.arg(start.id);
-    // Without a terminal runsc passes no signals on. They would end it, and nobody would tell the program: so it gets none,
-    // those of our terminal's keys neither.
+    // Without a terminal, runsc does not forward signals: they would end runsc, and the program would not get them.
+    // So runsc is kept from all signals, including those of the terminal's keys, by a separate session.
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
@@ -325,22 +315,22 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         remark(DISCONNECTED);
     }
     let exit = terms.exit(exit);
-    // Always, so that this process has one thread again.
+    // Called in any case, so that this process has only one thread again.
     let lacked_memory = {
         let was_killed = exit.shell_code() == KILLED;
         ear.is_some_and(|ear| ear.finish(was_killed, start.folder))
     };
     let end = deadline.end(exit, || lacked_memory);
     streams.finish().map_err(streams_failed)?;
-    // crun and runc write it when all is set up and only the exec is left to do. What they log later does not make the
-    // program's exit code another one.
+    // crun and runc write the pid file after the setup, when only the exec is left. Later errors in their log do not
+    // change the program's exit code.
     let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));
     if let Some(lesson) = lesson {
         lesson.finish(started);
     }
     if let (Exit::Code(1..), false) = (exit, started) {
         let runtime = start.runtime.path.display().to_string();
-        // What others find out at the exec, runsc does before.
+        // runsc detects before the exec the errors that other runtimes detect at it.
         if let (Kind::Runsc, Some(error)) = (kind, doubt) {
             return Err(error.into());
         }
@@ -356,32 +346,32 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         };
         return Err(RunError::Refused { runtime, message, cause });
     }
-    // The exec is the runtime's very last step: when that fails, the runtime ends with a code that the program could
-    // have ended with.
+    // The exec is the runtime's very last step. If it fails, the runtime exits with a code that the program could
+    // also have returned.
     match doubt {
         Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error.into()),
         _ => Ok(end),
     }
 }
 
-/// A container that can be started.
+/// Results of [`prepare`].
 pub(crate) struct Prepared {
-    /// Why the program will probably not run.
+    /// Reason why the program will probably not run.
     pub(crate) doubt: Option<ProgramError>,
-    /// What is to be learned from the start.
+    /// The compiled seccomp filter that this start provides.
     pub(crate) lesson: Option<Lesson>,
-    /// Its network's connection to the host's.
+    /// Connection of the container's network to the host's.
     pub(crate) connection: Option<Connection>,
 }
 
-/// Said at the end of a container whose network ended before.
+/// Remark at the end of a container whose network connection ended earlier.
 pub(crate) const DISCONNECTED: &str =
     "pasta had ended before the container: it had no network any more";
 
-/// Attaches the root in a mount namespace of this process's own and writes the bundle.
+/// Attaches the root in a new mount namespace of this process, and writes the bundle.
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
-    // Asked before the container can change its root, and believed only afterwards: a kernel may have learned formats
-    // that are not known here.
+    // The program is examined before the container can change its root. The result is used only if the start fails,
+    // because the kernel may support additional formats.
     let view = View::of_bundle(start.root.as_fd(), &start.spec);
     let named = start.process.args.first().map(|program| Named {
         program,
@@ -424,17 +414,18 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     Ok(Prepared { doubt, lesson, connection })
 }
 
-/// Ends a container that will not. Without its first process the kernel ends all others, and then the runtime. If the
-/// runtime cannot be asked that, it ends itself, and [`crate::life::teardown::clear`] what it leaves.
+/// Kills a container that does not end. Without its first process, the kernel kills all others, and then the runtime
+/// exits. If the runtime cannot send the signal, the runtime itself is killed, and [`crate::life::teardown::clear`]
+/// removes the remains.
 pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
     crate::life::memory::note_kill(start.folder);
     if !send(start, Signal::KILL) {
-        // It may have ended just now.
+        // The runtime may have exited just now.
         let _gone = runtime.signal(Signal::KILL);
     }
 }
 
-/// Has the runtime send a signal to the container's first process; answers whether it did.
+/// Makes the runtime send a signal to the container's first process. Returns whether it succeeded.
 fn send(start: &Start<'_>, signal: Signal) -> bool {
     let mut command = command(start.runtime, start.folder);
     command.args(["kill", start.id]).arg(signal.as_raw().to_string());
@@ -461,8 +452,9 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
     false
 }
 
-/// runsc notes the process before it has set up everything, and ends with this code when it fails then: so may the program,
-/// but that does not write into the log. Source: gVisor `runsc/cmd/util/util.go`, `Fatalf`.
+/// Whether runsc itself failed. runsc writes the pid file before its setup is complete, and exits with this code if
+/// it fails then. The program may have the same exit code, but does not write into the log. Source: gVisor
+/// `runsc/cmd/util/util.go`, `Fatalf`.
 fn runsc_failed(exit: Exit, log: &Path) -> bool {
     exit == Exit::Code(128) && !complaints(log).is_empty()
 }

@@ -1,4 +1,4 @@
-//! A container that is paused while its changes are read.
+//! Pauses a container while its changes are read.
 
 use std::fs::File;
 use std::io::{PipeWriter, Read, Write as _};
@@ -14,35 +14,33 @@ use crate::life::cgroups;
 use crate::pace::GLANCE;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
-/// A container whose processes are paused until this is dropped. A child of this process then resumes them, also if
-/// this process is killed.
+/// A container whose processes are paused until this value is dropped. A child of this process then resumes them,
+/// also if this process is killed.
 #[derive(Debug)]
 pub struct Paused {
-    /// Closed to have it go on.
+    /// The child resumes the container when this end is closed.
     hold: Option<PipeWriter>,
-    /// Says when it does; at its end without that if the child was killed.
+    /// Pipe from the child, which writes a byte after resuming. The pipe ends without that byte if the child was
+    /// killed.
     report: File,
     folder: PathBuf,
     id: String,
-    /// Keeps other commands from resuming it earlier. The child has a copy.
+    /// Keeps other commands from resuming the container earlier. The child has a copy.
     lock: File,
 }
 
-/// The text of the lock's file until the container goes on.
+/// Contents of the lock's file while the container is paused.
 const MARK: &[u8] = b"paused";
 
-/// Nothing that is not there any more can be lost by this.
+/// Clears the mark. An error is harmless: the next command resumes the container once more.
 fn unmark(lock: &File) {
     if let Err(error) = lock.set_len(0) {
         tracing::debug!(%error, "the next one has the container go on once more");
     }
 }
 
-/// Waits until no process has the container paused. Resumes it if its pauser was killed, and the pauser's child too.
+/// Waits until no process has the container paused. Resumes it if both the pausing process and its child were killed.
 /// Returns false if `is_asked_to_end` was true first.
-///
-/// # Errors
-/// An error of the disk.
 pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std::io::Result<bool> {
     let lock = match File::options().write(true).open(folder.join(PAUSE)) {
         Ok(lock) => lock,
@@ -64,32 +62,32 @@ pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std:
     Ok(true)
 }
 
-/// Why a container does not stand still.
+/// Reason why a container cannot be paused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
-    /// No child to have it go on again.
+    /// The child that resumes the container cannot be started.
     #[error("cannot make sure that the container continues afterwards")]
     Watch(#[source] kernel::process::ProcessError),
-    /// No pipe.
+    /// The pipe cannot be created or read.
     #[error("cannot make sure that the container continues afterwards")]
     Pipe(#[source] std::io::Error),
-    /// The lock that keeps others from it.
+    /// The lock cannot be acquired.
     #[error("cannot keep other commands from resuming the container meanwhile")]
     Lock(#[source] std::io::Error),
-    /// The runtime cannot, or may not.
+    /// The runtime does not support pausing, or it failed.
     #[error("the runtime does not pause the container")]
     Refused,
-    /// The runtime cannot be asked: the whole reason, from the child.
+    /// The runtime cannot be called; the full reason, from the child.
     #[error("cannot ask the runtime to pause the container: {0}")]
     Unasked(String),
 }
 
-/// Pauses a container; waits while another process has it paused. This process must have only one thread, and not wait
-/// for children elsewhere.
+/// Pauses a container. Waits while another process has it paused. This process must have only one thread, and must
+/// not wait for children elsewhere.
 ///
 /// # Errors
-/// [`PauseError`]; then it is not paused.
+/// [`PauseError`]; the container is not paused then.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let lock = File::options().create(true).truncate(false).write(true).open(folder.join(PAUSE));
     let lock = lock.map_err(PauseError::Lock)?;
@@ -101,15 +99,15 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
     let report = start_behind(|report| {
-        // The parent's end has to be the only one.
+        // The parent must have the only open write end.
         drop(parent_end.take());
         let mut report = File::from(report);
         let _heard = report.write_all(&answer(ask(folder, &["pause", id], ANSWER)));
         if let Some(mut held) = own_end.take() {
-            // Until the other end is closed, by whatever.
+            // Waits until the other end is closed, for whatever reason.
             let _nothing = held.read(&mut [0]);
         }
-        // Also when it said no: it may have paused a part.
+        // Also after a failed pause, which may have paused some processes.
         resume(folder, id);
         unmark(&mark);
         let _heard = report.write_all(&[1]);
@@ -120,11 +118,12 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let answered = read_answer(&mut report);
     let (folder, id) = (folder.to_owned(), id.to_owned());
     let paused = Paused { hold: parent_end, report, folder, id, lock };
-    // Dropped on an error: the child may have paused a part, or been killed.
+    // On an error, `paused` is dropped, because the child may have paused some processes, or have been killed.
     answered.map(|()| paused)
 }
 
-/// What the child reports of its question: a byte, and then the reason with its length if the runtime was not asked.
+/// Encodes the child's report of the pause: a byte, and if the runtime was not called, the length of the reason and
+/// the reason.
 fn answer(asked: Asked) -> Vec<u8> {
     let reason = match asked {
         Asked::Answer(Ok(Exit::Code(0))) => return vec![PAUSED],
@@ -144,7 +143,7 @@ const REFUSED: u8 = 0;
 const PAUSED: u8 = 1;
 const UNASKED: u8 = 2;
 
-/// Reads what [`answer`] made.
+/// Decodes a report made by [`answer`].
 fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
     let mut kind = [0];
     report.read_exact(&mut kind).map_err(PauseError::Pipe)?;
@@ -161,7 +160,8 @@ fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
     }
 }
 
-/// Resumes a paused container, without its runtime if that does not do it; does nothing if it is not paused.
+/// Resumes a paused container, without its runtime if the runtime fails. Has no effect if the container is not
+/// paused.
 pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id], ANSWER) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => return,
@@ -176,10 +176,10 @@ pub fn resume(folder: &Path, id: &str) {
 }
 
 impl Drop for Paused {
-    /// Returns when the container goes on.
+    /// Returns after the container was resumed.
     fn drop(&mut self) {
         drop(self.hold.take());
-        // The child may have been killed before it could have the container go on.
+        // The child may have been killed before it could resume the container.
         if self.report.read_exact(&mut [0]).is_err() {
             resume(&self.folder, &self.id);
             unmark(&self.lock);

@@ -1,4 +1,4 @@
-//! From a plan to a container with root and folder, in which nothing runs yet.
+//! Turns a plan into a container with root and folder, in which no program runs yet.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -39,28 +39,27 @@ use crate::root::{
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
 
-/// The caller's surroundings, which a library does not look up by itself.
+/// The caller's environment, which this library does not look up itself.
 #[expect(missing_debug_implementations, reason = "functions have nothing to show")]
 pub struct Surroundings<'a> {
-    /// Where programs are looked for, written as `PATH` is.
+    /// Directories of programs, in the syntax of `PATH`.
     pub search: &'a OsStr,
-    /// The time now.
     pub now: Seconds,
-    /// Something that no other container has, for the name of its cgroup.
+    /// Text that no other container has, for the name of the container's cgroup.
     pub unique: &'a str,
-    /// The caller's terminal, whose size the container's terminal gets.
+    /// Terminal of the caller, whose size the container's terminal gets.
     pub terminal: BorrowedFd<'a>,
-    /// A folder for notes that hold until the next start of the machine.
+    /// Notes that are valid until the next boot.
     pub notes: Option<&'a Notes>,
-    /// How images get into user namespaces.
+    /// How images are made available in user namespaces.
     pub via: Via<'a>,
-    /// Takes sentences that a person may want to read.
+    /// Receives sentences for the user.
     pub remark: &'a dyn Fn(&str),
-    /// Whether a signal has arrived that ends programs.
+    /// Whether a signal that ends programs has arrived.
     pub is_asked_to_end: &'a dyn Fn() -> bool,
 }
 
-/// A container with root and folder, in which nothing runs yet.
+/// A container with root and folder, in which no program runs yet.
 #[derive(Debug)]
 pub struct Ready {
     pub(crate) id: String,
@@ -82,78 +81,69 @@ pub struct Ready {
     pub(crate) notes: Option<Notes>,
     pub(crate) log_size: Option<NonZeroU64>,
     pub(crate) keep: bool,
-    /// Held as long as the container lives, as the next is.
+    /// Held for the container's whole life, like `directory`.
     pub(crate) image: TrustedImage,
     pub(crate) directory: Option<OwnedFd>,
 }
 
-/// A container that cannot be prepared. Nothing is left of it.
+/// Reason why a container cannot be prepared. All its remains are removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// A bundle cannot name its files.
+    /// A bundle cannot contain the path of the store.
     #[error(
         "the store's path {0:?} is not UTF-8, and runtimes read it from JSON: use `--store` with another path, such as a \
          link to it"
     )]
     Name(PathBuf),
-    /// Another user can change its image.
+    /// Another user can change the image.
     #[error(transparent)]
     Owner(#[from] OwnerError),
-    /// Its changes cannot go where they are to go.
+    /// The location of the container's changes is not usable.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// It cannot have a mount that it is to have.
+    /// A mount is not possible.
     #[error(transparent)]
     Mount(#[from] MountWishError),
-    /// Its users cannot be given ids.
+    /// The container's users cannot get ids.
     #[error(transparent)]
     Claim(#[from] ClaimError),
-    /// It has no root.
+    /// The root cannot be created.
     #[error(transparent)]
     Root(#[from] MakeRootError),
-    /// Its user is not found.
+    /// The user cannot be found.
     #[error(transparent)]
     User(#[from] LookupError),
-    /// Its user has no id on the host.
+    /// The user has no id on the host.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// It has no bundle.
+    /// The bundle cannot be created.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// It has no first process.
+    /// The init program cannot be used.
     #[error(transparent)]
     Init(#[from] InitError),
-    /// It has no folder.
+    /// The folder cannot be created.
     #[error(transparent)]
     Folder(#[from] ContainerError),
-    /// No space can be reserved for its writes.
+    /// Space for the container's writes cannot be reserved.
     #[error(transparent)]
     Headroom(#[from] HeadroomError),
-    /// Its filestore has no name.
+    /// The filestore cannot be named.
     #[error("cannot keep a filestore in {}", folder.display())]
     Filestore {
         /// The container's folder.
         folder: PathBuf,
-        /// The disk's answer.
         source: Errno,
     },
-    /// Its ids cannot be noted.
+    /// The map of ids cannot be written.
     #[error("cannot note the ids of {id} in {}", folder.display())]
-    Ids {
-        /// The container.
-        id: String,
-        /// Its folder.
-        folder: PathBuf,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// Its folder takes no files.
+    Ids { id: String, folder: PathBuf, source: std::io::Error },
+    /// A file cannot be written into the folder.
     #[error("cannot write in {}", folder.display())]
     Write {
         /// The container's folder.
         folder: PathBuf,
-        /// The disk's answer.
         source: std::io::Error,
     },
 }
@@ -161,19 +151,16 @@ pub enum PrepareError {
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
                        whose group bits are the most that the ACL allows";
 
-/// The ids of the namespace that this process is in, if it is not the host's.
+/// Returns the ids of this process's user namespace, if it is not the host's.
 fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     let is_own = store.who().namespace == UserNamespace::Other;
     let ids = is_own.then(OwnIds::read).transpose();
     ids.map_err(|source| MakeRootError::Ids(source).into())
 }
 
-/// Makes a container's root and folder, of an image of the store `images`, which may be one that others share. `living` are
-/// containers that may lend their mounts. No signal of `signals` may end this process between the making of the folder and
-/// its removal.
-///
-/// # Errors
-/// [`PrepareError`].
+/// Creates a container's root and folder from an image of the store `images`, which may be shared. The `living`
+/// containers may share their mounts. `signals` must not end this process between the creation of the folder and its
+/// removal.
 pub fn prepare(
     store: &Store,
     (images, image): (&Store, PermittedImage),
@@ -219,7 +206,7 @@ pub fn prepare(
     let owner = map.and_then(|map| map.user(user.uid).zip(map.group(user.gid)));
     let mut stage = Stage::new(&folder::path(store, &wish.id), store.who().user, map);
     let mut bundle = wish.bundle;
-    // First, since it decides where all of them are.
+    // The network is set first, because it determines the base folder of all mount points.
     bundle.network_place = wish.pasta.as_ref().map(|_| stage.set_network(store.who()));
     bundle.volumes = volumes(wish.volumes, &wish.mounts, &files, map, &mut stage)?;
     bundle.map = map.cloned();
@@ -292,10 +279,7 @@ pub fn prepare(
     })
 }
 
-/// An id that no other container has, as far as chance goes: twelve hexadecimal digits.
-///
-/// # Errors
-/// [`IdError`].
+/// Returns a random id of twelve hexadecimal digits, which is unique with very high probability.
 pub fn random_id() -> Result<String, IdError> {
     let mut bytes = [0_u8; 6];
     let taken = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(IdError)?;
@@ -304,15 +288,15 @@ pub fn random_id() -> Result<String, IdError> {
     Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }
 
-/// No random id could be made.
+/// Error of generating a random id.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot get random numbers")]
 pub struct IdError(#[source] Errno);
 
-/// Puts the program that is asked for before the container's.
+/// Puts the requested init program before the container's command.
 ///
 /// # Errors
-/// [`InitError`] when it is not there.
+/// [`InitError`] if the program is not usable.
 pub fn add_init(wish: &InitWish, search: &OsStr, spec: &mut RuntimeSpec) -> Result<(), InitError> {
     let program = match wish {
         InitWish::None => return Ok(()),
@@ -323,7 +307,7 @@ pub fn add_init(wish: &InitWish, search: &OsStr, spec: &mut RuntimeSpec) -> Resu
     Ok(())
 }
 
-/// Where the container writes, for whoever looks at that later.
+/// Returns the location of the container's writes, for commands that read them later.
 fn kept_place(
     place: &WritablePlace,
     wish: &WritableWish,
@@ -343,31 +327,31 @@ fn kept_place(
 }
 
 impl Ready {
-    /// Has something else seen to while the container lives.
+    /// Adds periodic work during the container's life.
     #[must_use]
     pub fn with(self, watch: Option<Box<dyn Watch>>) -> Self {
         Self { watch, ..self }
     }
 
-    /// The container's name.
+    /// Returns the container's name.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its folder.
+    /// Returns the container's folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The signals that it is given.
+    /// Returns the signals that are forwarded to the container.
     #[must_use]
     pub const fn signals(&self) -> &Arc<Signals> {
         &self.signals
     }
 
-    /// Whether it has a terminal that Quire connects to the caller's: runsc does that by itself.
+    /// Whether Quire connects the container's terminal to the caller's. runsc does that itself.
     #[must_use]
     pub fn has_terminal_of_ours(&self) -> bool {
         self.terminal == Terminal::New && self.runtime.kind != Kind::Runsc

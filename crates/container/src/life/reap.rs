@@ -1,4 +1,4 @@
-//! Containers without a monitor, and mounts that living ones can lend.
+//! Removes containers without a monitor, and finds mounts that running containers can share.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,23 +12,24 @@ use crate::life::{detached, teardown};
 use crate::root::share::Superblock;
 use crate::runtime::call::DELETION;
 
-/// How much time a command has for containers that are dead.
+/// Time limit of a command for clearing dead containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sweep {
-    /// Little: a start waits for it. A container whose runtime is late is left alone by other starts for [`PUT_OFF`].
+    /// A short time, because a start waits for it. If a container's runtime takes longer, other starts skip the
+    /// container for [`PUT_OFF`].
     Brief,
-    /// As much as the runtimes take.
+    /// As long as the runtimes take.
     Thorough,
 }
 
-/// How long a runtime has for each container before a start.
+/// Timeout of the runtime for each container before a start.
 const BRIEF: Duration = Duration::from_secs(2);
 
-/// For so many seconds no start tries again what could not be removed.
+/// Time during which starts do not retry a container that could not be removed, in seconds.
 pub const PUT_OFF: i64 = 600;
 
 impl Sweep {
-    /// How long a runtime has for each container.
+    /// Returns the timeout of the runtime for each container.
     const fn most(self) -> Duration {
         match self {
             Self::Brief => BRIEF,
@@ -37,11 +38,11 @@ impl Sweep {
     }
 }
 
-/// Whether a start has tried it in vain not long ago.
+/// Whether a start has recently failed to clear the container.
 fn is_put_off(folder: &Path, now: i64) -> bool {
     let noted = std::fs::read_to_string(folder.join(LATE)).ok();
     let noted = noted.and_then(|it| it.trim().parse::<i64>().ok());
-    // A clock that was set back puts nothing off for long.
+    // A time in the future is ignored, so a clock that was set back does not defer the container for long.
     noted.and_then(|it| now.checked_sub(it)).is_some_and(|past| (0..PUT_OFF).contains(&past))
 }
 
@@ -52,13 +53,13 @@ fn put_off(folder: &Path, id: &str, now: i64) {
     }
 }
 
-/// Removes the remains of dead containers. A later command tries again what cannot be removed now. `now` is the time,
-/// in seconds since 1970.
+/// Removes the remains of dead containers. A later command retries those that cannot be removed now. `now` returns
+/// the time, in seconds since 1970.
 ///
-/// Returns how many containers were removed, and the ids of those that live.
+/// Returns the number of removed containers, and the ids of the living ones.
 pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
     if !crate::owner::is_ours(store) {
-        // What is written there need not be true.
+        // Records in another user's store may be false.
         return (0, Vec::new());
     }
     let (living, dead) = match store.containers.living_and_dead() {
@@ -69,7 +70,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
         }
     };
     let mut cleared = 0;
-    // Paths of runtimes that did not end a container in time: they would not end the next one either.
+    // Paths of runtimes that exceeded their timeout: they would exceed it for other containers, too.
     let mut late: Vec<Vec<u8>> = Vec::new();
     for FoundContainer { id, record, .. } in dead {
         let keep = match record {
@@ -91,7 +92,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             put_off(&folder, &id, now());
             continue;
         }
-        // Nobody was told that it runs. What cannot be read may have been told.
+        // Without a state, the container's start was never reported. A state that cannot be read counts as reported.
         let keep = keep && !matches!(State::load(&folder), Ok(None));
         let locked = match store.containers.lock(&id) {
             Ok(Some(locked)) => locked,
@@ -101,7 +102,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
                 continue;
             }
         };
-        // Its monitor may have been killed, and the container with it or not.
+        // The monitor may have been killed, with or without the container.
         let is_clear = if keep {
             match detached::bury_within(&locked, now(), sweep.most()) {
                 Ok(is_clear) => is_clear,
@@ -127,10 +128,11 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
     (cleared, living)
 }
 
-/// How many containers of the image are asked for its superblock: where one cannot give it, neither can most others.
+/// Maximum number of containers with the image that are asked for its superblock. If one cannot share it, most others
+/// cannot either.
 const ASKED: usize = 4;
 
-/// The superblocks by an image's name that living containers have mounted.
+/// Returns superblocks of an image that running containers have mounted.
 pub fn share(store: &Store, living: &[String], image: ImageId) -> impl Iterator<Item = Superblock> {
     let alike = living.iter().filter(move |id| store.containers.image_of(id) == Some(image));
     alike.take(ASKED).filter_map(move |id| Superblock::take(&folder::path(store, id)))

@@ -1,4 +1,4 @@
-//! A prepared container runs: in the foreground of this process, or watched by a process of its own.
+//! Runs a prepared container: in the foreground of this process, or with this process as its monitor.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -29,26 +29,26 @@ use crate::runtime::call::chain;
 /// How a container in the foreground ended.
 #[derive(Debug)]
 pub struct Finish {
-    /// How its program ended, or why it did not start.
+    /// Exit of the program, or the reason why it did not start.
     pub end: Result<End, RunError>,
-    /// Whether the disk has lost some of its writes.
+    /// Whether the disk has lost some of the container's writes.
     pub has_lost: bool,
-    /// Why its folder stays, if it does.
+    /// Reason why the container's folder cannot be removed.
     pub stays: Option<ContainerError>,
 }
 
-/// A monitor's part of its container's terminal.
+/// The monitor's part of its container's terminal.
 #[derive(Debug)]
 pub struct Seat {
-    /// Where the runtime sends it.
+    /// Path of the socket to which the runtime sends the terminal.
     pub console: String,
-    /// Who keeps it when its caller has left.
+    /// The end that takes over the terminal when its caller has left.
     pub keeper: Keeper,
-    /// How the caller's terminal is set.
+    /// Settings of the caller's terminal.
     pub modes: Modes,
 }
 
-/// Keeps the terminal of a container whose caller has left, in a thread of the monitor.
+/// A monitor's thread that keeps the terminal of a container whose caller has left.
 struct Keeping {
     thread: JoinHandle<()>,
     has_taken_over: Arc<AtomicBool>,
@@ -67,10 +67,10 @@ impl Seat {
 }
 
 impl Keeping {
-    /// After the container's end: waits until all that it has written is in its log, if that is where it goes.
+    /// Waits, after the container's end, until all its output is in the log, if the thread writes the log.
     fn finish(self) {
         if self.has_taken_over.load(Ordering::SeqCst) {
-            // It has nobody to tell of a panic.
+            // A panic of the thread is ignored, because it cannot be reported.
             let _ended = self.thread.join();
         }
     }
@@ -110,7 +110,8 @@ impl Ready {
         Ended { id, folder, path, root, stage, headrooms, watch, _image, _directory }
     }
 
-    /// Runs it to its end in the foreground of this process, which gets a mount namespace of its own, and takes it down.
+    /// Runs the container to its end in the foreground of this process, which moves into a new mount namespace, and
+    /// takes the container down.
     #[must_use]
     pub fn run(mut self, remark: &dyn Fn(&str)) -> Finish {
         self.offer();
@@ -121,20 +122,20 @@ impl Ready {
         Finish { end, has_lost, stays }
     }
 
-    /// Watches the container to its end, in a process of its own. Writes to `report` how it began, and to its
-    /// terminal's user also how it ended: a zero when it runs; otherwise, and at its end, an exit code and a sentence.
+    /// Runs the container to its end as its monitor. Writes to `report`: a zero when the container runs, or the exit
+    /// code and a sentence if it does not start. With a `seat`, the exit code and a sentence also follow at the end.
     pub fn watch(mut self, report: OwnedFd, seat: Option<Seat>, clock: &dyn Fn() -> i64) {
         let spec = std::mem::take(&mut self.spec);
         let mut report = Some(File::from(report));
         let end_report = seat.as_ref().and_then(|_| report.as_ref()?.try_clone().ok());
         let console = seat.as_ref().map(|seat| seat.console.clone());
         let keeping = seat.map(|seat| seat.keep(&self.path, self.log_size));
-        // Nobody is to find a directory in use by us.
+        // The monitor must not keep the caller's working directory in use.
         let _moved = std::env::set_current_dir("/");
         self.offer();
         let mut started = || tell(report.take(), &[0]);
         let (mut lost, mut is_told) = (false, false);
-        // Whoever waits for its end finds this in the log then, if there is room for it.
+        // The log gets this sentence before the end is reported, if there is space for it.
         let mut ended = || {
             lost = self.has_lost();
             is_told = lost && add_sentence(&self.path, LOST);
@@ -143,7 +144,7 @@ impl Ready {
         };
         let start = self.start(spec, console.as_deref());
         let result = detached::watch(start, &self.stop, clock, &mut started, &mut ended);
-        // Who was told that it runs finds it, also when its end is not known.
+        // A container that was reported as running is kept, even if its exit code is unknown.
         let has_started = report.is_none();
         let is_unwanted = detached::is_unwanted(&self.path);
         let keep = self.keep && has_started && !is_unwanted;
@@ -182,9 +183,9 @@ impl Ready {
                 tell(end_report, &end);
             }
         };
-        // Before another one can have its name, and its cgroup.
+        // The remains are removed before another container can have the same name and cgroup.
         if !teardown::clear(&path, &id) {
-            // With the folder, which says what it is.
+            // The folder is kept as well, because it records the remains.
             tracing::warn!("what is left of the container stays: `quire gc` removes it");
             tell_end();
             return;
@@ -195,7 +196,7 @@ impl Ready {
         }
     }
 
-    /// Lets other containers of the image share what this process has mounted, and others look at what is written.
+    /// Offers this process's mount of the image to other containers, and the upper directory to other commands.
     fn offer(&self) {
         if let Err(error) = self.root.image.offer(&self.path) {
             tracing::debug!(id = self.id, %error, "nobody shares this container's image");
@@ -207,7 +208,7 @@ impl Ready {
     }
 }
 
-/// Whoever asked may be gone, and the container is what counts.
+/// Errors are ignored: the command that reads the report may be gone, and the container goes on.
 fn tell(report: Option<File>, bytes: &[u8]) {
     let _heard = report.map(|mut pipe| pipe.write_all(bytes));
 }

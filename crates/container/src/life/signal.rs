@@ -1,17 +1,14 @@
 //! Signals by name or number, as people and images write them.
 
-/// Not a signal.
+/// A text that names no signal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is not a signal: use a name, for example TERM or RTMIN+3, or a number from 1 to 64"
 )]
 pub struct SignalError(String);
 
-/// The number of a signal that a person or an image names; runtimes know fewer names, and some say nothing of one that they do
-/// not know. Source: signal(7); real-time signals are counted as glibc and other engines do, from 34 to 64.
-///
-/// # Errors
-/// [`SignalError`].
+/// Returns the number of a signal named by a user or an image. Runtimes know fewer names, and some silently ignore
+/// unknown ones. Source: signal(7); real-time signals are 34 to 64, as in glibc and other engines.
 pub fn signal_number(signal: &str) -> Result<u8, SignalError> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",

@@ -1,5 +1,6 @@
-//! Signals that a container's first process never gets: the kernel delivers to process 1 of a namespace only what it handles,
-//! unless the sender is outside and sends `SIGKILL` or `SIGSTOP` (pid_namespaces(7)). To others they would be the end.
+//! Signals that a container's first process does not get: the kernel delivers to process 1 of a pid namespace only
+//! signals that it handles, except for `SIGKILL` and `SIGSTOP` from outside (pid_namespaces(7)). Other processes
+//! would be ended by them.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -12,32 +13,33 @@ use crate::pace::GLANCE;
 use crate::runtime::Kind;
 use crate::runtime::call::HeldFolder;
 
-/// The number of a container's first process, as soon as that is on its way.
+/// Returns the pid of a container's first process, as soon as the runtime has recorded it.
 pub(crate) fn first_process(folder: &Path) -> Option<Pid> {
     let pid = std::fs::read_to_string(folder.join(PID)).ok()?;
     pid.trim().parse().ok().and_then(Pid::from_raw)
 }
 
-/// What becomes of a signal that is sent to process 1 of a namespace.
+/// Effect of a signal on process 1 of a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The kernel drops it.
+    /// The kernel drops the signal.
     Spared,
-    /// The process handles or ignores it.
+    /// The process handles or ignores the signal.
     Taken,
-    /// The process blocks it: for good, to wait for it, or for the moment in which it makes a child.
+    /// The process blocks the signal: permanently, to wait for it, or only while it creates a child.
     Blocked,
 }
 
-/// Whether this process, if it is process 1 in there, is spared a signal: it neither handles, ignores nor blocks it.
+/// Whether the kernel drops a signal to this process if it is process 1 of its namespace, because the process neither
+/// handles, ignores nor blocks the signal.
 pub(crate) fn is_spared(pid: Pid, signal: Signal) -> bool {
     fate(pid, signal) == Some(Fate::Spared)
 }
 
 fn fate(pid: Pid, signal: Signal) -> Option<Fate> {
-    // sigtimedwait(2) unblocks the signals that it waits for until it returns, and the kernel keeps them all the same. It is
-    // looked for before and after the masks are read, since a process that got its signal waits no more. Source: Linux
-    // `kernel/signal.c`, `do_sigtimedwait`, `sig_ignored`.
+    // sigtimedwait(2) unblocks the signals that it waits for until it returns, but the kernel still delivers them. So
+    // this is tested before and after the masks are read, since a process that got its signal no longer waits.
+    // Source: Linux `kernel/signal.c`, `do_sigtimedwait`, `sig_ignored`.
     let waited = waits_for_signals(pid);
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
     match fate_by(&status.ok()?, signal)? {
@@ -46,18 +48,19 @@ fn fate(pid: Pid, signal: Signal) -> Option<Fate> {
     }
 }
 
-/// How often a signal is looked after that is blocked. Shells block all for a moment whenever they make a child.
+/// How often a blocked signal is tested. Shells block all signals for a moment whenever they create a child.
 const LOOKS: u32 = 100;
 
-/// `SIGTERM` for a container: it ends a first process that has no use for it, as it would anywhere but in a container.
+/// Emulates `SIGTERM` for containers: the signal ends a first process that does not handle it, as it would outside of
+/// a container.
 #[derive(Debug)]
 pub struct Terms<'a> {
     folder: &'a Path,
-    /// The container's runtime; none if it is not known.
+    /// Runtime of the container; `None` if unknown.
     kind: Option<Kind>,
-    /// How often it is to be seen yet whether one that has arrived is lost.
+    /// Remaining number of tests whether a sent signal was dropped.
     looks: Cell<u32>,
-    /// Whether the last look found that the kernel drops the signal. A single look may hit a moment between two waits.
+    /// Whether the last test found that the kernel drops the signal. A single test may fall between two waits.
     is_deaf: Cell<bool>,
     is_killed: Cell<bool>,
 }
@@ -67,7 +70,7 @@ impl<'a> Terms<'a> {
         Self::with(folder, Some(kind))
     }
 
-    /// For a container that another process watches over, by its folder.
+    /// Creates the emulation for a container that another process monitors, by its folder.
     #[must_use]
     pub fn of(folder: &'a Path) -> Self {
         let runtime = HeldFolder::open(folder).ok().and_then(|it| it.runtime().ok()?);
@@ -79,10 +82,10 @@ impl<'a> Terms<'a> {
         Self { folder, kind, looks: Cell::new(0), is_deaf, is_killed }
     }
 
-    /// A signal is about to be passed on. A process that handles it now gets it, even if it does not handle another one: many
-    /// give up their handler with the first.
+    /// Call this before a signal is sent. A process that handles the signal now gets it, even if it would not handle
+    /// a second one: many programs remove their handler at the first one.
     pub fn note(&self, signal: Signal) {
-        // gVisor's kernel is another, and its processes have no masks here.
+        // Processes in gVisor have another kernel, whose signal masks are not visible on the host.
         if signal != Signal::TERM || self.kind.is_none_or(|it| it == Kind::Runsc) {
             return;
         }
@@ -92,13 +95,14 @@ impl<'a> Terms<'a> {
         }
     }
 
-    /// The first process, if it has executed its program.
+    /// Returns the first process, if it has executed its program.
     fn executed(&self) -> Option<Pid> {
         first_process(self.folder).filter(|pid| has_executed(*pid) == Some(true))
     }
 
-    /// Calls `kill` if two looks in turn found that the kernel drops the signal. Returns when to look again, if that is not
-    /// decided yet: until the first process executes its program, its masks are the runtime's.
+    /// Calls `kill` if two consecutive tests found that the kernel drops the signal. Returns the time until the next
+    /// test, or `None` if the result is final. Until the first process executes its program, its masks are the
+    /// runtime's.
     pub fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
         let left = self.looks.get().checked_sub(1)?;
         let Some(pid) = self.executed() else { return Some(GLANCE) };
@@ -123,7 +127,7 @@ impl<'a> Terms<'a> {
         None
     }
 
-    /// How the container ended, as if the signal had come through.
+    /// Returns the container's exit, as if the signal had been delivered.
     pub(crate) fn exit(&self, exit: Exit) -> Exit {
         let killed = Exit::Signal(Signal::KILL.as_raw());
         match self.is_killed.get() && exit.shell_code() == killed.shell_code() {
@@ -133,7 +137,8 @@ impl<'a> Terms<'a> {
     }
 }
 
-/// Source: proc(5), `SigBlk`, `SigIgn`, `SigCgt`: hexadecimal masks, in which signal 1 is the lowest bit.
+/// Parses the masks `SigBlk`, `SigIgn` and `SigCgt`: hexadecimal numbers, whose lowest bit is signal 1. Source:
+/// proc(5).
 fn fate_by(status: &str, signal: Signal) -> Option<Fate> {
     let bit = 1_u64 << (signal.as_raw() - 1);
     let has = |name: &str| {
@@ -151,7 +156,7 @@ fn fate_by(status: &str, signal: Signal) -> Option<Fate> {
 mod tests {
     use super::*;
 
-    /// As Node.js does with `process.once('SIGTERM', …)`.
+    /// Node.js does this with `process.once('SIGTERM', …)`.
     #[test]
     fn who_gives_up_a_handler_has_got_the_signal() {
         use std::io::{BufRead as _, BufReader};
@@ -178,14 +183,14 @@ mod tests {
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "down");
         assert!(is_spared(pid, Signal::TERM) && !looked());
-        // A second one would be lost on process 1.
+        // Process 1 would not get a second signal.
         terms.note(Signal::TERM);
         assert!(looked());
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// As tini and docker-init do.
+    /// tini and docker-init do this.
     #[test]
     fn who_waits_for_a_signal_gets_it() {
         let script = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(flush=True); \
@@ -201,7 +206,7 @@ mod tests {
             assert_eq!(child.try_wait().unwrap(), None, "it has ended");
             std::thread::sleep(GLANCE);
         }
-        // That alone would say the contrary.
+        // The masks alone would give the opposite result.
         let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
         assert_eq!(fate_by(&status, Signal::TERM), Some(Fate::Spared));
         assert_eq!(fate(pid, Signal::TERM), Some(Fate::Taken));
@@ -209,7 +214,8 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Lines as Linux 6.18 prints them: of `sleep`, bash, a program under `nohup`-like ignoring, and one with signalfd.
+    /// Lines as printed by Linux 6.18 for `sleep`, bash, a program that ignores signals like under `nohup`, and one
+    /// with signalfd.
     #[test]
     fn who_has_a_use_for_a_signal_is_read_from_the_masks() {
         let status = |blocked: &str, ignored: &str, caught: &str| {

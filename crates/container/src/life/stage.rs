@@ -1,4 +1,4 @@
-//! Places of a container's mounts, in the mount namespace of its monitor, for the runtime to find.
+//! Mount points of a container, in the mount namespace of its monitor, where the runtime finds its mounts.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -20,79 +20,62 @@ use crate::notes::Notes;
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, UpperError};
 
-/// Runtimes prepare a container of a user namespace as its root, who is nobody to the host: the folders of a store, and
-/// above it, need not let him through. This one does, in [`FOLDER`](crate::notes::FOLDER).
+/// Folder that all users may pass through, in [`FOLDER`](crate::notes::FOLDER). Runtimes prepare a container with a
+/// user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
+/// folders and those above.
 const OPEN: &str = "/run/quire/userns";
 
-/// The places for the root and for what else is mounted. Those for a user namespace are the same for all containers, each
-/// in its own mount namespace.
+/// The mount points of a container's root and other mounts. Those for user namespaces have the same path for all
+/// containers, each in its own mount namespace.
 #[derive(Debug)]
 pub struct Stage {
     folder: PathBuf,
-    /// Who attaches.
+    /// User id of this process.
     user: u32,
     open: bool,
     filestores: Vec<Filestore>,
     names: Vec<NameFile>,
-    /// The container's root, as the host numbers it.
+    /// User and group id of the container's root on the host.
     root: (u32, u32),
 }
 
-/// A file system in a file of the host, for a container to have besides its root; attached nowhere.
+/// A file system in a file of the host, for a container to use besides its root. It is not attached yet.
 #[derive(Debug)]
 pub struct Filestore {
     mount: Detached,
     doomed: Doomed,
 }
 
-/// Files or mounts for the runtime could not be put in place.
+/// Reason why files or mounts for the runtime cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StageError {
-    /// The root, or a further mount, cannot be put in its place.
+    /// The root or another mount cannot be attached.
     #[error("cannot attach the root of container {id}")]
-    Attach {
-        /// The container.
-        id: String,
-        /// An error of the kernel.
-        source: MountError,
-    },
-    /// Files for looking up names could not be made.
+    Attach { id: String, source: MountError },
+    /// Files for looking up names cannot be created.
     #[error("cannot make /etc/hosts and the like for container {id}")]
-    Names {
-        /// The container.
-        id: String,
-        /// Why.
-        source: UpperError,
-    },
-    /// A directory cannot be made.
+    Names { id: String, source: UpperError },
+    /// A directory cannot be created.
     #[error("cannot write {}", path.display())]
-    Write {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Write { path: PathBuf, source: io::Error },
 }
 
-/// What may be added to those files.
+/// Space that a container may add to those files, in bytes.
 const ROOM: u64 = 1 << 20;
 
-/// Whether something of a container's folder is there to have something mounted on it.
+/// Whether a file in a container's folder is a mount point.
 pub(crate) fn is_place(path: &Path) -> bool {
     let name = path.file_name().and_then(|it| it.to_str());
     let is_directory = |name: &str| name == ROOT || name.starts_with(MOUNT);
     name.is_some_and(|it| it == NETWORK || (is_directory(it) && path.is_dir()))
 }
 
-/// The directory of a filestore that the container sees: the one above has ext4's `lost+found`.
+/// Directory of a filestore that the container sees, because ext4's root directory has `lost+found`.
 const DATA: &str = "data";
 
 impl Filestore {
-    /// Mounts it. `owner` has its one directory, as the host numbers users and groups.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Mounts the file system. `owner` is the owner of its directory `data`, as ids of the host.
     pub fn mount(
         file: BorrowedFd<'_>,
         durability: Durability,
@@ -105,7 +88,7 @@ impl Filestore {
 }
 
 impl Stage {
-    /// Makes the stage of a container with this folder, this user and this map of ids.
+    /// Creates the stage for a container with this folder, user and map of ids.
     #[must_use]
     pub fn new(folder: &Path, user: u32, map: Option<&IdMap>) -> Self {
         let root = map.and_then(|map| map.root().ok()).unwrap_or((0, 0));
@@ -122,21 +105,22 @@ impl Stage {
         }
     }
 
-    /// Where its network will be, for the runtime and for pasta. For root that is no other user's folder, but pasta is nobody.
+    /// Returns the path of the network namespace, for the runtime and for pasta. With the host's root, all mount
+    /// points move to the open folder, because pasta runs as nobody.
     pub(crate) fn set_network(&mut self, who: Who) -> String {
         self.open |= who.is_host_root();
         self.base().join(NETWORK).display().to_string()
     }
 
-    /// Adds a file system; answers where its directory will be.
+    /// Adds a file system. Returns the future path of its directory.
     pub fn add(&mut self, filestore: Filestore) -> PathBuf {
         let place = self.place(self.filestores.len());
         self.filestores.push(filestore);
         place.join(DATA)
     }
 
-    /// Keeps files for the container; returns where they will be. They are in memory, whose size is limited. On the
-    /// host's disk, the container could fill the disk, and read in `mountinfo` where the store is.
+    /// Keeps files for the container, and returns their future mounts. They are in memory, with a limited size. On
+    /// the host's disk, the container could fill the disk, and read the store's path in `mountinfo`.
     pub fn set_names(&mut self, names: Vec<NameFile>) -> Vec<NameMount> {
         let place = self.base().join(MOUNT_NAMES);
         self.names = names;
@@ -159,7 +143,7 @@ impl Stage {
             let mut file = File::from(rustix::fs::openat(&mount, names.name(), flags, mode)?);
             let failed = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
             file.write_all(names.text.as_bytes()).map_err(failed)?;
-            // Whatever the umask.
+            // Set explicitly, independent of the umask.
             rustix::fs::fchmod(&file, mode)?;
             let (user, group) = (Uid::from_raw(self.root.0), Gid::from_raw(self.root.1));
             rustix::fs::fchown(&file, Some(user), Some(group))?;
@@ -167,17 +151,14 @@ impl Stage {
         Ok(mount)
     }
 
-    /// How many have been added.
+    /// Returns the number of file systems.
     #[must_use]
     pub fn filestores(&self) -> usize {
         self.filestores.len()
     }
 
-    /// Returns what reserves space for their writes, in order. `file` returns the path of the host's file, by its
-    /// number.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Returns the reservers of disk space for the file systems, in order. `file` returns the path of the host's file
+    /// by its number.
     pub fn headrooms(
         &self,
         file: impl Fn(usize) -> PathBuf,
@@ -190,7 +171,7 @@ impl Stage {
         headrooms.filter_map(Result::transpose).collect()
     }
 
-    /// The folder of all places.
+    /// Returns the folder of all mount points.
     pub(crate) fn base(&self) -> &Path {
         if self.open { Path::new(OPEN) } else { &self.folder }
     }
@@ -199,7 +180,7 @@ impl Stage {
         self.base().join(format!("{MOUNT}{number}"))
     }
 
-    /// Attaches everything, in this process's own mount namespace.
+    /// Attaches all mounts, in this process's mount namespace.
     pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), StageError> {
         let failed = |source| StageError::Attach { id: id.to_owned(), source };
         let write_failed = |path: &Path| {
@@ -208,12 +189,13 @@ impl Stage {
         };
         if self.open {
             let open = Path::new(OPEN);
-            // runc executes further programs from where the root would be, in a namespace where it is not.
+            // runc executes additional programs from the path of the root, in a namespace in which the root is not
+            // mounted.
             let root = open.join(ROOT);
             make_open(open, self.user)
                 .and_then(|()| std::fs::create_dir_all(&root))
                 .map_err(write_failed(&root))?;
-            // It has nothing but names.
+            // This file system contains only mount points.
             let (bytes, inodes) = (NonZeroU64::new(1 << 20), NonZeroU64::new(1 << 10));
             let options = TmpfsOptions { name: "quire-userns", bytes, inodes, mode: 0o711 };
             let stage = kernel::mount::tmpfs(&options).map_err(failed)?;
@@ -236,7 +218,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether to unmount it takes long.
+    /// Whether an unmount takes long.
     #[must_use]
     pub fn takes_long(&self) -> bool {
         !self.filestores.is_empty()
@@ -250,7 +232,7 @@ impl Stage {
     }
 }
 
-/// Makes a directory that everybody may pass through, whatever the umask.
+/// Creates a directory that all users may pass through, independent of the umask.
 fn make_open(path: &Path, user: u32) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         drop(Notes::new(parent, user).make()?);

@@ -1,4 +1,4 @@
-//! The state of a detached container: one file in its folder, written by its monitor.
+//! The state of a detached container: a file in its folder, written by its monitor.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -9,45 +9,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::folder::{CODE, STATE, STATE_NEXT};
 
-/// In it, of a container of which the disk has lost something.
+/// Word in the code's file if the disk has lost data of the container.
 const LOST: &str = "lost";
-/// At least as many bytes as that takes, as `255 lost timeout`, and a state.
+/// Sizes in bytes, large enough for `255 lost timeout` and for a state.
 const CODE_MAX: usize = 16;
 const STATE_MAX: usize = 4096;
 
-/// How a container is doing. Times are seconds since 1970.
+/// State of a container. Times are in seconds since 1970.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// The process that watches over it.
+    /// Pid of the monitor.
     pub monitor: u32,
-    /// Its first process, as the host numbers it.
+    /// Pid of the container's first process on the host.
     pub pid: u32,
-    /// The name of that process: its number may be another one's by now.
+    /// Identity of that process, because its pid may have been reused.
     #[serde(default, with = "identity")]
     pub process: Option<ProcessIdentity>,
-    /// Since when it runs.
+    /// Time of the start.
     pub started: i64,
-    /// The signal that asks it to end, as the image names it.
+    /// Signal that asks the container to end, as the image names it.
     pub stop_signal: String,
-    /// Since when it does not.
+    /// Time of the end; `None` while the container runs.
     pub finished: Option<i64>,
-    /// Its exit code, as shells have it; none as long as it runs, and when its monitor was killed.
+    /// Exit code, as shells have it; `None` while the container runs, and if its monitor was killed.
     pub code: Option<i32>,
-    /// Whether the disk has lost some of its writes.
+    /// Whether the disk has lost some of the container's writes.
     #[serde(default)]
     pub lost: bool,
-    /// Who ended it, if its program did not.
+    /// What ended the container, unless its program ended by itself.
     #[serde(default)]
     pub reason: Option<Reason>,
-    /// For how many seconds `stop` waits before it kills, if that was said.
+    /// Seconds that `stop` waits before it kills, if the caller set them.
     #[serde(default)]
     pub stop_timeout: Option<u32>,
-    /// Size of its writable layer at the end, in bytes; `None` while it runs, and for a directory of the host.
+    /// Size of the writable layer at the end, in bytes; `None` while it runs, and for a directory of the host.
     #[serde(default)]
     pub written: Option<u64>,
 }
 
-/// The name of a process as a text, or null. A text of another version names no process.
+/// The identity of a process as a text, or null. A text of another version identifies no process.
 mod identity {
     use kernel::process::ProcessIdentity;
     use serde::{Deserialize as _, Deserializer, Serializer};
@@ -71,18 +71,18 @@ mod identity {
     }
 }
 
-/// Who ended a container, if its program did not.
+/// What ended a container, unless its program ended by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
-    /// Quire: its time was over.
+    /// Quire, because the timeout was over.
     Timeout,
-    /// The kernel: there was no memory left for it.
+    /// The kernel, because the container was out of memory.
     Memory,
 }
 
 impl Reason {
-    /// In few words, for tables.
+    /// Returns a short text for tables.
     #[must_use]
     pub const fn short(self) -> &'static str {
         match self {
@@ -91,7 +91,7 @@ impl Reason {
         }
     }
 
-    /// For programs.
+    /// Returns a word for programs.
     const fn word(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -99,7 +99,7 @@ impl Reason {
         }
     }
 
-    /// In a sentence.
+    /// Returns a sentence for users.
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
@@ -114,18 +114,16 @@ impl Reason {
 /// How a container ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// As its program did, or in the place of that.
+    /// Exit of the program, or the one that replaces it.
     pub exit: Exit,
-    /// Why, if it was not the program's own doing.
+    /// Reason, unless the program ended by itself.
     pub reason: Option<Reason>,
 }
 
 impl State {
-    /// Reads the state from the folder; `None` before the container has started, and if a crash of the host cut the
-    /// file short. On a full disk only the exit code may have been recorded: the state then has the end from there.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Reads the state from the folder. `None` before the container has started, and if a crash of the host has
+    /// truncated the file. On a full disk, only the exit code may have been recorded: the end is then taken from
+    /// there.
     pub fn load(folder: &Path) -> std::io::Result<Option<Self>> {
         let mut state: Option<Self> = match std::fs::read(folder.join(STATE)) {
             Ok(bytes) => serde_json::from_slice(&bytes).ok(),
@@ -144,27 +142,21 @@ impl State {
         Ok(state)
     }
 
-    /// Records the start, and reserves what it takes to record the end: space, since the container may fill the disk,
-    /// and a descriptor, since there may be none left.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Records the start, and reserves the resources to record the end: space, because the container may fill the
+    /// disk, and a descriptor, because all may be in use.
     pub fn begin(&self, folder: &Path) -> std::io::Result<Code> {
         let code = File::create(folder.join(CODE))?;
         code.write_all_at(&[b' '; CODE_MAX], 0)?;
         self.save(folder)?;
         if let Err(error) = std::fs::write(folder.join(STATE_NEXT), [b' '; STATE_MAX]) {
-            // A container that has this has started.
+            // A container with this file counts as started.
             std::fs::remove_file(folder.join(STATE))?;
             return Err(error);
         }
         Ok(Code(code))
     }
 
-    /// Writes it: whoever reads sees the old one or this.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Writes the state atomically: a reader sees the old or the new one.
     #[expect(
         clippy::disallowed_methods,
         reason = "a container does not outlive a crash of the host"
@@ -172,7 +164,7 @@ impl State {
     fn save(&self, folder: &Path) -> std::io::Result<()> {
         let next = folder.join(STATE_NEXT);
         let bytes = serde_json::to_vec(self)?;
-        // Not cut short before it is written, or the room would be anybody's.
+        // The file is not truncated before it is written, because its space could be taken by other files.
         let file = File::options().write(true).create(true).truncate(false).open(&next)?;
         file.write_all_at(&bytes, 0)?;
         file.set_len(bytes.len() as u64)?;
@@ -180,9 +172,6 @@ impl State {
     }
 
     /// Records the end; `exit` is `None` if it is unknown.
-    ///
-    /// # Errors
-    /// An error of the disk.
     pub fn finish(&mut self, exit: Option<Exit>, now: i64, folder: &Path) -> std::io::Result<()> {
         self.finished = Some(now);
         self.code = exit.map(Exit::shell_code);
@@ -190,15 +179,12 @@ impl State {
     }
 }
 
-/// Exit code of a container that is removed at its end.
+/// Exit code of a container, for commands that wait for a container that is removed at its end.
 #[derive(Debug)]
 pub struct Code(File);
 
 impl Code {
     /// Opens the code while the container lives; `None` if it has not started.
-    ///
-    /// # Errors
-    /// An error of the disk.
     pub fn open(folder: &Path) -> std::io::Result<Option<Self>> {
         match File::open(folder.join(CODE)) {
             Ok(file) => Ok(Some(Self(file))),
@@ -207,11 +193,8 @@ impl Code {
         }
     }
 
-    /// Records the end once more. Call it after the state is saved, or could not be saved: a reader that finds a code
-    /// looks no further.
-    ///
-    /// # Errors
-    /// An error of the disk.
+    /// Records the end once more. Call this after the state was saved or could not be saved, because a reader that
+    /// finds a code does not read the state.
     pub fn note(&self, state: &State) -> std::io::Result<()> {
         let Some(code) = state.code else { return Ok(()) };
         let lost = state.lost.then_some(LOST);
@@ -280,7 +263,7 @@ mod tests {
             r#"{"monitor":1,"pid":2,"started":3,"stop_signal":"TERM","finished":null,"code":null}"#;
         let mut state: State = serde_json::from_str(bytes).unwrap();
         let end = state.begin(folder.path()).unwrap();
-        // In the way of the state's.
+        // A directory blocks the name of the state's new file.
         std::fs::remove_file(folder.path().join(STATE_NEXT)).unwrap();
         std::fs::create_dir(folder.path().join(STATE_NEXT)).unwrap();
         for (lost, reason) in

@@ -1,4 +1,4 @@
-//! Containers are asked to end, and killed when they do not.
+//! Stops containers: asks them to end, and kills them if they do not.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use crate::life::spared::Terms;
 
 const TERM: u8 = 15;
 
-/// For how many seconds is waited if nobody says another number; as with podman.
+/// Default time to wait before the kill, in seconds, the same as podman's.
 const PATIENCE: u32 = 10;
 
-/// How containers are to be stopped.
+/// How to stop containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StopWish {
-    /// The number of the signal that asks; none for each one's own.
+    /// Number of the signal that asks; `None` for each container's own.
     pub signal: Option<u8>,
-    /// After how many seconds they are killed; none for each one's own.
+    /// Seconds after which they are killed; `None` for each container's own.
     pub timeout: Option<u32>,
 }
 
@@ -32,8 +32,8 @@ impl StopWish {
     }
 }
 
-/// Stops containers, and records the end of those without a monitor. `now` is the time, in seconds since 1970. `remark`
-/// gets sentences for people.
+/// Stops containers, and records the end of those without a monitor. `now` returns the time, in seconds since 1970.
+/// `remark` gets sentences for users.
 ///
 /// # Errors
 /// [`KnownError`]; some containers may still run then.
@@ -45,13 +45,13 @@ pub fn stop(
     remark: &dyn Fn(&str),
 ) -> Result<(), KnownError> {
     for it in known.iter().filter(|it| it.liveness == Liveness::Dead) {
-        // Its monitor was killed, and it may go on.
+        // The monitor was killed, but the container may still run.
         if let Some(folder) = store.containers.lock(&it.id)? {
             detached::bury(&folder, now())
                 .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
         }
     }
-    // All are asked before any is waited for.
+    // All containers are signalled before this waits for any.
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
     let since = Instant::now();
     let terms: Vec<_> = running.iter().map(|it| Terms::of(&it.folder)).collect();
@@ -75,7 +75,7 @@ pub fn stop(
     Ok(())
 }
 
-/// Sends the signal that asks one of them to end.
+/// Sends the signal that asks a container to end.
 fn ask(
     store: &Store,
     known: &KnownContainer,
@@ -85,7 +85,7 @@ fn ask(
     remark: &dyn Fn(&str),
 ) -> Result<(), KnownError> {
     let own = known.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
-    // What an image says is no reason to let it run.
+    // An invalid signal in an image must not keep the container running.
     let by_image = |own| {
         signal_number(own).unwrap_or_else(|error| {
             remark(&format!("{error}: {} gets TERM", known.id));
@@ -99,11 +99,11 @@ fn ask(
             terms.note(Signal::TERM);
         }
         let Err(message) = detached::signal(&known.folder, &known.id, &name) else { return Ok(()) };
-        // It may have ended since.
+        // The container may have ended since.
         if !known.is_alive(store)? {
             return Ok(());
         }
-        // Or it has not started yet.
+        // Otherwise it may not have started yet.
         let has_started = known.state_now()?.is_some();
         if has_started || since.elapsed() >= wish.patience(known) {
             if wish.signal.is_some() || signal == TERM {

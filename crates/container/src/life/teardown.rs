@@ -1,4 +1,4 @@
-//! Remains of a container whose processes are gone, or should be.
+//! Removes the remains of a container whose processes are gone, or should be.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::life::cgroups::remove_cgroups;
 use crate::life::stage::is_place;
 use crate::runtime::call::{DELETION, delete};
 
-/// Ends all that the kernel and the runtime keep of a container, so that its folder can be removed: processes, cgroups,
-/// the runtime's records, and the root if it is attached in this mount namespace. The caller holds the container's
-/// lock, so it has no monitor.
+/// Ends everything that the kernel and the runtime keep of a container, so that its folder can be removed: processes,
+/// cgroups, the runtime's records, and the root if it is attached in this mount namespace. The caller holds the
+/// container's lock, so the container has no monitor.
 ///
-/// Returns whether all is ended. If not, the folder has to stay for a later call, because only the folder says what is
-/// left.
+/// Returns whether everything is removed. If not, the folder has to stay for a later call, because only the folder
+/// records the remains.
 #[must_use]
 pub fn clear(folder: &Path, id: &str) -> bool {
     clear_within(folder, id, DELETION)
 }
 
-/// The same, where the runtime has at most the time `most`.
+/// Like [`clear`], but the runtime has at most the time `most`.
 #[must_use]
 pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     if has_records(folder, id) {
@@ -32,10 +32,11 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     let is_clear = remove_cgroups(folder, id);
     let places = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|it| it.path());
     let places = places.filter(|path| is_place(path));
-    // A namespace that runsc attaches among its records and leaves there. Source: gVisor `runsc/specutils/namespace.go`.
+    // A namespace that runsc attaches among its records and leaves there. Source: gVisor
+    // `runsc/specutils/namespace.go`.
     let left = Some(folder.join(RUNTIME_STATE).join("null-netns")).filter(|it| it.exists());
     for place in places.chain(left) {
-        // In another namespace than the container's own this finds nothing mounted.
+        // In another mount namespace than the container's, these are not mounted.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
             tracing::debug!(id, %error, "nothing to unmount");
         }
@@ -43,12 +44,12 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     is_clear && !has_records(folder, id)
 }
 
-/// Removes a container's folder, of which nothing is left elsewhere. A layer in it may have many files.
-/// Then a process removes it in the background: the container is gone when its folder has left `containers/`. `who` is the
-/// user of this process.
+/// Removes the folder of a container without other remains. A layer in it may have many files, so a background
+/// process removes the folder: the container is gone when its folder has left `containers/`. `who` is the user of
+/// this process.
 ///
 /// # Errors
-/// When the folder cannot be moved, or be removed at once.
+/// [`ContainerError`] if the folder cannot be moved, or cannot be removed in the foreground.
 pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), ContainerError> {
     if !folder.path().join(LAYER).exists() {
         return folder.remove();
@@ -57,7 +58,8 @@ pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), Contai
     let folder = folder.hide()?;
     if who.user != 0 {
         return match folder.remove() {
-            // A container of a user has written files of other ids, which only root of the user's namespace may remove.
+            // A user's container may have written files with other ids, which only root of the user's namespace may
+            // remove.
             Err(ContainerError::Disk(error)) if error.is_read_only() => {
                 tracing::warn!(id, %error, "some of what the container wrote stays: `quire gc` removes it");
                 Ok(())
@@ -69,7 +71,7 @@ pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), Contai
     Ok(())
 }
 
-/// Removes a hidden folder, in a background process with the least priority.
+/// Removes a hidden folder. A background process does this with the lowest priority.
 pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
     if by == Done::Behind {
         kernel::process::be_idle();
@@ -79,8 +81,8 @@ pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
     }
 }
 
-/// Removes what the runtime has noted of a container that was made before this boot of the machine. Nothing of that container
-/// runs, and the runtime would take another process for the container's if that has the same number and start.
+/// Removes the runtime's records of a container that was created before the current boot. None of its processes run,
+/// and the runtime would mistake a process with the same pid and start time for the container's.
 pub(crate) fn forget_earlier_boot(folder: &ContainerDir) {
     let made = folder.record().and_then(|it| it.boot.as_ref());
     if made.is_none() || made == kernel::process::boot_id().as_ref() {
@@ -94,8 +96,8 @@ pub(crate) fn forget_earlier_boot(folder: &ContainerDir) {
     }
 }
 
-/// Whether the runtime knows of the container: by a directory of its name, or as runsc by `ID_sandbox:ID.state`. Source for
-/// that: gVisor `runsc/container/state_file.go`.
+/// Whether the runtime has a record of the container: a directory with its name, or for runsc a file
+/// `ID_sandbox:ID.state`. Source of the latter: gVisor `runsc/container/state_file.go`.
 fn has_records(folder: &Path, id: &str) -> bool {
     let state = folder.join(RUNTIME_STATE);
     state.join(id).exists() || state.join(format!("{id}_sandbox:{id}.state")).exists()

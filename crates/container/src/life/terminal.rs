@@ -1,8 +1,8 @@
-//! A terminal of a container, behind the one that the caller sits at: bytes both ways, its size, and the few keys that
-//! mean something to Quire.
+//! Connects a container's terminal to the caller's: copies bytes both ways, sets the size, and handles the few keys
+//! that have a meaning for Quire.
 //!
-//! The runtime makes the terminal and hands over its master side ([`kernel::terminal::Receiver`]), since runtimes that
-//! copy the bytes themselves leave no way out: crun 1.8 does not set a size either.
+//! The runtime creates the terminal and passes its master side ([`kernel::terminal::Receiver`]). If the runtime
+//! copied the bytes itself, the caller could not detach, and crun 1.8 would not set the size.
 
 use std::io::Write as _;
 use std::num::NonZeroU64;
@@ -21,18 +21,18 @@ use crate::bundle::spec::{ConsoleSize, SpecProcess};
 use crate::life::log::Log;
 use crate::life::spared::{first_process, is_spared};
 
-/// Ctrl-C, and the two keys by which a caller leaves a container to itself, as with Docker.
+/// Ctrl-C, and the two keys by which a caller detaches from a container, as in Docker.
 const CTRL_C: u8 = 3;
 const CTRL_P: u8 = 16;
 const CTRL_Q: u8 = 17;
 
-/// How long after one Ctrl-C another one counts as the second.
+/// Time in which a further Ctrl-C counts as the second one.
 pub const SHORT_MOMENT: Duration = Duration::from_secs(2);
 
-/// How often it is seen whether somebody has opened a terminal again that nobody had open.
+/// Interval between checks whether a process has opened a terminal again that was not open anywhere.
 const REOPENED: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// Writes the size of the caller's terminal into what a runtime is told of a process, for the program's first moment.
+/// Writes the size of the caller's terminal into a process's configuration, so that the program starts with it.
 pub fn note_size(process: &mut SpecProcess, terminal: BorrowedFd<'_>) {
     if let Some(size) = size(terminal) {
         process.console_size = Some(ConsoleSize { height: size.ws_row, width: size.ws_col });
@@ -42,40 +42,39 @@ pub fn note_size(process: &mut SpecProcess, terminal: BorrowedFd<'_>) {
 /// How the copying ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// It is over.
+    /// The container has ended.
     Ended,
     /// The caller has typed Ctrl-P Ctrl-Q.
     Detached,
 }
 
-/// A terminal of a caller that is connected with one of a container.
+/// A caller's terminal that is connected to a container's.
 #[derive(Debug)]
 pub struct Attached<'a> {
-    /// The caller's terminal.
     pub input: BorrowedFd<'a>,
-    /// Where the container's output goes.
+    /// Destination of the container's output.
     pub output: BorrowedFd<'a>,
-    /// Signals that arrive meanwhile.
+    /// Signals that arrive during the connection.
     pub signals: &'a Signals,
-    /// Readable when it is over.
+    /// Readable when the container has ended.
     pub over: BorrowedFd<'a>,
-    /// Whether the caller can leave before.
+    /// Whether the caller can detach.
     pub can_detach: bool,
 }
 
-/// Work besides the copying.
+/// Handles events other than data.
 pub trait Events {
-    /// A signal that is not about the terminal itself.
+    /// Handles a signal that does not concern the terminal itself.
     ///
     /// # Errors
-    /// Ends the connection.
+    /// An error ends the connection.
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError>;
 
-    /// A Ctrl-C that interrupts this process group, and how long ago the last one was typed.
+    /// Handles a Ctrl-C that interrupts this process group. `since` is the time since the last one.
     fn interrupted(&mut self, group: Pid, since: Option<Duration>);
 }
 
-/// Sets the caller's terminal back when it goes.
+/// Restores the caller's terminal on drop.
 struct Raw<'a>(&'a Modes);
 
 impl Drop for Raw<'_> {
@@ -85,7 +84,7 @@ impl Drop for Raw<'_> {
 }
 
 impl Attached<'_> {
-    /// Waits for the terminal that a runtime makes; `None` if the runtime ends first.
+    /// Waits for the terminal that a runtime creates; `None` if the runtime exits first.
     ///
     /// # Errors
     /// Errors of the kernel and of `events`.
@@ -112,7 +111,7 @@ impl Attached<'_> {
                 source: Errno::from_io_error(&error).unwrap_or(Errno::IO),
             })?;
             if let Some(master) = &received {
-                // At once: for a program that crun executes in a container, this is its first size.
+                // Set immediately, because this is the first size for a program that crun executes in a container.
                 self.resize(master.as_fd());
             }
             if received.is_some() || is_over {
@@ -121,7 +120,7 @@ impl Attached<'_> {
         }
     }
 
-    /// Gives the container's terminal the size of the caller's.
+    /// Sets the size of the container's terminal to the caller's.
     fn resize(&self, master: BorrowedFd<'_>) {
         if let Some(size) = size(self.input)
             && let Err(error) = resize(master, size)
@@ -130,10 +129,10 @@ impl Attached<'_> {
         }
     }
 
-    /// Copies until the container ends or the caller leaves. All output of the container until its end is written then.
+    /// Copies until the container ends or the caller detaches. When this returns, all output until then is written.
     ///
     /// # Errors
-    /// Errors of the kernel and of `events`. The caller's terminal is as before in any case.
+    /// Errors of the kernel and of `events`. The caller's terminal is restored in any case.
     pub fn copy(
         &self,
         modes: &Modes,
@@ -163,13 +162,13 @@ impl Attached<'_> {
 
 struct Copying<'a> {
     attached: &'a Attached<'a>,
-    /// None when the caller's terminal has been hung up, or its reader has gone.
+    /// `None` if the caller's terminal was hung up, or the reader of its output is gone.
     master: Option<OwnedFd>,
-    /// Typed, and not taken by the container yet.
+    /// Typed bytes that the container has not taken yet.
     pending: Vec<u8>,
     keys: Keys,
     has_input: bool,
-    /// No process has the container's side open.
+    /// Whether no process has the container's side open.
     is_idle: bool,
     last: Option<Instant>,
 }
@@ -202,14 +201,14 @@ impl Copying<'_> {
                     Signal::WINCH => self.follow_size(),
                     signal => {
                         if signal == Signal::CONT {
-                            // A shell may have set the terminal to its own modes meanwhile.
+                            // A shell may have changed the modes of the terminal.
                             let _hung_up = modes.set_raw();
                         }
                         events.signal(signal)?;
                     }
                 }
             }
-            // Also once more after the end: what was written before is there.
+            // This also runs once after the end, for output that was written before.
             self.show();
             if is_over {
                 return Ok(Left::Ended);
@@ -227,7 +226,7 @@ impl Copying<'_> {
         }
     }
 
-    /// Writes what the container has written so far.
+    /// Writes the container's output so far.
     fn show(&mut self) {
         let mut bytes = [0; 1 << 14];
         while let Some(master) = &self.master {
@@ -235,7 +234,7 @@ impl Copying<'_> {
                 Ok(length @ 1..) => {
                     self.is_idle = false;
                     if !write_all(self.attached.output, &bytes[..length]) {
-                        // As if somebody had closed the window.
+                        // Handled like a closed terminal window.
                         self.master = None;
                     }
                 }
@@ -244,7 +243,7 @@ impl Copying<'_> {
                     self.is_idle = false;
                     return;
                 }
-                // EIO: nobody has it open, and somebody may open it yet.
+                // EIO: no process has the terminal open, but a process may open it again.
                 Ok(0) | Err(_) => {
                     self.is_idle = true;
                     return;
@@ -253,14 +252,14 @@ impl Copying<'_> {
         }
     }
 
-    /// Reads what the caller has typed; answers whether it was the keys to leave.
+    /// Reads the typed bytes. Returns whether they were the keys to detach.
     fn take_typed(&mut self, events: &mut dyn Events) -> bool {
         let mut bytes = [0; 4096];
         let length = match rustix::io::read(self.attached.input, &mut bytes) {
             Ok(length @ 1..) => length,
             Err(Errno::INTR | Errno::AGAIN) => return false,
             Ok(0) | Err(_) => {
-                // The caller's terminal has been hung up: so is the container's.
+                // The caller's terminal was hung up, so the container's is hung up, too.
                 self.has_input = false;
                 self.master = None;
                 return false;
@@ -277,7 +276,7 @@ impl Copying<'_> {
         typed.detach
     }
 
-    /// Gives the container of what was typed as much as it takes.
+    /// Passes as many typed bytes to the container as it accepts.
     fn give(&mut self) {
         let Some(master) = &self.master else {
             self.pending.clear();
@@ -301,7 +300,7 @@ fn wait_for(fds: &mut [PollFd<'_>], most: Option<&Timespec>) -> Result<(), Proce
     }
 }
 
-/// Whether all could be written.
+/// Whether all bytes could be written.
 fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {
@@ -317,11 +316,11 @@ fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> bool {
     true
 }
 
-/// What keys mean.
+/// Interprets keys.
 #[derive(Debug, Default)]
 struct Keys {
     can_detach: bool,
-    /// A Ctrl-P that waits for what follows it.
+    /// Whether a Ctrl-P waits for the next key.
     held: bool,
 }
 
@@ -332,7 +331,7 @@ struct Typed {
 }
 
 impl Keys {
-    /// Adds to `pass` what the container is to have. What follows the keys to leave is nobody's.
+    /// Adds the bytes for the container to `pass`. Bytes after the keys to detach are dropped.
     fn read(&mut self, typed: &[u8], pass: &mut Vec<u8>) -> Typed {
         let mut interrupts = 0;
         for &byte in typed {
@@ -353,30 +352,28 @@ impl Keys {
     }
 }
 
-/// Whether the kernel spares a container's first process the `SIGINT` that its terminal sends to this process group: it is of
-/// that group, and neither handles, ignores nor waits for the signal.
+/// Whether the kernel drops the `SIGINT` that the terminal sends to this process group for the container's first
+/// process: the process is in the group, and neither handles, ignores nor waits for the signal.
 #[must_use]
 pub fn is_spared_interrupts(folder: &Path, group: Pid) -> bool {
     let is_of_group = |pid| rustix::process::getpgid(Some(pid)) == Ok(group);
     first_process(folder).is_some_and(|pid| is_of_group(pid) && is_spared(pid, Signal::INT))
 }
 
-/// What the caller's process sends its container's monitor: that it leaves, with the terminal; or that it is done.
+/// Messages from the caller's process to its container's monitor: the caller detaches and passes the terminal, or the
+/// caller is done.
 const DETACH: u8 = b'd';
 const DONE: u8 = b'.';
 
-/// The caller's end of what connects it with its container's monitor.
+/// The caller's end of the connection to its container's monitor.
 #[derive(Debug)]
 pub struct Link(UnixStream);
 
-/// The monitor's end.
+/// The monitor's end of the connection.
 #[derive(Debug)]
 pub struct Keeper(UnixStream);
 
-/// Two ends.
-///
-/// # Errors
-/// The kernel's.
+/// Creates the two ends of a connection.
 pub fn link() -> std::io::Result<(Link, Keeper)> {
     let (one, other) = UnixStream::pair()?;
     Ok((Link(one), Keeper(other)))
@@ -384,16 +381,13 @@ pub fn link() -> std::io::Result<(Link, Keeper)> {
 
 impl Link {
     /// Leaves the terminal to the monitor.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub fn leave(self, master: BorrowedFd<'_>) -> std::io::Result<()> {
         Ok(send(&self.0, DETACH, master)?)
     }
 
-    /// Says that the caller's terminal is as it was.
+    /// Reports that the caller's terminal is restored.
     pub fn done(mut self) {
-        // The monitor may have ended.
+        // The monitor may have exited.
         let _unheard = self.0.write_all(&[DONE]);
     }
 }

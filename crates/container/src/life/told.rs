@@ -1,4 +1,4 @@
-//! Reports of a container's monitor to the command that started it: of the start, and of the end.
+//! Reports of a container's monitor to the command that started it: about the start and the end.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -12,50 +12,49 @@ use rustix::io::Errno;
 
 use crate::life::detached;
 
-/// The monitor's report could not be read.
+/// Error of reading a monitor's report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReportError {
-    /// Its pipe cannot be read.
+    /// The pipe cannot be read.
     #[error("cannot read from the monitor")]
     Hear(#[source] std::io::Error),
-    /// Signals cannot be waited for, or passed on.
+    /// Signals cannot be waited for or forwarded.
     #[error(transparent)]
     Signals(#[from] ProcessError),
-    /// It was killed while it started the container.
+    /// The monitor was killed while it started the container.
     #[error("the monitor of {0} ended before the container started")]
     Start(String),
-    /// It was killed while the container ran.
+    /// The monitor was killed while the container ran.
     #[error("it is unknown how container {0} ended: its monitor was killed")]
     End(String),
 }
 
-/// Why a container did not start.
+/// Reason why a container did not start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct NotStarted {
-    /// The exit code for it.
+    /// Exit code for the failed start.
     pub code: u8,
     message: String,
 }
 
-/// How a start went.
+/// Result of a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartReport {
     /// The container runs.
     Runs,
-    /// It was given up for this signal.
+    /// The start was interrupted by this signal.
     Interrupted(Signal),
-    /// It failed.
+    /// The start failed.
     Failed(NotStarted),
 }
 
 /// How a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndReport {
-    /// Its exit code.
     pub code: u8,
-    /// A sentence about it; may be empty.
+    /// A sentence about the end; may be empty.
     pub remark: String,
 }
 
@@ -67,16 +66,14 @@ pub struct MonitorReport {
 }
 
 impl MonitorReport {
-    /// That of the monitor of container `id`.
+    /// Creates the report of the monitor of container `id`.
     #[must_use]
     pub fn new(id: &str, pipe: OwnedFd) -> Self {
         Self { id: id.to_owned(), pipe: pipe.into() }
     }
 
-    /// Waits until a detached container has started. A signal that ends programs ends the start, unless that was faster.
-    ///
-    /// # Errors
-    /// [`ReportError`].
+    /// Waits until a detached container has started. A signal that ends programs ends the start, unless the container
+    /// already runs.
     pub fn wait(
         mut self,
         monitor: &Process,
@@ -88,7 +85,7 @@ impl MonitorReport {
             signals.wait_or(self.pipe.as_fd())?;
             if let Some(signal) = signals.ending() {
                 asked = Some(signal);
-                // It may be gone, or have just told us that the container runs.
+                // The monitor may be gone, or may just have reported that the container runs.
                 let _heard = monitor.signal(Signal::TERM);
             } else {
                 let mut bytes = [0; 4096];
@@ -104,10 +101,8 @@ impl MonitorReport {
         not_started(&self.id, &said, asked)
     }
 
-    /// Waits for the start, and gives `deliver` each signal that arrives; returns what went wrong with it, if it did.
-    ///
-    /// # Errors
-    /// [`ReportError`].
+    /// Waits for the start, and calls `deliver` for each signal that arrives. Returns the report of a failed start,
+    /// or `None` if the container runs.
     pub fn start(
         &mut self,
         signals: &Signals,
@@ -125,19 +120,13 @@ impl MonitorReport {
         }
     }
 
-    /// Returns the report on a start that failed, of a container without a terminal yet.
-    ///
-    /// # Errors
-    /// [`ReportError`].
+    /// Returns the report of a failed start, for a container that has no terminal yet.
     pub fn not_started(mut self, asked: Option<Signal>) -> Result<StartReport, ReportError> {
         let said = self.rest()?;
         not_started(&self.id, &said, asked)
     }
 
-    /// How the container ended, of which [`start`](Self::start) has said that it runs.
-    ///
-    /// # Errors
-    /// [`ReportError`].
+    /// Waits for the end of a container that runs according to [`start`](Self::start), and returns its report.
     pub fn end(mut self) -> Result<EndReport, ReportError> {
         let said = self.rest()?;
         let (&code, remark) = said.split_first().ok_or(ReportError::End(self.id))?;
@@ -151,11 +140,8 @@ impl MonitorReport {
     }
 }
 
-/// Returns the monitor's report on container `id`, which has not started, perhaps because it was `asked` to end. The
-/// monitor `said` it.
-///
-/// # Errors
-/// [`ReportError::Start`].
+/// Interprets the bytes `said` that the monitor reported about container `id`, which has not started, perhaps because
+/// a signal `asked` it to end.
 pub fn not_started(
     id: &str,
     said: &[u8],
@@ -169,18 +155,18 @@ pub fn not_started(
     Ok(StartReport::Failed(NotStarted { code, message }))
 }
 
-/// Whether a container is gone that its caller has taken back.
+/// Whether a container was removed that its caller has killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenBack {
-    /// Nothing is left of it.
+    /// The container and its remains are removed.
     Gone,
-    /// It stays: it had ended by itself just before.
+    /// The container stays, because it had ended just before.
     Stays,
-    /// Its monitor lives on, and may remove it yet.
+    /// The monitor still runs, and may still remove the container.
     Unsettled,
 }
 
-/// Kills a container and waits until its monitor has ended, which removes it.
+/// Kills a container and waits for the end of its monitor, which removes the container.
 #[must_use]
 pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> TakenBack {
     let _asked = detached::unwant(folder);
@@ -188,12 +174,12 @@ pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> TakenBack {
     taken_back(folder, monitor, UNWANTED)
 }
 
-/// For how long the end of a killed container is waited for.
+/// How long to wait for the end of a killed container.
 const UNWANTED: Duration = Duration::from_secs(20);
 
 fn taken_back(folder: &Path, monitor: &Process, most: Duration) -> TakenBack {
     let since = Instant::now();
-    // Before the monitor's end the folder tells nothing: it may go yet.
+    // Before the monitor's end, the folder does not show the result, because it may still be removed.
     loop {
         let rest = Timespec::try_from(most.saturating_sub(since.elapsed())).ok();
         match poll(&mut [PollFd::new(monitor, PollFlags::IN)], rest.as_ref()) {
@@ -228,7 +214,7 @@ mod tests {
         check(b"", None, "Err(\"the monitor of c ended before the container started\")");
     }
 
-    /// As when the machine is so busy that a monitor needs long for its last steps.
+    /// Tests a machine that is so busy that a monitor needs long for its last steps.
     #[test]
     fn what_a_monitor_will_do_is_not_known_before_its_end() {
         let folder = tempfile::tempdir().unwrap();
@@ -238,7 +224,7 @@ mod tests {
             let back = taken_back(folder, &monitor, Duration::from_millis(5));
             assert_eq!(back, TakenBack::Unsettled);
         }
-        // This program, which has nothing else to do than to say what tests it has.
+        // The test's own program, which only lists its tests.
         let mut program = Command::new(std::env::current_exe().unwrap());
         let mut child = program.arg("--list").stdout(Stdio::null()).spawn().unwrap();
         let monitor = Process::open(Pid::from_child(&child)).unwrap();

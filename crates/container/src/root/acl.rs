@@ -1,4 +1,4 @@
-//! POSIX ACLs of an image, in a user namespace that lacks some of its ids.
+//! Converts POSIX ACLs of an image for a user namespace that lacks some of the ids.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,26 +9,27 @@ use crate::bundle::userns::OwnIds;
 const VERSION: [u8; 4] = 2_u32.to_le_bytes();
 /// Source: Linux `include/uapi/linux/posix_acl.h`, `ACL_USER`.
 const USER: u16 = 0x02;
-/// Source: the same, `ACL_GROUP`.
+/// Source: Linux `include/uapi/linux/posix_acl.h`, `ACL_GROUP`.
 const GROUP: u16 = 0x08;
-/// Bytes of an entry: tag, permissions and id. Source: `struct posix_acl_xattr_entry`.
+/// Size of an entry in bytes: tag, permissions and id. Source: `struct posix_acl_xattr_entry`.
 const ENTRY: usize = 8;
 
-/// The value of an xattr for a user namespace. In ACLs, users and groups that the namespace lacks become those that such
-/// owners of files become ([`OwnIds::user`]), since the kernel refuses an ACL that names others (Linux `fs/posix_acl.c`,
-/// `posix_acl_valid`). Where several become the same one, it has what all of them have. All other values stay.
+/// Returns the value of an xattr for a user namespace. In ACLs, users and groups that the namespace lacks are
+/// replaced in the same way as owners of files ([`OwnIds::user`]), since the kernel refuses an ACL that names them
+/// (Linux `fs/posix_acl.c`, `posix_acl_valid`). If several are replaced by the same one, it gets the permissions that
+/// all of them have. All other values are unchanged.
 #[must_use]
 pub fn acl_for_ids<'v>(name: &[u8], value: &'v [u8], ids: &OwnIds) -> Cow<'v, [u8]> {
     let is_acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
     let Some(entries) = value.strip_prefix(&VERSION).filter(|_| is_acl) else {
         return Cow::Borrowed(value);
     };
-    // The kernel refuses what is not a whole number of entries.
+    // The kernel refuses a value with an incomplete entry.
     if !entries.len().is_multiple_of(ENTRY) {
         return Cow::Borrowed(value);
     }
     let mut kept: Vec<[u8; ENTRY]> = Vec::new();
-    // An image chooses how many there are: an xattr has room for 8191.
+    // The image determines the number of entries: an xattr has room for 8191.
     let mut places: HashMap<(u16, u32), usize> = HashMap::new();
     for entry in entries.chunks_exact(ENTRY) {
         let [t0, t1, p0, p1, i0, i1, i2, i3] = *entry else { continue };
@@ -106,13 +107,13 @@ mod tests {
             assert!(matches!(acl_for_ids(name, &given, &ids(100_000)), Cow::Borrowed(_)));
         }
         assert_eq!(*acl_for_ids(b"user.x", &given, &ids(1)), *given);
-        // As many as an xattr has room for, half of which the namespace has.
+        // The maximum number of entries of an xattr, of which the namespace has half.
         let entries: Vec<_> = (0..8191).map(|it| (USER, 7, 65_000 + it)).collect();
         let kept: Vec<_> = (65_000..65_536).map(|it| (USER, 7, it)).collect();
         let found =
             acl_for_ids(b"system.posix_acl_access", &acl(&entries), &ids(65_536)).into_owned();
         assert_eq!(found, acl(&kept));
-        // Nothing that the kernel refuses gets another form.
+        // A value that the kernel refuses is unchanged.
         for odd in [&given[..given.len() - 1], &given[1..], b""] {
             assert_eq!(*acl_for_ids(b"system.posix_acl_access", odd, &ids(1)), *odd);
         }

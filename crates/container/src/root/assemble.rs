@@ -1,8 +1,8 @@
-//! Root file systems: an image of the store, its objects or devices, and perhaps a writable layer, in one detached
-//! mount.
+//! Assembles root file systems: an image of the store, its objects or devices, and optionally a writable layer, in
+//! one detached mount.
 //!
-//! Every mount that Quire makes of an image comes from [`assemble`], so that whoever has to stand behind a mount (a
-//! holder of lazy devices, a monitor that shares superblocks) has one place to do so.
+//! Every mount that Quire makes of an image comes from [`assemble`]. So there is one place for processes that a mount
+//! depends on (a holder of lazy devices, a monitor that shares superblocks).
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,121 +25,110 @@ use crate::root::via::Via;
 /// Free space that `df` shows of a read-only root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space {
-    /// As the kernel has it: full.
+    /// As the kernel reports it: none.
     AsIs,
-    /// That there is some, of an empty tmpfs above the image. The price is that the root directory is a merged one, which
-    /// takes the kernel longer to list.
+    /// Some, from an empty tmpfs above the image. The cost is that the root directory is merged, so the kernel takes
+    /// longer to list it.
     Free,
 }
 
-/// How a root is to be.
+/// Parameters of a root.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape<'a> {
-    /// Where changes go.
     pub writable: Writable<'a>,
-    /// Map of the image's owners to ids of the host; `None` if they are the same.
+    /// Map of the image's owners to the host's ids; `None` if they are the same.
     pub map: Option<&'a IdMap>,
-    /// Only where nothing can be written.
+    /// Applies only to read-only roots.
     pub space: Space,
-    /// Files that have to be there, for others to be mounted on them: where the image lacks them, empty ones are below it. So
-    /// no runtime makes them in the writable layer. The price is that directories on their ways are merged ones. Paths that end
-    /// with a slash are directories, as [`mount_points`](crate::bundle::mounts::mount_points) returns them.
+    /// Files that must exist as mount points. For those that the image lacks, empty files are put into a layer below
+    /// it, so that runtimes do not create them in the writable layer. The cost is that the directories above them are
+    /// merged. Paths that end with a slash are directories, as [`mount_points`](crate::bundle::mounts::mount_points)
+    /// returns them.
     pub places: &'a [&'a str],
-    /// Paths that others use later, such as destinations of the caller's mounts and devices, written as `places`. None of the
-    /// files of `places` is made where one of them leads, or above that: a link of the image may lead there.
+    /// Paths for later use by others, such as destinations of the caller's mounts and devices, in the format of
+    /// `places`. Files of `places` are not created at or above the target of such a path, to which a link of the
+    /// image may lead.
     pub claimed: &'a [&'a str],
-    /// What other roots of this image were written to, uppermost first: the `upper` directories of overlays, on which
-    /// nothing is written meanwhile. They lie between the image and the writable layer, as they are: nobody verifies them.
-    /// At most 400, since an overlay has at most 500 layers.
+    /// Changes of other roots of this image, uppermost first: the `upper` directories of overlays, which must not be
+    /// written to at the same time. They are placed unchanged between the image and the writable layer, without
+    /// verification. At most 400, because an overlay has at most 500 layers.
     pub between: &'a [BorrowedFd<'a>],
-    /// How the image gets into a user namespace.
+    /// How the image is made available in a user namespace.
     pub via: Via<'a>,
-    /// Source in `mountinfo`. With `None` an overlay has the image's name behind [`SOURCE`](crate::root::SOURCE), and an
-    /// EROFS the path that the kernel opened.
+    /// Source in `mountinfo`. With `None`, an overlay has the image's name after [`SOURCE`](crate::root::SOURCE), and
+    /// an EROFS has the path that the kernel opened.
     pub source: Option<&'a str>,
 }
 
-/// A root file system that is attached nowhere yet.
+/// A root file system that is not attached yet.
 #[derive(Debug)]
 pub struct Root {
-    /// The mount.
     pub mount: Detached,
-    /// The image's own mount below it, for others to share.
+    /// Mount of the image below the root, which others can share.
     pub image: Superblock,
-    /// What to do about the writable layer when the root is no longer needed, before it is unmounted.
+    /// Action on the writable layer when the root is no longer needed, before the root is unmounted.
     pub doomed: Doomed,
 }
 
-/// A root that cannot be made.
+/// Reason why a root cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RootError {
     /// The kernel refused a mount.
     #[error("cannot mount {name}")]
     Mount {
-        /// The image.
         name: String,
-        /// The kernel's answer.
         #[source]
         source: MountError,
     },
-    /// The writable layer could not be prepared.
+    /// The writable layer cannot be prepared.
     #[error("cannot prepare the writable layer of {name}")]
     Upper {
-        /// The image.
         name: String,
-        /// Why.
         #[source]
         source: UpperError,
     },
-    /// No user namespace could be made to map owners.
+    /// The user namespace with the map of owners cannot be created.
     #[error("cannot make a user namespace for the owners of {name}")]
     Map {
-        /// The image.
         name: String,
-        /// The kernel's answer.
         #[source]
         source: ProcessError,
     },
-    /// The owner of the root directory is not in the map, but the writable layer needs a root directory of its own.
+    /// The owner of the root directory is not in the map, but the writable layer needs a separate root directory.
     #[error(
         "the root directory of {name} belongs to user {user} and group {group}, and the map of ids lacks one or both: \
          add them, or use neither a writable layer nor --df"
     )]
     Nobody {
-        /// The image.
         name: String,
-        /// Its owner in the image.
+        /// User that owns the directory in the image.
         user: u32,
-        /// Its group in the image.
+        /// Group that owns the directory in the image.
         group: u32,
     },
-    /// No mount namespace could be made to stack it in, which kernels before 6.15 need.
+    /// The mount namespace in which kernels before 6.15 stack the root cannot be created.
     #[error("cannot make a mount namespace to stack {name} in")]
     Namespace {
-        /// The image.
         name: String,
-        /// The kernel's answer.
         #[source]
         source: ProcessError,
     },
-    /// The objects, or the writable directory, are not, or no longer, where their descriptor came from; kernels before
-    /// 6.15 need a path.
+    /// The objects or the writable directory are no longer at the path of their descriptor. Kernels before 6.15 need
+    /// a path.
     #[error("cannot find the objects of {name}, or its writable layer, by their path")]
     Objects {
-        /// The image.
         name: String,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// Stacks the image, its objects and the writable layer, all from descriptors; `shared` is a mount of this very image that
-/// is there already. Whatever has to be attached somewhere
-/// meanwhile, since the kernel is older than 6.15, is attached where nobody else sees it.
+/// Stacks the image, its objects and the writable layer, all from descriptors. `shared` is an existing mount of
+/// exactly this image. Kernels before 6.15 require some layers to be attached temporarily; this happens in a private
+/// mount namespace.
 ///
 /// # Errors
-/// [`RootError`] with the step that failed; nothing is left mounted then.
+/// [`RootError`] with the step that failed; all mounts are then removed.
 pub(crate) fn assemble(
     layers: &Layers<'_>,
     shared: Option<Superblock>,
@@ -152,9 +141,9 @@ pub(crate) fn assemble(
 /// Where an overlay with a writable layer is stacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workshop {
-    /// Here, if the kernel can do without attached layers.
+    /// In this mount namespace, if the kernel does not need attached layers.
     AsNeeded,
-    /// In a mount namespace of its own, as for kernels that cannot. For tests.
+    /// In a separate mount namespace, as for older kernels. For tests.
     #[cfg(test)]
     Apart,
 }
@@ -186,7 +175,8 @@ fn assemble_in(
         .map_err(upper_failed)?;
     let bottom = match (missing.is_empty(), layers.records, layers.data) {
         (true, ..) => None,
-        // Only the lowest layer but objects may lead to them there, so nothing can be below a tree.
+        // In a user namespace, only the lowest layer above the objects may refer to objects, so no layer can be put
+        // below a tree.
         (false, XattrNamespace::User, Data::Objects(_)) => {
             crate::root::upper::add_files(lower.as_fd(), &missing, shape.map)
                 .map_err(upper_failed)?;
@@ -222,7 +212,7 @@ fn assemble_in(
         Workshop::Apart => None,
     };
     let mount = match here {
-        // It says so before it has touched any layer.
+        // The kernel returns this error before it changes any layer.
         Some(Err(MountError::Unsupported { .. })) | None => {
             stack_apart(layers, checked, &lower, &upper)?
         }
@@ -234,19 +224,21 @@ fn assemble_in(
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     let acl = layers.acl;
     let options = match layers.data {
-        // The image holds metadata only, and its pages outlive the mount, so the next mount of it reads no disk. (Direct
-        // I/O would read the disk anew for every container.)
+        // The image contains only metadata. Its pages in the page cache outlive the mount, so the next mount does not
+        // read the disk. (With direct I/O, every container would read the disk again.)
         Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
-        // File data is in memory once, as EROFS's own; through the devices' page cache it would be there twice.
-        // Each byte that is read ahead may have to be fetched. Past the page cache, a unit that was just filled would have to
-        // be written to the disk before it can be read. And pages of which nobody knows whether they are right are not shared.
+        // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. With a
+        // partial image, however, each byte of read-ahead may have to be fetched. With direct I/O on files, a unit
+        // that was just filled would have to be written to the disk before it can be read. Pages that are not
+        // verified are not shared.
         Data::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
             backing: layers.backing,
             source: layers.source,
             io: match layers.backing {
                 Backing::FileOnly => Io::Buffered,
-                // Nothing of a file on FUSE is in a page cache. Past it, a loop device lets several readers wait at a time.
+                // The page cache holds no data of a file on FUSE. With direct I/O, a loop device lets several readers
+                // wait at the same time.
                 Backing::File | Backing::Loop => Io::Direct,
             },
             acl,
@@ -257,7 +249,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
             backing: layers.backing,
             io: Io::Direct,
             acl,
-            // Pages that are shared are no device's, and could not be read past.
+            // Shared pages belong to no device, and cannot be read with direct I/O.
             share: layers.domain.filter(|_| layers.backing == Backing::File).map(Domain),
             read_ahead: native_read_ahead(*devices.first().unwrap_or(&layers.image)),
             source: layers.source,
@@ -268,7 +260,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     Ok(Superblock { mount: image.mount, backing: image.backing, identity: layers.identity() })
 }
 
-/// A second mount of the image, whose owners are mapped.
+/// Mounts the image a second time, with mapped owners.
 fn mapped(
     layers: &Layers<'_>,
     image: &Superblock,
@@ -283,7 +275,7 @@ fn mapped(
     Ok(mount)
 }
 
-/// A mount of a directory, whose owners are mapped if there is a map.
+/// Mounts a directory, with mapped owners if there is a map.
 fn between(
     layers: &Layers<'_>,
     directory: BorrowedFd<'_>,
@@ -300,7 +292,7 @@ fn between(
     Ok(mount)
 }
 
-/// A second mount of the image: of the same superblock, or of another one on kernels that clone no detached mounts.
+/// Mounts the image a second time: the same superblock, or a new one on kernels that cannot clone detached mounts.
 fn again(
     layers: &Layers<'_>,
     image: &Superblock,
@@ -319,12 +311,12 @@ fn again(
     }
 }
 
-/// Whether the root directory is one of a writable file system.
+/// Whether the root directory is in a writable file system.
 fn writes_root(shape: &Shape<'_>) -> bool {
     !matches!(shape.writable, Writable::None) || shape.space == Space::Free
 }
 
-/// Whether the map has the owner of the root directory, which is that of the highest layer.
+/// Checks that the map has the owner of the root directory, which is that of the highest layer.
 fn check_owner(layers: &Layers<'_>, highest: BorrowedFd<'_>, map: &IdMap) -> Result<(), RootError> {
     let stat = rustix::fs::fstat(highest)
         .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
@@ -352,7 +344,7 @@ fn stack(
         upper: upper.map(Layer::options),
         verity: match (layers.data, checked) {
             (Data::Objects(_), Checked::ByKernel) => Verity::Required,
-            // Devices that are sealed are checked wherever they are read.
+            // Sealed devices are verified at every read.
             (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
         },
         xattrs: layers.records,
@@ -360,9 +352,9 @@ fn stack(
     })
 }
 
-/// Stacks an overlay whose writable layer has to be attached somewhere, and all layers in one mount namespace: in a
-/// new one, which ends with the thread that this makes. The overlay has clones of its own of the layers' mounts by
-/// then, and is detached, so it can be attached in any namespace.
+/// Stacks an overlay on a kernel that requires the writable layer to be attached, and all layers to be in the same
+/// mount namespace. This happens in a new namespace, which ends with this thread. The overlay keeps its own clones of
+/// the layers' mounts and is detached, so it can be attached in any namespace.
 fn stack_apart(
     layers: &Layers<'_>,
     checked: Checked,
@@ -372,7 +364,7 @@ fn stack_apart(
     let name = || layers.name.to_owned();
     let lost = |source| RootError::Objects { name: name(), source };
     let work = || {
-        // Where the directories are: asked before the namespace is new, since paths are those of this one.
+        // The paths are read before the new namespace is created, because they are valid in the old one.
         let directories = match &upper.mount {
             Some(_) => layers.objects().to_vec(),
             None => [layers.objects(), &upper.directories()].concat(),
@@ -381,14 +373,14 @@ fn stack_apart(
         let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         own_mounts(Propagation::Private)
             .map_err(|source| RootError::Namespace { name: name(), source })?;
-        // A descriptor from before leads to a mount of the namespace that we left, which can be no layer here.
+        // An earlier descriptor refers to a mount of the old namespace, which cannot be a layer here.
         let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
         let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         let failed = |source| RootError::Mount { name: name(), source };
         let upper_again = upper.again(again.split_off(layers.objects().len()));
         if let Some(mount) = &upper.mount {
-            // The one directory that is always there and that covers nothing: every path begins below what is mounted
-            // on it.
+            // The root is the one directory that always exists and whose mount hides no other path: all paths start
+            // below the topmost mount on it.
             mount.attach_at(Path::new("/")).map_err(failed)?;
         }
         let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
@@ -405,7 +397,7 @@ fn path_of(fd: BorrowedFd<'_>) -> std::io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/thread-self/fd/{}", fd.as_raw_fd()))
 }
 
-/// Opens a directory by its path, and makes sure that it is the one that is meant.
+/// Opens a directory by its path, and checks that it is the expected one.
 fn open_again(path: &Path, expected: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let again = rustix::fs::open(path, flags, Mode::empty())?;
@@ -430,7 +422,7 @@ mod tests {
 
     use super::*;
 
-    /// What needs root says so where there is none.
+    /// Prints a message if the test is skipped because it needs root.
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
@@ -441,7 +433,7 @@ mod tests {
 
     const BYTES: [u8; 100] = [b'x'; 100];
 
-    /// An image of one file, beside its object, with the path of that.
+    /// Creates an image of one file and the file's object. Returns the object's path.
     fn composefs() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let bytes = BYTES;
@@ -464,7 +456,7 @@ mod tests {
         (folder, place)
     }
 
-    /// Objects have no fs-verity here. Either the kernel refuses the mount, or every read of an object.
+    /// The objects have no fs-verity here. The kernel refuses either the mount, or every read of an object.
     #[test]
     fn the_kernel_is_not_asked_to_check_what_it_can_not() {
         if !is_root() {
@@ -505,7 +497,7 @@ mod tests {
         }
     }
 
-    /// As on kernels before 6.15, whose layers by name the `kernel` crate tests.
+    /// Tests the way of kernels before 6.15. The `kernel` crate tests their layers by name.
     #[test]
     fn a_root_stacked_apart_is_one_like_others() {
         if !is_root() {
@@ -531,7 +523,7 @@ mod tests {
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
-        // Used where containers use it: attached in another namespace than the one it was made in.
+        // The root is attached in another namespace than the one in which it was made, as for containers.
         own_mounts(Propagation::Private).unwrap();
         let point = tempfile::tempdir().unwrap();
         root.mount.attach_at(point.path()).unwrap();
@@ -549,7 +541,7 @@ mod tests {
         kernel::mount::unmount(point.path(), kernel::mount::Unmount::Now).unwrap();
     }
 
-    /// An image whose one file is in a device, behind a block of something else.
+    /// An image whose only file is in a device, after an unrelated block.
     struct Native {
         folder: tempfile::TempDir,
         bytes: Vec<u8>,

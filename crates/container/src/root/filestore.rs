@@ -1,11 +1,12 @@
-//! Filestores: one file of the host with an ext4 inside, for the changes to one root.
+//! Filestores: a file of the host that contains an ext4 file system, for the changes to one root.
 //!
-//! Every block that the ext4 may hand out has its block on the host's disk already: a full disk is an error to the
-//! writer, never zeros to a reader. What the host has not allocated yet belongs to one file inside, the *balloon*;
-//! [`crate::root::headroom`] makes it smaller and larger.
+//! Every block that the ext4 may allocate already has its block on the host's disk: a full disk causes an error for
+//! the writer, and never zeros for a reader. Blocks that the host has not allocated yet belong to a file inside, the
+//! *balloon*; [`crate::root::headroom`] makes it smaller and larger.
 //!
-//! Making an ext4 takes ten milliseconds and a program, and copying one less than one: so each size is made once and
-//! kept as a template beside the containers. It has only metadata, some hundred KiB; zeros stay holes.
+//! Creating an ext4 takes ten milliseconds and a program, and copying one takes less than one millisecond. So each
+//! size is created once, and kept as a template beside the containers. A template contains only metadata, some
+//! hundred KiB; zeros stay holes.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -24,90 +25,76 @@ use rustix::io::Errno;
 /// How space on the host's disk is reserved for later writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
-    /// A process with a [`crate::root::headroom::Headroom`] reserves it ahead of the writes.
+    /// A process with a [`crate::root::headroom::Headroom`] reserves space ahead of the writes.
     Ahead,
-    /// All of it is reserved at once.
+    /// The whole size is reserved immediately.
     Whole,
 }
 
-/// The file inside that has the blocks which the host has not allocated.
+/// Name of the file inside that holds the blocks which the host has not allocated.
 pub(crate) const BALLOON: &str = "balloon";
 
-/// Bytes outside of the balloon in a new filestore.
+/// Space outside of the balloon in a new filestore, in bytes.
 const FREE: u64 = 16 << 20;
 
-/// Blocks for ext4's own bookkeeping: a megabyte.
+/// Number of blocks for ext4's own metadata: 1 MiB.
 pub(crate) const RESERVED: u64 = 256;
 
-/// Groups whose tables of inodes a new filestore has on the host's disk.
+/// Number of groups whose inode tables a new filestore has on the host's disk.
 pub(crate) const TABLES: u64 = 2;
 
-/// Default size, in bytes. Only written data takes space, and some room ahead of it.
+/// Default size, in bytes. Only written data takes space, and some reserved space ahead of it.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(10 << 30).expect("not zero");
 
-/// The least, with which ext4 has room for something: 16 MiB.
+/// Minimum size in bytes, at which ext4 has room for data.
 pub const SIZE_MIN: u64 = 16 << 20;
 
-/// The most: ext4 with blocks of 4 KiB and numbers of 32 bits.
+/// Maximum size in bytes: an ext4 with blocks of 4 KiB and 32-bit block numbers.
 pub const SIZE_MAX: u64 = 16 << 40;
 
-/// The size where none is asked for, in the file system of `folder`.
-///
-/// # Errors
-/// The kernel's answer.
+/// Returns the default size in the file system of `folder`.
 pub fn default_size(folder: BorrowedFd<'_>, backing: Backing) -> Result<NonZeroU64, Errno> {
     if backing == Backing::Ahead {
         return Ok(SIZE);
     }
     let numbers = rustix::fs::fstatvfs(folder)?;
     let part = numbers.f_bavail.saturating_mul(numbers.f_frsize) / WHOLE_PART;
-    // A power of two, so that there are few templates.
+    // Rounded down to a power of two, so that there are few templates.
     let part = part.checked_ilog2().map_or(SIZE_MIN, |it| 1 << it);
     Ok(NonZeroU64::new(part.clamp(SIZE_MIN, SIZE.get())).unwrap_or(SIZE))
 }
 
-/// What is taken at once is this part of the disk's free space, if nobody says how much.
+/// Divisor of the disk's free space for the default size with [`Backing::Whole`].
 const WHOLE_PART: u64 = 8;
 
-/// A filestore could not be made.
+/// Reason why a filestore cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum FilestoreError {
-    /// No file system can be made.
+    /// The program that creates file systems is missing.
     #[error("mkfs.ext4 is not installed (package e2fsprogs)")]
     NoProgram,
-    /// Too small, or too large.
+    /// The size is too small or too large.
     #[error("cannot make a file system of {0} bytes: the size must be 16 MiB to 16 TiB")]
     Size(u64),
-    /// It does not run.
+    /// The program cannot be executed.
     #[error("cannot run {}", path.display())]
-    Run {
-        /// The program.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// It did not make one.
+    Run { path: PathBuf, source: std::io::Error },
+    /// The program failed.
     #[error("{} could not make a file system: {message}", path.display())]
-    Failed {
-        /// The program.
-        path: PathBuf,
-        /// Its message.
-        message: String,
-    },
-    /// It cannot be prepared.
+    Failed { path: PathBuf, message: String },
+    /// The new file system cannot be mounted.
     #[error("cannot mount the new file system")]
     Mount(#[from] MountError),
-    /// The disk.
+    /// The host's disk returned an error.
     #[error("cannot make a filestore of {}", size_of(*size))]
     Disk {
-        /// How large, without its holes, it was to be.
+        /// Requested size in bytes, including holes.
         size: u64,
-        /// The kernel's answer.
         source: Errno,
     },
 }
 
-/// A size for people, with a digit after the point if it needs one.
+/// Formats a size for users, with one decimal if needed.
 fn size_of(bytes: u64) -> String {
     let units = [(1 << 30, "GiB"), (1 << 20, "MiB")];
     let Some((unit, name)) = units.into_iter().find(|it| bytes >= it.0) else {
@@ -119,7 +106,7 @@ fn size_of(bytes: u64) -> String {
     }
 }
 
-/// Where `mkfs.ext4` is. A user's `PATH` often lacks the administrator's folders.
+/// Finds `mkfs.ext4`. A user's `PATH` often lacks the administrator's folders.
 #[must_use]
 pub fn program(search: &OsStr) -> Option<PathBuf> {
     let folders = std::env::split_paths(search);
@@ -127,11 +114,11 @@ pub fn program(search: &OsStr) -> Option<PathBuf> {
     folders.map(|it| it.join("mkfs.ext4")).find(|it| it.is_file())
 }
 
-/// Makes a filestore without a name, in the file system of `folder`, which keeps the templates too. It is gone with its
-/// last user, unless [`link`] gives it a name.
+/// Creates a filestore without a name, in the file system of `folder`, which also contains the templates. It is
+/// removed with its last user, unless [`name`] gives it a name.
 ///
 /// # Errors
-/// [`FilestoreError`]; nothing is left then.
+/// [`FilestoreError`]; all files except a template are then removed.
 pub fn make(
     folder: BorrowedFd<'_>,
     size: NonZeroU64,
@@ -157,7 +144,8 @@ pub fn make(
     Ok(file)
 }
 
-/// [`allocate`], if the host's file system can: where it cannot, nothing can be promised.
+/// Calls [`allocate`]. Ignores that the host's file system does not support it, because then space cannot be
+/// reserved.
 pub(crate) fn take(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     match allocate(file, range) {
         Err(Errno::OPNOTSUPP) => Ok(()),
@@ -165,12 +153,13 @@ pub(crate) fn take(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno
     }
 }
 
-/// Where a template says which of its bytes are free inside: in ext4's first block, which is not ext4's before byte 1024.
-/// Pairs of numbers, start and end, then a newline.
+/// Size of the note in a template that lists the free bytes inside, as pairs of start and end, then a newline. The
+/// note is in ext4's first block, of which ext4 does not use the first 1024 bytes.
 const NOTE_MAX: usize = 1024;
 
-/// Takes what a new filestore needs on the host's disk: what the file system writes in place, up to the end of the first
-/// tables of inodes, and what is free. All else that it has is copied with data, or belongs to the balloon.
+/// Allocates the space of a new filestore on the host's disk: the blocks that the file system writes in place, up to
+/// the end of the first inode tables, and the free blocks. All other blocks are copied with data, or belong to the
+/// balloon.
 fn take_first(template: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut note = [0; NOTE_MAX];
     let length = read_full(template, &mut note, 0)?;
@@ -189,7 +178,7 @@ fn take_first(template: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), Errn
     take(file, &(0..end))
 }
 
-/// What the superblock of an ext4 says of its tables of inodes. Source: Linux
+/// Values of an ext4 superblock about the inode tables. Source: Linux
 /// Documentation/filesystems/ext4/{super,group_descr}.rst.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry {
@@ -209,7 +198,7 @@ impl Geometry {
         let half = |at: usize| u64::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
         let (blocks, per_group) = (word(0x4) | word(0x150) << 32, word(0x20));
         let (inodes_per_group, inode) = (word(0x28), half(0x58));
-        // Without the feature `64bit` a descriptor has its old size, whatever the field says.
+        // Without the feature `64bit`, a descriptor has its old size, whatever the field contains.
         let descriptor = if word(0x60) & 0x80 == 0 { 32 } else { half(0xfe) };
         if per_group == 0 || inodes_per_group == 0 || half(0x38) != 0xef53 {
             return Err(Errno::INVAL);
@@ -218,7 +207,7 @@ impl Geometry {
         Ok(Self { groups, inodes_per_group, table: inodes_per_group * inode, descriptor })
     }
 
-    /// Where the table of inodes of a group is. The descriptors begin in the second block.
+    /// Returns the range of a group's inode table. The descriptors start in the second block.
     pub(crate) fn table(&self, file: BorrowedFd<'_>, group: u64) -> Result<Range<u64>, Errno> {
         let mut bytes = [0; 64];
         let length = usize::try_from(self.descriptor).map_or(64, |it| it.min(64));
@@ -233,7 +222,7 @@ impl Geometry {
 
 const BLOCK: u64 = 4096;
 
-/// Gives all blocks of a new file system to the balloon, but some, and notes where those are.
+/// Moves all blocks of a new file system into the balloon, except [`FREE`] bytes, and notes the location of those.
 fn inflate(
     template: BorrowedFd<'_>,
     durability: Durability,
@@ -252,7 +241,7 @@ fn inflate(
                 break;
             }
             match allocate(balloon.as_fd(), &(end..end + step)) {
-                // Some of it may have been done.
+                // A part may have been allocated.
                 Err(Errno::NOSPC) => step = (step / 2) & !(BLOCK - 1),
                 result => result?,
             }
@@ -270,7 +259,7 @@ fn inflate(
         Ok(free.iter().map(|it| it.physical..it.physical + it.length).collect::<Vec<_>>())
     };
     let free = fill();
-    // Unmounted here, not later.
+    // Unmounted before the note is written.
     drop(mount);
     Ok(free.and_then(|free| {
         let text: Vec<_> = free.iter().map(|it| format!("{} {}", it.start, it.end)).collect();
@@ -282,7 +271,8 @@ fn inflate(
     }))
 }
 
-/// Sets how many blocks ext4 keeps for its own bookkeeping, which nobody else may have: 16 MiB by itself.
+/// Sets the number of blocks that ext4 keeps for its own metadata, which other files cannot use. The default is 16
+/// MiB.
 pub(crate) fn reserve(inside: BorrowedFd<'_>, blocks: u64) -> Result<(), Errno> {
     let device = rustix::fs::fstat(inside)?.st_dev;
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
@@ -310,7 +300,7 @@ fn template(
         Backing::Ahead => "",
         Backing::Whole => "-whole",
     };
-    // The number changes with what is done here.
+    // The number must be increased when the contents of templates change.
     let name = format!(".ext4-3-{size}{journal}{whole}");
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, &*name, flags, Mode::empty()) {
@@ -324,17 +314,14 @@ fn template(
         inflate(template.as_fd(), durability)?.map_err(failed)?;
     }
     rustix::fs::fchmod(&template, Mode::from_raw_mode(0o400)).map_err(failed)?;
-    // Whatever has the name is whole, also after a crash.
+    // A file with this name is complete, also after a crash.
     rustix::fs::fsync(&template).map_err(failed)?;
     match link(template.as_fd(), folder, &*name) {
         Ok(Named::Now | Named::Taken) => Ok(template),
         Err(errno) => Err(failed(errno)),
     }
 }
-/// Gives it a name, by which its space is counted and found again.
-///
-/// # Errors
-/// The kernel's answer.
+/// Gives a filestore a name, so that its space is counted and it can be found again.
 pub fn name(file: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     match link(file, folder, name)? {
         Named::Now => Ok(()),
@@ -349,14 +336,16 @@ fn format(
     search: &OsStr,
 ) -> Result<(), FilestoreError> {
     let path = program(search).ok_or(FilestoreError::NoProgram)?;
-    // By our own number, since the program does not inherit the descriptor.
+    // The path contains this process's pid, because the program does not inherit the descriptor.
     let target = Path::new("/proc").join(std::process::id().to_string());
     let target = target.join("fd").join(file.as_raw_fd().to_string());
     let mut command = Command::new(&path);
-    // No blocks for root alone: nobody else writes. Room in the table of inodes for files of 16 KiB. Nothing is kept for
-    // growing. Zeros need not be written into holes.
+    // `-m 0`: root needs no reserved blocks, because there is no other writer. `-i`: the inode table is large enough
+    // for files of 16 KiB. `-E` and `-O` below: the file system keeps no space for growing, and does not write zeros
+    // into holes.
     command.args(["-q", "-F", "-b", "4096", "-m", "0", "-i", "16384"]);
-    // One flexible group for all: what is written in place comes first, and the kernel takes inodes in order.
+    // All groups form one flexible group, so blocks that are written in place come first, and the kernel allocates
+    // inodes in order.
     let groups = size.div_ceil(BLOCK * 8 * BLOCK).max(16).next_power_of_two();
     command.args(["-G", &groups.to_string()]);
     match durability {
@@ -365,7 +354,7 @@ fn format(
             command.args(["-O", "^resize_inode,^has_journal"]);
         }
         Durability::Durable => {
-            // The journal is written with zeros, so that copies have it on their disk.
+            // The journal is written with zeros, so that copies have its blocks on disk.
             command.args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=0"]);
             command.args(["-O", "^resize_inode", "-J", "size=4"]).env("UNIX_IO_NOZEROOUT", "1");
         }

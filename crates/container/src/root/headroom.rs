@@ -1,10 +1,11 @@
-//! Space on the host's disk for a container's next writes.
+//! Reserves space on the host's disk for a container's next writes.
 //!
-//! Free blocks inside of a filestore have their blocks on the host's disk. The container's monitor reserves more before
-//! those are used up, and gives back blocks that are freed inside. The rest belongs to the balloon, a file inside: the
-//! host's range is allocated first, and the balloon loses it then; the other way round to give back. If this process is
-//! killed at any time, no free block inside is without a block on the disk. No more are reserved then, and the
-//! container gets `ENOSPC` when it has used them up. `docs/decisions/0014-headroom.md` has the reasons.
+//! Free blocks inside a filestore have their blocks on the host's disk. The container's monitor reserves more before
+//! these are used up, and releases blocks that are freed inside. All other blocks belong to the balloon, a file
+//! inside. To reserve space, the host's range is allocated first, and then removed from the balloon; to release
+//! space, the order is reversed. If this process is killed at any time, every free block inside still has a block on
+//! the disk. Then no more blocks are reserved, and the container gets `ENOSPC` when it has used them up.
+//! `docs/decisions/0014-headroom.md` has the reasons.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -24,46 +25,48 @@ use crate::root::filestore::{BALLOON, Geometry, TABLES, take};
 
 const MIB: u64 = 1 << 20;
 
-/// The part of the disk's free space that all containers of a store hold ahead of their writes: one of so many.
+/// Divisor of the disk's free space: all containers of a store together reserve at most this part ahead of their
+/// writes.
 const PART: u64 = 8;
 
-/// The least and the most that one that does not write holds, in bytes.
+/// Minimum and maximum reserve of a container that does not write, in bytes.
 const SHARE: Range<u64> = 8 * MIB..1024 * MIB;
 
-/// The most that one holds at first, in bytes, and how long that is: many end soon, and have written nothing.
+/// Maximum initial reserve in bytes, and how long it applies: many containers end soon, without having written.
 const AT_FIRST: (u64, Duration) = (256 * MIB, Duration::from_secs(1));
 
-/// The most that one holds that writes: it holds as much as it has written.
+/// Maximum reserve of a container that writes, in bytes. Its reserve is as large as its data.
 const WRITING_MAX: u64 = 4096 * MIB;
 
-/// It writes if what is in use has changed by more bytes than that in this time.
+/// A container counts as writing if its data has changed by more than this number of bytes in this time.
 const WRITES: (u64, Duration) = (4 * MIB, Duration::from_secs(5));
 
-/// How many bytes memory takes in a microsecond, and how many microseconds it takes to make a file: no program is faster,
-/// so the next look comes before the room is used up.
+/// Maximum speed of a program: bytes that memory accepts in a microsecond, and microseconds per new file. The next
+/// check comes before a program of this speed uses up the reserve.
 const FASTEST: u64 = 4096;
 const FASTEST_FILE: u64 = 5;
 
-/// How long it takes until the next look.
+/// Minimum and maximum time until the next check.
 const WAIT: Range<Duration> = Duration::from_millis(4)..Duration::from_millis(250);
 
-/// For each container there is, so that all of them together look two thousand times a second at most.
+/// Time until the next check per existing container, so that all monitors together make at most two thousand checks a
+/// second.
 const WAIT_EACH: Duration = Duration::from_micros(500);
 
-/// How long it takes until the next look at a disk that is full.
+/// Time until the next check of a full disk.
 const WAIT_FULL: Duration = Duration::from_millis(100);
 
-/// How long the number of containers is believed.
+/// How long the number of containers is cached.
 const COUNTED: Duration = Duration::from_secs(30);
 
-/// The least that is worth taking, and the most that is taken at a time, in bytes.
+/// Minimum and maximum size of one allocation, in bytes.
 const PIECE: Range<u64> = 64 << 10..512 * MIB;
 
-/// The most that is given back at a time, in bytes, and how long it takes until the next: a disk that is told of every block
-/// (`discard`) takes a while, and whoever watches the container has other things to do.
+/// Maximum number of bytes released at a time, and the time until the next release. A disk that discards each block
+/// (`discard`) takes a while, and the monitor has other work.
 const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
 
-/// Space could not be reserved.
+/// Error of reserving space.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot reserve space for {}", path.display())]
 pub struct HeadroomError {
@@ -77,7 +80,7 @@ impl HeadroomError {
     }
 }
 
-/// Looks after one filestore.
+/// The reserve of one filestore.
 #[derive(Debug)]
 pub struct Headroom {
     balloon: OwnedFd,
@@ -86,17 +89,17 @@ pub struct Headroom {
     durability: Durability,
     geometry: Geometry,
     begin: Instant,
-    /// Groups whose tables of inodes are on the host's disk, the first ones.
+    /// Number of groups, from the first one, whose inode tables are on the host's disk.
     tables: Cell<u64>,
-    /// When the use changed last, and the use then.
+    /// Time of the last change of the used space, and the used space then, in bytes.
     change: Cell<(Instant, u64)>,
     count: Cell<Option<(Instant, u64)>>,
-    /// How many there are, if somebody counts them.
+    /// Number of containers, if the caller counts them.
     among: Option<Arc<AtomicU64>>,
     next: Cell<Option<Instant>>,
 }
 
-/// Whether the host's disk had the room.
+/// Whether the host's disk had the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disk {
     Fine,
@@ -104,8 +107,8 @@ enum Disk {
 }
 
 impl Headroom {
-    /// Of a filestore whose file this is and that is mounted; `inside` is a directory right below its root. Takes what one
-    /// that starts should have.
+    /// Opens the reserve of a mounted filestore with the file `path`; `inside` is a directory directly below its
+    /// root. Reserves the initial space.
     pub(crate) fn open(
         inside: BorrowedFd<'_>,
         path: &Path,
@@ -139,13 +142,14 @@ impl Headroom {
         open().map_err(failed)
     }
 
-    /// Shares the disk with so many, whatever lies beside its folder.
+    /// Sets a count of containers that share the disk. Otherwise the entries beside the container's folder are
+    /// counted.
     #[must_use]
     pub fn among(self, count: Arc<AtomicU64>) -> Self {
         Self { among: Some(count), ..self }
     }
 
-    /// Takes or gives back, if it is time for that, and answers when it will be again.
+    /// Reserves or releases space if it is time for that. Returns the time until the next call.
     pub fn look(&self) -> Duration {
         let wait = self.next.get().map(|it| it.saturating_duration_since(Instant::now()));
         if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
@@ -159,10 +163,7 @@ impl Headroom {
         wait
     }
 
-    /// Gives back all that is free inside, after the last write.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Releases all space that is free inside, after the last write.
     pub fn settle(&self) -> Result<(), HeadroomError> {
         let failed = |source| HeadroomError { path: self.path.clone(), source };
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
@@ -178,8 +179,8 @@ impl Headroom {
         let containers = self.containers();
         let inodes = inside.f_files.saturating_sub(inside.f_ffree);
         if self.take_tables(inodes)? == Disk::Full {
-            // A file without blocks needs none but its inode's.
-            // It gets none of those, then, so that hardly any directory has room for its name.
+            // A file without data needs no block besides its inode's. So all free blocks are released, which leaves
+            // hardly any directory with room for another file's name.
             self.shrink(free)?;
             return Ok(WAIT_FULL);
         }
@@ -199,7 +200,7 @@ impl Headroom {
         }
         let mut disk = Disk::Fine;
         if free < target / 4 * 3 && held > 0 {
-            // Others write, too, and the last of it is given out in ever smaller pieces.
+            // Other programs write, too, so the last free space is reserved in ever smaller pieces.
             let bytes = (target - free).min((room / 2).max(MIB)).min(room);
             disk = if bytes < PIECE.start { Disk::Full } else { self.grow(bytes)? };
         } else if !writes && free > target / 4 * 5 + SHARE.start / 2 {
@@ -212,7 +213,7 @@ impl Headroom {
         let free = rustix::fs::fstatvfs(&self.balloon)?.f_bavail.saturating_mul(inside.f_frsize);
         let tables = self.tables.get();
         let mut wait = WAIT.end;
-        // Less may be what its map takes.
+        // A balloon of less than this may consist only of its extent map.
         if held > MIB {
             wait = wait.min(Duration::from_micros(free / FASTEST));
         }
@@ -224,7 +225,7 @@ impl Headroom {
         Ok(wait.max(WAIT.start).max(each).min(WAIT.end))
     }
 
-    /// How many containers the store has, and at least this one.
+    /// Returns the number of containers in the store, at least 1.
     fn containers(&self) -> u64 {
         if let Some(count) = &self.among {
             return count.load(Ordering::Relaxed).max(1);
@@ -236,7 +237,7 @@ impl Headroom {
         }
         let folder = self.path.parent().and_then(Path::parent);
         let entries = folder.and_then(|it| std::fs::read_dir(it).ok());
-        // The others are templates.
+        // Names that start with a dot are templates.
         let is_one =
             |entry: &std::fs::DirEntry| !entry.file_name().as_encoded_bytes().starts_with(b".");
         let count = entries.into_iter().flatten().flatten().filter(is_one).count();
@@ -245,15 +246,16 @@ impl Headroom {
         count
     }
 
-    /// The most that one that does not write holds: in memory it would be too much.
+    /// Returns the maximum reserve of a container that does not write. On a tmpfs, the usual maximum would take too
+    /// much memory.
     fn share_max(&self) -> Result<u64, Errno> {
         // Source: Linux include/uapi/linux/magic.h, TMPFS_MAGIC.
         let is_memory = rustix::fs::fstatfs(&self.file)?.f_type == 0x0102_1994;
         Ok(if is_memory { SHARE.start } else { SHARE.end })
     }
 
-    /// Has tables for twice the inodes that are in use, and for one group more. The kernel takes inodes in the order of
-    /// their numbers, since all groups are one flexible group.
+    /// Allocates inode tables for twice the number of used inodes, and for one more group. The kernel allocates
+    /// inodes in ascending order, because all groups form one flexible group.
     fn take_tables(&self, inodes: u64) -> Result<Disk, Errno> {
         let geometry = &self.geometry;
         let wanted = (inodes * 2).div_ceil(geometry.inodes_per_group).max(TABLES);
@@ -270,7 +272,8 @@ impl Headroom {
         Ok(Disk::Fine)
     }
 
-    /// Takes so much from the host's disk, and from the balloon; less if the disk has less, or the balloon.
+    /// Allocates `bytes` on the host's disk and removes them from the balloon. Allocates less if the disk or the
+    /// balloon has less.
     fn grow(&self, mut bytes: u64) -> Result<Disk, Errno> {
         let mut disk = Disk::Fine;
         'held: while bytes >= PIECE.start && disk == Disk::Fine {
@@ -281,7 +284,7 @@ impl Headroom {
                 match take(self.file.as_fd(), &range) {
                     Ok(()) => break,
                     Err(Errno::NOSPC) => {
-                        // Part of it may have been had.
+                        // A part may have been allocated.
                         release(self.file.as_fd(), &range)?;
                         disk = Disk::Full;
                         length = (length / 2) & !(PIECE.start - 1);
@@ -296,13 +299,13 @@ impl Headroom {
             bytes -= length;
         }
         if self.durability == Durability::Durable {
-            // What a file has lost is free when the journal says so.
+            // The blocks that a file has lost are free only after the journal's commit.
             rustix::fs::fsync(&self.balloon)?;
         }
         Ok(disk)
     }
 
-    /// Gives so much to the balloon, and back to the host's disk; less if less is free.
+    /// Moves `bytes` into the balloon, and releases them on the host's disk; fewer if fewer are free.
     fn shrink(&self, bytes: u64) -> Result<(), Errno> {
         let end = rustix::fs::fstat(&self.balloon)?.st_size.unsigned_abs();
         let mut start = self.first()?.map_or(end, |first| first.logical);
@@ -311,7 +314,7 @@ impl Headroom {
             let length = rest.min(PIECE.end) & !(PIECE.start - 1);
             let range = start - length..start;
             let allocated = allocate(self.balloon.as_fd(), &range);
-            // What has been had of it, if not all.
+            // Also after a failed allocation, which may have allocated a part.
             self.release_below(&range)?;
             match allocated {
                 Err(Errno::NOSPC) => break,
@@ -323,7 +326,7 @@ impl Headroom {
         Ok(())
     }
 
-    /// Gives the blocks of the host's file back that are below this range of the balloon.
+    /// Releases the blocks of the host's file below this range of the balloon.
     fn release_below(&self, range: &Range<u64>) -> Result<(), Errno> {
         let mut from = range.start;
         loop {
@@ -339,14 +342,15 @@ impl Headroom {
         }
     }
 
-    /// The balloon's first blocks.
+    /// Returns the balloon's first extent.
     fn first(&self) -> Result<Option<Extent>, Errno> {
         let end = rustix::fs::fstat(&self.balloon)?.st_size.unsigned_abs();
         Ok(extents(self.balloon.as_fd(), &(0..end))?.into_iter().next())
     }
 }
 
-/// What the balloon has, in bytes. Source: stat(2): blocks of 512 bytes, whatever the file system's are.
+/// Returns the size of the balloon's blocks, in bytes. Source: stat(2): blocks of 512 bytes, whatever the file
+/// system's block size is.
 fn held(balloon: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(rustix::fs::fstat(balloon)?.st_blocks.unsigned_abs().saturating_mul(512))
 }
@@ -356,11 +360,8 @@ fn used(inside: &StatVfs, held: u64) -> u64 {
     used.saturating_sub(held)
 }
 
-/// Returns the size of the data in the filestore that has this directory right below its root, in bytes, with data that
-/// is not yet on disk.
-///
-/// # Errors
-/// An error of the kernel.
+/// Returns the size of the data in the filestore that has this directory directly below its root, in bytes, including
+/// data that is not yet on disk.
 pub fn written(inside: BorrowedFd<'_>) -> Result<u64, Errno> {
     let numbers = rustix::fs::fstatvfs(inside)?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

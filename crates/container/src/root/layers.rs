@@ -1,41 +1,41 @@
-//! What a root is assembled of.
+//! The parts from which a root is assembled.
 
 use std::os::fd::BorrowedFd;
 
 use kernel::mount::{Acl, Backing, Detached, XattrNamespace};
 use store::Presence;
 
-/// What is mounted: descriptors that the store has checked.
+/// The files to mount: descriptors that the store has checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layers<'a> {
-    /// Name in messages, and the source of an overlay in `mountinfo`.
+    /// Name in messages, and source of an overlay in `mountinfo`.
     pub(crate) name: &'a str,
     /// Source of an EROFS in `mountinfo`; `None` for the path that the kernel opens.
     pub(crate) source: Option<&'a str>,
     /// The EROFS image, open for reading.
     pub(crate) image: BorrowedFd<'a>,
-    /// Where the bytes of files are that are not in the image.
+    /// Location of file data that is not in the image.
     pub(crate) data: Data<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub(crate) acl: Acl,
-    /// With which other images over devices the pages of equal files are in memory once, where the kernel can: all of one
-    /// domain have to be trusted alike. Nobody, if there is none.
+    /// Domain of images over devices for which the kernel, if it can, keeps the pages of equal files in memory only
+    /// once. All images of a domain must be equally trusted. `None` means that pages are not shared.
     pub(crate) domain: Option<&'a str>,
-    /// What the kernel reads an image over devices from. Its files can be read with `O_DIRECT` from [`Backing::Loop`] only,
-    /// and shares no pages then. Of others, overlayfs has the files of the disk.
+    /// Source from which the kernel reads an image over devices. Its files can be read with `O_DIRECT` only with
+    /// [`Backing::Loop`], which shares no pages. Overlayfs reads the files of other images from the disk.
     pub(crate) backing: Backing,
-    /// Whether all bytes of the devices are there.
+    /// Whether all bytes of the devices are downloaded.
     pub(crate) presence: Presence,
-    /// Files of the image that its mount does not show, with their directories: a layer below it.
+    /// Files of the image that its mount does not show, with their directories: a layer below the mount.
     pub(crate) apart: Option<&'a Detached>,
-    /// Where the overlay finds and keeps its records: root's are in the image, those of a user namespace in a
-    /// [tree](crate::root::tree) that is made of it.
+    /// Where the overlay reads and writes its marks: root's are in the image, and those of a user namespace are in a
+    /// [tree](crate::root::tree) made from the image.
     pub(crate) records: XattrNamespace,
 }
 
 impl Layers<'_> {
-    /// What a mount of the image depends on: its files, by inode, and how it is mounted. `None` when that cannot be found
-    /// out. Inodes are good names as long as something has the files open or mounted.
+    /// Returns a digest of everything that a mount of the image depends on: its files, by inode, and the mount
+    /// options. `None` if unknown. Inodes are valid identifiers as long as the files are open or mounted.
     #[must_use]
     pub(crate) fn identity(&self) -> Option<String> {
         let (devices, domain, backing): (&[_], _, _) = match self.data {
@@ -43,7 +43,8 @@ impl Layers<'_> {
             Data::Devices(devices) => (devices, self.domain, self.backing),
         };
         if self.presence == Presence::Partial {
-            // What is mounted of a lazy image shows bytes that are not here yet. It is mounted anew, by a service that is there.
+            // A mount of a lazy image depends on a running service for missing bytes, so the image is mounted again
+            // with the present service.
             return None;
         }
         let mut text = format!("{:?} {domain:?} {backing:?}", self.acl);
@@ -55,13 +56,13 @@ impl Layers<'_> {
     }
 }
 
-/// Where the bytes of an image's files are.
+/// Location of the data of an image's files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
-    /// In directories that hold objects, searched in this order: overlayfs goes there.
+    /// In directories with objects, which overlayfs searches in this order.
     Objects(&'a [BorrowedFd<'a>]),
-    /// In devices, open for reading, in the order of the image's device table; their number and lengths were compared
-    /// with what it says. EROFS reads them itself, so there is no overlay where nothing is written.
+    /// In devices, open for reading, in the order of the image's device table; their number and lengths match that
+    /// table. EROFS reads the devices itself, so a read-only root needs no overlay.
     Devices(&'a [BorrowedFd<'a>]),
 }
 
@@ -74,11 +75,11 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Who checks what is read.
+/// How reads are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Checked {
-    /// The kernel, at every read: fs-verity on the image and on the objects.
+    /// By the kernel at every read, with fs-verity on the image and on the objects.
     ByKernel,
-    /// No reads are verified after the import.
+    /// Only at the import.
     AtImport,
 }

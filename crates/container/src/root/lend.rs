@@ -1,26 +1,25 @@
-//! Images that a service has written for users, and lends to their user namespaces.
+//! Images that a service has written for users, and mounts in their user namespaces.
 
 use std::os::fd::BorrowedFd;
 
 use kernel::mount::{Acl, Attributes, Detached, ErofsOptions, Io, MountAttrFlags, MountError};
 
-/// A mount of an image that this program has written, attached nowhere. It has no data: files of which it has none lead an
+/// A detached mount of an image that this program has written. The image contains no file data: its files redirect an
 /// overlay with `userxattr` to objects.
 #[derive(Debug)]
 pub struct LentImage(Detached);
 
 impl LentImage {
-    /// Mounts a file. Nobody else can write to it, and Quire's own writer made every byte of it.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Mounts a file. The file must have been written by Quire's own writer, and other programs must not be able to
+    /// write to it.
     pub fn mount(file: BorrowedFd<'_>, acl: Acl) -> Result<Self, MountError> {
         let options = ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() };
         Ok(Self(kernel::mount::erofs(file, &options)?.mount))
     }
 
-    /// One more mount of it, for the root of a user namespace, which belongs to `owner`, a user and a group: its files' owners are those of the namespace, and that it is read-only,
-    /// and has neither devices, programs nor set-user-id, cannot be changed there. (An overlay on it has flags of its own.)
+    /// Returns another mount of the image, for the root of a user namespace, which belongs to the user and group
+    /// `owner`. The owners of files are those of the namespace. The namespace cannot change that the mount is
+    /// read-only, `nodev`, `noexec` and `nosuid`. (An overlay on it has its own flags.)
     ///
     /// # Errors
     /// An error of the kernel: [`MountError::Unsupported`] before Linux 6.15.

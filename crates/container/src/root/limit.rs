@@ -1,4 +1,5 @@
-//! Filestores of roots that others run: each is attached at a directory of the host, and limits what is written there.
+//! Filestores for roots that other programs run. Each is attached at a directory of the host, and limits the data in
+//! it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,29 +16,22 @@ use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper::{Doomed, mount_ext4, open_upper};
 
-/// Why what is written cannot be limited.
+/// Reason why the data in a directory cannot be limited.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitError {
-    /// There is no file for it.
+    /// The file cannot be made.
     #[error(transparent)]
     Make(#[from] FilestoreError),
-    /// It cannot be mounted.
+    /// The file cannot be mounted.
     #[error("cannot mount {}", path.display())]
-    Mount {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: MountError,
-    },
-    /// The disk.
+    Mount { path: PathBuf, source: MountError },
+    /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     Disk {
-        /// What was to be done.
+        /// Name of the operation.
         action: &'static str,
-        /// The file or folder.
         path: PathBuf,
-        /// The kernel's answer.
         source: Errno,
     },
 }
@@ -49,10 +43,10 @@ impl LimitError {
     }
 }
 
-/// Makes a filestore of so many bytes, 16 MiB to 16 TiB, with a name in a folder. Templates are kept in `templates`.
+/// Creates a filestore of this size, 16 MiB to 16 TiB, with a name in a folder. Templates are kept in `templates`.
 ///
 /// # Errors
-/// [`LimitError`]; then there is none.
+/// [`LimitError`]; the filestore then does not exist.
 pub fn make_filestore(
     templates: BorrowedFd<'_>,
     bytes: NonZeroU64,
@@ -61,17 +55,14 @@ pub fn make_filestore(
 ) -> Result<(), LimitError> {
     let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;
     let path = folder.join(name);
-    // All of it is there with its name, also after a crash.
+    // Synced before it gets its name, so that a file with this name is complete, also after a crash.
     rustix::fs::fsync(&file).map_err(LimitError::disk("sync", &path))?;
     let opened = directory(folder).map_err(LimitError::disk("open", folder))?;
     filestore::name(file.as_fd(), opened.as_fd(), name).map_err(LimitError::disk("name", &path))?;
     rustix::fs::fsync(&opened).map_err(LimitError::disk("sync", folder))
 }
 
-/// Mounts a filestore at a directory. All that is synced there outlives a crash.
-///
-/// # Errors
-/// [`LimitError`].
+/// Mounts a filestore at a directory. Synced data in it survives a crash.
 pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), LimitError> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(file, flags, Mode::empty());
@@ -81,10 +72,7 @@ pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), LimitError> {
     attached.map_err(|source| LimitError::Mount { path: file.to_owned(), source })
 }
 
-/// Returns what reserves space on the host's disk for an attached filestore. A root was made over it.
-///
-/// # Errors
-/// [`HeadroomError`].
+/// Returns the reserve of disk space for an attached filestore, over which a root was made.
 pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
     let upper = directory(at).and_then(|it| {
         open_upper(it.as_fd()).map_err(|error| match error {
@@ -96,12 +84,11 @@ pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
     Headroom::open(upper.as_fd(), file, Durability::Durable)
 }
 
-/// Drops what was not written to disk yet, so that unmounting need not wait for it. Nothing is done where no filestore is
-/// attached, or no longer.
+/// Drops unwritten data, so that unmounting need not wait for it. Has no effect if the filestore is not attached.
 pub fn shut_down_filestore(at: &Path) {
     let device = |it: &File| it.metadata().map(|it| it.dev());
-    // What is open stays the same, whatever is mounted or unmounted meanwhile. Otherwise the host's own file system could be
-    // the one that is shut down.
+    // The comparison uses open descriptors, which are not affected by concurrent mounts and unmounts. Otherwise the
+    // host's own file system could be shut down.
     let opened = File::open(at).and_then(|it| Ok((device(&it)?, it)));
     let above = File::open(at.parent().unwrap_or(at)).and_then(|it| device(&it));
     if let (Ok((here, directory)), Ok(above)) = (opened, above)

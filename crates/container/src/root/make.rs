@@ -1,4 +1,4 @@
-//! The root of an image of a store, as far as it is trusted.
+//! Makes the root of a store's image, if the image is trusted.
 
 use std::iter;
 use std::os::fd::AsFd;
@@ -26,87 +26,61 @@ use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
 pub const SOURCE: &str = "quire:";
 
-/// A root that is not made.
+/// Reason why a root is not made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MakeRootError {
     /// The image is not trusted.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// The kernel refused.
+    /// The kernel refused an operation.
     #[error(transparent)]
     Root(#[from] RootError),
     /// The image's superblock cannot be read.
     #[error("cannot read image {image}")]
-    Superblock {
-        /// The image.
-        image: ImageId,
-        /// Cause.
-        source: Box<image::erofs::read::ReadError>,
-    },
-    /// Its tree cannot be made anew.
+    Superblock { image: ImageId, source: Box<image::erofs::read::ReadError> },
+    /// The tree in memory cannot be made.
     #[error("cannot make the tree of image {image} in a user namespace")]
-    Tree {
-        /// The image.
-        image: ImageId,
-        /// Cause.
-        source: Box<TreeError>,
-    },
-    /// Its data are in devices, to which no tree leads.
+    Tree { image: ImageId, source: Box<TreeError> },
+    /// The image's data is in devices, to which a tree cannot refer.
     #[error(
         "{name} has the form {form}, of which no tree can be made: leave --via out, or `quire convert --form objects \
          {name}`"
     )]
-    Native {
-        /// The image's name.
-        name: String,
-        /// Its form.
-        form: Form,
-    },
-    /// The kernel lets no user lead an overlay to objects.
+    Native { name: String, form: Form },
+    /// The kernel does not allow users to redirect an overlay to objects.
     #[error(
         "--via tree and --via service need Linux {OVERLAY_USER_DATA} or newer in a user namespace, and this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
-    /// There is no service that lends it.
+    /// There is no service.
     #[error(
         "--via service: no mount service is there: root starts one by `systemctl enable --now quire-mounts.socket`, or `quire \
          serve --mounts`"
     )]
     NoService,
-    /// No service lends it.
+    /// The service refuses the image.
     #[error("--via service: {name} is not lent")]
-    Lend {
-        /// The image's name.
-        name: String,
-        /// Cause.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// Its file has changed.
+    Lend { name: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The image's file has changed.
     #[error("the file of image {image} is another one, {found}: `quire fsck` tells more")]
     Changed {
-        /// The image.
         image: ImageId,
-        /// The digest of its file.
+        /// Digest of the file.
         found: Box<ImageId>,
     },
-    /// It cannot be served by FUSE.
+    /// The image cannot be served by FUSE.
     #[error("cannot serve {name} by FUSE")]
-    Serve {
-        /// The image's name.
-        name: String,
-        /// Cause.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// It is not known which ids there are.
+    Serve { name: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The ids of this user namespace cannot be read.
     #[error("cannot read the ids of this user namespace")]
     Ids(#[source] std::io::Error),
 }
 
-/// The root of an image, attached nowhere, if its trust allows it. `shared` are mounts by its name that are there already.
+/// Makes the detached root of an image, if its trust allows it. `shared` are existing mounts with the image's name.
 ///
-/// It takes only an image that a policy allowed, and of which it is known who can change it. One that is merely permitted
-/// does not compile:
+/// The function accepts only an image that a policy allowed, and whose possible writers are known. An image that is
+/// only permitted does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use quire_container::root::{Root, Shape, make};
@@ -126,7 +100,7 @@ pub enum MakeRootError {
 /// ```
 ///
 /// # Errors
-/// [`MakeRootError`]; nothing is left mounted then.
+/// [`MakeRootError`]; all mounts are then removed.
 pub fn make(
     store: &Store,
     image: &TrustedImage,
@@ -137,12 +111,13 @@ pub fn make(
     let (image, trust) = (image.image(), image.trust());
     let name = trusted.name();
     let is_user = store.who().namespace == UserNamespace::Other;
-    // No user has the kernel read it.
+    // In a user namespace, the kernel does not read the image.
     if !is_user {
         trust::check_form(image, &name)?;
     }
     let checked = trust::check(image, &name, trust)?;
-    // As mount.composefs does: ACLs cost a look at every inode's xattrs, so only where there are some.
+    // Like mount.composefs. ACLs cost a lookup of each inode's xattrs, so they are enabled only if the image has
+    // some.
     let acl = if may_have_acl(image)? { Acl::Keep } else { Acl::Ignore };
     let source = shape.source.map_or_else(|| format!("{SOURCE}{name}"), ToOwned::to_owned);
     let domain = trust::domain(store, &trust.domain)?;
@@ -168,7 +143,7 @@ pub fn make(
     if is_user {
         return in_user_namespace(trusted, &layers, checked, shape, &name);
     }
-    // Whoever demands a digest has just verified this file, and nobody knows which one is mounted already.
+    // If a digest is required, this file has just been verified, and an existing mount may be of another file.
     let shared = match trust.digest {
         None => shared.find(|it| it.is_of(layers.identity().as_deref())),
         Some(_) => None,
@@ -186,13 +161,13 @@ pub fn make(
     }
 }
 
-/// Whether an overlay asks its data layers in turn, and gives a reader the last one's error. Before, a file without its data
-/// cannot be looked up, and a symlink would pass for data.
+/// Whether an overlay searches its data layers in order, and returns the last one's error to readers. In older
+/// kernels, a file without data cannot be looked up, and a symlink would count as data.
 fn ends_with_an_error() -> bool {
     KernelVersion::running().is_none_or(|it| it >= DATA_LAYERS)
 }
 
-/// The same without the kernel's EROFS: nobody but the host's root may have it read an image.
+/// Makes the root without the kernel's EROFS, which only the host's root may mount.
 fn in_user_namespace(
     image: &TrustedImage,
     layers: &Layers<'_>,
@@ -229,7 +204,7 @@ fn in_user_namespace(
             Suits::Tree => {}
             Suits::Fuse => return served(image, layers, serve, shape, name),
             Suits::Both => match served(image, layers, serve, shape, name) {
-                // Without /dev/fuse, for example.
+                // For example, /dev/fuse may be missing.
                 Err(MakeRootError::Serve { source, .. }) => {
                     tracing::info!(error = &*source, "{name} gets a tree, though it is large");
                 }
@@ -251,12 +226,12 @@ fn in_user_namespace(
     if made.devices > 0 {
         tracing::info!(devices = made.devices, "device nodes of the image are left out");
     }
-    // It differs from others by the ids of this namespace, so nobody shares it.
+    // The tree depends on the ids of this namespace, so it is not shared.
     let tree = Superblock { mount: made.mount, backing: Backing::File, identity: None };
     Ok(assemble(layers, Some(tree), checked, shape)?)
 }
 
-/// Whether an overlay of a user's can find an image's data in objects.
+/// Checks that a user's overlay can find an image's data in objects.
 fn can_lead_to_objects(image: &OpenImage, name: &str) -> Result<(), MakeRootError> {
     if image.form != Form::Objects {
         return Err(MakeRootError::Native { name: name.to_owned(), form: image.form });
@@ -267,28 +242,29 @@ fn can_lead_to_objects(image: &OpenImage, name: &str) -> Result<(), MakeRootErro
     }
 }
 
-/// What became of a request to a service.
+/// Result of a request to a service.
 enum Lent {
-    /// The image, with all that is needed.
+    /// The image, with all requested files.
     Lower(Superblock),
     NoService,
     Refused(AnyError),
 }
 
-/// Has an image lent.
+/// Requests an image from a service.
 ///
 /// # Errors
-/// [`MakeRootError::Changed`], which no other way makes good.
+/// [`MakeRootError::Changed`], which the other ways cannot fix either.
 fn lent(
     image: &OpenImage,
     lender: &dyn LendImage,
     shape: &Shape<'_>,
 ) -> Result<Lent, MakeRootError> {
-    // Most images have the directories, and a mount is shared by all requests for the same places.
+    // Only files are requested first: most images have the directories, and all requests for the same places share a
+    // mount.
     let files = shape.places.iter().filter(|it| !it.ends_with('/'));
     let mut places: Vec<_> = files.map(ToString::to_string).collect();
     let mut is_first = true;
-    // Links of the image may lead elsewhere. Nothing can be added to the mount, so another one is asked for.
+    // Links of the image may lead to other places. A mount cannot be extended, so another one is requested.
     for _ in 0..3 {
         let wanted: Vec<_> = places.iter().map(String::as_str).collect();
         let LentMount { mount, of } = match lender.lend(image, &wanted) {
@@ -302,7 +278,7 @@ fn lent(
         if std::mem::take(&mut is_first) {
             match mount_points::meets(mount.as_fd(), shape.claimed, shape.places) {
                 Err(error) => return Ok(Lent::Refused(error.into())),
-                // The service knows nothing of the paths that come first, so it gets those that remain, without links.
+                // The service does not know the claimed paths. So it gets only the remaining places, without links.
                 Ok(true) if !places.is_empty() => {
                     places.clear();
                     continue;
@@ -324,16 +300,16 @@ fn lent(
     Ok(Lent::Refused(format!("the image has nothing at {place} to mount on").into()))
 }
 
-/// The ways that suit an image.
+/// Ways that suit an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Suits {
     Tree,
     Fuse,
-    /// FUSE better than a tree.
+    /// Both, but FUSE is better.
     Both,
 }
 
-/// Trees of more files than these take a while, and many megabytes.
+/// Maximum number of files for a tree. Larger trees take a while, and many megabytes.
 const TREE_MAX: u64 = 30_000;
 
 impl Suits {
@@ -349,7 +325,7 @@ impl Suits {
     }
 }
 
-/// A root over a file system on FUSE, which has the bytes of all files.
+/// Makes a root over a FUSE file system, which contains the data of all files.
 fn served(
     image: &TrustedImage,
     layers: &Layers<'_>,
@@ -362,7 +338,7 @@ fn served(
         XattrNamespace::User if has_user_xattrs && shape.map.is_none() => WithXattrs::Apart,
         _ => WithXattrs::Served,
     };
-    // Kernels that clone no detached mounts get an overlay of two layers in any case.
+    // Kernels that cannot clone detached mounts always get an overlay of two layers.
     let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
     let space = if is_old { Space::Free } else { shape.space };
     let above = match (shape.writable, space, shape.places, shape.between) {
@@ -385,8 +361,8 @@ fn served(
     Ok(assemble(&layers, Some(lower), Checked::AtImport, &shape)?)
 }
 
-/// How an image is read. Reads of a loop device are no events of the file below, and would give zeros. So an image some of
-/// whose bytes are missing may have one only where files on FUSE stand for all such devices.
+/// Returns how an image is read. Reads of a loop device cause no events of the file below it, and would return zeros
+/// for missing bytes. So a partial image may use loop devices only if all lazy devices are files on FUSE.
 fn backing(image: &OpenImage, wish: Backing) -> Backing {
     let mut lent = image.devices.iter().filter(|it| it.is_lent);
     match lent.all(|it| kernel::mount::is_on_fuse(it.file.as_fd()).unwrap_or(false)) {
@@ -396,31 +372,26 @@ fn backing(image: &OpenImage, wish: Backing) -> Backing {
 }
 
 /// Whether a file of the image may have a POSIX ACL.
-///
-/// # Errors
-/// [`MakeRootError::Superblock`].
 pub fn may_have_acl(image: &OpenImage) -> Result<bool, MakeRootError> {
     let failed = |source| MakeRootError::Superblock { image: image.id, source: Box::new(source) };
     Ok(Image::open(&image.image).map_err(failed)?.superblock().may_have_acl())
 }
 
-/// Data that the kernel begins to read when an image is mounted.
+/// Data that the kernel starts to read when an image is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Warm {
-    /// The metadata of images that are not large.
+    /// The metadata of images up to a certain size.
     Auto,
-    /// Nothing.
     Nothing,
-    /// The metadata.
     Metadata,
 }
 
-/// The most bytes of an image file that are read ahead unless somebody says otherwise: `docs/performance/metadata.md` has
-/// what it costs and what it saves. Larger ones are of a million files, of which one container uses few.
+/// Maximum size of an image file that is read ahead by default, in bytes. `docs/performance/metadata.md` has the
+/// costs and savings. Larger images have a million files, of which a container uses few.
 const WARM_AUTO_MAX: u64 = 32 << 20;
 
-/// Has the kernel begin to read what `wish` asks for. A mount is as good without. `remark` is given a sentence if that has
-/// no effect.
+/// Makes the kernel start to read the data selected by `wish`. Errors are ignored, because a mount works without it.
+/// `remark` gets a sentence if the wish has no effect.
 pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn Fn(&str)) {
     let is_wanted = match wish {
         Warm::Auto => image.image.size() <= WARM_AUTO_MAX,
@@ -440,7 +411,7 @@ pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn F
     }
     let (file, all) = (image.image.fd(), 0..image.image.size());
     let pages = image.image.size().div_ceil(cache::page_size());
-    // What cannot be counted is read ahead: the kernel skips what it has.
+    // If the resident pages cannot be counted, the file is read ahead: the kernel skips resident pages.
     if cache::resident(file, &all, who).is_ok_and(|there| there >= pages) {
         return;
     }

@@ -1,4 +1,4 @@
-//! Files and directories that a root has to have, for others to be mounted on them.
+//! Files and directories that a root must have as mount points.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,18 +6,15 @@ use crate::bundle::Access;
 use crate::bundle::view::{FilePlace, View};
 use crate::root::upper::UpperError;
 
-/// Returns which of these files an image lacks, where its links lead: paths without links. Paths of directories end with a
-/// slash. A file that meets one of the `claimed` paths, and is none of them itself, is left out.
-///
-/// # Errors
-/// An error of the kernel.
+/// Returns those of these files that an image lacks, as paths without links. Paths of directories end with a slash. A
+/// file at the same place as one of the `claimed` paths is left out, unless it is a claimed path itself.
 pub(crate) fn missing(
     image: BorrowedFd<'_>,
     claimed: &[&str],
     files: &[&str],
 ) -> Result<Vec<String>, UpperError> {
     let view = View::of_root(image, Access::ReadOnly);
-    // A path has precedence over those that follow.
+    // A path takes precedence over the following ones.
     let mut before = view.places(&[claimed, files].concat())?;
     let places = before.split_off(claimed.len());
     let absent = files.iter().zip(places).filter_map(|(file, place)| match place {
@@ -28,11 +25,8 @@ pub(crate) fn missing(
     Ok(absent.collect())
 }
 
-/// Whether one of the `files` that an image has, or that were added to it, is where one of the `claimed` paths leads, or above
-/// that.
-///
-/// # Errors
-/// An error of the kernel.
+/// Whether one of the `files` that an image has, or that were added to it, is at or above the place of one of the
+/// `claimed` paths.
 pub(crate) fn meets(
     image: BorrowedFd<'_>,
     claimed: &[&str],
@@ -45,7 +39,7 @@ pub(crate) fn meets(
     }
     for path in claimed {
         let place = view.place(path)?;
-        // Nothing is below a file, so a path that leads there is taken.
+        // A path below a file is reported as taken.
         if place == FilePlace::Taken || places.contains(&place) {
             return Ok(true);
         }

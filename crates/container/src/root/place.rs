@@ -1,4 +1,4 @@
-//! Places for the changes to a root: the caller's wish, and the files that have to be open for it.
+//! Location of the changes to a root: the caller's choice, and the files that must be open for it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,81 +21,75 @@ use crate::pace::GLANCE;
 use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::{Space, Writable};
 
-/// Where changes are to go.
+/// Location of changes that the caller chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WritableWish {
-    /// Nowhere.
+    /// The root is read-only.
     None,
-    /// Into memory, at most so many bytes.
+    /// In memory, with a size limit in bytes.
     Memory(Option<NonZeroU64>),
-    /// Into a file system in one file, of so many bytes.
+    /// In a file system in a file, with its size in bytes.
     Filestore(Option<NonZeroU64>, Durability),
-    /// Into a directory of the host.
+    /// In a directory of the host.
     Directory(PathBuf, Durability),
-    /// Into a directory in the container's folder, which goes with it, at most so many bytes.
+    /// In a directory in the container's folder, which is removed with it, with a size limit in bytes.
     Folder(Option<NonZeroU64>, Durability),
 }
 
-/// Place for the changes, with the files that have to be open while a root is made.
+/// Location of changes, with the files that must be open while a root is made.
 #[derive(Debug)]
 pub enum WritablePlace {
-    /// Nowhere.
+    /// The root is read-only.
     None,
-    /// Into memory, at most so many bytes.
+    /// In memory, with a size limit in bytes.
     Memory(Option<NonZeroU64>),
-    /// Into this file.
+    /// In this file.
     Filestore(OwnedFd, Durability),
-    /// Into this directory, which is locked as long as it is open.
+    /// In this directory, which is locked as long as it is open.
     Directory(OwnedFd, Durability),
-    /// Into this directory, which is not in the container's folder yet.
+    /// In this directory, which is not in the container's folder yet.
     Draft(WritableDraft, Durability),
 }
 
-/// Changes cannot go where they are to go.
+/// Reason why a location of changes cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// The file system of the store cannot be looked at.
+    /// The store's file system cannot be inspected.
     #[error(transparent)]
     Size(Errno),
-    /// No file system in a file.
+    /// The filestore cannot be made.
     #[error("cannot use --writable self")]
     Filestore(#[source] FilestoreError),
     /// The directory cannot be opened.
     #[error("cannot open \"{}\" for --writable", path.display())]
-    Open {
-        /// The directory.
-        path: PathBuf,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// Not a directory.
+    Open { path: PathBuf, source: std::io::Error },
+    /// The path is not a directory.
     #[error("--writable: \"{}\" is not a directory", .0.display())]
     NoDirectory(PathBuf),
-    /// Another container writes there.
+    /// Another container uses the directory.
     #[error(
         "--writable: \"{}\" is in use by another container: stop it (see `quire ps`), or use another directory", .0.display()
     )]
     InUse(PathBuf),
-    /// The container's directory gets no limit.
+    /// The container's directory cannot be limited.
     #[error("cannot use --writable dir,size= in this store: {way_out}")]
     Limit {
-        /// What works instead.
+        /// Alternatives that work.
         way_out: &'static str,
-        /// The reason.
         source: QuotaError,
     },
-    /// The store cannot make a directory.
+    /// The store cannot create a directory.
     #[error("cannot make a directory for the container's writes")]
     Layer(#[source] ContainerError),
 }
 
-/// Space in a root that has a writable layer.
+/// Error of requesting free space for a root with a writable layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("--df is for read-only roots: for this one, `df` shows the writable layer")]
 pub struct SpaceError;
 
-/// Returns the free space that `df` shows of a root. With `wants_space` a read-only root shows some.
+/// Returns the free space that `df` shows of a root. With `wants_space`, a read-only root shows some.
 ///
 /// # Errors
 /// [`SpaceError`] if the root is writable.
@@ -108,9 +102,9 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 }
 
 impl WritableWish {
-    /// Returns the default place of a container: a directory in its folder, if it gets one in the store at `store`, and the
-    /// store's disk suits an overlay. Otherwise it is a filestore for the host's root, and memory for other users, and if no file
-    /// system can be made.
+    /// Returns the default location for a container: a directory in its folder, if it gets one in the store at
+    /// `store` and the store's file system supports an overlay. Otherwise, it is a filestore for the host's root, and
+    /// memory for other users or if a file system cannot be made.
     pub fn default_of(
         who: Who,
         store: Option<&Path>,
@@ -144,7 +138,7 @@ impl WritableWish {
         Self::Filestore(None, Durability::Volatile)
     }
 
-    /// With a limit of half of what the container may use, where changes go into memory without one.
+    /// Limits changes in memory without a limit to half of the container's memory limit.
     #[must_use]
     pub fn within(self, memory: Option<NonZeroU64>) -> Self {
         if self == Self::Memory(None) {
@@ -153,7 +147,7 @@ impl WritableWish {
         self
     }
 
-    /// Whether anything can be written.
+    /// Whether the root is writable.
     #[must_use]
     pub const fn access(&self) -> Access {
         match self {
@@ -164,10 +158,8 @@ impl WritableWish {
         }
     }
 
-    /// Makes the place, or opens an existing one. Programs are found by `search`, which is written as `PATH` is.
-    ///
-    /// # Errors
-    /// [`PlaceError`].
+    /// Creates the location, or opens an existing one. Programs are searched in `search`, which has the syntax of
+    /// `PATH`.
     pub fn make(
         &self,
         store: &Store,
@@ -186,7 +178,7 @@ impl WritableWish {
             }
             Self::Directory(path, durability) => {
                 let failed = |source| PlaceError::Open { path: path.clone(), source };
-                // Not by `File::open`, which waits for the writer of a pipe.
+                // `File::open` would wait for the writer of a FIFO.
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let opened = match rustix::fs::open(path, flags, Mode::empty()) {
                     Ok(opened) => File::from(opened),
@@ -210,7 +202,7 @@ impl WritableWish {
 }
 
 impl WritablePlace {
-    /// Whether anything can be written.
+    /// Whether the root is writable.
     #[must_use]
     pub const fn access(&self) -> Access {
         match self {
@@ -222,9 +214,6 @@ impl WritablePlace {
     }
 
     /// Moves a draft into the container's folder.
-    ///
-    /// # Errors
-    /// An error of the disk.
     pub fn settle(self, folder: &ContainerDir) -> Result<Self, ContainerError> {
         Ok(match self {
             Self::Draft(draft, durability) => {
@@ -234,7 +223,7 @@ impl WritablePlace {
         })
     }
 
-    /// Returns the locked file that keeps others out while it is open.
+    /// Returns the file whose lock excludes other containers while it is open.
     #[must_use]
     pub fn into_locked(self) -> Option<OwnedFd> {
         match self {
@@ -244,7 +233,7 @@ impl WritablePlace {
         }
     }
 
-    /// As roots take it.
+    /// Returns the parameter for making a root.
     #[must_use]
     pub fn writable(&self) -> Writable<'_> {
         match self {
@@ -263,7 +252,7 @@ impl WritablePlace {
     }
 }
 
-/// An error with the way out of it.
+/// Adds an alternative to an error.
 const fn limit_error(source: QuotaError) -> PlaceError {
     let way_out = match source {
         QuotaError::Kernel { source: Errno::PERM, .. } => {
@@ -277,17 +266,17 @@ const fn limit_error(source: QuotaError) -> PlaceError {
     PlaceError::Limit { way_out, source }
 }
 
-/// The first Linux version whose tmpfs has xattrs of users.
+/// First Linux version whose tmpfs supports `user.*` xattrs.
 pub(crate) const TMPFS_USER_XATTRS: KernelVersion = KernelVersion { major: 6, minor: 6 };
 
-/// Whether a tmpfs has the xattrs of users by which an overlay hides directories.
+/// Whether a tmpfs supports the `user.*` xattrs by which an overlay hides directories.
 pub(crate) fn memory_takes_marks() -> bool {
     KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS)
 }
 
-/// Whether the file system of a directory takes the upper layer of an overlay: a local one with extended attributes. That of a
-/// network or of FUSE is none (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither is another overlay. The
-/// directory, or the last of its parents that there is, is looked at.
+/// Whether the file system of a directory can be the upper layer of an overlay: a local one with extended attributes.
+/// Network file systems and FUSE cannot (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither can
+/// another overlay. If the directory does not exist, its nearest existing parent is tested.
 #[must_use]
 pub fn suits_overlay(directory: &Path) -> bool {
     // Source: `linux/magic.h`: ext4, XFS, btrfs, F2FS; and tmpfs.
@@ -300,11 +289,12 @@ pub fn suits_overlay(directory: &Path) -> bool {
     })
 }
 
-/// How long the monitor of a container that has ended may take to let go of its directory.
+/// How long to wait for a lock, because the monitor of an ended container may still hold it.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Whether the directory is this process's now. Two overlays that write to one directory spoil it, and the kernel only warns
-/// of that. What `quire mount` has mounted holds no lock, since no process stays with it; nor does every file system lock.
+/// Locks the directory, and returns whether it is now this process's. Two overlays that write to the same directory
+/// damage it, and the kernel only warns of that. Mounts of `quire mount` hold no lock, because no process stays with
+/// them, and some file systems do not support locks.
 fn lock(directory: &File) -> bool {
     let since = Instant::now();
     loop {
@@ -322,7 +312,8 @@ mod tests {
 
     use super::*;
 
-    /// In a folder on a disk that takes an overlay, every container has a directory. /proc stands for one that takes none.
+    /// A container gets a directory in a folder on a file system that supports an overlay. /proc stands for one that
+    /// does not.
     #[test]
     fn the_default_depends_on_user_and_disk() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! One EROFS superblock for all containers of an image. A process that holds a mount of it notes that in the
-//! container's folder, and the next one takes a copy of that descriptor. The last holder frees it.
+//! Shares an EROFS superblock among all containers of an image. A process with a mount of the superblock records this
+//! in the container's folder, and the next process copies that descriptor. The superblock is freed with its last
+//! holder.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -15,19 +16,18 @@ const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
 /// Source: `linux/magic.h`, TMPFS_MAGIC.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// A mount of an image, attached nowhere.
+/// A detached mount of an image.
 #[derive(Debug)]
 pub struct Superblock {
-    /// The mount.
     pub mount: Detached,
     /// How the kernel reads the image.
     pub backing: Backing,
-    /// The files that it shows and how, in words, if that could be found out.
+    /// Digest of the files and options of the mount; `None` if unknown.
     pub(crate) identity: Option<String>,
 }
 
 impl Superblock {
-    /// Offers it to others, as long as this process has it.
+    /// Offers the mount to other processes, as long as this process has it.
     ///
     /// # Errors
     /// An error of the disk; then the mount is not shared.
@@ -40,21 +40,24 @@ impl Superblock {
         crate::offer::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
     }
 
-    /// Whether it is a tree in memory with many files, which takes longer to free than a process to start.
+    /// Whether the mount is a tree in memory with many files, which takes longer to free than a process takes to
+    /// start.
     pub(crate) fn takes_long_to_free(&self) -> bool {
         let mount = self.mount.as_fd();
         rustix::fs::fstatfs(mount).is_ok_and(|it| it.f_type == TMPFS_MAGIC)
             && crate::root::upper::takes_long_to_free(mount)
     }
 
-    /// One more mount of it, for whoever keeps it without a folder. `None` if the kernel cannot (before Linux 6.15).
+    /// Returns another mount of the superblock, for a holder without a folder. `None` if the kernel cannot clone it
+    /// (before Linux 6.15).
     #[must_use]
     pub fn again(&self) -> Option<Self> {
         let mount = self.mount.clone_detached().ok()?;
         Some(Self { mount, backing: self.backing, identity: self.identity.clone() })
     }
 
-    /// Its identity, if the kernel reads the image from its file: with it, [`Superblock::attached`] takes the mount again.
+    /// Returns the identity, if the kernel reads the image from its file. [`Superblock::attached`] accepts it for the
+    /// same mount.
     #[must_use]
     pub fn file_identity(&self) -> Option<&str> {
         match self.backing {
@@ -63,7 +66,8 @@ impl Superblock {
         }
     }
 
-    /// A mount that its maker has attached at a path, whatever became of that process; `None` if no image is mounted there.
+    /// Opens a mount that another process has attached at a path and may have left. `None` if no image is mounted
+    /// there.
     #[must_use]
     pub fn attached(path: &Path, identity: String) -> Option<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -73,15 +77,15 @@ impl Superblock {
         is_image.then_some(Self { mount, backing: Backing::File, identity: Some(identity) })
     }
 
-    /// Whether a new mount would show the same files, in the same way, and share pages with the same others. An image by
-    /// the same name may be in other files meanwhile, since damaged ones are replaced.
+    /// Whether a new mount would show the same files in the same way, and share pages with the same images. The
+    /// image's name is not sufficient, because damaged files are replaced.
     #[must_use]
     pub(crate) fn is_of(&self, identity: Option<&str>) -> bool {
         self.identity.is_some() && self.identity.as_deref() == identity
     }
 
-    /// Takes the mount that a container of the same image offers. `None` if there is no offer, its maker is gone, or
-    /// the kernel cannot (before Linux 6.15).
+    /// Takes the mount that a container of the same image offers. `None` if there is no offer, its process is gone,
+    /// or the kernel cannot clone it (before Linux 6.15).
     #[must_use]
     pub fn take(folder: &Path) -> Option<Self> {
         let (taken, words) = crate::offer::take(&folder.join(SUPERBLOCK))?;
@@ -90,7 +94,7 @@ impl Superblock {
             Some("loop") => Backing::Loop,
             _ => return None,
         };
-        // It may be ending, and have something else by that number already.
+        // The process may be ending, and may have reused the descriptor's number.
         if rustix::fs::fstatfs(&taken).ok()?.f_type != EROFS_SUPER_MAGIC {
             return None;
         }

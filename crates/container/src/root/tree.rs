@@ -1,7 +1,8 @@
-//! The tree of an image made anew in memory, where the kernel mounts no EROFS: in a user namespace.
+//! Rebuilds the tree of an image in memory, for user namespaces, in which the kernel mounts no EROFS.
 //!
-//! Directories, links and small files are there. Of all other files there are stubs, which lead an overlay with `userxattr`
-//! to the objects. Nothing that an image says reaches a parser of the kernel: names, modes and xattrs go there one by one.
+//! The tree contains directories, links and small files. All other files are stubs, which redirect an overlay with
+//! `userxattr` to the objects. The bytes of an image do not reach a parser of the kernel: names, modes and xattrs are
+//! set one by one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,58 +21,57 @@ use store::{CheckedError, CheckedFile, OpenImage};
 use crate::bundle::userns::OwnIds;
 use crate::root::acl::acl_for_ids;
 
-/// What overlayfs keeps in the place of `trusted.overlay.` where it is mounted with `userxattr`. Source: Linux
+/// Prefix that overlayfs uses instead of `trusted.overlay.` if it is mounted with `userxattr`. Source: Linux
 /// `Documentation/filesystems/overlayfs.rst`, "Permission model" and "Metadata only copy up".
 const OVERLAY: &str = "user.overlay.";
 
-/// A tree that cannot be made.
+/// Reason why a tree cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// The image's bytes are others than those of its id, or cannot be read.
+    /// The image's bytes do not match its id, or cannot be read.
     #[error("cannot use the image")]
     Damaged(#[from] CheckedError),
-    /// There is no other descriptor for the image.
+    /// The image's descriptor cannot be duplicated.
     #[error("cannot open the image")]
     Open(#[source] std::io::Error),
-    /// The image is not sound.
+    /// The image is malformed.
     #[error("cannot read the image")]
     Image(#[from] Box<image::erofs::read::ReadError>),
     /// The kernel refused a mount.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// A file cannot be made.
+    /// A file cannot be created.
     #[error("cannot make {path} in memory")]
     File {
-        /// Its path, without a slash before it.
+        /// Path without a leading slash.
         path: String,
-        /// The kernel's answer.
         source: Errno,
     },
-    /// A file's bytes are at no place that the store has.
+    /// The data of a file is not in the store.
     #[error("{0} has no object")]
     Place(String),
 }
 
 impl TreeError {
-    /// Whether there is no memory, or no inode, left for it.
+    /// Whether there is not enough memory or inodes for the tree.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::File { source: Errno::NOSPC | Errno::NOMEM, .. })
     }
 }
 
-/// A tree, and what it lacks.
+/// A tree, and the number of entries that it lacks.
 #[derive(Debug)]
 pub(crate) struct StubTree {
     pub(crate) mount: Detached,
-    /// Device nodes, which no user may make.
+    /// Number of device nodes, which users may not create.
     pub(crate) devices: u64,
 }
 
-/// Makes the tree of an image whose data are objects.
+/// Makes the tree of an image whose data is in objects.
 ///
 /// # Errors
-/// [`TreeError`]; then nothing is left mounted.
+/// [`TreeError`]; the mount is then removed.
 pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTree, TreeError> {
     let file = image.image.fd().try_clone_to_owned().map_err(TreeError::Open)?;
     let checked = CheckedFile::new(file.into(), *image.id.digest(), image.image.size())?;
@@ -81,7 +81,7 @@ pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTr
     let mount = kernel::mount::tmpfs(&options)?;
     let top = open_directory(mount.as_fd(), b".").map_err(failed(b""))?;
     let maker = Maker { ids, root: top.as_fd(), state: Mutex::default(), changed: Condvar::new() };
-    // Modes are given when files are made. No other thread of this process makes any meanwhile.
+    // Modes are set when files are created. Other threads of this process create no files at the same time.
     let mask = rustix::process::umask(Mode::empty());
     let filled = maker.fill(Directory { inode: tree.root(), path: Vec::new() });
     rustix::process::umask(mask);
@@ -90,21 +90,22 @@ pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTr
     Ok(StubTree { mount, devices: state.devices })
 }
 
-/// More threads than these wait for each other in the kernel.
+/// Maximum number of threads. More would wait for each other in the kernel.
 const THREADS_MAX: usize = 4;
 
-/// When a name is made.
+/// When a name is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Made {
     Now,
-    /// When all files are there.
+    /// After all files were created.
     Later,
 }
 
-/// A directory that is there, and not filled. It is not open: a directory may have more of them than a process may open.
+/// A directory that was created and is not filled yet. It is not open, because there may be more than a process may
+/// open.
 struct Directory<'t> {
     inode: Inode<'t>,
-    /// From the root on, without a slash before it: nothing but directories that were made here is on the way.
+    /// Path from the root, without a leading slash. It contains only directories that were created here.
     path: Vec<u8>,
 }
 
@@ -112,21 +113,21 @@ struct Maker<'a, 't> {
     ids: &'a OwnIds,
     root: BorrowedFd<'a>,
     state: Mutex<State<'t>>,
-    /// Told when there is another directory, or none will come.
+    /// Notified when a directory is added, or when no more will be.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State<'t> {
-    /// Those that no thread has taken. The last one is taken first, so that few wait.
+    /// Directories that no thread has taken. The last one is taken first, so that few wait.
     waiting: Vec<Directory<'t>>,
     at_work: usize,
     failed: Option<TreeError>,
-    /// The first paths of files with several names.
+    /// First paths of files with several names.
     linked: HashMap<InodeId, Vec<u8>>,
-    /// Other paths, each with its file. They are made when all files are there.
+    /// Other paths, each with its file. They are created after all files.
     links: Vec<(Vec<u8>, InodeId)>,
-    /// Directories with such paths, which get their times again.
+    /// Directories with such paths, whose times must be set again.
     touched: Vec<(Vec<u8>, Timestamp)>,
     devices: u64,
 }
@@ -136,13 +137,13 @@ impl<'t> Maker<'_, 't> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fills the root and all below it, a directory at a time, by several threads.
+    /// Fills the root and everything below it, one directory at a time, with several threads.
     fn fill(&self, root: Directory<'t>) -> Result<(), TreeError> {
         self.lock().waiting.push(root);
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         std::thread::scope(|scope| {
             for _ in 1..threads.min(THREADS_MAX) {
-                // With fewer threads it takes longer.
+                // A failed start is ignored, because fewer threads only take longer.
                 let _handle = std::thread::Builder::new().spawn_scoped(scope, || self.work());
             }
             self.work();
@@ -186,7 +187,7 @@ impl<'t> Maker<'_, 't> {
         }
     }
 
-    /// Makes what is in a directory, and gives it its metadata.
+    /// Creates the entries of a directory, and sets its metadata.
     fn directory(&self, directory: Directory<'t>) -> Result<(), TreeError> {
         let Directory { inode, mut path } = directory;
         let fd = open_directory(self.root, from_root(&path)).map_err(failed(&path))?;
@@ -219,7 +220,7 @@ impl<'t> Maker<'_, 't> {
         Ok(())
     }
 
-    /// Whether the file is there by another name, or will be. Then this one is made later.
+    /// Whether the file exists by another name, or will exist. Then this name is created later.
     fn is_linked(&self, inode: Inode<'t>, path: &[u8]) -> bool {
         if inode.nlink() < 2 {
             return false;
@@ -234,7 +235,7 @@ impl<'t> Maker<'_, 't> {
         is_known
     }
 
-    /// Makes a file that is no directory.
+    /// Creates a file that is not a directory.
     fn entry(
         &self,
         directory: BorrowedFd<'_>,
@@ -270,7 +271,7 @@ impl<'t> Maker<'_, 't> {
         self.describe(made.as_fd(), inode, path).map(|()| Made::Now)
     }
 
-    /// Gives a file its owner, mode, xattrs and time, in this order: each may change the one before.
+    /// Sets a file's owner, mode, xattrs and time, in this order, because each may change the previous one.
     fn describe(
         &self,
         file: BorrowedFd<'_>,
@@ -280,7 +281,7 @@ impl<'t> Maker<'_, 't> {
         let of_file = inode.metadata();
         let owner = (self.ids.user(of_file.uid), self.ids.group(of_file.gid));
         let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-        // Whoever makes it is root here.
+        // This process is root in the namespace, so it owns new files.
         let is_others = owner != (0, 0);
         if is_others {
             let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
@@ -291,7 +292,7 @@ impl<'t> Maker<'_, 't> {
         match inode.node() {
             Node::Symlink(_) => Ok(()),
             Node::Directory => rustix::fs::fchmod(file, mode),
-            // It has been made with its mode, of which another owner, and bytes, cost some.
+            // The file was created with its mode. Set-id bits are lost by a change of the owner, and by writes.
             Node::Regular(_) if is_special => rustix::fs::fchmod(file, mode),
             _ if is_others && is_special => rustix::fs::chmod(place(file), mode),
             _ => Ok(()),
@@ -305,19 +306,17 @@ impl<'t> Maker<'_, 't> {
     }
 }
 
-/// A path that leads to this very file, where it is open by its place only.
+/// Returns a path to exactly this file, which may be open with `O_PATH`.
 fn place(file: BorrowedFd<'_>) -> String {
     format!("/proc/thread-self/fd/{}", file.as_raw_fd())
 }
 
-/// Gives a file an image's xattr, if it can have it here: under [its name below an overlay](name_below_overlay).
-///
-/// # Errors
-/// The kernel's answer.
+/// Sets an xattr of an image on a file, if possible, by [its name below an overlay](name_below_overlay).
 pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     let Some(name) = name_below_overlay(name) else { return Ok(()) };
     match rustix::fs::setxattr(place(file), &*name, value, XattrFlags::empty()) {
-        // Other file systems refuse them as well: those of a link, and of security modules that are not there.
+        // Other file systems refuse these xattrs as well: those of a link, and those of security modules that are not
+        // active.
         Err(Errno::OPNOTSUPP | Errno::PERM) => {
             let name = String::from_utf8_lossy(&name);
             tracing::debug!(%name, "a file has no such xattr here");
@@ -327,12 +326,12 @@ pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Res
     }
 }
 
-/// A path as system calls take it.
+/// Returns a path for system calls; the root is `.`.
 fn from_root(path: &[u8]) -> &[u8] {
     if path.is_empty() { b"." } else { path }
 }
 
-/// Gives a file its time: the one of this path below a directory, or the open one itself.
+/// Sets a file's time: that of the path below a directory, or that of the open file itself.
 fn set_time(directory: BorrowedFd<'_>, path: &[u8], time: Timestamp) -> Result<(), Errno> {
     let time = Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() };
     let times = Timestamps { last_access: time, last_modification: time };
@@ -340,7 +339,7 @@ fn set_time(directory: BorrowedFd<'_>, path: &[u8], time: Timestamp) -> Result<(
     rustix::fs::utimensat(directory, path, &times, flags)
 }
 
-/// Writes a small file, or has the overlay look for its bytes elsewhere.
+/// Writes a small file, or makes the overlay read its data from an object.
 fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeError> {
     let set = |name: &str, value: &[u8]| {
         let name = format!("{OVERLAY}{name}");
@@ -358,7 +357,7 @@ fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeErr
         Content::External { size, object, location } => {
             let place = match (location, &object) {
                 (Location::Object, Some(object)) => object.path(),
-                // Only objects are of this store.
+                // Only objects are in this store.
                 _ => return Err(TreeError::Place(shown_path(path))),
             };
             rustix::fs::ftruncate(file, size).map_err(failed(path))?;
@@ -368,15 +367,16 @@ fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeErr
     }
 }
 
-/// The digest that overlayfs compares with an object's. Source: Linux `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
+/// Returns the digest that overlayfs compares with an object's. Source: Linux `fs/overlayfs/overlayfs.h`, `struct
+/// ovl_metacopy`.
 fn metacopy(object: &ObjectId) -> Vec<u8> {
     let digest = object.as_bytes();
     let length = u8::try_from(4 + digest.len()).unwrap_or(u8::MAX);
     [&[0, length, 0, object.algorithm().kernel_id()], digest].concat()
 }
 
-/// The name of an image's xattr below an overlay of a user namespace: none for those that only root's overlays have. An
-/// overlay takes those with its own prefix for its own, but for what begins with it twice.
+/// Returns the name of an image's xattr below an overlay of a user namespace; `None` for xattrs that only root's
+/// overlays have. An overlay uses xattrs with its prefix itself, unless they have the prefix twice.
 #[must_use]
 pub fn name_below_overlay(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     if name.starts_with(b"trusted.") {

@@ -1,4 +1,4 @@
-//! Whether an image may be mounted as it is, and how its reads are verified.
+//! Decides if an image may be mounted as requested, and how its reads are verified.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
@@ -16,18 +16,17 @@ use crate::root::{Checked, WritableWish};
 /// How far an image is trusted, and how it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trust {
-    /// How reads are verified.
     pub verity: VerityPolicy,
-    /// The only image that will do; it is hashed first.
+    /// Required id of the image, whose file is hashed first.
     pub digest: Option<ImageId>,
-    /// The images with which pages of equal files are shared.
+    /// Images with which pages of equal files are shared.
     pub domain: PageDomain,
-    /// What the kernel reads an image over devices from.
+    /// Source from which the kernel reads an image over devices.
     pub backing: Backing,
 }
 
 impl Default for Trust {
-    /// The kernel checks what it can, and pages are shared within the store.
+    /// The kernel verifies reads if it can, and pages are shared within the store.
     fn default() -> Self {
         Self {
             verity: VerityPolicy::Auto,
@@ -41,29 +40,29 @@ impl Default for Trust {
 /// How reads from an image are verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerityPolicy {
-    /// The kernel, by fs-verity, or the mount is refused.
+    /// By the kernel with fs-verity; otherwise the mount is refused.
     Require,
-    /// The kernel if it can; otherwise the import is trusted.
+    /// By the kernel if it can; otherwise the import is trusted.
     Auto,
     /// Reads are not verified.
     Off,
 }
 
-/// The images with which pages of equal files are in memory once.
+/// Images whose equal files share pages in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PageDomain {
-    /// Those of the same store.
+    /// Images of the same store.
     OfStore,
-    /// Those of the same name.
+    /// Images with the same domain name.
     Named(String),
-    /// None.
+    /// Pages are not shared.
     Alone,
 }
 
-/// The most bytes in the name of a domain: what an option of a mount takes.
+/// Maximum length of a domain's name in bytes, limited by the mount option.
 const DOMAIN_MAX: usize = 200;
 
-/// No name of a domain.
+/// Error of an invalid domain name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--domain: \"{}\" is not a domain name: use 1 to {DOMAIN_MAX} letters, digits, '-', '_' and '.'",
@@ -86,65 +85,52 @@ impl FromStr for PageDomain {
     }
 }
 
-/// Why an image is not mounted as it is asked for.
+/// Reason why an image is not mounted as requested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustError {
-    /// Another image than the one that is demanded.
+    /// The image is not the required one.
     #[error("{name} is image {found}, not {wanted} as --digest demands")]
     Other {
-        /// The image's name.
         name: String,
-        /// Its id.
+        /// Id of the image.
         found: ImageId,
-        /// The id that is demanded.
+        /// The required id.
         wanted: Box<ImageId>,
     },
-    /// The kernel cannot check it.
+    /// The kernel cannot verify the image.
     #[error(
         "--verity require: image {0} has no fs-verity here, so the kernel cannot check reads: use a store on a file \
          system with fs-verity (see `quire doctor`), or --verity auto"
     )]
     NoVerity(ImageId),
-    /// The kernel is too old for its form.
+    /// The kernel is too old for the image's form.
     #[error(
         "{name} has the form {form}, which needs Linux {NATIVE} or newer, and this is {running}: `quire convert \
          --form objects {name}`"
     )]
     Form {
-        /// The image's name.
         name: String,
-        /// Its form.
         form: Form,
-        /// This kernel.
+        /// Version of this kernel.
         running: KernelVersion,
     },
-    /// Its digest is not that of its name, or cannot be computed.
+    /// The image's digest does not match its name, or cannot be computed.
     #[error(transparent)]
     Image(#[from] VerifyError),
-    /// Its metadata is not sound.
+    /// The image's metadata is malformed.
     #[error("cannot read image {image}")]
-    Contents {
-        /// The image.
-        image: ImageId,
-        /// Cause.
-        source: Box<ContentsError>,
-    },
-    /// The store's directory cannot be looked at.
+    Contents { image: ImageId, source: Box<ContentsError> },
+    /// The store's directory cannot be inspected.
     #[error("cannot look at {}", path.display())]
-    Store {
-        /// The directory.
-        path: PathBuf,
-        /// The disk's answer.
-        source: std::io::Error,
-    },
-    /// Another user can change it.
+    Store { path: PathBuf, source: std::io::Error },
+    /// Another user can change the image.
     #[error(transparent)]
     Owner(#[from] OwnerError),
 }
 
-/// An image that a policy allowed, and of which it is known who can change it: roots are made of these alone. Only
-/// [`TrustedImage::to_mount`] and [`TrustedImage::to_run`] make one.
+/// An image that a policy allowed, and whose possible writers are known: only such images become roots. Only
+/// [`TrustedImage::to_mount`] and [`TrustedImage::to_run`] return one.
 #[derive(Debug)]
 pub struct TrustedImage {
     permitted: PermittedImage,
@@ -152,11 +138,11 @@ pub struct TrustedImage {
 }
 
 impl TrustedImage {
-    /// An image to mount, or to make a bundle of. If another user could change it, the kernel must hold it to its digest:
-    /// image and data are sealed, and were measured. Without a wish, `writable` may become a filestore.
+    /// Returns an image to mount, or to make a bundle from. If another user could change it, the kernel must verify
+    /// its digest: image and data are sealed and were measured. If `writable` is `None`, a filestore may be used.
     ///
     /// # Errors
-    /// [`TrustError`] when it is not mounted at all.
+    /// [`TrustError`] if the image must not be mounted.
     pub fn to_mount(
         store: &Store,
         permitted: PermittedImage,
@@ -167,10 +153,10 @@ impl TrustedImage {
         Ok(Self { permitted, trust })
     }
 
-    /// An image to run. No other user may be able to change it.
+    /// Returns an image to run, which no other user may be able to change.
     ///
     /// # Errors
-    /// [`OwnerError`] when one can.
+    /// [`OwnerError`] if another user can.
     pub fn to_run(
         store: &Store,
         permitted: PermittedImage,
@@ -180,34 +166,30 @@ impl TrustedImage {
         Ok(Self { permitted, trust })
     }
 
-    /// The open image.
     #[must_use]
     pub const fn image(&self) -> &OpenImage {
         self.permitted.image()
     }
 
-    /// The name and the manifest that lead to it.
+    /// Returns the name and the manifest that lead to the image.
     #[must_use]
     pub const fn found(&self) -> &Resolved {
         self.permitted.found()
     }
 
-    /// Whether it may be used as it is asked for, by whoever makes a root without [`make`](super::make()).
-    ///
-    /// # Errors
-    /// [`TrustError`].
+    /// Checks that the image may be used as requested, for callers that do not call [`make`](super::make()).
     pub fn check(&self) -> Result<(), TrustError> {
         check(self.image(), &self.name(), &self.trust).map(drop)
     }
 
-    /// The name that led to it, or its id.
+    /// Returns the name that led to the image, or its id.
     #[must_use]
     pub fn name(&self) -> String {
         let name = self.found().name.as_ref();
         name.map_or_else(|| self.image().id.to_string(), ToString::to_string)
     }
 
-    /// How it is verified and read.
+    /// Returns how the image is verified and read.
     pub(super) const fn trust(&self) -> &Trust {
         &self.trust
     }
@@ -221,18 +203,19 @@ fn of_image(
 ) -> Result<Trust, TrustError> {
     let exposure = store.exposure_of(image).map_err(OwnerError::Disk)?;
     let Some(exposure) = exposure else { return Ok(trust) };
-    // The file of a writable layer is copied from one that the store has.
+    // A filestore is copied from a template in the store, which the other user could also change.
     let is_filestore = matches!(writable, None | Some(WritableWish::Filestore(..)));
     if !image.kernel_verity || trust.verity == VerityPolicy::Off || is_filestore {
         return Err(OwnerError::Image { image: image.id, exposure }.into());
     }
-    // Sealed does not mean that Quire wrote it: what our reader refuses, the kernel does not see.
+    // A sealed image need not have been written by Quire. The kernel must not get an image that Quire's own reader
+    // refuses.
     let read = store.tree(image, Owners::FirstMet);
     read.map_err(|source| TrustError::Contents { image: image.id, source: Box::new(source) })?;
     Ok(Trust { verity: VerityPolicy::Require, ..trust })
 }
 
-/// Decides whether the image may be used, and who checks what is read from it.
+/// Decides if the image may be used, and how its reads are verified.
 pub(super) fn check(image: &OpenImage, name: &str, trust: &Trust) -> Result<Checked, TrustError> {
     if let Some(wanted) = &trust.digest
         && *wanted != image.id
@@ -245,17 +228,17 @@ pub(super) fn check(image: &OpenImage, name: &str, trust: &Trust) -> Result<Chec
         (VerityPolicy::Require, false) => return Err(TrustError::NoVerity(image.id)),
         (VerityPolicy::Auto, false) | (VerityPolicy::Off, _) => {}
     }
-    // With its digest demanded, nobody has to trust the store's names.
+    // If a digest is required, the store's names need not be trusted.
     if trust.digest.is_some() && !image.kernel_verity {
         image.verify()?;
     }
     Ok(Checked::AtImport)
 }
 
-/// The first Linux version whose EROFS knows long prefixes of xattrs, blocks of 512 bytes, and addresses over all devices.
+/// First Linux version whose EROFS supports long xattr prefixes, blocks of 512 bytes, and addresses over all devices.
 const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
 
-/// Older kernels would only say that something is invalid.
+/// Checks the image's form, because older kernels would only report an invalid argument.
 pub(super) fn check_form(image: &OpenImage, name: &str) -> Result<(), TrustError> {
     match KernelVersion::running() {
         Some(running) if running < NATIVE && image.form != Form::Objects => {
@@ -265,7 +248,7 @@ pub(super) fn check_form(image: &OpenImage, name: &str) -> Result<(), TrustError
     }
 }
 
-/// With whom pages are shared, by the name that the kernel is given.
+/// Returns the kernel's name of the domain in which pages are shared.
 pub(super) fn domain(store: &Store, domain: &PageDomain) -> Result<Option<String>, TrustError> {
     match domain {
         PageDomain::Alone => Ok(None),
@@ -274,7 +257,8 @@ pub(super) fn domain(store: &Store, domain: &PageDomain) -> Result<Option<String
             let path = store.path();
             let failed = |source| TrustError::Store { path: path.to_owned(), source };
             let stat = std::fs::metadata(path).map_err(failed)?;
-            // The directory, whatever its path is: all images in it were written by who may write there.
+            // The name is derived from the directory's inode, independent of its path: all images in it were written
+            // by users with access to it.
             let named = format!("quire {} {}", stat.dev(), stat.ino());
             let digest = store::Digest::sha256(named.as_bytes()).to_string();
             Ok(Some(format!("quire-{}", &digest["sha256:".len()..][..32])))

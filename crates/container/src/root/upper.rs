@@ -1,4 +1,4 @@
-//! Writable layers: where the changes to a root go.
+//! Writable layers: where the changes to a root are stored.
 
 mod directory;
 
@@ -20,90 +20,91 @@ use crate::root::headroom::{self, Headroom, HeadroomError};
 pub(crate) use directory::{at_rest, last_use, open_upper, settle};
 use directory::{prepare_directory, prepare_folder};
 
-/// Where changes go. The kinds have gVisor's names (`--overlay2`).
+/// Location of changes. The kinds have gVisor's names (`--overlay2`).
 #[derive(Debug, Clone, Copy)]
 pub enum Writable<'a> {
-    /// Nowhere: the root is read-only.
+    /// The root is read-only.
     None,
-    /// Into memory, and away with it.
+    /// In memory, until the root is unmounted.
     Memory {
-        /// The most that may be written, in bytes; none means half of the machine's memory.
+        /// Size limit in bytes; `None` means half of the machine's memory.
         bytes: Option<NonZeroU64>,
     },
-    /// `self`: into one file of the host, which has a file system inside: see [`crate::root::filestore`].
+    /// `self`: in a file of the host that contains a file system: see [`crate::root::filestore`].
     Filestore {
         /// The file, open for reading and writing.
         file: BorrowedFd<'a>,
-        /// Data that a crash of the host may cost.
+        /// Whether a crash of the host may lose data.
         durability: Durability,
     },
-    /// To a directory of the host, whose contents outlive the root.
+    /// In a directory of the host, whose contents outlive the root.
     Directory {
-        /// The directory, not `O_PATH`. It gets two directories, `upper` and `work`, if it has none.
+        /// The directory, not `O_PATH`. The subdirectories `upper` and `work` are created in it if they do not exist.
         directory: BorrowedFd<'a>,
-        /// Data that a crash of the host may cost.
+        /// Whether a crash of the host may lose data.
         durability: Durability,
     },
-    /// To a new directory on the store's disk, which is removed with its container.
+    /// In a new directory on the store's disk, which is removed with its container.
     Folder {
-        /// The directory, empty, not `O_PATH`.
+        /// The empty directory, not `O_PATH`.
         directory: BorrowedFd<'a>,
-        /// Data that a crash of the host may cost.
+        /// Whether a crash of the host may lose data.
         durability: Durability,
     },
 }
 
-/// Why a writable layer cannot be had.
+/// Reason why a writable layer cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UpperError {
     /// The kernel refused a mount.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// The kernel refused something else.
+    /// The kernel refused another operation.
     #[error("cannot prepare its directories")]
     Prepare(#[from] Errno),
-    /// It was used without syncing, and the host has crashed or restarted since.
+    /// The layer was used without syncing, and the host has crashed or restarted since.
     #[error(
         "its files were written without syncing, and the host has restarted since then: parts may be missing. {REMOVE}"
     )]
     Crashed,
-    /// It was used without syncing, and it is not known in which run of the host.
+    /// The layer was used without syncing, and the boot of that use is unknown.
     #[error(
         "its files were written without syncing, and its \"{BOOT}\", which says when, is gone: parts may be missing. \
          {REMOVE}"
     )]
     Unknown,
-    /// The owners of its files are those of another map of ids.
+    /// The owners of the layer's files belong to another map of ids.
     #[error(
         "its files were written {0}, and would have other owners now: use the same map again, or an empty directory"
     )]
     OtherMap(String),
-    /// The directory holds other things.
+    /// The directory contains other files.
     #[error("\"{0}\" in it is not a directory")]
     Obstacle(&'static str),
 }
 
-/// In the layer's directory: which start of the host the mark is of.
+/// File in the layer's directory with the id of the boot to which the mark belongs.
 const BOOT: &str = "boot_id";
 
-/// The way out. A user's layer has directories of others in the user's namespace, and one without any permission.
+/// Remedy in messages. A user's layer has directories of other users of the user's namespace, and one without any
+/// permission.
 const REMOVE: &str = "Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \
                       \"work\" to use it as it is. Who is not root may need `unshare --user --map-auto --map-root-user rm -r`";
 
-/// The root directory of what an overlay shows, which the overlay's own is to be like.
+/// The root directory below an overlay, from which the overlay's own root directory is copied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shown<'a> {
-    /// A mount of the image.
+    /// Mount of the image.
     pub(crate) root: BorrowedFd<'a>,
-    /// Which xattrs in it are an overlay's marks, and not the image's.
+    /// Namespace of the xattrs that are an overlay's marks instead of the image's own.
     pub(crate) marks: XattrNamespace,
 }
 
 /// A writable layer that is ready for an overlay.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    /// What it lies on. Overlayfs takes no layer from a mount that is gone already. None where a directory's mount is the
-    /// host's.
+    /// Mount that contains the layer, which must exist because overlayfs accepts no layer of a removed mount. `None`
+    /// if it is the host's own mount.
     pub(crate) mount: Option<Detached>,
     upper: OwnedFd,
     work: OwnedFd,
@@ -111,7 +112,7 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// As an overlay takes it.
+    /// Returns the parameters for an overlay.
     pub(crate) fn options(&self) -> Upper<'_> {
         let (upper, work) = (self.upper.as_fd(), self.work.as_fd());
         Upper { upper, work, durability: self.durability }
@@ -121,13 +122,14 @@ impl Layer {
         [self.upper.as_fd(), self.work.as_fd()]
     }
 
-    /// The same by descriptors of another mount namespace: of `upper` and `work`, or none.
+    /// Returns the same layer with descriptors of `upper` and `work` in another mount namespace; `None` if there are
+    /// not two.
     pub(crate) fn again(&self, directories: Vec<OwnedFd>) -> Option<Self> {
         let [upper, work] = directories.try_into().ok()?;
         Some(Self { mount: None, upper, work, durability: self.durability })
     }
 
-    /// What to do about it when the root is done with.
+    /// Returns the action for the end of the root.
     pub(crate) fn into_doomed(self, writable: Writable<'_>) -> Doomed {
         match writable {
             Writable::Filestore { .. } => Doomed::of_filestore(self.upper, self.durability),
@@ -142,28 +144,29 @@ impl Layer {
     }
 }
 
-/// A writable layer that goes with its root.
+/// Action on a writable layer when its root is no longer needed.
 #[derive(Debug, Default)]
 pub struct Doomed {
     fate: Fate,
-    /// As long as it is open, the layer's file system stays.
+    /// Keeps the layer's file system mounted as long as it is open.
     upper: Option<OwnedFd>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Fate {
-    /// It belongs to the caller, or there is none.
+    /// The layer belongs to the caller, or there is no layer.
     #[default]
     Stay,
-    /// Data that is not on disk yet is dropped: the layer is removed with its container.
+    /// Unwritten data is dropped, because the layer is removed with its container.
     ShutDown(Durability),
-    /// It is in memory.
+    /// The layer is in memory.
     Free,
-    /// It is a directory that is removed with its container, file by file.
+    /// The layer is a directory that is removed with its container, file by file.
     Remove(Durability),
 }
 
-/// A layer in memory with more than so many bytes, or files, takes longer to free than a process to start.
+/// Maximum number of bytes and files of a layer in memory that is freed in the foreground. Freeing more takes longer
+/// than starting a process.
 const FREED_AT_ONCE: (u64, u64) = (64 << 20, 1000);
 
 /// Whether a file system in memory is large.
@@ -176,7 +179,7 @@ pub(crate) fn takes_long_to_free(file_system: BorrowedFd<'_>) -> bool {
 }
 
 impl Doomed {
-    /// A file system of its own, by a directory in it.
+    /// Returns the action for a filestore, by a directory in it.
     pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
         let fate = Fate::ShutDown(durability);
         Self { fate, upper: Some(directory) }
@@ -198,9 +201,10 @@ impl Doomed {
         }
     }
 
-    /// Returns whether some writes are lost, because the host's disk was full or failed: readers may get zeros. `root`
-    /// is the overlay. (Only for layers that are not synced; otherwise the syncing program gets an error.) Of a directory on
-    /// the host's disk, the lost writes may also be those of another program: the kernel counts failures per file system.
+    /// Returns whether some writes are lost because the host's disk was full or failed, so that readers may get
+    /// zeros. `root` is the overlay. (Only for layers that are not synced; otherwise the syncing program gets an
+    /// error.) For a directory on the host's disk, the lost writes may also be those of another program, because the
+    /// kernel counts failures per file system.
     #[must_use]
     pub fn has_lost(&self, root: BorrowedFd<'_>) -> bool {
         let volatile = Durability::Volatile;
@@ -209,14 +213,12 @@ impl Doomed {
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let Ok(root) = rustix::fs::openat(root, c".", flags, Mode::empty()) else { return false };
-        // A volatile overlay writes nothing at this, and answers whether its upper file system has failed to.
+        // A volatile overlay writes no data for this call, but returns an error if its upper file system has failed
+        // to write.
         rustix::fs::syncfs(root).is_err()
     }
 
-    /// Returns what reserves space on the host's disk for a filestore, ahead of its writes; `None` for other layers.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Returns the reserve of disk space for a filestore; `None` for other layers.
     pub fn headroom(&self, filestore: &Path) -> Result<Option<Headroom>, HeadroomError> {
         match (self.fate, &self.upper) {
             (Fate::ShutDown(durability), Some(upper)) => {
@@ -235,7 +237,7 @@ impl Doomed {
         }
     }
 
-    /// Drops unwritten data, so that unmounting need not wait for it. Programs that still use it get `EIO`.
+    /// Drops unwritten data, so that unmounting need not wait for it. Programs that still use the layer get `EIO`.
     pub fn shut_down(self) {
         let (Fate::ShutDown(_), Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
@@ -243,7 +245,7 @@ impl Doomed {
         }
     }
 
-    /// Writes unwritten data to disk, so that it is there later. Unmounting need not wait for it then.
+    /// Writes unwritten data to disk to keep it. Unmounting need not wait for it then.
     ///
     /// # Errors
     /// An error of the kernel: some data could not be written.
@@ -255,10 +257,10 @@ impl Doomed {
     }
 }
 
-/// How large the empty file system is that `df` shows in the place of an image. It takes no memory.
+/// Size of the empty file system that `df` shows instead of an image, in bytes. It takes no memory.
 const SHOWN: NonZeroU64 = NonZeroU64::new(1 << 20).expect("not zero");
 
-/// An empty file system whose root directory is as the image's.
+/// Returns an empty file system whose root directory is a copy of the image's.
 pub(crate) fn empty(image: Shown<'_>) -> Result<Detached, UpperError> {
     let options = TmpfsOptions { name: "quire-df", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
     let mount = kernel::mount::tmpfs(&options)?;
@@ -268,7 +270,8 @@ pub(crate) fn empty(image: Shown<'_>) -> Result<Detached, UpperError> {
     Ok(mount)
 }
 
-/// A file system that has empty files and directories at these paths, which belong to the container's root, and nothing else.
+/// Returns a file system that contains only empty files and directories at these paths, which belong to the
+/// container's root.
 pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, UpperError> {
     let options =
         TmpfsOptions { name: "quire-places", bytes: Some(SHOWN), inodes: None, mode: 0o755 };
@@ -277,8 +280,8 @@ pub(crate) fn files(paths: &[String], map: Option<&IdMap>) -> Result<Detached, U
     Ok(mount)
 }
 
-/// Makes empty files at these paths, and directories at those that end with a slash and on their ways. All of them belong to the
-/// container's root. Existing directories keep their times.
+/// Creates empty files at these paths, and directories at those that end with a slash, with all parent directories.
+/// All of them belong to the container's root. Existing directories keep their times.
 pub(crate) fn add_files(
     mount: BorrowedFd<'_>,
     paths: &[String],
@@ -325,7 +328,8 @@ pub(crate) fn add_files(
     Ok(())
 }
 
-/// Makes the layer; none for a read-only root. `image` is the image's root, whose owners are mapped if there is a map.
+/// Prepares the layer; `None` for a read-only root. `image` is the image's root, with mapped owners if there is a
+/// map.
 pub(crate) fn prepare(
     writable: Writable<'_>,
     image: Shown<'_>,
@@ -336,7 +340,7 @@ pub(crate) fn prepare(
         Writable::Memory { bytes } => {
             let inodes = bytes.and_then(crate::bundle::mounts::files_of);
             let options = TmpfsOptions { name: "quire-upper", bytes, inodes, mode: 0o700 };
-            // What lies in memory has nothing to sync.
+            // Data in memory is never synced.
             (kernel::mount::tmpfs(&options)?, Durability::Volatile)
         }
         Writable::Filestore { file, durability } => (mount_ext4(file, durability)?, durability),
@@ -357,14 +361,14 @@ pub(crate) fn mount_ext4(
 ) -> Result<Detached, MountError> {
     let options = Ext4Options { durability, direct_io: true, access: loopdev::Access::ReadWrite };
     let mount = kernel::mount::ext4(file, &options)?;
-    // Without it there is as much less for others.
+    // If this fails, files have that much less space.
     if let Err(error) = filestore::reserve(mount.as_fd(), filestore::RESERVED) {
         tracing::debug!(%error, "ext4 keeps 16 MiB for itself");
     }
     Ok(mount)
 }
 
-/// A filestore with one directory in it, for something else than a root.
+/// Mounts a filestore with one directory in it, for other uses than a root.
 pub(crate) fn volume(
     file: BorrowedFd<'_>,
     durability: Durability,
@@ -377,13 +381,13 @@ pub(crate) fn volume(
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(&mount, name, flags, Mode::empty())?;
     rustix::fs::fchown(&directory, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
-    // After the owner, whose change clears set-id bits; and past the umask.
+    // The mode is set after the owner, whose change clears set-id bits, and independent of the umask.
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode))?;
     Ok((mount, directory))
 }
 
-/// Makes the two directories that overlayfs wants, or takes those that are there. The root of an overlay is its upper
-/// directory, so that a new one gets owner, mode, time and xattrs of the image's root.
+/// Creates the two directories that overlayfs needs, or opens existing ones. The root of an overlay is its upper
+/// directory, so a new one gets the owner, mode, time and xattrs of the image's root.
 fn directories(parent: BorrowedFd<'_>, image: Shown<'_>) -> Result<(OwnedFd, OwnedFd), UpperError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let make = |name: &'static str| {
@@ -408,12 +412,13 @@ fn directories(parent: BorrowedFd<'_>, image: Shown<'_>) -> Result<(OwnedFd, Own
 
 fn copy_root(image: Shown<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // The mount's own descriptor is O_PATH-like to xattr calls.
+    // xattr calls treat the mount's own descriptor like an `O_PATH` one.
     let root = rustix::fs::openat(image.root, ".", flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&root)?;
     rustix::fs::fchown(upper, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
     copy_xattrs(root.as_fd(), upper, image.marks)?;
-    // After the owner, whose change clears set-id bits, and after the ACLs, which change the group's bits.
+    // The mode is set after the owner, whose change clears set-id bits, and after the ACLs, which change the group's
+    // bits.
     rustix::fs::fchmod(upper, Mode::from_raw_mode(stat.st_mode))?;
     let time = modified(root.as_fd())?;
     rustix::fs::futimens(upper, &Timestamps { last_access: time, last_modification: time })
@@ -429,13 +434,13 @@ fn set_modified(of: BorrowedFd<'_>, time: Timespec) -> Result<(), Errno> {
     rustix::fs::futimens(of, &Timestamps { last_access: omitted, last_modification: time })
 }
 
-/// Copies all xattrs but overlayfs's own marks, which belong to the layer they are in. A mark of an overlay further inside has
-/// one more prefix (`OVL_XATTR_ESCAPE_PREFIX` in Linux `fs/overlayfs/overlayfs.h`), and is the image's.
+/// Copies all xattrs except overlayfs's own marks, which belong to their layer. A mark of a nested overlay has an
+/// additional prefix (`OVL_XATTR_ESCAPE_PREFIX` in Linux `fs/overlayfs/overlayfs.h`), and belongs to the image.
 ///
-/// Those that the file system of `to` has no place for (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
-/// Linux 6.6, and an image may have prefixes that no tmpfs knows. That loses an attribute of one directory, which the
-/// read-only root still shows, and is no reason not to run. Any other refusal may be one of security, or of space, and
-/// is an error.
+/// xattrs that the file system of `to` does not support (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
+/// Linux 6.6, and an image may have prefixes that no tmpfs supports. This loses an attribute of one directory, which
+/// the read-only root still shows, and must not prevent a start. All other errors may concern security or space, so
+/// they are returned.
 fn copy_xattrs(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -443,7 +448,7 @@ fn copy_xattrs(
 ) -> Result<(), Errno> {
     let mut names = vec![0_u8; 64 << 10];
     let length = match rustix::fs::flistxattr(from, &mut names[..]) {
-        // A server on FUSE says so where no file has any.
+        // A FUSE server returns this if no file has xattrs.
         Err(Errno::OPNOTSUPP) => return Ok(()),
         listed => listed?,
     };
@@ -535,9 +540,9 @@ mod tests {
             let to = File::open(to).unwrap();
             assert_eq!(copy_xattrs(from.as_fd(), to.as_fd(), XattrNamespace::Trusted), expect);
         };
-        // procfs has no xattrs.
+        // procfs does not support xattrs.
         check("/proc", Ok(()));
-        // A device takes no user.*, for another reason.
+        // A device cannot have `user.*` xattrs, which is a different error.
         check("/dev/null", Err(Errno::PERM));
     }
 }

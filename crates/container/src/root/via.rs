@@ -6,52 +6,49 @@ use store::OpenImage;
 
 use crate::root::trust::TrustedImage;
 
-/// How an image gets into a user namespace, where the kernel reads none.
+/// How an image is made available in a user namespace, where the kernel mounts no EROFS.
 #[derive(Debug, Clone, Copy)]
 pub enum Via<'a> {
-    /// As suits the image and the kernel: lent by a service if there is one, or by a tree if it has few files and the kernel
-    /// can lead an overlay to objects, and by a server if there is one. If there is no room for a tree, by the server, too.
+    /// The best way for the image and the kernel: by a service, if there is one; by a tree, if the image has few
+    /// files and the kernel can redirect an overlay to objects; otherwise by a FUSE server, if there is one. If there
+    /// is no space for a tree, the server is used as well.
     Auto {
-        /// The service.
         lender: Option<&'a dyn LendImage>,
-        /// The server.
+        /// The FUSE server.
         server: Option<&'a dyn ServeImage>,
     },
-    /// Lent by a service.
+    /// As a mount from a service.
     Service(&'a dyn LendImage),
-    /// By a tree.
+    /// As a tree in memory.
     Tree,
-    /// By a server.
+    /// By a FUSE server.
     Fuse(&'a dyn ServeImage),
 }
 
-/// Asks a service for mounts of images.
+/// A client of a service that mounts images.
 pub trait LendImage: std::fmt::Debug {
-    /// A mount of the image's names and attributes, attached nowhere, that leads an overlay with `userxattr` to objects.
-    /// `places` are files, and directories with a slash at the end, that are to be there. `None` if there is no service.
+    /// Returns a detached mount with the image's names and attributes, whose files redirect an overlay with
+    /// `userxattr` to objects. `places` are files, and directories with a slash at the end, that must exist in it.
+    /// `None` if there is no service.
     ///
     /// # Errors
-    /// Why it lends none.
+    /// The reason why the service returns no mount.
     fn lend(&self, image: &OpenImage, places: &[&str]) -> Result<Option<LentMount>, AnyError>;
 }
 
-/// A mount that is lent.
+/// A mount from a service.
 #[derive(Debug)]
 pub struct LentMount {
-    /// The mount.
     pub mount: Detached,
-    /// The digest of the bytes that it was made of.
+    /// Digest of the image from which the mount was made.
     pub of: ImageId,
 }
 
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves images by FUSE.
+/// A FUSE server for images.
 pub trait ServeImage: std::fmt::Debug {
-    /// Mounts the files of an image, attached nowhere. They are served as long as the mount lives.
-    ///
-    /// # Errors
-    /// Why it cannot be.
+    /// Mounts the files of an image, detached. They are served as long as the mount exists.
     fn serve(
         &self,
         image: &TrustedImage,
@@ -61,30 +58,29 @@ pub trait ServeImage: std::fmt::Debug {
     ) -> Result<ServedImage, AnyError>;
 }
 
-/// An image that is served.
+/// An image that is served by FUSE.
 #[derive(Debug)]
 pub struct ServedImage {
-    /// Its files.
     pub mount: Detached,
-    /// Those that are not there: a layer below, with their directories.
+    /// Files that the mount lacks: a layer below it, with their directories.
     pub apart: Option<Detached>,
 }
 
-/// What is stacked on a served image whose files are all in one layer. An overlay takes xattrs with its own prefix for its
-/// marks, and removes the escape from those that are escaped.
+/// Mount over a served image with all files in one layer. An overlay uses xattrs with its own prefix as marks, and
+/// removes the escape from escaped ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Above {
-    /// An overlay: such xattrs of the image are escaped.
+    /// An overlay, for which such xattrs of the image are escaped.
     Overlay,
-    /// Nothing: they are shown as they are.
+    /// Nothing, so xattrs are shown unchanged.
     Nothing,
 }
 
-/// Where the files of a served image are that have xattrs.
+/// Where the files with xattrs are in a served image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithXattrs {
-    /// With all others.
+    /// With all other files.
     Served,
-    /// If they are few, in a file system of their own. The kernel asks the server for no xattrs then.
+    /// In a separate file system, if they are few. Then the kernel does not send the server requests for xattrs.
     Apart,
 }

@@ -1,5 +1,5 @@
-//! Calls of a container's runtime: its program with the arguments of every call, its place for the container, and its
-//! error messages.
+//! Calls of a container's runtime: its program with the arguments that all calls share, the container's folder, and
+//! the runtime's error messages.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -19,21 +19,21 @@ use serde::Deserialize;
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
 use crate::runtime::{Kind, Runtime};
 
-/// The runtime with the options that every call of it for this container needs.
+/// Returns the runtime's command with the options that every call for this container needs.
 pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     let mut command = Command::new(&runtime.path);
     command.arg("--root").arg(folder.join(RUNTIME_STATE));
     if runtime.kind == Kind::Runsc {
-        // Networks are namespaces of the bundle here, not of gVisor's own stack.
+        // The bundle's network namespace is used instead of gVisor's own network stack.
         command.arg("--network=host");
-        // By default what is written goes to a layer of its own, and the root's would never see it.
+        // By default, runsc writes to its own overlay, so changes would never reach the root's writable layer.
         command.arg("--overlay2=none");
     }
     command
 }
 
-/// Has the runtime write its messages into a file. crun takes what is before the first colon for the kind of its log.
-/// Source: crun(1), `--log`.
+/// Makes the runtime write its messages into a file. crun takes the text before the first colon as the type of the
+/// log. Source: crun(1), `--log`.
 pub(crate) fn add_log(command: &mut Command, runtime: &Runtime, log: &Path, format: &str) {
     let mut place = OsString::new();
     if runtime.kind == Kind::Crun {
@@ -43,9 +43,9 @@ pub(crate) fn add_log(command: &mut Command, runtime: &Runtime, log: &Path, form
     command.arg("--log").arg(place).args(["--log-format", format]);
 }
 
-/// A container's folder for a call that others may be faster than: it is the same one when it is moved away meanwhile.
-/// crun makes the directory of its records wherever it is sent. By the folder's path, one that comes too late would make a
-/// folder again, of a container that is gone, and nobody else could have its name.
+/// A container's folder, held open for a call that may race with the container's removal. The descriptor stays valid
+/// if the folder is moved away. crun creates its state directory at any path that it gets, so with the folder's path
+/// a late call would create the folder of a removed container again and block the container's name.
 #[derive(Debug)]
 pub(crate) struct HeldFolder(OwnedFd);
 
@@ -55,12 +55,13 @@ impl HeldFolder {
         rustix::fs::open(folder, flags, Mode::empty()).map(Self)
     }
 
-    /// As a child of this process finds it, as long as this lives. The child has no descriptor of it.
+    /// Returns the folder's path for a child process, valid as long as `self`. The child inherits no descriptor of
+    /// it.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))
     }
 
-    /// The runtime that the container was started with; none if it has not started.
+    /// Returns the runtime that the container was started with, or `None` if the container has not started.
     pub(crate) fn runtime(&self) -> io::Result<Option<Runtime>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(&self.0, RUNTIME_PATH, flags, Mode::empty()) {
@@ -73,64 +74,53 @@ impl HeldFolder {
         Ok(Some(Runtime::at(PathBuf::from(OsStr::from_bytes(&path)))))
     }
 
-    /// As [`command`].
+    /// Returns [`command`] with the path of the open folder.
     pub(crate) fn command(&self, runtime: &Runtime) -> Command {
         command(runtime, &self.path())
     }
 }
 
-/// Why a container's runtime cannot be called.
+/// Reason why a container's runtime cannot be called.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
     /// The container's folder cannot be opened.
     #[error("cannot open {}", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: Errno,
-    },
+    Folder { path: PathBuf, source: Errno },
     /// The file that names the runtime cannot be read.
     #[error("cannot read {}", path.display())]
-    Name {
-        /// The file.
-        path: PathBuf,
-        /// The disk's answer.
-        source: io::Error,
-    },
-    /// The runtime cannot be started, or not be waited for.
+    Name { path: PathBuf, source: io::Error },
+    /// The runtime cannot be started or waited for.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The runtime did not end in time.
+    /// The runtime did not end before the timeout.
     #[error(
         "{} did not finish its call `{call}` within {} seconds, and was killed",
         runtime.display(),
         most.as_secs()
     )]
     Late {
-        /// The runtime's program.
         runtime: PathBuf,
-        /// The command that it was called with.
+        /// The runtime's command, for example `kill`.
         call: String,
-        /// How long it had.
+        /// The timeout.
         most: Duration,
     },
 }
 
-/// How long a runtime has for a call that does not end the container.
+/// Timeout of a runtime call that does not end the container.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// How long a runtime has to kill a container. After that Quire kills it.
+/// Timeout of a runtime's kill. After it, Quire itself kills the container.
 pub(crate) const KILLING: Duration = Duration::from_secs(4);
 
-/// How long a runtime has to delete a container. This is shorter than the time after which `rm --force` kills a monitor
-/// that does not end.
+/// Timeout of a runtime's delete. It is shorter than the time after which `rm --force` kills a monitor that does not
+/// end.
 pub(crate) const DELETION: Duration = Duration::from_secs(6);
 
-/// How long the kernel has to end a runtime that was killed. One that waits for a dead disk stays.
+/// Time in which the kernel ends a killed runtime. A runtime that waits for a dead disk does not end.
 const DEATH: Duration = Duration::from_secs(1);
 
-/// Waits for a call of a runtime, and kills the runtime's process when that takes longer than `most`.
+/// Waits for a runtime call, and kills the runtime's process if the call takes longer than `most`.
 pub(crate) fn finish(
     process: &Process,
     runtime: &Runtime,
@@ -140,24 +130,24 @@ pub(crate) fn finish(
     if let Some(exit) = process.wait_at_most(most)? {
         return Ok(exit);
     }
-    // It may have ended just now.
+    // The process may have exited just now.
     let _gone = process.signal(Signal::KILL);
     let _exit = process.wait_at_most(DEATH)?;
     Err(AskError::Late { runtime: runtime.path.clone(), call: call.to_owned(), most })
 }
 
-/// What became of a question to a container's runtime.
+/// Result of a call of a container's runtime.
 #[derive(Debug)]
 pub(crate) enum Asked {
-    /// The container's folder names no runtime: the container has not started.
+    /// The container's folder names no runtime, because the container has not started.
     Unknown,
-    /// The container is gone.
+    /// The container was removed.
     Gone,
-    /// How the runtime ended, or why it could not be called.
+    /// Exit of the runtime, or the reason why it could not be called.
     Answer(Result<Exit, AskError>),
 }
 
-/// Has the runtime kill what still runs in a container, and forget it. The runtime has at most the time `most`.
+/// Makes the runtime kill a container's remaining processes and delete its state, within the time `most`.
 pub(crate) fn delete(folder: &Path, id: &str, most: Duration) {
     match ask(folder, &["delete", "--force", id], most) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => {}
@@ -170,7 +160,7 @@ pub(crate) fn delete(folder: &Path, id: &str, most: Duration) {
     }
 }
 
-/// Calls the runtime that runs a container, and kills the runtime's process when the call takes longer than `most`.
+/// Calls a container's runtime, and kills the runtime's process if the call takes longer than `most`.
 pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     let held = match HeldFolder::open(folder) {
         Ok(held) => held,
@@ -181,7 +171,7 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     };
     let runtime = match held.runtime() {
         Ok(Some(runtime)) => runtime,
-        // It may have been removed meanwhile, and its files before its folder.
+        // The container may have been removed in between: its files go before its folder.
         Ok(None) if folder.exists() => return Asked::Unknown,
         Ok(None) => return Asked::Gone,
         Err(source) => {
@@ -191,16 +181,16 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     let mut command = held.command(&runtime);
     command.args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // In a thread, since the mount namespace that it makes stays with it: the runtime has to find the cgroups as it
-    // left them.
+    // This runs in a thread, because the mount namespace that `enter` makes stays with the thread. The runtime needs
+    // that namespace in order to find the cgroups as it left them.
     let exit = std::thread::scope(|scope| {
         let work = || {
             match enter(&runtime, folder) {
-                // A user, outside of the container's own namespace: nothing can be hidden here, and seldom has to be.
+                // A user outside the container's user namespace cannot hide the mount, and rarely needs to.
                 Err(ProcessError::Call { source: Errno::PERM, .. }) => {}
                 entered => entered?,
             }
-            // A monitor that is killed while it waits leaves no runtime that hangs.
+            // A monitor that is killed while it waits must not leave a hanging runtime behind.
             let setup = Setup { die_with_parent: Some(Signal::KILL), ..Setup::default() };
             let process = kernel::process::spawn(command, &setup)?.process;
             finish(&process, &runtime, arguments.first().copied().unwrap_or_default(), most)
@@ -213,7 +203,7 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     }
 }
 
-/// An error with its causes, in a line.
+/// Formats an error and its causes on one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -224,7 +214,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A mount namespace for this thread in which the runtime works as it did when it started the container.
+/// Moves this thread into a new mount namespace, in which the runtime works as it did when it started the container.
 pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
     kernel::process::own_mounts(Propagation::Downstream)?;
     if let Err(error) = hide_obstacle(runtime, folder) {
@@ -233,11 +223,12 @@ pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError
     Ok(())
 }
 
-/// Covers what keeps a runtime from working, in this mount namespace, with a folder. (To unmount it would do too, but
-/// that waits for an RCU grace period, which takes as long as all the rest.)
+/// Mounts a folder over the mount that keeps a runtime from working, in this mount namespace. (To unmount it would
+/// also work, but waits for an RCU grace period, which takes as long as all other steps together.)
 pub(crate) fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
     let Some(path) = runtime.obstacle() else { return Ok(()) };
-    // Opened only now: a descriptor from before shows the mount of the namespace that we left, which cannot be bound.
+    // Opened only now, since an earlier descriptor refers to a mount of the previous namespace, which cannot be
+    // bound.
     let folder = match std::fs::File::open(folder) {
         Ok(folder) => folder,
         Err(error) => {
@@ -248,14 +239,14 @@ pub(crate) fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), Moun
     kernel::mount::bind(folder.as_fd(), Reach::One)?.attach_at(path)
 }
 
-/// The error that tells why: of what runsc and its helpers say the first, of others' the last.
+/// Returns the message that names the cause: the first one of runsc and its helpers, the last one of other runtimes.
 pub(crate) fn complaint(complaints: &[String], kind: Kind) -> Option<String> {
     let found = if kind == Kind::Runsc { complaints.first() } else { complaints.last() };
     found.cloned()
 }
 
-/// The errors that a runtime wrote into its log: in objects of JSON, which runsc writes without ends of lines, or else the
-/// whole lines.
+/// Reads the errors in a runtime's log: JSON objects, which runsc writes without newlines between them, or else whole
+/// lines.
 pub(crate) fn complaints(log: &Path) -> Vec<String> {
     #[derive(Deserialize)]
     struct Entry {
@@ -314,8 +305,8 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hanging");
-        // A file that is still open for writing in a child of another test cannot be executed (ETXTBSY): a copy by another
-        // process was never open in this one.
+        // A file that a child of another test still has open for writing cannot be executed (ETXTBSY). A copy that
+        // another process makes was never open in this one.
         let script = folder.path().join("script");
         std::fs::write(&script, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n").unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,11 +1,11 @@
-//! The seccomp filter as the kernel takes it, compiled once for each start of the machine.
+//! Cache of compiled seccomp filters in the kernel's format, kept until the next boot.
 //!
-//! crun has libseccomp compile the filter of each container again, which takes longer than all its other work. It keeps
-//! the result in its state folder as `ID/seccomp.bpf` while the container exists. It takes a compiled one from the
-//! annotation `run.oci.seccomp_bpf_data`, in base64. Source: crun 1.8.1, `src/libcrun/seccomp.c`,
+//! crun has libseccomp compile the filter of each container again, which takes longer than all its other work. It
+//! keeps the result in its state folder as `ID/seccomp.bpf` while the container exists. It also accepts a compiled
+//! filter, as base64 in the annotation `run.oci.seccomp_bpf_data`. Source: crun 1.8.1, `src/libcrun/seccomp.c`,
 //! `libcrun_generate_seccomp`.
 //!
-//! Quire keeps crun's own result for exactly the same filter, made by the same program with the same library.
+//! Quire keeps crun's result and reuses it for the same filter, as long as the program and the library are the same.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -27,33 +27,34 @@ use crate::runtime::{Kind, Runtime};
 
 const ANNOTATION: &str = "run.oci.seccomp_bpf_data";
 
-/// Bytes of an instruction. Source: `linux/filter.h`, `struct sock_filter`.
+/// Size of an instruction, in bytes. Source: `linux/filter.h`, `struct sock_filter`.
 const INSTRUCTION: usize = 8;
 
-/// Bytes of the longest filter. Source: `linux/bpf_common.h`, `BPF_MAXINSNS`.
+/// Size of the longest filter, in bytes. Source: `linux/bpf_common.h`, `BPF_MAXINSNS`.
 const FILTER_MAX: usize = 4096 * INSTRUCTION;
 
-/// How soon it is looked again whether crun has made its file: it is there for all of a container's life.
+/// Initial interval between checks for crun's file, which exists for the container's whole life.
 const LOOK: Duration = Duration::from_micros(300);
 
-/// How long somebody looks for a file that crun makes before it notes its process.
+/// How long a thread still waits for crun's filter after crun has written its pid file.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Where the library is that compiles, if crun has it not inside. What the loader finds elsewhere is in its cache. Source: ld.so(8).
+/// File name of the library that compiles filters, unless crun contains it. If the loader finds the library outside
+/// of `FOLDERS`, its path is in the loader's cache. Source: ld.so(8).
 const LIBRARY: &str = "libseccomp.so.2";
 const FOLDERS: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
 
-/// The filter of a container that is about to start.
+/// The seccomp filter of a container that is about to start.
 #[derive(Debug)]
 pub(crate) enum Compiled {
-    /// As the kernel takes it.
+    /// A compiled filter in the kernel's format.
     Known(Vec<u8>),
-    /// No filter is known: this start can yield one.
+    /// The compiled filter is not known yet, and this start can provide it.
     Unknown(Lesson),
 }
 
-/// Where a filter will be, and where it is to be noted.
+/// Path where crun writes a compiled filter, and the note in which the filter is kept.
 #[derive(Debug)]
 pub(crate) struct Lesson {
     made: PathBuf,
@@ -62,8 +63,9 @@ pub(crate) struct Lesson {
 }
 
 impl Compiled {
-    /// For a container with this configuration, whose runtime has this state folder; none if there is no filter, or the runtime
-    /// takes none that is ready. In `notes` is what was learned before.
+    /// Looks up the filter of a container with this configuration. `made` is the path of the filter in the runtime's
+    /// state folder, and `notes` hold the filters of earlier starts. Returns `None` if the container has no filter,
+    /// or if the runtime accepts no compiled one.
     pub(crate) fn of(
         runtime: &Runtime,
         spec: &RuntimeSpec,
@@ -93,7 +95,7 @@ impl Compiled {
     }
 }
 
-/// The name of a note, which is all that the result depends on.
+/// Returns the name of a note: a digest of everything that the compiled filter depends on.
 fn name(filter: &Value, program: &Metadata, libraries: &[PathBuf]) -> String {
     let libraries = libraries.iter().map(|it| std::fs::metadata(it).ok());
     let files: Vec<_> = [Some(program.clone())].into_iter().chain(libraries).collect();
@@ -103,7 +105,7 @@ fn name(filter: &Value, program: &Metadata, libraries: &[PathBuf]) -> String {
     format!("filter-{}", Digest::sha256(all.as_bytes()).to_string().replace(':', "-"))
 }
 
-/// Files that are others when the loader takes another library.
+/// Returns paths of which at least one has another file if the loader takes another library.
 fn libraries() -> Vec<PathBuf> {
     let own = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     let folders = FOLDERS.into_iter().chain([own.as_str()]);
@@ -118,9 +120,9 @@ fn read(notes: &Notes, name: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether this is a whole program: its last instruction returns.
+/// Whether this is a complete program, whose last instruction is a return.
 fn is_filter(bytes: &[u8]) -> bool {
-    // Source: `linux/bpf_common.h`, `BPF_RET | BPF_K`; in the byte order of this machine, whichever that is.
+    // Source: `linux/bpf_common.h`, `BPF_RET | BPF_K`, in both byte orders.
     const RETURN: [[u8; 2]; 2] = [[0x06, 0], [0, 0x06]];
     let (instructions, rest) = bytes.as_chunks::<INSTRUCTION>();
     let returns = |it: &[u8; INSTRUCTION]| RETURN.contains(&[it[0], it[1]]);
@@ -128,7 +130,7 @@ fn is_filter(bytes: &[u8]) -> bool {
 }
 
 impl Lesson {
-    /// Notes the filter of a container that runs.
+    /// Notes the filter of a running container.
     pub(crate) fn learn(&self) {
         if let Err(error) = File::open(&self.made).and_then(|made| self.note(made)) {
             tracing::debug!(made = %self.made.display(), %error, "the filter is not kept");
@@ -144,8 +146,9 @@ impl Lesson {
         self.notes.write(&self.name, &filter)
     }
 
-    /// Waits for the file in a thread: the container may have ended, and the file with it, before anybody hears that it runs.
-    /// It is not waited for much longer than for `pid`, the file that crun makes after it.
+    /// Waits for crun's file in a thread, because the container may end, and remove the file, before Quire learns
+    /// that it has started. The thread does not wait much longer than for `pid`, the file that crun writes after the
+    /// filter.
     pub(crate) fn wait(self, pid: &Path) -> Waiting {
         let is_over = std::sync::Arc::new(AtomicBool::new(false));
         let over = std::sync::Arc::clone(&is_over);
@@ -156,7 +159,7 @@ impl Lesson {
     }
 }
 
-/// Looks for a file until it is there, or has not come for so long after the other, or nobody wants it any more.
+/// Waits for the file `made` and opens it. Gives up `patience` after `pid` was found, or when `is_over` is set.
 fn look(made: &Path, pid: &Path, patience: Duration, is_over: &AtomicBool) -> Option<File> {
     let pace = Pace::new(LOOK);
     let mut since = None;
@@ -167,13 +170,13 @@ fn look(made: &Path, pid: &Path, patience: Duration, is_over: &AtomicBool) -> Op
         if pid.exists() && since.get_or_insert_with(Instant::now).elapsed() >= patience {
             break;
         }
-        // It is woken when nobody wants it any more.
+        // `Waiting::stop` wakes this thread.
         std::thread::park_timeout(pace.pause());
     }
     None
 }
 
-/// Somebody waits for a filter.
+/// A thread that waits for a filter.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     lesson: Lesson,
@@ -182,7 +185,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// The container has ended: what it had is complete, if it has `started`.
+    /// Stops waiting after the container's end. If the container has `started`, its filter is complete and is kept.
     pub(crate) fn finish(mut self, started: bool) {
         let made = self.stop().filter(|_| started);
         if let Some(Err(error)) = made.map(|made| self.lesson.note(made)) {
@@ -199,7 +202,7 @@ impl Waiting {
 }
 
 impl Drop for Waiting {
-    /// Also when the container could not be started: nobody looks for ever.
+    /// Stops the thread if the container could not be started.
     fn drop(&mut self) {
         drop(self.stop());
     }
@@ -211,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    /// "return allow": one instruction.
+    /// A filter of one instruction, which returns `SECCOMP_RET_ALLOW`.
     const ALLOW: [u8; 8] = [0x06, 0, 0, 0, 0, 0, 0xff, 0x7f];
 
     fn notes_in(folder: &Path) -> Notes {
@@ -262,7 +265,7 @@ mod tests {
         assert_eq!(read(&notes, &other).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// As with a crun that has no filters, or keeps them elsewhere.
+    /// Tests a crun that makes no file of the filter, or makes it elsewhere.
     #[test]
     fn a_filter_that_does_not_come_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();

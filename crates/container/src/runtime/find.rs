@@ -1,4 +1,4 @@
-//! The OCI runtime: which ones are there, and what each needs to work on this host.
+//! Finds installed OCI runtimes, tests them, and names the mount that a runtime refuses on this host.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,41 +11,37 @@ use rustix::fs::Access;
 use crate::bundle::Kind;
 use crate::notes::Notes;
 
-/// The runtimes we know how to start, the quickest first.
+/// Known runtimes, the fastest first.
 const KNOWN: [(&str, Kind); 3] =
     [("crun", Kind::Crun), ("runc", Kind::Runc), ("runsc", Kind::Runsc)];
 
-/// Where cgroup2 stands in the hybrid layout. Source: systemd, "Control Group APIs and Delegation".
+/// Mount point of cgroup2 in the hybrid layout. Source: systemd, "Control Group APIs and Delegation".
 const UNIFIED_BESIDE_V1: &str = "/sys/fs/cgroup/unified";
 
-/// A runtime that was found.
+/// An installed runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Runtime {
-    /// The program.
     pub path: PathBuf,
-    /// Its habits.
+    /// The known runtime that the program behaves like.
     pub kind: Kind,
 }
 
-/// No runtime can be used.
+/// Reason why no runtime can be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeError {
-    /// The one that was asked for is not there, or cannot be executed.
+    /// The requested runtime does not exist or is not executable.
     #[error("no runtime \"{0}\": it is not in PATH, or is not executable")]
     Absent(String),
-    /// No known runtime was found.
+    /// The search path contains no known runtime.
     #[error("no OCI runtime in PATH: install crun or runc")]
     None,
 }
 
 impl Runtime {
     /// Finds the runtime `wanted` (a name or a path), or the first of crun, runc and runsc in `search_path` that
-    /// [works](Self::works). `search_path` is written as `PATH` is. The last candidate is not tried, since nothing
-    /// could replace it. To try one takes some milliseconds: with a folder for `notes`, a program that has worked is
-    /// not tried again.
-    ///
-    /// # Errors
-    /// [`RuntimeError`] if there is none.
+    /// [works](Self::works). `search_path` has the syntax of `PATH`. The last candidate is not tested, since there is
+    /// no replacement. Because a test takes some milliseconds, `notes` record that a program works, so it is tested
+    /// once.
     pub fn find(
         search_path: &OsStr,
         wanted: Option<&OsStr>,
@@ -66,22 +62,22 @@ impl Runtime {
             return Ok(chosen);
         };
         let path = look_up(search_path, wanted);
-        // The path is kept for whoever clears up later, from another directory. Links in it stay: the name that was
-        // given tells what kind it is.
+        // The path is made absolute, since later clean-up may run in another directory. Symbolic links are not
+        // resolved, because the given name determines the kind.
         let path = path.and_then(|path| std::path::absolute(path).ok());
         let path = path.ok_or_else(|| RuntimeError::Absent(wanted.to_string_lossy().into()))?;
         Ok(Self::at(path))
     }
 
-    /// The runtime at this path, whose name tells its habits.
+    /// Returns the runtime at this path. The file's name determines its kind.
     pub(crate) fn at(path: PathBuf) -> Self {
         let kind = KNOWN.iter().find(|(name, _)| path.file_name() == Some(OsStr::new(name)));
         let kind = kind.map_or(Kind::Runc, |(_, kind)| *kind);
         Self { path, kind }
     }
 
-    /// Whether it starts at all: it says its version. A program of another architecture, without its libraries, or
-    /// that is only a stub does not.
+    /// Whether the program starts, tested with `--version`. A stub, a program of another architecture, or one without
+    /// its libraries does not start.
     #[must_use]
     pub fn works(&self) -> bool {
         let mut command = Command::new(&self.path);
@@ -90,7 +86,7 @@ impl Runtime {
         command.status().is_ok_and(|it| it.success())
     }
 
-    /// As [`works`](Self::works), by a note of an earlier answer for this very file.
+    /// Like [`works`](Self::works), but a note keeps a positive result for this exact file.
     fn has_worked(&self, notes: Option<&Notes>) -> bool {
         let note = notes.zip(self.note("runtime"));
         if note.as_ref().is_some_and(|(notes, name)| notes.read(name, 0).is_ok()) {
@@ -105,7 +101,7 @@ impl Runtime {
         works
     }
 
-    /// Returns the name of a note of this kind about this very file.
+    /// Returns the name of a note of this kind about this exact file.
     pub(crate) fn note(&self, kind: &str) -> Option<String> {
         let program = std::fs::metadata(&self.path).ok()?;
         let (seconds, part) = (program.mtime(), program.mtime_nsec());
@@ -113,15 +109,15 @@ impl Runtime {
         Some(format!("{kind}-{device}-{inode}-{seconds}-{part}"))
     }
 
-    /// Returns the known runtimes in `search_path`, which is written as `PATH` is.
+    /// Returns the known runtimes in `search_path`, which has the syntax of `PATH`.
     pub fn all(search_path: &OsStr) -> impl Iterator<Item = Self> {
         KNOWN.iter().filter_map(|(name, kind)| {
             Some(Self { path: look_up(search_path, OsStr::new(name))?, kind: *kind })
         })
     }
 
-    /// Returns the mount to hide from this runtime, in its own mount namespace, so that it works on a host with these
-    /// file systems. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
+    /// Returns the mount that must be hidden from this runtime, in its own mount namespace, so that it works on this
+    /// host. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
     #[must_use]
     pub fn obstacle(&self) -> Option<&'static Path> {
         let unified = Path::new(UNIFIED_BESIDE_V1);
@@ -135,7 +131,7 @@ fn is_cgroup2(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|it| it.f_type == MAGIC)
 }
 
-/// What `PATH` has under `name`; a name with a slash is a path.
+/// Finds an executable file by its `name` in `search_path`. A name with a slash is a path.
 fn look_up(search_path: &OsStr, name: &OsStr) -> Option<PathBuf> {
     let usable = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
     if name.as_bytes().contains(&b'/') {
@@ -170,7 +166,7 @@ mod tests {
         check(None, Ok(("runc", Kind::Runc)));
         check(Some(Path::new("other")), Ok(("other", Kind::Runc)));
         check(Some(&full.join("runc")), Ok(("runc", Kind::Runc)));
-        // As seen from the directory where tests run, which is the package's.
+        // The path is relative to the package's directory, where tests run.
         let up = "../".repeat(std::path::absolute(".").unwrap().components().count());
         let relative = format!("{up}{}", full.join("runc").display());
         let found = Runtime::find(&search, Some(relative.as_ref()), None).unwrap();
@@ -200,7 +196,7 @@ mod tests {
         check("runsc");
         put("crun", 0);
         check("crun");
-        // Who names one gets that one.
+        // A runtime that is named explicitly is not tested.
         put("crun", 1);
         let named = Runtime::find(folder.path().as_os_str(), Some("crun".as_ref()), None).unwrap();
         assert_eq!(named.path, folder.path().join("crun"));
@@ -224,7 +220,7 @@ mod tests {
         };
         check(1);
         check(1);
-        // Changed since.
+        // A changed program is tested again.
         std::fs::write(folder.path().join("crun"), &text).unwrap();
         check(2);
     }

@@ -1,4 +1,4 @@
-//! Security fixes of runtimes, and the releases that brought them.
+//! Security fixes of runtimes, and the releases that contain them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 use crate::notes::Notes;
 use crate::runtime::Runtime;
 
-/// Vulnerabilities that a runtime fixed in one go.
+/// Vulnerabilities that a runtime fixed in the same releases.
 #[derive(Debug)]
 struct Fix {
-    /// The runtime's own name in its `--version`.
+    /// Name of the runtime in its `--version` output.
     runtime: &'static str,
     vulnerabilities: &'static [&'static str],
-    /// The first release of each series with the fix, oldest first. Later series have it.
+    /// First release of each series with the fix, oldest first. Later series have the fix.
     releases: &'static [&'static str],
 }
 
@@ -33,12 +33,12 @@ const FIXES: [Fix; 3] = [
 struct RuntimeVersion {
     series: (u32, u32),
     patch: u32,
-    /// Number of the release candidate, or the largest number for the release.
+    /// Number of the release candidate, or `u32::MAX` for the release.
     candidate: u32,
 }
 
 impl RuntimeVersion {
-    /// Reads `1.2.8`, `1.28`, `1.4.0-rc.3` and `1.1.5+ds1`.
+    /// Parses `1.2.8`, `1.28`, `1.4.0-rc.3` and `1.1.5+ds1`.
     fn read(text: &str) -> Option<Self> {
         let text = text.split(['+', '~']).next()?;
         let (numbers, candidate) = match text.split_once("-rc") {
@@ -55,7 +55,7 @@ impl RuntimeVersion {
 }
 
 impl Fix {
-    /// Whether a version is older than the fix.
+    /// Whether this version is older than the fix.
     fn is_missing_in(&self, version: RuntimeVersion) -> bool {
         let releases = self.releases.iter().filter_map(|it| RuntimeVersion::read(it));
         let releases: Vec<_> = releases.collect();
@@ -66,7 +66,7 @@ impl Fix {
     }
 }
 
-/// A runtime that is older than the fixes of some vulnerabilities.
+/// A runtime that is older than fixes of vulnerabilities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OldRuntime {
     path: PathBuf,
@@ -92,8 +92,8 @@ impl fmt::Display for OldRuntime {
 }
 
 impl Runtime {
-    /// Returns the fixes that this runtime lacks by its `--version`; `None` if it has all that are known, or says no version.
-    /// Distributions add fixes to old versions, which no version number shows.
+    /// Returns the fixes that this runtime lacks by its `--version`, or `None` if it has all known fixes or prints no
+    /// version. Distributions add fixes to old versions, which the version number does not show.
     #[must_use]
     pub fn missing_fixes(&self) -> Option<OldRuntime> {
         let mut command = Command::new(&self.path);
@@ -103,7 +103,8 @@ impl Runtime {
         Some(OldRuntime { path: self.path.clone(), version, missing })
     }
 
-    /// The same, but once for each program until the next start of the machine, of which `notes` are kept.
+    /// Like [`missing_fixes`](Self::missing_fixes), but returns them only once per program and boot, recorded in
+    /// `notes`.
     #[must_use]
     pub fn missing_fixes_once(&self, notes: &Notes) -> Option<OldRuntime> {
         let name = self.note("fixes")?;
@@ -114,7 +115,7 @@ impl Runtime {
         match notes.write(&name, b"") {
             Ok(()) => found,
             Err(error) => {
-                // Otherwise every run would print it.
+                // Without a note, every run would print the fixes.
                 tracing::debug!(name, %error, "the runtime's fixes are not mentioned");
                 None
             }
@@ -122,7 +123,7 @@ impl Runtime {
     }
 }
 
-/// The version in the output of `--version`, and the missing fixes.
+/// Returns the version in the output of `--version` and the missing fixes, or `None` if there are none.
 fn missing(output: &str) -> Option<(String, Vec<(String, String)>)> {
     let (name, text) = output.lines().next()?.split_once(" version ")?;
     let version = RuntimeVersion::read(text.trim())?;
@@ -138,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Source of the versions: the advisories of the CVEs.
+    /// The versions are from the advisories of the CVEs.
     #[test]
     fn a_version_lacks_the_fixes_of_later_ones() {
         let check = |output: &str, expect: usize| {
@@ -187,7 +188,7 @@ mod tests {
         let kept = Notes::new(&folder.path().join("notes"), rustix::process::geteuid().as_raw());
         assert_eq!(runtime.missing_fixes_once(&kept).unwrap().to_string(), expect);
         assert_eq!(runtime.missing_fixes_once(&kept), None);
-        // Changed since.
+        // A changed program is reported again.
         std::fs::write(&path, "#!/bin/sh\necho crun version 1.8.2\n").unwrap();
         assert!(runtime.missing_fixes_once(&kept).is_some());
     }

@@ -1,5 +1,5 @@
-//! A first process for a container, which does the work of PID 1: it waits for orphans, and forwards signals. Such
-//! programs are small and packaged everywhere, so Quire has none of its own.
+//! An init program for containers, which does the work of PID 1: it reaps orphans and forwards signals. Such programs
+//! are small and packaged everywhere, so Quire does not include one.
 
 use std::ffi::OsStr;
 use std::io::Read as _;
@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
 use crate::runtime::program::{HEADERS, is_static};
 
-/// Where the container has it: in a file system that every container has, and that is written before it is read-only.
+/// Path of the init program in the container. Every container has a file system at `/dev`, and the runtime creates
+/// the mount point there before the file system becomes read-only.
 pub const PLACE: &str = "/dev/init";
 
-/// Names of such programs, the best known first. All end their own options at `--`.
+/// Names of init programs, the best known first. All of them end their own options at `--`.
 const NAMES: [&str; 4] = ["catatonit", "tini-static", "docker-init", "tini"];
 
-/// Where packages put them besides `PATH`. Source: podman's and Docker's packages.
+/// Folders besides `PATH` in which packages install init programs. Source: podman's and Docker's packages.
 const FOLDERS: [&str; 5] = [
     "/usr/libexec/podman",
     "/usr/lib/podman",
@@ -24,40 +25,35 @@ const FOLDERS: [&str; 5] = [
     "/usr/local/libexec/podman",
 ];
 
-/// No such program can be used.
+/// Reason why no init program can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// None of those that are known is here.
+    /// The search found none of the known programs.
     #[error(
         "--init needs catatonit, tini or docker-init as a static program, and none is here: install catatonit (Debian, \
          Fedora, SUSE) or tini, or name one with --init-path"
     )]
     None,
-    /// The one that was named is not usable.
+    /// The program of `--init-path` is not a static program for this machine.
     #[error(
         "--init-path {}: it is not a static program for this machine, and it cannot load libraries from the image",
         .0.display()
     )]
     NotStatic(PathBuf),
-    /// The one that was named cannot be read.
+    /// The program of `--init-path` cannot be read.
     #[error("--init-path {}: cannot be read", path.display())]
     Read {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
-    /// A runtime needs it as text.
+    /// The path is not UTF-8, which a runtime's configuration needs.
     #[error("--init-path {}: it is not UTF-8, which runtimes need", .0.display())]
     Name(PathBuf),
 }
 
-/// The path of such a program: the one that is wanted, or the first that is in `search_path`, which is written as `PATH` is,
-/// or where packages put them.
-///
-/// # Errors
-/// [`InitError`].
+/// Returns the path of an init program: `wanted`, or the first one found in `search_path`, which has the syntax of
+/// `PATH`, or in the folders of packages.
 pub fn find(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, InitError> {
     let text = |path: &Path| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -88,7 +84,7 @@ fn is_usable(path: &Path) -> std::io::Result<bool> {
     Ok(is_static(&start))
 }
 
-/// Puts the program before the command of a bundle's configuration.
+/// Mounts the init program in the container, and puts it before the command in the configuration.
 pub fn add(path: &str, spec: &mut RuntimeSpec) {
     let options = ["bind", "rprivate", "ro", "nosuid", "nodev"];
     spec.mounts.push(SpecMount::new(PLACE, "bind", path, &options));
@@ -109,7 +105,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             path
         };
-        // One with a program header that names no loader, and the one of this test, which has one that does.
+        // `bare` has a program header that names no loader; the test's own program has one that does.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let mut bare = own[..120].to_vec();
         bare[32..40].copy_from_slice(&64_u64.to_le_bytes());

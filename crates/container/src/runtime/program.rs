@@ -1,6 +1,7 @@
-//! Whether the kernel can execute a program of a root: what `execve(2)` would say, told from the file's first bytes.
+//! Tests whether the kernel can execute a program of a root, by the rules of `execve(2)` for the file's first bytes.
 //!
-//! Runtimes find out only in their very last step, and then end with a code that the program could have ended with.
+//! A runtime detects such an error only in its very last step, and then exits with a code that the program could have
+//! returned.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -9,19 +10,20 @@ use std::path::{Path, PathBuf};
 
 use crate::bundle::view::{Executable, View};
 
-/// How many files the kernel looks at: a script, its interpreter, and so on. Source: Linux `fs/exec.c`, `exec_binprm`.
+/// Number of files that the kernel opens: a script, its interpreter, and so on. Source: Linux `fs/exec.c`,
+/// `exec_binprm`.
 const DEPTH: u32 = 6;
-/// What the kernel reads of a file to see what it is. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
+/// Number of bytes that the kernel reads to detect a file's format. Source: `linux/binfmts.h`, `BINPRM_BUF_SIZE`.
 const START: usize = 256;
-/// Enough for the program headers that linkers write, which follow the ELF header.
+/// Number of bytes to read for the program headers, which linkers write right after the ELF header.
 pub(crate) const HEADERS: u64 = 4096;
 
-/// Where a program is looked for.
+/// Where a program is searched for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Within {
-    /// An image, of which a container is being made.
+    /// An image from which a container is being created.
     Image,
-    /// A container that runs.
+    /// A running container.
     Container,
 }
 
@@ -37,83 +39,63 @@ impl fmt::Display for Within {
 /// A program that cannot be executed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// It is not there.
+    /// The program does not exist.
     #[error("the {within} has no \"{program}\"{searched}")]
     NotFound {
-        /// Where it was looked for.
         within: Within,
-        /// As the command names it.
+        /// Name or path in the command.
         program: String,
-        /// In which directories, or nothing.
+        /// ` in DIRECTORIES` for a name, or empty for a path.
         searched: String,
     },
-    /// Not an executable file.
+    /// The file is not executable.
     #[error("\"{program}\" in the {within} is not an executable file")]
-    NotExecutable {
-        /// Where it is.
-        within: Within,
-        /// As the command names it.
-        program: String,
-    },
-    /// Neither a script nor a program that this kernel can execute.
+    NotExecutable { within: Within, program: String },
+    /// The file is neither a script nor a program that this kernel can execute.
     #[error(
         "\"{program}\" in the {within} is neither a script nor a program for this machine (exec format error)"
     )]
-    Format {
-        /// Where it is.
-        within: Within,
-        /// As the command names it.
-        program: String,
-    },
-    /// It is for another machine.
+    Format { within: Within, program: String },
+    /// The program is for another machine.
     #[error(
         "\"{program}\" in the {within} is a program for {machine}, and this machine cannot execute it (exec format \
          error): take the image for linux/{}, with --platform where there are several",
         here()
     )]
     Machine {
-        /// Where it is.
         within: Within,
-        /// As the command names it.
         program: String,
-        /// As Go names it.
+        /// The machine's name in Go (`GOARCH`).
         machine: String,
     },
-    /// It needs another program to run, which is not there.
+    /// The interpreter or loader that the program needs does not exist.
     #[error("\"{program}\" needs \"{interpreter}\" to run, and the {within} has none")]
     NoInterpreter {
-        /// Where both should be.
         within: Within,
-        /// As the command names it.
         program: String,
-        /// The script's interpreter, or the loader.
+        /// Path of the script's interpreter, or of the loader.
         interpreter: String,
     },
-    /// A script whose interpreter is a script, and so on.
+    /// The program is a script whose interpreter is a script, and so on, deeper than Linux allows.
     #[error(
         "\"{program}\" in the {within} is a script whose interpreter is a script, nested deeper than Linux allows"
     )]
-    Nested {
-        /// Where it is.
-        within: Within,
-        /// As the command names it.
-        program: String,
-    },
-    /// An argument or a variable is longer than the kernel passes on.
+    Nested { within: Within, program: String },
+    /// An argument or environment variable is longer than the kernel allows.
     #[error(
         "{what} has {length} bytes, and programs get at most {} (argument list too long)",
         longest()
     )]
     TooLong {
-        /// Which.
+        /// `an argument`, or the variable's name.
         what: String,
-        /// Its bytes.
+        /// Length in bytes.
         length: usize,
     },
 }
 
 impl ProgramError {
-    /// Whether something is missing, and not merely wrong.
+    /// Whether a file is missing, and not merely unusable.
     #[must_use]
     pub const fn is_absent(&self) -> bool {
         match self {
@@ -127,12 +109,13 @@ impl ProgramError {
     }
 }
 
-/// Bytes of an argument or a variable at most. Source: execve(2), "Limits on size of arguments and environment".
+/// Maximum length of an argument or a variable, in bytes. Source: execve(2), "Limits on size of arguments and
+/// environment".
 fn longest() -> usize {
     rustix::param::page_size() * 32 - 1
 }
 
-/// Whether one of these arguments and variables is longer than the kernel passes on.
+/// Returns an error for the first argument or variable that is longer than the kernel allows.
 pub(crate) fn too_long(args: &[String], env: &[String]) -> Option<ProgramError> {
     let args = args.iter().map(|it| (it, "an argument".to_owned()));
     let name =
@@ -142,21 +125,21 @@ pub(crate) fn too_long(args: &[String], env: &[String]) -> Option<ProgramError> 
     Some(ProgramError::TooLong { what, length: text.len() })
 }
 
-/// Why a runtime did not start a further program.
+/// Reason why a runtime did not start an additional program in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// The program, or its interpreter, is not there.
+    /// The program or its interpreter does not exist.
     Absent,
-    /// The kernel does not execute it for this user.
+    /// The kernel does not execute the program for this user.
     Unusable,
-    /// Something else, which is not about the program.
+    /// Another reason, which does not concern the program.
     Other,
 }
 
 impl Refusal {
-    /// What crun 1.8, runc 1.1 and runsc say of programs begins or goes on with these. Asked only when nothing was found to be wrong beforehand:
-    /// the container may have changed since, or the file is not for this user.
-    /// Their words are looked for outside of the `program`'s own name.
+    /// Classifies a runtime's error message by phrases that crun 1.8, runc 1.1 and runsc use for programs. Call this
+    /// only if no check before the start found an error: the container may have changed since, or its user may not
+    /// execute the file. The phrases are not searched for in the name of the `program` itself.
     pub(crate) fn of(message: &str, program: &str) -> Self {
         const PROGRAM: [&str; 6] =
             ["exec: ", "executable", "eaccess ", "failed to load ", "error finding ", "execve"];
@@ -185,23 +168,23 @@ impl Refusal {
     }
 }
 
-/// A program as a command names it, and what it takes to find it.
+/// A program as named in a command, and the parameters of its search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named<'a> {
     pub(crate) program: &'a str,
-    /// Where names with a slash begin.
+    /// Directory to which names with a slash are relative.
     pub(crate) working_dir: &'a str,
-    /// Where others are searched, as `PATH` is written.
+    /// Directories for other names, in the syntax of `PATH`.
     pub(crate) search: &'a str,
     pub(crate) within: Within,
 }
 
 impl Named<'_> {
-    /// Where the program is; an error when there is none that somebody may execute.
+    /// Returns the path of the program, or an error if no such file is executable.
     pub(crate) fn find(&self, view: &View<'_>) -> Result<PathBuf, ProgramError> {
         let mut refused = false;
         let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
-            // The runtime, which is inside, may see what we cannot.
+            // The runtime, which works inside the container, may see files that Quire does not.
             Executable::Yes | Executable::Unknown => true,
             Executable::No => {
                 refused = true;
@@ -216,7 +199,7 @@ impl Named<'_> {
             Some(from.join(&program)).filter(|path| try_path(path))
         } else {
             let folders = std::env::split_paths(OsStr::new(self.search));
-            // One that is not absolute, or empty, begins where the program does.
+            // A relative or empty directory starts at the working directory.
             folders.map(|it| from.join(it).join(&program)).find(|path| try_path(path))
         };
         match (found, refused) {
@@ -229,7 +212,7 @@ impl Named<'_> {
         }
     }
 
-    /// Why the program, which is at `path`, will probably not run.
+    /// Returns the reason why the program at `path` will probably not run.
     pub(crate) fn doubt(&self, view: &View<'_>, path: &Path) -> Option<ProgramError> {
         let (within, program) = (self.within, self.program.to_owned());
         Some(match unrunnable(view, Path::new(self.working_dir), path)? {
@@ -244,25 +227,25 @@ impl Named<'_> {
     }
 }
 
-/// Why the kernel cannot execute a file.
+/// Reason why the kernel cannot execute a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unrunnable {
     /// Neither a script nor a program for this machine.
     Format,
-    /// A program for another machine, as its users call that.
+    /// A program for another machine, with that machine's name in Go.
     Machine(String),
-    /// The program that it needs to run is not in the root: a script's interpreter, or a loader.
+    /// The root lacks this interpreter of a script, or this loader.
     Interpreter(String),
-    /// That is there, and no program.
+    /// This interpreter exists, but is not an executable file.
     Refused(String),
-    /// That needs another one, which needs another one, and so on.
+    /// The interpreter is a script, whose interpreter is a script, and so on.
     Nested,
 }
 
-/// Why `path` in a container, which is an executable file, cannot be executed; `None` when it can be, or when that cannot
-/// be told. A relative interpreter is searched in the directory `from`, as the kernel does.
+/// Returns the reason why `path`, an executable file in a container, cannot be executed; `None` if it can be, or if
+/// this is unknown. A relative interpreter is searched for in the directory `from`, as the kernel does.
 ///
-/// Formats that `binfmt_misc` adds are not known here: ask only when a program did not run.
+/// Formats that `binfmt_misc` adds are not considered, so call this only if a program did not run.
 fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
     let mut path = path.to_owned();
     for _ in 0..DEPTH {
@@ -287,28 +270,29 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
     Some(Unrunnable::Nested)
 }
 
-/// Whether a program of this machine, by its first bytes, needs no loader.
+/// Whether this is a program for this machine that needs no loader, by its first bytes.
 pub(crate) fn is_static(start: &[u8]) -> bool {
     matches!(Format::of(start), Format::Elf(None))
 }
 
-/// What a file is to the kernel.
+/// Format of a file, as the kernel detects it.
 #[derive(Debug, PartialEq, Eq)]
 enum Format {
-    /// A script for this interpreter.
+    /// A script, with its interpreter.
     Script(String),
-    /// A program that may run here, and the loader that it asks for.
+    /// A program that may run on this machine, with its loader. The loader of 32-bit programs is not read.
     Elf(Option<String>),
-    /// A program for another machine.
+    /// A program for another machine, with that machine's name in Go.
     Foreign(String),
-    /// A format that the kernel does not know by itself.
+    /// A format that the kernel itself does not know.
     Other,
 }
 
 impl Format {
     fn of(bytes: &[u8]) -> Self {
         if let Some(line) = bytes.strip_prefix(b"#!") {
-            // Source: Linux `fs/binfmt_script.c`: up to blank, newline or NUL, blanks before it left out.
+            // The interpreter ends at a blank, newline or NUL; blanks before it are skipped. Source: Linux
+            // `fs/binfmt_script.c`.
             let line = &line[..line.len().min(START - 2)];
             let line = line.split(|byte| matches!(byte, b'\n' | 0)).next().unwrap_or_default();
             let mut words = line.split(|byte| matches!(byte, b' ' | b'\t'));
@@ -331,7 +315,7 @@ impl Format {
         if order != native_order || !is_for_here(machine) {
             return Self::Foreign(machine_name(machine, class, order));
         }
-        // ELFCLASS64, whose headers are as below. The loader of another one is not looked for.
+        // 2 is ELFCLASS64, whose headers are as below. The loader of another class is not searched for.
         match class {
             2 if has_wrong_headers(bytes) => Self::Other,
             2 => Self::Elf(loader(bytes)),
@@ -340,8 +324,8 @@ impl Format {
     }
 }
 
-/// Whether the kernel of this machine may know how to run this one's programs. Source: `linux/elf-em.h`; kernels run
-/// the 32-bit programs of the same family too, unless they are built not to.
+/// Whether this machine's kernel may execute programs for `machine`. Kernels also execute the 32-bit programs of the
+/// same family, unless they are built without support. Source: `linux/elf-em.h`.
 fn is_for_here(machine: u64) -> bool {
     let known: &[u64] = match std::env::consts::ARCH {
         "x86_64" => &[62, 3],
@@ -357,7 +341,7 @@ fn is_for_here(machine: u64) -> bool {
     known.contains(&machine)
 }
 
-/// What Go, and with it `--platform`, calls a machine. `order` is 1 for little endian. Source: `linux/elf-em.h`.
+/// Returns a machine's name in Go and `--platform`. `order` is 1 for little endian. Source: `linux/elf-em.h`.
 fn machine_name(machine: u64, class: u8, order: u8) -> String {
     let known = match (machine, class, order) {
         (3, ..) => "386",
@@ -378,7 +362,7 @@ fn machine_name(machine: u64, class: u8, order: u8) -> String {
     known.to_owned()
 }
 
-/// This machine, as Go names it.
+/// Returns this machine's name in Go.
 fn here() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -391,7 +375,7 @@ fn here() -> &'static str {
     }
 }
 
-/// Whether the kernel refuses what a 64-bit program says of its program headers. Source: Linux `fs/binfmt_elf.c`,
+/// Whether the kernel rejects the program headers of a 64-bit program. Source: Linux `fs/binfmt_elf.c`,
 /// `load_elf_phdrs`.
 fn has_wrong_headers(bytes: &[u8]) -> bool {
     const HEADER: u64 = 56;
@@ -402,13 +386,13 @@ fn has_wrong_headers(bytes: &[u8]) -> bool {
     };
     let all = count * HEADER;
     let end = table.checked_add(all).filter(|it| i64::try_from(*it).is_ok());
-    // Of a longer file its end is not known here.
+    // Only the start of a longer file was read, so its length is unknown.
     let length = bytes.len() as u64;
     let is_beyond = |end| length < HEADERS && end > length;
     size != HEADER || !(1..=65536).contains(&all) || end.is_none_or(is_beyond)
 }
 
-/// The loader that a 64-bit program names. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
+/// Returns the loader of a 64-bit program. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
 fn loader(bytes: &[u8]) -> Option<String> {
     let index = |number: u64| usize::try_from(number).ok();
     let table = index(number::<8>(bytes, 32)?)?;
@@ -426,7 +410,7 @@ fn loader(bytes: &[u8]) -> Option<String> {
     None
 }
 
-/// A number of `N` bytes, at most 8, in this machine's order.
+/// Reads a number of `N` bytes, at most 8, in this machine's byte order.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let field = bytes.get(at..at.checked_add(N)?)?;
     let shift = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
@@ -448,7 +432,7 @@ mod tests {
     use super::*;
     use crate::bundle::Access;
 
-    /// As crun 1.8, runc 1.1 and runsc of 2026 say it.
+    /// The messages are those of crun 1.8, runc 1.1 and runsc of 2026.
     #[test]
     fn runtimes_words_tell_what_is_wrong() {
         let sandbox = "executing processes for container: executing command \"x\" in sandbox:";
@@ -544,10 +528,9 @@ mod tests {
         check("bin/one", "", Some("/den/bin/one"));
     }
 
-    /// The tests' own program is one of this machine; a statically linked one names no loader.
     #[test]
     fn programs_of_other_machines_are_named() {
-        // Class, order and machine: of a 64-bit program for arm64, and of one for s390x, which has the other order.
+        // The start of an ELF file with this class, byte order and machine.
         let header = |class: u8, order: u8, machine: [u8; 2]| {
             let mut bytes = b"\x7fELF".to_vec();
             bytes.extend([class, order, 1, 0]);
@@ -571,7 +554,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let mut foreign = own.clone();
-        // A machine that nobody has given a number to.
+        // A machine number that is not assigned.
         foreign[18..20].copy_from_slice(&[0xfe; 2]);
         let cases: [(&str, &[u8], bool); 7] = [
             ("own", &own, true),
@@ -589,9 +572,9 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             let mut command = std::process::Command::new(&path);
-            // For the tests' own program.
+            // With this argument, the test's own program runs no tests.
             command.arg("--list").stdout(std::process::Stdio::null());
-            // A child that another test has just forked may have the file open for writing still, for a moment.
+            // A child that another test has just forked may still have the file open for writing for a moment.
             let kernel = loop {
                 match command.status() {
                     Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
@@ -604,7 +587,8 @@ mod tests {
             let found = unrunnable(&host, Path::new("/"), &path);
             assert_eq!(found.is_none(), runs, "{name}: {found:?}");
         }
-        // In a root without anything else, the loader is missed too, if one is named.
+        // In a root without other files, the loader of the test's own program is also missing. A static program names
+        // none.
         let alone = std::fs::File::open(root.path()).unwrap();
         let alone = View::of_root(alone.as_fd(), Access::Writable);
         let check = |path: &str, expect: Option<Unrunnable>| {

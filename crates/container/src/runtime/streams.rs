@@ -1,11 +1,12 @@
-//! Files as a container's standard streams, with a runtime that must not have the files themselves.
+//! Connects a container's standard streams to files, for runtimes that must not get the files themselves.
 //!
-//! gVisor reads and writes a given file from its beginning, and does not tell its position at the end. So it would
+//! gVisor reads and writes a given file from its beginning, and does not report its position at the end. So it would
 //! overwrite the file's data, and later writers would overwrite the container's. Source: gVisor
 //! `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
 //!
-//! crun changes the owner of the streams to the program's user, by its id on the host. That changes the host's
-//! `/dev/null`, and files that another user opened for a container (seen with 1.8.1). Only this process has the pipe.
+//! crun changes the owner of the streams to the program's user, by its id on the host. This would change the host's
+//! `/dev/null`, and files that another user opened for a container (seen with 1.8.1). A pipe belongs to this process
+//! only, so its owner does not matter.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -22,7 +23,8 @@ use rustix::io::Errno;
 use crate::bundle::spec::{RuntimeSpec, SpecProcess};
 use crate::runtime::Kind;
 
-/// Whether none of our standard streams, which a container is given, is a directory of the host; else its name.
+/// Checks that no standard stream of this process, which the container gets, is a directory of the host. Returns the
+/// stream's name as the error.
 pub(crate) fn check() -> Result<(), &'static str> {
     let is_directory = |stream: BorrowedFd<'_>| {
         let stat = rustix::fs::fstat(stream);
@@ -36,29 +38,30 @@ pub(crate) fn check() -> Result<(), &'static str> {
     streams.into_iter().find(|it| it.0).map_or(Ok(()), |(_, name)| Err(name))
 }
 
-/// What comes out of pipes goes where the files' positions are, from threads of this process.
+/// Threads of this process that copy between pipes and files, so that the files' positions are used.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     input: Option<Input>,
     outputs: Vec<JoinHandle<io::Result<()>>>,
-    /// Closed when the program has ended. Its children may live on, and keep the pipes.
+    /// Closed when the program has ended, because its children may live on and keep the pipes open.
     running: Option<PipeWriter>,
 }
 
-/// What a runtime does with standard streams that it must not do with the host's files.
+/// Damage that a runtime would do to the host's files as standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Harm {
-    /// It has positions of its own in files.
+    /// The runtime uses its own positions in files.
     Positions,
-    /// It changes their owner to this user and group of the host; `None` if those are unknown.
+    /// The runtime changes their owner to this user and group of the host; `None` if those are unknown.
     Owners(Option<(u32, u32)>),
-    /// It reads standard input for the program, wanted or not, and would be stopped in the background of a terminal.
+    /// The runtime reads standard input even if the program does not, and would be stopped in a terminal's
+    /// background.
     Reads,
 }
 
 impl Streams {
-    /// Puts pipes in front of those of our standard streams that this runtime must not have, for a `process` of a
-    /// container with this `spec`.
+    /// Replaces the standard streams that this runtime must not get by pipes, for a `process` of a container with
+    /// this `spec`.
     pub(crate) fn of(
         command: &mut Command,
         kind: Kind,
@@ -92,7 +95,8 @@ impl Streams {
                 let unsent = feed(&mut file, writer, &ended);
                 (file, unsent)
             });
-            // Only for a position it is waited for: somebody else may take what it has seen come.
+            // The thread is joined only for a file with a position. With others, it may block in `read`, because
+            // another process may take the data that `poll` has reported.
             input_thread = has_position.then_some(Input { reader, thread });
         }
         let mut through_pipe = |file: Option<File>| {
@@ -103,7 +107,7 @@ impl Streams {
             outputs.push(std::thread::spawn(move || pass_on(reader, &mut sink, &ended)));
             io::Result::Ok(Some(writer))
         };
-        // One pipe for one file, so that lines stay in order.
+        // Streams of the same file share a pipe, so that lines stay in order.
         let same = same_file(output, error)?;
         let mut output_pipe = |stream| match harm {
             Harm::Reads => Ok(None),
@@ -123,7 +127,7 @@ impl Streams {
         Ok(Self { input: input_thread, outputs, running: Some(running) })
     }
 
-    /// Waits until all that was said until now is written: call it when the program has ended.
+    /// Waits until all output so far is written. Call this when the program has ended.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         drop(self.running.take());
         let mut written = Ok(());
@@ -133,22 +137,23 @@ impl Streams {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        // Also to whoever goes on after an output that took no more.
+        // The input's position is also restored if an output failed.
         let given_back = self.input.map_or(Ok(()), Input::give_back);
         written.and(given_back)
     }
 }
 
-/// A thread that puts what a regular file has into a pipe, and the end of that pipe which the program reads from.
+/// A thread that copies a regular file into a pipe, and the end of that pipe from which the program reads.
 #[derive(Debug)]
 struct Input {
     reader: PipeReader,
-    /// Returns the file, and how many bytes of it were read and not sent.
+    /// Returns the file, and the number of bytes that were read and not sent.
     thread: JoinHandle<(File, u64)>,
 }
 
 impl Input {
-    /// Stops, when the program has ended. What it has not read of a file stays for the caller's next program.
+    /// Joins the thread when the program has ended, and moves the file's position back to the first byte that the
+    /// program has not read, so that the caller's next program reads it.
     fn give_back(self) -> io::Result<()> {
         let (mut file, unsent) = match self.thread.join() {
             Ok(result) => result,
@@ -160,19 +165,19 @@ impl Input {
     }
 }
 
-/// How often a terminal is looked at that another job has.
+/// Interval between checks of a terminal whose foreground is another job.
 const BACKGROUND: Duration = Duration::from_millis(200);
 
-/// Writes what a file has into a pipe, to its end or until the other end of `ended` is closed. Returns how many bytes were
-/// read and not written.
+/// Copies a file into a pipe, to its end or until the other end of `ended` is closed. Returns the number of bytes
+/// that were read and not written.
 ///
-/// A terminal is read only while this process is in its foreground. The kernel would stop the whole process otherwise, with
-/// all that looks after the container.
+/// A terminal is read only while this process is in its foreground. Otherwise the kernel would stop the whole
+/// process, including the threads that monitor the container.
 fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
     let is_terminal = rustix::termios::isatty(&*file);
-    // Between the look and the read another job may come to the foreground: then the read fails.
+    // Between the check and the read, another job may come to the foreground: then the read fails.
     let _masked = is_terminal.then(|| Signals::block(&[Signal::TTIN]));
-    // A pipe that has room has room for so much. Source: pipe(7), `PIPE_BUF`.
+    // A writable pipe has room for this many bytes. Source: pipe(7), `PIPE_BUF`.
     let mut bytes = [0; 4096];
     let mut is_refused = false;
     loop {
@@ -196,7 +201,7 @@ fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
             continue;
         }
         let mut waiting = [PollFd::new(ended, PollFlags::IN), PollFd::new(&*file, PollFlags::IN)];
-        // Another job may come to the foreground meanwhile.
+        // Another job may come to the foreground during this wait.
         let most = is_terminal.then(|| Timespec::try_from(BACKGROUND).ok()).flatten();
         if poll(&mut waiting, most.as_ref()).is_err() || waiting[1].revents().is_empty() {
             if waiting[0].revents().is_empty() {
@@ -209,7 +214,7 @@ fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) if is_terminal && Errno::from_io_error(&error) == Some(Errno::IO) => {
-                // In the background, or it has hung up.
+                // This process is in the background, or the terminal has hung up.
                 is_refused = true;
                 continue;
             }
@@ -221,7 +226,7 @@ fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
     }
 }
 
-/// A thread that takes what comes out of a pipe.
+/// A thread that passes the data of a pipe to a function.
 #[derive(Debug)]
 pub(crate) struct Pump {
     thread: JoinHandle<io::Result<()>>,
@@ -234,13 +239,13 @@ impl Pump {
         mut sink: impl FnMut(&[u8]) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let (ended, running) = io::pipe()?;
-        // There is one for each container, and it needs little.
+        // Each container has such a thread, which needs little stack.
         let thread = std::thread::Builder::new().stack_size(128 << 10);
         let thread = thread.spawn(move || pass_on(reader, &mut sink, &ended))?;
         Ok(Self { thread, running })
     }
 
-    /// Waits until all that has come is taken. Who still has the other end is not waited for.
+    /// Waits until all data so far is passed on, even if another process still has the pipe's other end open.
     pub(crate) fn finish(self) -> io::Result<()> {
         drop(self.running);
         match self.thread.join() {
@@ -250,7 +255,8 @@ impl Pump {
     }
 }
 
-/// To the end of what comes from `reader`, or of what has come when the other end of `ended` is closed.
+/// Passes the data from `reader` to `sink`, up to its end. When the other end of `ended` is closed, only the data
+/// that is already in the pipe is passed on.
 fn pass_on(
     mut reader: PipeReader,
     sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
@@ -282,22 +288,23 @@ fn pass_on(
     }
 }
 
-/// Whom on the host the program is started as, if no map says that ids are others there.
+/// Returns the program's user and group on the host, or `None` if the container's ids are mapped.
 fn owner(spec: &RuntimeSpec, process: &SpecProcess) -> Option<(u32, u32)> {
     spec.linux.uid_mappings.is_empty().then_some((process.user.uid, process.user.gid))
 }
 
-/// A copy of the descriptor, if it is of something that this would harm.
+/// Returns a copy of the descriptor if `harm` applies to its file.
 fn harmed(stream: BorrowedFd<'_>, harm: Harm) -> io::Result<Option<File>> {
     let stat = rustix::fs::fstat(stream)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     let is_harmed = match harm {
-        // What is appended is where it should be, from whatever position.
+        // Appended data goes to the end of the file, at any position.
         Harm::Positions => {
             kind.is_file() && !rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND)
         }
         Harm::Owners(_) if kind.is_fifo() || kind.is_socket() => false,
-        // Who reads a terminal for somebody else takes what is typed for the next program, and is stopped in the background.
+        // A thread that reads a terminal for the program would take input that is typed for the next program, and
+        // would be stopped in the background.
         Harm::Owners(Some((0, _))) if rustix::termios::isatty(stream) => false,
         Harm::Owners(owner) => owner != Some((stat.st_uid, stat.st_gid)),
         Harm::Reads => rustix::termios::isatty(stream),
@@ -314,7 +321,8 @@ fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// What a program that reads three bytes and writes to both outputs leaves in files: with positions as a shell has them.
+    /// Runs a program that reads three bytes and writes to both outputs, with files at the positions that a shell
+    /// leaves.
     #[test]
     fn what_is_in_files_stays() {
         let file = |text: &str, at: u64| {
@@ -339,7 +347,7 @@ mod tests {
                 output.as_fd(),
                 error.as_fd(),
             );
-            // As a runtime that has no positions: it sees pipes only.
+            // The program replaces a runtime without positions: it sees only pipes.
             command.env_clear().env("PATH", std::env::join_paths(["/usr/bin", "/bin"]).unwrap());
             assert!(command.status().unwrap().success());
             drop(command);
@@ -348,11 +356,11 @@ mod tests {
         let input = file("skipped-read", 8);
         let (mut output, mut error) = (file("before\n", 7), file("xxxxxxxxxx", 2));
         run(&input, &output, &error);
-        // What was not read is there for the next program.
+        // The next program can read the unread rest.
         let mut rest = String::new();
         (&input).read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "d");
-        // The position is where the next program goes on.
+        // The next program continues at the position.
         output.write_all(b"after\n").unwrap();
         assert_eq!(text(&mut output), "before\nreaout\nafter\n");
         assert_eq!(text(&mut error), "xxerr\nxxxx");
@@ -393,7 +401,7 @@ mod tests {
             harmed(full.as_fd(), Harm::Positions).unwrap().is_none(),
             "a device has no position"
         );
-        // A file that cannot be written to takes its place.
+        // A file that is not open for writing replaces the full disk.
         let file = tempfile::NamedTempFile::new().unwrap();
         let output = File::open(file.path()).unwrap();
         let (input, error) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());

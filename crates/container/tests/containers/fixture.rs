@@ -1,4 +1,4 @@
-//! A store with an image to make containers of, and the runtimes that are here.
+//! A store with an image for containers, and the runtimes of this machine.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -11,10 +11,10 @@ use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, Xat
 use quire_container::runtime::Runtime;
 use store::{OpenOptions, PermittedImage, Resolved, Store, Transaction, UsePolicy};
 
-/// The turn of one test, or None where mounts can not be made, which it says.
+/// Returns the lock for one test, or `None` with a message if this process cannot mount.
 ///
-/// One test at a time: a process that watches a container waits for every child it has, and here that is also those of
-/// other tests.
+/// Only one test runs at a time, because a process that monitors a container waits for all its children, which here
+/// include those of other tests.
 pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     if !rustix::process::geteuid().is_root() {
@@ -24,7 +24,7 @@ pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Every runtime of this machine.
+/// Returns all runtimes of this machine.
 pub(crate) fn runtimes() -> Vec<Runtime> {
     let path = "/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/bin:/sbin".as_ref();
     let names = ["crun", "runc"];
@@ -36,7 +36,7 @@ pub(crate) fn runtimes() -> Vec<Runtime> {
     found
 }
 
-/// A policy that allows everything.
+/// A policy that allows all images.
 struct Anything;
 
 impl UsePolicy for Anything {
@@ -47,7 +47,7 @@ impl UsePolicy for Anything {
     }
 }
 
-/// A store with an image of some programs of this machine and their libraries.
+/// A store with an image that contains some programs of this machine and their libraries.
 pub(crate) struct Fixture {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) store: Store,
@@ -117,7 +117,7 @@ fn add(
     builder.insert(directory, name, inode, Link::Equal).unwrap();
 }
 
-/// A program and every library that `ldd` says it loads, by the paths it loads them from.
+/// Returns a program and all libraries that `ldd` lists for it, by their paths.
 fn with_libraries(program: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(program).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

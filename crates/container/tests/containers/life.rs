@@ -1,4 +1,5 @@
-//! A container's whole life by this crate alone: planned, prepared, watched, asked to end, kept and removed. Needs root.
+//! The whole life of a container with this crate only: planned, prepared, monitored, stopped, kept and removed. Needs
+//! root.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -56,7 +57,7 @@ fn a_container_in_the_foreground_ends_with_its_programs_code() {
     let fixture = Fixture::new();
     for runtime in runtimes() {
         let finish = std::thread::scope(|scope| {
-            // The mount namespace that is made stays with the thread.
+            // The mount namespace that is created stays with the thread.
             let run = || {
                 let wish = wish("front", "echo x > /tmp/new && exit 3", false);
                 ready(&fixture, &runtime, wish).run(&|_| {})
@@ -105,14 +106,14 @@ fn a_layer_on_the_disk_goes_with_the_containers_folder() {
                 let all = list("containers").chain(list("tmp")).flatten();
                 all.map(|it| it.path()).filter(|it| it.is_dir()).collect::<Vec<_>>()
             };
-            // A process that no caller waits for removes them, since they may be many.
+            // The folders are removed in the background, because they may contain many files.
             patiently(left, Vec::is_empty);
         });
     }
 }
 
-/// Asks again until the answer will do: a process that another test has just forked has all locks open until it executes
-/// a program.
+/// Calls `ask` until the result will do. A process that another test has just forked holds all locks until it
+/// executes a program.
 fn patiently<T>(ask: impl Fn() -> T, will_do: impl Fn(&T) -> bool) -> T {
     let since = Instant::now();
     loop {
@@ -144,7 +145,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
             let folder = quire_container::folder::path(&fixture.store, "behind");
             assert_eq!(State::load(&folder).unwrap().unwrap().started, 7);
             assert!(fixture.store.containers.is_alive("behind").unwrap());
-            // Not before the program has said something.
+            // Waits for the program's output.
             let since = Instant::now();
             while std::fs::read(folder.join(LOG)).unwrap() != b"out\n" {
                 assert!(since.elapsed() < Duration::from_secs(120), "the log stays empty");
@@ -157,7 +158,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
                 assert_eq!((state.finished, state.code), (Some(7), Some(137)));
                 assert_eq!(std::fs::read_to_string(folder.join(LOG)).unwrap(), "out\n");
                 assert!(detached::is_over(&folder));
-                // It is kept, so it is not reaped.
+                // A kept container is not reaped.
                 assert_eq!(
                     patiently(
                         || reap::clear_dead(&fixture.store, Sweep::Brief, &|| 8),
@@ -178,7 +179,7 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
     }
 }
 
-/// As crun does, which makes the directory of its records if it is not there.
+/// crun behaves like this script: it creates its state directory if it does not exist.
 #[test]
 fn a_call_that_comes_too_late_makes_no_folder_again() {
     let Some(_turn) = turn() else { return };
@@ -208,7 +209,7 @@ fn a_call_that_comes_too_late_makes_no_folder_again() {
     assert!(hidden.join(RUNTIME_STATE).join("c").exists());
 }
 
-/// An executable in `folder`, called `crun`.
+/// Creates an executable named `crun` in `folder`.
 fn script(folder: &Path, text: &str) -> PathBuf {
     let script = folder.join("crun");
     std::fs::write(&script, format!("#!/bin/sh\n{text}\n")).unwrap();
@@ -216,7 +217,7 @@ fn script(folder: &Path, text: &str) -> PathBuf {
     script
 }
 
-/// The folder of a container without a monitor, which a runtime has noted.
+/// Creates the folder of a container without a monitor, which a runtime has recorded.
 fn left(fixture: &Fixture, id: &str, boot: Option<String>, runtime: &Path, keep: bool) -> PathBuf {
     let record = ContainerRecord {
         image: fixture.found.image,
@@ -234,7 +235,8 @@ fn left(fixture: &Fixture, id: &str, boot: Option<String>, runtime: &Path, keep:
     path
 }
 
-/// proc_pid_stat(5): the start of a process is counted from the boot, so both may occur again after the next one.
+/// proc_pid_stat(5): the start time of a process is counted from the boot, so a pid and its start time may both occur
+/// again after the next boot.
 #[test]
 fn a_process_of_this_boot_is_not_a_container_of_another() {
     let Some(_turn) = turn() else { return };
@@ -261,7 +263,7 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
         );
         assert_eq!(found.is_unwatched, is_container, "{id}");
     }
-    // The runtime knows them by their numbers and starts, too.
+    // The runtime also identifies processes by pid and start time.
     assert!(known::remove(&fixture.store, "before", IfRunning::Kill, &|| 8).unwrap());
     assert!(!called.exists(), "the runtime was called");
     assert!(other.try_wait().unwrap().is_none(), "another process was killed");
@@ -271,7 +273,7 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
     assert!(called.exists());
 }
 
-/// A runtime may wait for a dead disk, and no start waits for it again and again.
+/// A runtime may wait for a dead disk. Starts must not wait for it again and again.
 #[test]
 fn starts_do_not_wait_for_a_runtime_that_hangs() {
     let Some(_turn) = turn() else { return };
@@ -290,12 +292,12 @@ fn starts_do_not_wait_for_a_runtime_that_hangs() {
         patiently(|| fixture.store.containers.living_and_dead().unwrap().0, Vec::is_empty);
         reap::clear_dead(&fixture.store, sweep, &|| now).0
     };
-    // Only the first one is tried: the others have the same runtime.
+    // Only the first container is tried, because the others have the same runtime.
     for (now, calls) in [(1000, 1), (1001, 1), (999 + PUT_OFF, 1), (1000 + PUT_OFF, 2), (1000, 3)] {
         assert_eq!(clear(Sweep::Brief, now), 0);
         assert_eq!(called(), calls, "{now}");
     }
-    // Whoever asks for it has patience, and a runtime that works again is called.
+    // A thorough sweep tries all containers, and a runtime that works again is called.
     script(fixture.folder.path(), &format!("echo >>{}\nrm -r \"$2\"/*", calls.display()));
     assert_eq!(clear(Sweep::Thorough, 1001), 2);
     assert_eq!(called(), 6);

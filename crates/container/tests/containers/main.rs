@@ -1,4 +1,4 @@
-//! Containers on this kernel, with the runtimes that are here. Needs root.
+//! Tests of containers on this kernel, with the runtimes of this machine. Needs root.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 

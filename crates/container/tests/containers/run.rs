@@ -34,7 +34,7 @@ impl Fixture {
         make(&self.store, &image, &shape, std::iter::empty()).unwrap()
     }
 
-    /// Runs a command in a thread of its own: the mount namespace that it makes stays with the thread.
+    /// Runs a command in a separate thread, with which the new mount namespace ends.
     fn run(&self, runtime: &Runtime, command: &[&str], access: Access) -> Result<End, RunError> {
         std::thread::scope(|scope| {
             scope.spawn(|| self.run_here(runtime, command, access)).join().unwrap()
@@ -132,7 +132,8 @@ fn what_can_not_start_says_why() {
             RunError::Program(ProgramError::NotExecutable { .. })
         ));
         assert!(matches!(error("/etc"), RunError::Program(ProgramError::NotExecutable { .. })));
-        // Runtimes find out in the very last step, and answer as the program that they never became.
+        // Runtimes detect this error only in their very last step, and exit with a code that the program could have
+        // returned.
         assert!(matches!(
             error("/bin/script"),
             RunError::Program(ProgramError::NoInterpreter { .. })
@@ -148,7 +149,7 @@ fn nothing_is_mounted_on_the_host() {
     for runtime in runtimes() {
         fixture.run(&runtime, &["true"], Access::Writable).unwrap();
     }
-    // Others may mount their own meanwhile.
+    // Other programs may mount file systems during the test.
     let (folder, image) = (fixture.folder.path().display(), fixture.found.image);
     let ours = [folder.to_string(), format!("quire:{image}")];
     let mounts = mounts();

@@ -1,4 +1,4 @@
-//! Which system calls can fail, and how.
+//! System calls that can fail, and their errors.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ pub(super) struct Call {
     pub(super) arguments: [u64; 6],
 }
 
-/// What a call is about.
+/// Subject of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum About {
     /// A descriptor, in this argument.
@@ -37,9 +37,9 @@ enum Can {
     Fail(Kind),
     /// With this error, on a file or directory of a disk.
     FailOnDisk(Kind),
-    /// With `EINTR`, on a pipe or a socket that blocks.
+    /// With `EINTR`, on a blocking pipe or socket.
     BeInterrupted,
-    /// Move less than so many bytes as this argument says.
+    /// Transfers fewer bytes than this argument requests.
     BeShort(usize),
 }
 
@@ -52,7 +52,7 @@ const DISK: &[Can] = &[FailOnDisk(Io)];
 const DESCRIPTOR: &[Can] = &[Fail(Descriptors)];
 const WAIT: &[Can] = &[Fail(Interrupted)];
 
-/// `(number, name, what it is about, how it can fail)`. Conditions on arguments are in `Call::is_exempt`.
+/// `(number, name, subject, errors)`. Conditions on arguments are in `Call::is_exempt`.
 const CALLS: &[(i64, &str, About, &[Can])] = &[
     (
         libc::SYS_read,
@@ -194,18 +194,18 @@ const CALLS: &[(i64, &str, About, &[Can])] = &[
     (libc::SYS_nanosleep, "nanosleep", Nothing, WAIT),
 ];
 
-/// What is done to a call that fails.
+/// The change to a call that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Injection {
     Error,
-    /// This argument becomes this number.
+    /// Sets this argument to this number.
     Shorten(usize, u64),
 }
 
 /// A call that can fail.
 #[derive(Debug)]
 pub(super) struct Candidate {
-    /// The call's name, and what it is about.
+    /// Name of the call, and its subject.
     pub(super) text: String,
     kinds: Vec<(Kind, Injection)>,
 }
@@ -220,12 +220,12 @@ impl Candidate {
     }
 }
 
-/// What a descriptor or a path leads to.
+/// Type of the file of a descriptor or path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     /// A file or directory.
     Disk,
-    /// Of the kernel: `/proc`, `/sys`, `/dev`.
+    /// A file of the kernel: `/proc`, `/sys`, `/dev`.
     Kernel,
     /// A pipe or a socket.
     Stream,
@@ -248,7 +248,7 @@ impl Target {
 }
 
 impl Call {
-    /// How it can fail, if it can.
+    /// Returns how the call can fail, if it can.
     pub(super) fn candidate(&self) -> Option<Candidate> {
         let number = i64::try_from(self.number).ok()?;
         let (_, name, about, cans) = CALLS.iter().find(|it| it.0 == number)?;
@@ -283,30 +283,30 @@ impl Call {
         Some(Candidate { text: text.trim_end().to_owned(), kinds })
     }
 
-    /// Whether this call is never made to fail, whatever it is about.
+    /// Whether this call never fails, independent of its subject.
     fn is_exempt(&self, name: &str) -> bool {
         let argument = |index: usize| self.arguments[index];
         let has = |index: usize, flag: i32| argument(index) & u64::from(flag.unsigned_abs()) != 0;
         match name {
-            // What is said on standard error when that fails, nobody could hear.
+            // If a write to standard error fails, the failure cannot be reported.
             "write" | "writev" => argument(0) == 2,
-            // Those that return at once.
+            // Calls that return immediately.
             "wait4" => has(2, libc::WNOHANG),
             "waitid" => has(3, libc::WNOHANG),
             "poll" => argument(2) == 0,
             "epoll_wait" => argument(3) == 0,
             "flock" => has(1, libc::LOCK_NB) || has(1, libc::LOCK_UN),
-            // Of a descriptor that is open the kernel knows all that they tell.
+            // For an open descriptor, the kernel already has all the metadata.
             "statx" => has(2, libc::AT_EMPTY_PATH),
             "newfstatat" => has(3, libc::AT_EMPTY_PATH),
-            // Only what makes a superblock reads a disk.
+            // Only the command that creates a superblock reads a disk.
             "fsconfig" => argument(1) != 6,
             "ioctl" => !DISK_REQUESTS.contains(&argument(1)),
             _ => false,
         }
     }
 
-    /// Whether it can fail so, with these arguments.
+    /// Whether the call can fail in this way, with these arguments.
     fn may(&self, name: &str, kind: Kind) -> bool {
         let flags = |index: usize| i32::try_from(self.arguments[index] & 0x7fff_ffff).unwrap_or(0);
         let makes = libc::O_CREAT | (libc::O_TMPFILE & !libc::O_DIRECTORY);
@@ -320,19 +320,19 @@ impl Call {
         }
     }
 
-    /// How many bytes are less than it asks for, where that can be.
+    /// Returns a smaller number of bytes than requested, if the call may return less.
     fn less(&self, name: &str, argument: usize, target: Target) -> Option<u64> {
         let asked = self.arguments[argument];
         let may = match name {
-            // A directory entry is at most 280 bytes long.
+            // A directory entry has at most 280 bytes.
             "getdents64" => return (asked > 640).then_some(320),
             // getrandom(2): requests of up to 256 bytes are never cut short.
             "getrandom" => asked > 256,
-            // pipe(7): so many bytes are written at once or not at all.
+            // pipe(7): this number of bytes is written completely or not at all.
             "write" | "writev" if target == Target::Stream && asked <= 4096 => false,
-            // Who waits for edges takes a short count for the end of what there is, as epoll(7) says.
+            // epoll(7): with edge-triggered notification, a short count means the end of the available data.
             _ if target == Target::Stream && !self.blocks() => false,
-            // What the kernel is told is told at once.
+            // Writes to files of the kernel are always complete.
             "write" | "writev" | "pwrite64" => matches!(target, Target::Disk | Target::Stream),
             _ => target != Target::Other,
         };
@@ -363,9 +363,9 @@ impl Call {
         }
     }
 
-    /// What a descriptor is of.
+    /// Returns the path of a descriptor's file.
     fn descriptor(&self, number: u64) -> PathBuf {
-        // As the kernel takes it: 32 bits, of which the highest says that it is `AT_FDCWD`.
+        // The kernel uses 32 bits, of which the highest marks `AT_FDCWD`.
         let number = number & 0xffff_ffff;
         let link = if number > 0x7fff_ffff {
             format!("/proc/{}/cwd", self.pid)
@@ -375,7 +375,7 @@ impl Call {
         fs::read_link(link).unwrap_or_default()
     }
 
-    /// A path in the process's memory.
+    /// Reads a path in the memory of the process.
     fn path(&self, address: u64) -> PathBuf {
         let mut bytes = vec![0; 4096];
         let memory = File::open(format!("/proc/{}/mem", self.pid));

@@ -1,7 +1,7 @@
-//! Runs a program under ptrace and makes one of its system calls fail, or every one from then on.
+//! Runs a program under ptrace and makes one of its system calls fail, or that call and all later ones.
 //!
-//! Only processes that execute this program are traced: what it starts (container runtimes, their containers) runs
-//! free. Calls count from `main` on, so the dynamic loader is spared.
+//! Only processes that execute this program are traced: the programs that it starts (container runtimes, their
+//! containers) run untraced. Calls are counted from `main` on, so those of the dynamic loader do not fail.
 
 mod calls;
 mod tracer;
@@ -20,22 +20,21 @@ pub enum Kind {
     NoSpace,
     /// `EIO`: the disk fails.
     Io,
-    /// `EINTR`: a signal came.
+    /// `EINTR`: a signal arrived.
     Interrupted,
-    /// `EMFILE`: the process has all the descriptors that it may have.
+    /// `EMFILE`: the process has as many descriptors as it may have.
     Descriptors,
-    /// `ENOMEM`: the kernel has no memory left for this.
+    /// `ENOMEM`: the kernel has no memory left for the call.
     Memory,
-    /// Fewer bytes than asked for are read or written. The call itself is done, so the bytes are true.
+    /// Fewer bytes than requested are read or written. The call itself is executed, so the bytes are correct.
     Short,
 }
 
 impl Kind {
-    /// Every kind.
     pub const ALL: [Self; 6] =
         [Self::NoSpace, Self::Io, Self::Interrupted, Self::Descriptors, Self::Memory, Self::Short];
 
-    /// As it is written in tables and on the command line.
+    /// Returns the name in tables and on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -48,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// The place in `ALL`, and in `Traced::candidates`.
+    /// Returns the index in `ALL`, and in `Traced::candidates`.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
@@ -68,40 +67,38 @@ impl Kind {
 /// How often calls fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// One call, once.
+    /// One call fails once.
     Once,
-    /// That call, and all after it that can fail in this way.
+    /// That call fails, and all later ones that can fail in this way.
     FromThenOn,
 }
 
-/// Which calls fail.
+/// A fault to inject.
 #[derive(Debug, Clone, Copy)]
 pub struct Fault<'a> {
-    /// The error.
     pub kind: Kind,
-    /// Counted from 1, among the calls that can fail in this way and that `only` allows.
+    /// Number of the call, from 1, among the calls that can fail in this way and that `only` allows.
     pub nth: u64,
-    /// Once, or for good.
     pub mode: Mode,
-    /// Only calls whose description contains this: `renameat2 `, `/objects/`.
+    /// Only calls whose description contains this text, such as `renameat2 ` or `/objects/`.
     pub only: Option<&'a str>,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Traced {
-    /// The program's exit code; none if a signal ended it.
+    /// Exit code of the program; `None` if a signal killed it.
     pub code: Option<i32>,
-    /// It, or a process that it left, did not end in time and was killed.
+    /// Whether the program, or a process that it left, did not end in time and was killed.
     pub timed_out: bool,
-    /// Calls that can fail, for each kind, in the order of `Kind::ALL`.
+    /// Number of calls that can fail, for each kind, in the order of `Kind::ALL`.
     pub candidates: [u64; Kind::ALL.len()],
-    /// The calls that failed, by name and by what they were about.
+    /// The calls that failed, by name and by descriptor or path.
     pub failed: Vec<String>,
 }
 
-/// Runs `words` (the first is the program, by its absolute path) with `input` for standard input until it, and every
-/// process of the program that it left, has ended.
+/// Runs `words` (the first is the absolute path of the program) with `input` as standard input, until the program,
+/// and every process of the program that it left, has ended.
 ///
 /// # Errors
 ///
@@ -115,17 +112,13 @@ pub fn run(
     tracer::run(words, place, fault, limit)
 }
 
-/// What a run is given.
+/// Environment of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
-    /// The working directory.
     pub folder: &'a Path,
-    /// Standard input.
     pub input: &'a [u8],
-    /// The file for standard output.
     pub output: &'a Path,
-    /// The file for standard error.
     pub errors: &'a Path,
-    /// The whole environment.
+    /// All environment variables.
     pub variables: &'a [(&'a str, &'a OsStr)],
 }

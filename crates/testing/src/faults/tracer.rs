@@ -1,4 +1,4 @@
-//! The tracer: follows the processes and threads of one program from call to call.
+//! The tracer, which follows the processes and threads of a program from system call to system call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use super::calls::{Call, Injection};
 use super::{Fault, Mode, Place, Traced};
 
-/// Waits for a line, and becomes the program: so it is traced before it begins.
+/// Waits for a line, and then executes the program, which is thus traced from its start.
 const STUB: &str = "read -r line; exec \"$@\"";
 
 pub(super) fn run(
@@ -57,15 +57,16 @@ pub(super) fn run(
     })
 }
 
-/// The line that the stub waits for, and all that comes after it. A thread writes, since a pipe has an end.
+/// Writes the line that the stub waits for, followed by the input. A thread writes, because a pipe's buffer is
+/// limited.
 fn give_input(child: &mut Child, input: &[u8]) {
     let mut pipe = child.stdin.take().expect("standard input is piped");
     let input = [b"\n", input].concat();
-    // A program that does not read its input is no failure.
+    // A program need not read its input.
     thread::spawn(move || pipe.write_all(&input).is_ok());
 }
 
-/// Kills everything that this process has started, when it is late.
+/// Kills all traced processes when the time limit is over.
 struct Watchdog {
     done: mpsc::Sender<()>,
     thread: thread::JoinHandle<bool>,
@@ -81,7 +82,7 @@ impl Watchdog {
                 late = true;
                 wait = Duration::from_millis(100);
                 for pid in traced_by(std::process::id()) {
-                    // It may have ended just now.
+                    // The process may have exited just now.
                     let _ended = kill(Pid::from_raw(pid), Signal::SIGKILL);
                 }
             }
@@ -91,13 +92,13 @@ impl Watchdog {
     }
 
     fn stop(self) -> bool {
-        // The thread ends on its own only when this sender is gone.
+        // The thread ends only when this sender is dropped.
         drop(self.done);
         self.thread.join().expect("the watchdog does not panic")
     }
 }
 
-/// The processes that a process traces. The tracer of a thread is named by its own thread's id.
+/// Returns the processes that a process traces. `TracerPid` is the id of the tracing thread.
 fn traced_by(tracer: u32) -> Vec<i32> {
     let threads = fs::read_dir(format!("/proc/{tracer}/task")).into_iter().flatten().flatten();
     let threads: BTreeSet<_> =
@@ -112,35 +113,35 @@ fn traced_by(tracer: u32) -> Vec<i32> {
     .collect()
 }
 
-/// A thread that is traced.
+/// A traced thread.
 #[derive(Debug, Clone, Copy, Default)]
 struct Thread {
-    /// It runs the program, and `main` has begun.
+    /// Whether the thread runs the program, and `main` has begun.
     is_in_main: bool,
-    /// What is done when the call that it is in returns.
+    /// Action when the current call returns.
     pending: Option<Pending>,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Pending {
-    /// Return this error.
+    /// Returns this error.
     Fail(Errno),
-    /// Give the argument, by number, its value back.
+    /// Restores the value of the argument with this number.
     Restore(usize, u64),
 }
 
 struct Tracer<'a> {
     main: Pid,
     program: PathBuf,
-    /// The stub has become the program.
+    /// Whether the stub has executed the program.
     has_begun: bool,
     fault: Option<Fault<'a>>,
     threads: BTreeMap<Pid, Thread>,
-    /// Threads that stopped before their parent told of them.
+    /// Threads that stopped before their parent reported them.
     early: BTreeSet<Pid>,
     code: Option<i32>,
     candidates: [u64; super::Kind::ALL.len()],
-    /// Calls so far that `fault` could mean.
+    /// Number of calls so far to which `fault` applies.
     seen: u64,
     failed: Vec<String>,
 }
@@ -162,9 +163,9 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// Until nothing is traced any more.
+    /// Runs until no thread is traced any more.
     fn follow(&mut self) -> io::Result<()> {
-        // Of this thread's own children only: others may wait for theirs.
+        // Only children of this thread, because other threads may wait for theirs.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         while !self.threads.is_empty() {
             match waitpid(None, Some(flags)) {
@@ -218,7 +219,7 @@ impl<'a> Tracer<'a> {
             }
             libc::PTRACE_EVENT_EXEC => {
                 let now = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-                // When a thread executes something, it takes over the id of its process.
+                // When a thread executes a program, it gets the id of its process.
                 let before = Pid::from_raw(i32::try_from(ptrace::getevent(pid)?).unwrap_or(0));
                 self.threads.remove(&before);
                 self.has_begun |= now == self.program;
@@ -228,7 +229,7 @@ impl<'a> Tracer<'a> {
                 }
                 self.threads.insert(pid, Thread::default());
             }
-            // A new thread's first stop: it may be seen before its parent's.
+            // The first stop of a new thread may be reported before its parent's.
             libc::PTRACE_EVENT_STOP if !self.threads.contains_key(&pid) => {
                 self.early.insert(pid);
                 return Ok(());
@@ -238,7 +239,7 @@ impl<'a> Tracer<'a> {
         ptrace::syscall(pid, None)
     }
 
-    /// A call begins or returns.
+    /// Handles the start or return of a call.
     fn call(&mut self, pid: Pid) -> nix::Result<()> {
         let info = ptrace::syscall_info(pid)?;
         let thread = self.threads.entry(pid).or_default();
@@ -260,7 +261,7 @@ impl<'a> Tracer<'a> {
         let mut registers = ptrace::getregs(pid)?;
         let number = registers.orig_rax;
         if !thread.is_in_main {
-            // The standard library gives the main thread a stack for signals right before `main`.
+            // Right before `main`, the standard library sets a signal stack for the main thread.
             thread.is_in_main =
                 number == libc::SYS_sigaltstack.cast_unsigned() && registers.rdi != 0;
             return Ok(());
@@ -287,7 +288,7 @@ impl<'a> Tracer<'a> {
         self.failed.push(candidate.text);
         let pending = match injection {
             Injection::Error => {
-                // No call has this number, so nothing is done.
+                // This is not a valid number, so the kernel does nothing.
                 registers.orig_rax = u64::MAX;
                 Pending::Fail(fault.kind.errno())
             }
@@ -302,7 +303,7 @@ impl<'a> Tracer<'a> {
     }
 }
 
-/// The register that has an argument of a call.
+/// Returns the register with an argument of a call.
 fn argument_of(registers: &mut libc::user_regs_struct, argument: usize) -> &mut u64 {
     match argument {
         0 => &mut registers.rdi,
@@ -314,7 +315,7 @@ fn argument_of(registers: &mut libc::user_regs_struct, argument: usize) -> &mut 
     }
 }
 
-/// A process that is killed while it is stopped is gone before it is told to go on.
+/// A stopped process may be killed before it is resumed, which is not an error.
 fn gone_is_fine(result: nix::Result<()>) -> io::Result<()> {
     Ok(gone_is_fine_errno(result)?)
 }

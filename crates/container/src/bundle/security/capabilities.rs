@@ -1,10 +1,10 @@
-//! Capabilities: those that every container has, and those that are added and dropped.
+//! Capabilities of a container: the default ones, and those that the caller adds and drops.
 
 use std::collections::BTreeSet;
 
 use crate::bundle::spec::CapabilitySets;
 
-/// All that there are, by their numbers. Source: Linux 6.18, `include/uapi/linux/capability.h`.
+/// All capabilities, indexed by number. Source: Linux 6.18, `include/uapi/linux/capability.h`.
 const ALL: [&str; 41] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -49,7 +49,8 @@ const ALL: [&str; 41] = [
     "CAP_CHECKPOINT_RESTORE",
 ];
 
-/// What every container's root may do: podman's list. Docker gives `CAP_MKNOD`, `CAP_AUDIT_WRITE` and `CAP_NET_RAW` too.
+/// Default capabilities of a container's root: podman's list. Docker also gives `CAP_MKNOD`, `CAP_AUDIT_WRITE` and
+/// `CAP_NET_RAW`.
 const USUAL: [&str; 11] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -64,19 +65,19 @@ const USUAL: [&str; 11] = [
     "CAP_SYS_CHROOT",
 ];
 
-/// Capabilities that a container cannot have as asked.
+/// Reason why a container cannot have the requested capabilities.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
-    /// No capability has this name.
+    /// The name is unknown.
     #[error(
         "there is no capability \"{0}\": see capabilities(7) for the names, for example NET_ADMIN; ALL means all of \
          them"
     )]
     Unknown(String),
-    /// It is to be added and dropped.
+    /// The capability is both added and dropped.
     #[error("{0} cannot be both added and dropped")]
     Both(&'static str),
-    /// We do not have it ourselves.
+    /// This process does not have the capability.
     #[error("cannot give {0} to a container: this process does not have it")]
     NotHeld(&'static str),
 }
@@ -84,7 +85,7 @@ pub enum CapabilityError {
 /// The capabilities of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Capabilities of its root, which are the most that any process in it can get.
+    /// Capabilities of the container's root, which are the most that any of its processes can get.
     bounding: BTreeSet<&'static str>,
     /// Capabilities that users other than root start with, because the caller added them.
     added: BTreeSet<&'static str>,
@@ -97,11 +98,8 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// The usual ones, or all that this process has if `all`, with some more and without others. Names may lack `CAP_`, and
-    /// `ALL` stands for all that this process has.
-    ///
-    /// # Errors
-    /// [`CapabilityError`].
+    /// Returns the default capabilities, or all of this process if `all`, with the capabilities `add` and without
+    /// `drop`. Names may lack `CAP_`. `ALL` means all capabilities of this process.
     pub fn new(all: bool, add: &[String], drop: &[String]) -> Result<Self, CapabilityError> {
         Self::of(all, add, drop, &held())
     }
@@ -133,12 +131,13 @@ impl Capabilities {
         Ok(Self { bounding, added })
     }
 
-    /// Whether the container's root has one.
+    /// Whether the container's root has this capability.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.bounding.contains(name)
     }
 
-    /// As runtimes take it: root has all, and others what was added. Without that, they can get them from files.
+    /// Returns the sets in the runtime configuration. Root has all capabilities, and other users have those that the
+    /// caller added. If the caller added none, other users can get capabilities from files.
     pub(crate) fn entry(&self, uid: u32) -> CapabilitySets {
         let bounding = names(&self.bounding);
         if uid == 0 || self.added.is_empty() {
@@ -159,7 +158,7 @@ fn names(set: &BTreeSet<&'static str>) -> Vec<String> {
     set.iter().map(|&it| it.to_owned()).collect()
 }
 
-/// Those of a program of this user: root has all that can be had.
+/// Returns the sets of a program of this user. Root has all capabilities of the bounding set.
 pub(crate) fn of_user(bounding: Vec<String>, uid: u32) -> CapabilitySets {
     let own = if uid == 0 { bounding.clone() } else { Vec::new() };
     CapabilitySets { bounding, effective: own.clone(), permitted: own, ..CapabilitySets::default() }
@@ -172,7 +171,7 @@ fn find(name: &str) -> Result<&'static str, CapabilityError> {
     found.copied().ok_or_else(|| CapabilityError::Unknown(name.to_owned()))
 }
 
-/// What this process could have: its bounding set.
+/// Returns the bounding set of this process, which is the most that it can have.
 fn held() -> BTreeSet<&'static str> {
     let bits = status("CapBnd:");
     ALL.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1).map(|it| *it.1).collect()
@@ -184,7 +183,7 @@ pub(super) fn has_sys_resource() -> bool {
     status("CapEff:") >> CAP_SYS_RESOURCE & 1 == 1
 }
 
-/// A set of capabilities of this process. Source: proc(5).
+/// Reads a capability set of this process. Source: proc(5).
 fn status(field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix(field));

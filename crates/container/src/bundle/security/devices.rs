@@ -1,20 +1,20 @@
-//! Devices of the host that a container has.
+//! Devices of the host in a container.
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use crate::bundle::spec::{DeviceRule, SpecDevice, SpecMount};
 
-/// A file that every container has in `/dev`, by its name there.
+/// A file that every container has in `/dev`, by its name in that directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OwnDevice {
     name: &'static str,
-    /// Numbers of a character device.
+    /// Major and minor number of a character device.
     numbers: Option<(u32, u32)>,
 }
 
-/// What a container has by itself, or must not have of the host's. Sources: runtime-spec 1.2, `config-linux.md`, "Default Devices";
-/// Linux `Documentation/admin-guide/devices.txt`.
+/// Files that a container has by default, or must not get from the host. Sources: runtime-spec 1.2,
+/// `config-linux.md`, "Default Devices"; Linux `Documentation/admin-guide/devices.txt`.
 const OWN: [OwnDevice; 16] = {
     const fn own(name: &'static str) -> OwnDevice {
         OwnDevice { name, numbers: None }
@@ -43,48 +43,47 @@ const OWN: [OwnDevice; 16] = {
 };
 
 impl OwnDevice {
-    /// The one at a path of a container.
+    /// Returns the container's own file at a path.
     pub(crate) fn at(path: &str) -> Option<Self> {
         let name = path.strip_prefix("/dev/")?;
         OWN.into_iter().find(|it| it.name == name)
     }
 
-    /// Whether this is the same device.
+    /// Whether `device` is this device.
     pub(crate) fn is(self, device: &Device) -> bool {
         device.kind == "c" && self.numbers == Some(device.numbers)
     }
 }
 
-/// A device that a container cannot have.
+/// Reason why a container cannot have a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// It is not written as one.
+    /// The text is not `HOST[:CONTAINER[:rwm]]` with absolute paths.
     #[error("\"{0}\" is not a device: write HOST[:CONTAINER[:rwm]], both absolute paths")]
     Syntax(String),
-    /// Its path in the container is not a path without `..`.
+    /// The path in the container is not an absolute path without `..`.
     #[error(
         "\"{0}\" is no path for a device in a container: write an absolute path without \"..\", such as /dev/fuse"
     )]
     Destination(String),
-    /// It is something else.
+    /// The file is not a device.
     #[error("\"{0}\" is not a device")]
     NotDevice(String),
-    /// It is not there.
+    /// The file cannot be looked up.
     #[error("cannot look at the device \"{path}\"")]
     Look {
-        /// On the host.
+        /// Path on the host.
         path: String,
-        /// Why.
         source: std::io::Error,
     },
 }
 
-/// A device.
+/// A device of the host for a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// On the host.
+    /// Path on the host.
     host: String,
-    /// In the container.
+    /// Path in the container.
     path: String,
     kind: &'static str,
     numbers: (u32, u32),
@@ -94,10 +93,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// One of the host, as the command line says it: `HOST[:CONTAINER[:rwm]]`.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
+    /// Looks up a device of the host in the syntax of the command line: `HOST[:CONTAINER[:rwm]]`.
     pub fn find(text: &str) -> Result<Self, DeviceError> {
         let is_access = |it: &str| !it.is_empty() && it.bytes().all(|it| b"rwm".contains(&it));
         let parts: Vec<_> = text.split(':').collect();
@@ -122,7 +118,7 @@ impl Device {
             .ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
     }
 
-    /// All of the host, but those that a container has of its own.
+    /// Returns all devices of the host, except those that every container has by default.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let mut devices = Vec::new();
@@ -148,8 +144,8 @@ impl Device {
         })
     }
 
-    /// Whether gVisor's kernel has it: memory devices, `/dev/tty`, FUSE and TUN. Of others it shows the node, which nobody can
-    /// open. Source: gVisor `pkg/sentry/devices`.
+    /// Whether gVisor's kernel supports the device: memory devices, `/dev/tty`, FUSE and TUN. gVisor shows the nodes
+    /// of other devices, but they cannot be opened. Source: gVisor `pkg/sentry/devices`.
     pub(super) fn is_in_gvisor(&self) -> bool {
         matches!(
             (self.kind, self.numbers),
@@ -161,12 +157,12 @@ impl Device {
         &self.path
     }
 
-    /// The same at another path in the container.
+    /// Returns the same device at another path in the container.
     pub(crate) fn at(&self, path: String) -> Self {
         Self { path, ..self.clone() }
     }
 
-    /// Whether both are one device of the host.
+    /// Whether both are the same device of the host.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         (self.kind, self.numbers) == (other.kind, other.numbers)
     }
@@ -185,8 +181,9 @@ impl Device {
         }
     }
 
-    /// The host's own node in the place of the container's, where nobody may make one: in a user namespace. Runtimes do so by
-    /// themselves, but take the node that has the *container's* path on the host.
+    /// Returns a bind mount of the host's node, for user namespaces, which cannot create nodes. Runtimes make such a
+    /// mount themselves, but from the node at the *container's* path on the host. So the result is `None` if both
+    /// paths are the same.
     pub(super) fn mount(&self) -> Option<SpecMount> {
         let options = ["bind", "nosuid", "noexec"];
         let is_moved = self.host != self.path;
@@ -205,7 +202,8 @@ impl Device {
     }
 }
 
-/// What cannot be looked at is left out: `/dev` changes while it is read.
+/// Adds the devices below a folder. Files that cannot be looked up are left out, because `/dev` changes while it is
+/// read.
 fn below(folder: &Path, devices: &mut Vec<Device>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());

@@ -5,31 +5,33 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Name of the profile that root's containers get.
+/// Name of the profile for root's containers.
 pub const PROFILE: &str = "quire-default";
 
-/// The text of [`PROFILE`]. The package for Debian installs the same file as [`INSTALLED`].
+/// Text of [`PROFILE`]. Quire's Debian package installs the same file as [`INSTALLED`].
 const TEXT: &str = include_str!("apparmor.profile");
 
 /// An installed profile, which the administrator may have changed.
 const INSTALLED: &str = "etc/apparmor.d/quire-default";
 
-/// Where the kernel says whether AppArmor is on.
+/// File in which the kernel reports whether AppArmor is enabled.
 const ENABLED: &str = "sys/module/apparmor/parameters/enabled";
 
-/// The loaded profiles. Only root may read them. Runtimes, too, take AppArmor for off where this folder is missing.
+/// File that lists the loaded profiles, readable only by root. Like Quire, runtimes regard AppArmor as disabled if
+/// its folder is missing.
 const PROFILES: &str = "sys/kernel/security/apparmor/profiles";
 
-/// The profile of this process: the second file is for kernels before 5.8, where no other module had such a file.
+/// Files with the profile of this process. The second one is for kernels before 5.8, where no other module had such a
+/// file.
 const OWN: [&str; 2] = ["proc/self/attr/apparmor/current", "proc/self/attr/current"];
 
-/// The program that loads profiles.
+/// Program that loads profiles.
 const PARSER: &str = "apparmor_parser";
 
 /// The AppArmor profile of a container's programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AppArmor {
-    /// None: programs have the profile of the runtime, if it has one.
+    /// Programs keep the runtime's profile, if it has one.
     #[default]
     Unconfined,
     /// [`PROFILE`].
@@ -39,7 +41,7 @@ pub enum AppArmor {
 }
 
 impl AppArmor {
-    /// Field `apparmorProfile` of the runtime's configuration.
+    /// Returns the field `apparmorProfile` of the runtime's configuration.
     pub(crate) fn entry(&self) -> Option<String> {
         match self {
             Self::Unconfined => None,
@@ -49,24 +51,24 @@ impl AppArmor {
     }
 }
 
-/// What the caller says about the profile.
+/// The caller's choice of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ProfileWish {
-    /// Nothing.
+    /// The caller chose nothing.
     #[default]
     Default,
-    /// None is wanted.
+    /// The caller wants no profile.
     Unconfined,
-    /// The one with this name.
+    /// The caller wants the profile with this name.
     Named(String),
 }
 
-/// Who starts a container.
+/// The user that starts a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Starter {
     /// The host's root.
     Root,
-    /// The host's root, for a container with all rights.
+    /// The host's root, for a privileged container.
     PrivilegedByRoot,
     /// Another user, or root of a user namespace.
     User,
@@ -75,21 +77,20 @@ pub enum Starter {
 /// State of AppArmor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AppArmorState {
-    /// The kernel lacks it, or it is off.
+    /// The kernel lacks AppArmor, or it is disabled.
     Off,
-    /// It is on.
     On {
-        /// The profile that confines this process. Its children inherit it.
+        /// Profile that confines this process and that its children inherit.
         own: Option<String>,
         /// Names of the loaded profiles; `None` if this process cannot read them.
         loaded: Option<Vec<String>>,
     },
 }
 
-/// What to do for a container.
+/// Action for a container's profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProfileChoice {
-    /// Use this, which is loaded where it is a profile.
+    /// Use this profile, which is loaded, or none.
     Use(AppArmor),
     /// Load [`PROFILE`], and use it.
     Load,
@@ -97,43 +98,38 @@ pub enum ProfileChoice {
     Unlisted,
 }
 
-/// A profile that a container cannot have.
+/// Reason why a container cannot have a profile.
 #[derive(Debug, thiserror::Error)]
 pub enum LabelError {
-    /// The container is not root's.
+    /// The container's starter is not the host's root.
     #[error(
         "AppArmor profile \"{0}\": only containers of the host's root can have one; leave the option out"
     )]
     User(String),
-    /// AppArmor is off.
+    /// AppArmor is disabled.
     #[error("AppArmor profile \"{0}\": AppArmor is off on this host")]
     Off(String),
-    /// The kernel does not have it.
+    /// The kernel has not loaded the profile.
     #[error(
         "AppArmor profile \"{0}\" is not loaded: `apparmor_parser --replace FILE` loads a file of profiles"
     )]
     Absent(String),
-    /// It is not known whether the kernel has it.
+    /// The loaded profiles cannot be read.
     #[error("AppArmor profile \"{0}\": cannot read /{PROFILES}, so it may not be loaded")]
     Unlisted(String),
-    /// There is nothing to load [`PROFILE`] with.
+    /// The program that loads [`PROFILE`] is not installed.
     #[error("{PARSER} is not installed (Debian: package apparmor)")]
     NoParser,
-    /// The parser did not run.
+    /// The parser cannot be executed.
     #[error("cannot run {}", program.display())]
-    Start {
-        /// The parser.
-        program: PathBuf,
-        /// Cause.
-        source: std::io::Error,
-    },
+    Start { program: PathBuf, source: std::io::Error },
     /// The parser, or the kernel, refused [`PROFILE`].
     #[error("cannot load the AppArmor profile {PROFILE}: {0}")]
     Load(String),
 }
 
 impl AppArmorState {
-    /// Reads it from the kernel.
+    /// Reads the state from the kernel.
     #[must_use]
     pub fn probe() -> Self {
         Self::probe_below(Path::new("/"))
@@ -149,12 +145,12 @@ impl AppArmorState {
         Self::On { own, loaded }
     }
 
-    /// Whether the kernel has this profile.
+    /// Whether the kernel has loaded this profile.
     fn has(&self, name: &str) -> bool {
         matches!(self, Self::On { loaded: Some(loaded), .. } if loaded.iter().any(|it| it == name))
     }
 
-    /// Decides on the profile of a container.
+    /// Chooses the profile of a container.
     ///
     /// # Errors
     /// [`LabelError`] if the caller named a profile that the container cannot have.
@@ -166,7 +162,7 @@ impl AppArmorState {
         let none = Ok(ProfileChoice::Use(AppArmor::Unconfined));
         let name = match wish {
             ProfileWish::Unconfined => return none,
-            // As podman has it.
+            // podman does the same.
             ProfileWish::Default if starter != Starter::Root => return none,
             ProfileWish::Default => None,
             ProfileWish::Named(name) if starter == Starter::User => {
@@ -191,19 +187,20 @@ impl AppArmorState {
     }
 }
 
-/// The name in a line of the kernel's: `NAME (MODE)`. Names can have spaces.
+/// Returns the name in a line `NAME (MODE)` of the kernel's list. Names can contain spaces.
 fn name_of(line: &str) -> Option<String> {
     Some(line.rsplit_once(" (")?.0.to_owned())
 }
 
-/// The profile in this line of the kernel's, if it confines. Profiles in the mode `unconfined` have a name and no rules;
-/// those in `complain` only log.
+/// Returns the profile in a line of the kernel if the profile restricts programs. Profiles in the mode `unconfined`
+/// have no rules, and those in `complain` only log.
 fn confining(line: &str) -> Option<String> {
     let (name, mode) = line.trim_end().rsplit_once(" (")?;
     (!["unconfined)", "complain)"].contains(&mode)).then(|| name.to_owned())
 }
 
-/// Path of the program that loads profiles. `search` is a `PATH`, which may lack the administrator's folders.
+/// Returns the path of the program that loads profiles. `search` has the syntax of `PATH`, and may lack the
+/// administrator's folders.
 #[must_use]
 pub fn parser(search: &OsStr) -> Option<PathBuf> {
     let folders = std::env::split_paths(search);
@@ -211,22 +208,20 @@ pub fn parser(search: &OsStr) -> Option<PathBuf> {
     folders.map(|it| it.join(PARSER)).find(|it| it.is_file())
 }
 
-/// Loads [`PROFILE`]: the installed file, or else the text that Quire has.
-///
-/// # Errors
-/// [`LabelError`].
+/// Loads [`PROFILE`] from the installed file, or else from Quire's own text.
 pub fn load(search: &OsStr) -> Result<(), LabelError> {
     let program = parser(search).ok_or(LabelError::NoParser)?;
     let installed = Path::new("/").join(INSTALLED);
     let is_installed = installed.is_file();
     let mut command = Command::new(&program);
-    // A cache would have to be removed with Quire.
+    // A cache file would have to be removed together with Quire.
     command.args(["--replace", "--skip-cache"]).args(is_installed.then_some(&installed));
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let failed = |source| LabelError::Start { program: program.clone(), source };
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        // A parser that does not read has an error of its own to report. The text is shorter than a pipe.
+        // A parser that does not read its input reports an error itself. The text fits into a pipe, so the write does
+        // not block.
         let text = if is_installed { "" } else { TEXT };
         let _written = input.write_all(text.as_bytes());
     }
@@ -242,14 +237,14 @@ pub fn load(search: &OsStr) -> Result<(), LabelError> {
 /// State of SELinux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeLinuxState {
-    /// It forbids nothing: the kernel lacks it, it is off or permissive.
+    /// SELinux forbids nothing: the kernel lacks it, or it is disabled or permissive.
     Idle,
-    /// It enforces its policy.
+    /// SELinux enforces its policy.
     Enforcing,
 }
 
 impl SeLinuxState {
-    /// Reads it from the kernel. Source: selinuxfs, `enforce`.
+    /// Reads the state from the kernel. Source: selinuxfs, `enforce`.
     #[must_use]
     pub fn probe() -> Self {
         let text = std::fs::read_to_string("/sys/fs/selinux/enforce");
@@ -318,7 +313,7 @@ mod tests {
         let loaded = on(None, &[PROFILE]);
         check(&AppArmorState::Off, Starter::Root, "a", "AppArmor is off");
         check(&loaded, Starter::Root, "a", "\"a\" is not loaded");
-        // The beginning of a name is another name.
+        // A prefix of a profile's name is not its name.
         check(&loaded, Starter::Root, "quire", "\"quire\" is not loaded");
         check(&loaded, Starter::User, PROFILE, "only containers of the host's root");
         let unlisted = AppArmorState::On { own: None, loaded: None };
@@ -356,13 +351,13 @@ mod tests {
         }
     }
 
-    /// A profile that is loaded under another name would never be found.
+    /// A profile that is loaded under another name would not be found.
     #[test]
     fn the_profile_has_its_name_and_ends() {
         let profile = format!("\nprofile {PROFILE} flags=");
         assert_eq!((TEXT.matches(&profile).count(), TEXT.ends_with("}\n")), (1, true));
         assert!(TEXT.contains(&format!("peer={PROFILE},")) && INSTALLED.ends_with(PROFILE));
-        // Written to a pipe before the parser reads it: pipe(7).
+        // The text is written to a pipe before the parser reads it, so it must fit: pipe(7).
         assert!(TEXT.len() < 65536);
     }
 }

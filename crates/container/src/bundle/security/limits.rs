@@ -1,4 +1,4 @@
-//! Limits of processes, as setrlimit(2) has them.
+//! Resource limits of processes, as for setrlimit(2).
 
 use std::str::FromStr;
 
@@ -7,7 +7,8 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 use super::capabilities::has_sys_resource;
 use crate::bundle::spec::{SpecLimit, SpecProcess};
 
-/// Their names to people, to runtimes and to the kernel. Source: Docker, `run --ulimit`; OCI runtime-spec.
+/// Names of limits on the command line, for runtimes and for the kernel. Source: Docker, `run --ulimit`; OCI
+/// runtime-spec.
 const NAMES: [(&str, &str, Resource); 16] = [
     ("as", "RLIMIT_AS", Resource::As),
     ("core", "RLIMIT_CORE", Resource::Core),
@@ -27,35 +28,34 @@ const NAMES: [(&str, &str, Resource); 16] = [
     ("stack", "RLIMIT_STACK", Resource::Stack),
 ];
 
-/// No limit. Source: `linux/resource.h`, `RLIM_INFINITY`.
+/// Value for no limit. Source: `linux/resource.h`, `RLIM_INFINITY`.
 const UNLIMITED: u64 = u64::MAX;
 
-/// A limit that a container cannot have.
+/// Reason why a container cannot have a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// It is not written as one.
+    /// The text is not `NAME=SOFT[:HARD]`.
     #[error(
         "\"{0}\" is not a limit: write NAME=SOFT[:HARD], for example nofile=1024:4096; each is a number, or -1 for no \
          limit"
     )]
     Syntax(String),
-    /// No limit has this name.
+    /// The name is unknown.
     #[error(
         "there is no limit \"{0}\": use as, core, cpu, data, fsize, locks, memlock, msgqueue, nice, nofile, nproc, \
          rss, rtprio, rttime, sigpending or stack"
     )]
     Unknown(String),
-    /// The soft limit is above the hard one.
+    /// The soft limit is above the hard limit.
     #[error("the soft limit of {0} is above the hard one")]
     Order(&'static str),
-    /// Only a privileged process may raise it.
+    /// Only a privileged process may raise the limit.
     #[error(
         "{name} cannot be more than {most}, this process's own limit: raising it needs CAP_SYS_RESOURCE"
     )]
     Raise {
-        /// Which.
         name: &'static str,
-        /// Our own hard limit.
+        /// Hard limit of this process.
         most: u64,
     },
 }
@@ -94,10 +94,7 @@ impl Limit {
         NAMES.get(self.index).map_or("", |it| it.0)
     }
 
-    /// Whether this process may set it.
-    ///
-    /// # Errors
-    /// [`LimitError::Raise`].
+    /// Checks that this process may set the limit.
     pub fn check(&self) -> Result<(), LimitError> {
         let own = NAMES.get(self.index).and_then(|it| getrlimit(it.2).maximum);
         match own {
@@ -114,8 +111,8 @@ impl Limit {
     }
 }
 
-/// Gives a program the limits that the caller of this process has, where this process has set others for itself, and nobody
-/// has asked for more or less.
+/// Gives a program the limits of this process's caller, where this process has changed its own limits and the
+/// container sets none.
 pub(crate) fn of_caller(process: &mut SpecProcess) {
     add(kernel::process::changed_limits(), &mut process.rlimits);
 }

@@ -1,4 +1,4 @@
-//! A container's rights beyond its namespaces: capabilities, system calls, devices, limits.
+//! Rights of a container beyond its namespaces: capabilities, system calls, devices and limits.
 
 mod capabilities;
 mod devices;
@@ -22,42 +22,42 @@ pub(crate) use limits::of_caller;
 pub use limits::{Limit, LimitError};
 pub use seccomp::{Filter, FilterError, Profile};
 
-/// Whether the kernel's own interfaces are kept from a container.
+/// Access of a container to the kernel's interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Interfaces {
-    /// Those that tell about the host, or control it, are hidden or read-only.
+    /// Interfaces that expose or control the host are hidden or read-only.
     #[default]
     Masked,
-    /// None is hidden, `/sys` can be written to, and devices can be opened whichever they are.
+    /// All interfaces are visible, `/sys` is writable, and all devices can be opened.
     Open,
 }
 
-/// A container's rights.
+/// Rights of a container.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Security {
-    /// Capabilities of its root.
+    /// Capabilities of the container's root.
     pub capabilities: Capabilities,
-    /// Which calls of the kernel it may make.
+    /// Filter of the container's system calls.
     pub filter: Filter,
-    /// AppArmor profile of its programs.
+    /// AppArmor profile of the container's programs.
     pub apparmor: AppArmor,
-    /// Whether no program in it gets more rights than the one that starts it.
+    /// Whether programs are kept from getting more rights than their parent.
     pub no_new_privileges: bool,
-    /// Interfaces of the kernel that it sees.
     pub interfaces: Interfaces,
     /// Devices of the host in the container.
     pub devices: Vec<Device>,
-    /// Limits of its processes.
+    /// Limits of the container's processes.
     pub limits: Vec<Limit>,
 }
 
 impl Security {
-    /// Fits it to a runtime: gVisor's kernel is the filter there, takes no other, and has few devices and no profiles.
+    /// Adapts the rights to a runtime. gVisor's kernel itself filters system calls, accepts no other filter, and has
+    /// few devices and no AppArmor profiles.
     ///
     /// # Errors
-    /// [`FilterError`] when a filter or a device was asked for that cannot be had.
+    /// [`FilterError`] if the runtime does not support a requested filter, profile or device.
     pub fn fit(&mut self, kind: Kind) -> Result<(), FilterError> {
-        // Nobody has asked for each of all that there are.
+        // With open interfaces, the devices are all of the host's, which the caller did not request one by one.
         let is_asked = kind == Kind::Runsc && self.interfaces == Interfaces::Masked;
         if let Some(device) = self.devices.iter().find(|it| is_asked && !it.is_in_gvisor()) {
             return Err(FilterError::Device(device.path().to_owned()));
@@ -80,7 +80,7 @@ impl Security {
         }
     }
 
-    /// Writes it into a runtime's configuration, all but the devices themselves.
+    /// Writes the rights into a runtime's configuration, except the device nodes.
     pub(crate) fn write(&self, user: &User, spec: &mut RuntimeSpec) {
         let process = &mut spec.process;
         process.capabilities = self.capabilities.entry(user.uid);
@@ -102,7 +102,8 @@ impl Security {
     }
 }
 
-/// Writes devices into a runtime's configuration. In a user namespace nobody makes device nodes.
+/// Writes devices into a runtime's configuration. A user namespace cannot create nodes, so it gets mounts where they
+/// are needed.
 pub(crate) fn write_devices(devices: &[Device], in_user_namespace: bool, spec: &mut RuntimeSpec) {
     for device in devices {
         match device.mount().filter(|_| in_user_namespace) {
@@ -116,7 +117,7 @@ pub(crate) fn write_devices(devices: &[Device], in_user_namespace: bool, spec: &
 mod tests {
     use super::*;
 
-    /// Source: gVisor, runsc/specutils/specutils.go: it ignores the profile, and says so in its log only.
+    /// gVisor ignores the profile, and reports this only in its log. Source: gVisor, runsc/specutils/specutils.go.
     #[test]
     fn gvisor_has_no_profile_of_apparmor() {
         let of =

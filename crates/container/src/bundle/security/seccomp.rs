@@ -1,69 +1,65 @@
-//! Which calls of the kernel a container may make: a profile in the format of Docker and podman, made into what runtimes
-//! take.
+//! Filters of a container's system calls: converts profiles in the format of Docker and podman to the format of
+//! runtimes.
 
 use serde_json::{Value, json};
 
 use super::Capabilities;
 
-/// The profile of every container that asks for no other. It says itself why each call is in it.
+/// The default profile, which contains the reason for each system call.
 const USUAL: &str = include_str!("seccomp.json");
 
-/// The filter of a container's calls.
+/// The filter of a container's system calls.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Filter {
-    /// The default filter.
     #[default]
     Usual,
-    /// The default filter with `socketcall`, by which 32-bit programs of x86 make sockets.
+    /// The default filter with `socketcall`, by which 32-bit x86 programs create sockets.
     Socketcall,
-    /// None: it may make all.
+    /// All system calls are allowed.
     Unconfined,
     /// A filter from the caller.
     Profile(Profile),
 }
 
-/// A filter that cannot be had.
+/// Reason why a container cannot have a filter, a profile or a device.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
-    /// It is not JSON.
+    /// The profile is not JSON.
     #[error("the seccomp profile is not JSON")]
     Json(#[source] serde_json::Error),
-    /// It is something else.
+    /// The profile lacks a required part.
     #[error("the seccomp profile has no {0}: write it in the format of Docker and podman")]
     Lacks(&'static str),
-    /// A condition is one that we do not know, and may not leave out.
+    /// The profile has an unknown condition, which must not be ignored.
     #[error("the seccomp profile has an unknown condition \"{0}\"")]
     Condition(String),
-    /// gVisor takes no filter.
+    /// gVisor accepts no seccomp profile.
     #[error("runsc takes no seccomp profile: gVisor's kernel handles the calls itself")]
     Runtime,
-    /// gVisor takes no profile.
+    /// gVisor accepts no AppArmor profile.
     #[error("runsc takes no AppArmor profile, so \"{0}\" would have no effect: leave it out")]
     AppArmor(String),
-    /// gVisor has no such device.
+    /// gVisor does not support the device.
     #[error(
         "runsc has no device \"{0}\": gVisor's kernel would show it, but no program could open it"
     )]
     Device(String),
 }
 
-/// A profile that has been looked at.
+/// A validated profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile(Value);
 
-/// What conditions of a profile are asked about.
+/// Properties that the conditions of a profile test.
 struct Machine<'a> {
     capabilities: &'a Capabilities,
-    /// As Go calls it.
+    /// Name of the architecture in Go.
     architecture: &'a str,
     kernel: (u32, u32),
 }
 
 impl Profile {
-    /// Reads a profile.
-    ///
-    /// # Errors
-    /// [`FilterError`].
+    /// Parses and validates a profile.
     pub fn read(bytes: &[u8]) -> Result<Self, FilterError> {
         let profile: Value = serde_json::from_slice(bytes).map_err(FilterError::Json)?;
         if !profile["defaultAction"].is_string() {
@@ -84,7 +80,7 @@ impl Profile {
         Ok(Self(profile))
     }
 
-    /// As runtimes take it, for a container with these capabilities on this machine.
+    /// Returns the filter in the format of runtimes, for a container with these capabilities on this machine.
     fn entry(&self, machine: &Machine<'_>) -> Value {
         let profile = &self.0;
         let mut entry = json!({"defaultAction": profile["defaultAction"]});
@@ -101,7 +97,7 @@ impl Profile {
             }
             None => Some(profile["architectures"].clone()).filter(Value::is_array),
         };
-        // Without, a filter is for the machine's own.
+        // A filter without architectures is for the machine's own one.
         if let Some(architectures) = architectures {
             entry["architectures"] = architectures;
         }
@@ -111,7 +107,7 @@ impl Profile {
     }
 }
 
-/// One rule, without what only people and conditions need.
+/// Converts a rule. Comments and conditions are left out.
 fn rule(rule: &Value) -> Value {
     let names = match &rule["name"] {
         Value::Null => rule["names"].clone(),
@@ -128,7 +124,7 @@ fn rule(rule: &Value) -> Value {
 }
 
 impl Machine<'_> {
-    /// All that includes a rule has to hold, and nothing that excludes it.
+    /// Whether all including conditions of a rule are true and no excluding condition is.
     fn wants(&self, rule: &Value) -> bool {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let has =
@@ -154,7 +150,7 @@ fn version_of(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Go's name of an architecture, from Rust's. Source: `go tool dist list`.
+/// Returns the name of this machine's architecture in Go. Source: `go tool dist list`.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -165,7 +161,7 @@ fn architecture() -> &'static str {
     }
 }
 
-/// What libseccomp calls it.
+/// Returns libseccomp's name of an architecture.
 fn scmp(architecture: &str) -> &'static str {
     match architecture {
         "amd64" => "SCMP_ARCH_X86_64",
@@ -180,7 +176,7 @@ fn scmp(architecture: &str) -> &'static str {
 }
 
 impl Filter {
-    /// As runtimes take it; nothing for no filter.
+    /// Returns the filter in the format of runtimes, or `None` for no filter.
     pub(super) fn entry(&self, capabilities: &Capabilities) -> Option<Value> {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let kernel = version_of(&release).unwrap_or_default();
@@ -210,7 +206,7 @@ fn usual() -> Profile {
 mod tests {
     use super::*;
 
-    /// What becomes of a call without conditions on its arguments.
+    /// Returns the error number of a call without conditions on its arguments, or `None` if the call is allowed.
     fn action(entry: &Value, call: &str) -> Option<u64> {
         let rules = entry["syscalls"].as_array().unwrap().iter();
         let mut rules = rules.filter(|it| {
@@ -264,7 +260,7 @@ mod tests {
             }
         };
         has(&["SYS_CHROOT"], &["chroot"]);
-        // This process may lack others, of which a container can have none then.
+        // If this process lacks a capability, its containers cannot have it.
         if Capabilities::new(false, &["SYS_ADMIN".to_owned()], &[]).is_ok() {
             has(&["SYS_ADMIN"], &["mount", "clone", "clone3", "unshare", "setns", "bpf", "syslog"]);
         }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A root with links of every kind, and a directory of the host with a program.
+/// Creates a root with links of every kind, and a host directory with a program.
 fn root(folder: &Path) -> RuntimeSpec {
     let root = folder.join("root");
     for directory in ["usr/opt", "proc", "dev", "sys", "den/deep"] {
@@ -156,7 +156,7 @@ fn a_mount_that_cannot_be_opened_fails_the_look() {
     let look = |config: &RuntimeSpec| View::of_bundle(fd.as_fd(), config).places(&["/file"]);
     let at = Ok(vec![FilePlace::At("/file".to_owned())]);
     assert_eq!(look(&config), at);
-    // The second stands for any error but "not there", such as having no descriptors left.
+    // The second source stands for errors other than a missing file, such as a lack of free file descriptors.
     for (source, expect) in [("/none", at), ("/no\0ne", Err(Errno::INVAL))] {
         config.mounts.push(SpecMount::new("/den", "bind", source, &[]));
         assert_eq!(look(&config), expect, "{source}");

@@ -1,4 +1,4 @@
-//! `exec` with a terminal: the runtime makes it and goes, and this process copies and waits.
+//! `exec` with a terminal: the runtime creates the terminal and exits, and this process copies the data and waits.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -14,23 +14,23 @@ use crate::life::terminal::{Attached, Events};
 use crate::runtime::Runtime;
 use crate::runtime::call::enter;
 
-/// Passes signals on to the program.
+/// Forwards signals to the program.
 struct Pass<'a>(&'a Process);
 
 impl Events for Pass<'_> {
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
-        // It may have ended just now.
+        // The process may have exited just now.
         let _gone = self.0.signal(signal);
         Ok(())
     }
 
     fn interrupted(&mut self, _group: Pid, _since: Option<Duration>) {
-        // Only a container's first process is spared them.
+        // The kernel drops interrupts only for a container's first process.
     }
 }
 
-/// Runs `exec`, a command line of a runtime that writes this pid file, without the container's name, on the caller's
-/// terminal.
+/// Runs `exec` on the caller's terminal. `exec` is a runtime's command line without the container's name, and the
+/// runtime writes the pid file.
 pub(super) fn exec(
     mut exec: Command,
     folder: &Path,
@@ -57,14 +57,14 @@ pub(super) fn exec(
         can_detach: false,
     };
     let master = attached(child.as_fd()).wait(&receiver, &mut Pass(&child));
-    // It goes on by itself to where the program runs, or ends with an error.
+    // The runtime starts the program, or exits with an error, without further help.
     let exit = child.wait();
     let pid = std::fs::read_to_string(pid_file).ok();
     let (master, exit) = (master.map_err(runtime_failed)?, exit.map_err(runtime_failed)?);
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let Some(master) = master else { return Ok(exit) };
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
-        // crun says why on the new terminal.
+        // crun writes the error message to the new terminal.
         let copied = attached(child.as_fd()).copy(&modes, master, &mut Pass(&child));
         return copied.map(|_| exit).map_err(runtime_failed);
     };

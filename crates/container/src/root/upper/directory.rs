@@ -11,25 +11,25 @@ use rustix::io::Errno;
 use super::{BOOT, Layer, Shown, UpperError, directories};
 use crate::bundle::userns::IdMap;
 
-/// The kernel's mark on a layer that was written without syncing: a directory in a directory. Source: Linux
+/// Directories of the kernel's mark on a layer that was written without syncing. Source: Linux
 /// Documentation/filesystems/overlayfs.rst.
 const INCOMPATIBLE: [&str; 3] = ["work", "work", "incompat"];
 const VOLATILE: &str = "volatile";
-/// What the kernel makes in the mark, so that older kernels cannot remove it.
+/// File that the kernel creates in the mark, so that older kernels cannot remove it.
 const DIRTY: &str = "volatile/dirty";
-/// In the layer's directory: whose ids the owners in there are, if not the image's own.
+/// File in the layer's directory with the map of its owners, if they are not the image's own.
 const MAP: &str = "userns";
 
-/// In the layer's directory: a random identifier of its last use.
+/// File in the layer's directory with a random identifier of its last use.
 const USE: &str = "use";
 
-/// Which use of a directory was the last, if that was noted.
+/// Returns the identifier of a directory's last use, if it was noted.
 pub(crate) fn last_use(directory: BorrowedFd<'_>) -> Option<String> {
     let bytes = read(directory, USE).ok()?;
     Some(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// A directory that was made for this root alone.
+/// Prepares a layer in a directory that was created only for this root.
 pub(super) fn prepare_folder(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
@@ -41,8 +41,8 @@ pub(super) fn prepare_folder(
     layer_in(directory, image, durability)
 }
 
-/// The layer in a directory, by a mount of its own: `mountinfo` shows paths from its root, and so nothing of the host. Older
-/// kernels take layers by names of descriptors, and stack no detached mounts.
+/// Opens the layer in a directory by a separate mount: `mountinfo` shows paths relative to its root, so it reveals no
+/// paths of the host. Older kernels accept layers only by the names of descriptors, and stack no detached mounts.
 fn layer_in(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
@@ -57,7 +57,7 @@ fn layer_in(
     Ok(Layer { mount, upper, work, durability })
 }
 
-/// A directory may have been used before.
+/// Prepares a layer in a directory that may have been used before.
 pub(super) fn prepare_directory(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
@@ -76,12 +76,12 @@ pub(super) fn prepare_directory(
     if durability == Durability::Volatile {
         write(directory, BOOT, &boot)?;
     }
-    // Each has a number of its own. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
+    // Each read of this file returns a new number. Source: Linux Documentation/admin-guide/sysctl/kernel.rst.
     write(directory, USE, &read(CWD, "/proc/sys/kernel/random/uuid")?)?;
     layer_in(directory, image, durability)
 }
 
-/// Takes the mark off.
+/// Removes the mark.
 fn unmark(incompatible: BorrowedFd<'_>) -> Result<(), Errno> {
     match rustix::fs::unlinkat(incompatible, DIRTY, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
@@ -90,7 +90,7 @@ fn unmark(incompatible: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::unlinkat(incompatible, VOLATILE, AtFlags::REMOVEDIR)
 }
 
-/// Makes what was written to a directory without syncing outlive a restart of the host. No overlay writes there any more.
+/// Makes unsynced data in a directory survive a restart of the host. An overlay must not be writing to the directory.
 pub(crate) fn settle(directory: &Path) -> std::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -99,7 +99,7 @@ pub(crate) fn settle(directory: &Path) -> std::io::Result<()> {
     Ok(unmark(incompatible.as_fd())?)
 }
 
-/// As long as the host runs, what was written is in its memory or on its disk.
+/// Checks that the host has not restarted: until then, the data is in its memory or on its disk.
 fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
     match read(directory, BOOT) {
         Ok(found) if found == boot => Ok(()),
@@ -109,7 +109,7 @@ fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> 
     }
 }
 
-/// The upper layer in a directory of the host that nobody writes to.
+/// Returns the upper directory in a directory of the host that has no writer.
 pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
     if incompatible(directory)?.is_some() {
         check_boot(directory, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
@@ -117,13 +117,13 @@ pub(crate) fn at_rest(directory: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> 
     open_upper(directory)
 }
 
-/// The directory that an overlay wrote to.
+/// Opens the directory to which an overlay wrote.
 pub(crate) fn open_upper(parent: BorrowedFd<'_>) -> Result<OwnedFd, UpperError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(parent, "upper", flags, Mode::empty())?)
 }
 
-/// Makes sure that the owners in a directory are of this map, and notes it in a new one.
+/// Checks that the owners in a directory belong to this map, and notes the map in a new directory.
 fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), UpperError> {
     let wanted = map.map(ToString::to_string).unwrap_or_default();
     match rustix::fs::statat(directory, "upper", AtFlags::SYMLINK_NOFOLLOW) {
@@ -144,12 +144,13 @@ fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), Upper
         Err(Errno::NOENT) => match map {
             Some(_) => {
                 write(directory, MAP, wanted.as_bytes())?;
-                // Before there are files with these owners: a crash must not leave them without it.
+                // Synced before files with these owners exist, because after a crash they must not be without the
+                // map.
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::fsync(rustix::fs::openat(directory, MAP, flags, Mode::empty())?)?;
                 Ok(rustix::fs::fsync(directory)?)
             }
-            // Of an upper layer that somebody has removed.
+            // The map of an upper directory that was removed.
             None => match rustix::fs::unlinkat(directory, MAP, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(errno.into()),
@@ -166,10 +167,10 @@ fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
     kernel::files::write_all(file.as_fd(), bytes, 0)
 }
 
-/// Where the mark is, if it is there.
+/// Returns the directory with the mark, if the mark exists.
 fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // What is marked elsewhere, through a link, is not ours.
+    // A mark in another place, through a link, does not count.
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match kernel::files::open_resolved(directory, &*INCOMPATIBLE.join("/"), flags, resolve) {
         Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {
@@ -182,7 +183,7 @@ fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     }
 }
 
-/// A short file.
+/// Reads a short file.
 fn read(at: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(at, path, flags, Mode::empty())?;
