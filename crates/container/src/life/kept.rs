@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use kernel::lease::LeaseError;
 use kernel::loopdev::Access;
 use kernel::mount::{Detached, Durability, Ext4Options, MountError};
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
@@ -208,9 +209,12 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     let file =
         File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
     let since = Instant::now();
-    // Two mounts of the same file would corrupt each other. If the query fails, the file system has no leases, and
-    // the file counts as unused.
-    while matches!(kernel::lease::in_use(file.as_fd()), Ok(true)) {
+    // Two mounts of the same file would corrupt each other. A file system without leases cannot tell, so the file counts as
+    // unused there. If the query itself is refused, it counts as used.
+    while matches!(
+        kernel::lease::in_use(file.as_fd()),
+        Ok(true) | Err(LeaseError::Forbidden { .. } | LeaseError::Descriptor { .. })
+    ) {
         if since.elapsed() >= UNMOUNTED {
             return Err(KeptError::Busy);
         }
