@@ -3,23 +3,24 @@
 mod choices;
 pub mod config;
 mod destinations;
+pub mod etc_files;
 pub(crate) mod files;
 mod home;
 pub mod mounts;
-pub mod names;
+pub(crate) mod path_resolver;
 pub mod security;
 pub mod spec;
 pub mod user;
 pub mod userns;
-pub(crate) mod view;
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::os::fd::BorrowedFd;
 
 use crate::bundle::config::ImageConfig;
 use crate::bundle::destinations::{check_kernels, is_at_or_below, resolve_devices, resolve_mounts};
+use crate::bundle::etc_files::NameMount;
 use crate::bundle::mounts::Volume;
-use crate::bundle::names::NameMount;
+use crate::bundle::path_resolver::{FilePlace, View, WorkingDirError};
 use crate::bundle::security::{Device, Interfaces, Security, write_devices};
 use crate::bundle::spec::{
     RuntimeSpec, SpecCpu, SpecLinux, SpecMemory, SpecMount, SpecNamespace, SpecPids, SpecProcess,
@@ -27,7 +28,6 @@ use crate::bundle::spec::{
 };
 use crate::bundle::user::User;
 use crate::bundle::userns::{IdMap, OwnIds};
-use crate::bundle::view::{FilePlace, View, WorkingDirError};
 
 pub use choices::{Access, Kind, Network};
 pub use destinations::DestinationError;
@@ -143,7 +143,7 @@ pub struct Wishes {
     pub network: Network,
     /// Absolute path of the namespace for [`Network::Pasta`]. It is set later.
     pub network_place: Option<String>,
-    /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::names::files`].
+    /// Files for looking up names, such as `/etc/hosts`, from [`crate::bundle::etc_files::files`].
     pub names: Vec<NameMount>,
     /// Access to the root file system.
     pub access: Access,

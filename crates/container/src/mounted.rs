@@ -12,8 +12,8 @@ use kernel::mount::Mounted;
 use rustix::fs::{fstat, major, minor};
 use serde::{Deserialize, Serialize};
 
-use crate::notes::Notes;
-use crate::pace::GLANCE;
+use crate::backoff::GLANCE;
+use crate::boot_cache::Notes;
 
 /// Maximum size of a note, in bytes. Paths in options have at most 4096 bytes.
 const NOTE_MAX: usize = 16 << 10;

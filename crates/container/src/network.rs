@@ -24,9 +24,9 @@ use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::bundle::names::FORWARDER;
+use crate::backoff::GLANCE;
+use crate::bundle::etc_files::FORWARDER;
 use crate::folder::{NETWORK, PORTS};
-use crate::pace::GLANCE;
 
 /// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -9,8 +9,8 @@ use store::{ContainerError, check_id};
 
 use crate::bundle::Wishes;
 use crate::bundle::config::ImageConfig;
+use crate::bundle::etc_files::NameFile;
 use crate::bundle::mounts::{MountWish, Volume};
-use crate::bundle::names::NameFile;
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::network::Pasta;

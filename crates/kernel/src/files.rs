@@ -15,8 +15,8 @@ use rustix::ioctl::{Opcode, Setter};
 use rustix::path::Arg;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::fd_name::proc_path;
 use crate::last_errno;
-use crate::object::proc_path;
 
 /// A new file without a name, open for reading and writing, in the file system of a directory.
 /// Dropping it leaves nothing. Mode bits are subject to the umask.

@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use rustix::io::Errno;
 
-use crate::object::name_of;
+use crate::fd_name::name_of;
 
 /// Why it cannot be told whether a file is in use.
 #[derive(Debug, thiserror::Error)]

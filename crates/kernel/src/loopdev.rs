@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Setter};
 
-use crate::object::name_of;
+use crate::fd_name::name_of;
 
 /// How to attach a file.
 #[derive(Clone, Copy, Debug)]

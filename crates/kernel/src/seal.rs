@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::IFlags;
 use rustix::io::Errno;
 
-use crate::object::name_of;
+use crate::fd_name::name_of;
 
 /// Why a file could not be sealed, unsealed or asked.
 #[derive(Debug, thiserror::Error)]

@@ -99,7 +99,7 @@ impl Receiver {
     pub fn new(directory: &Path) -> std::io::Result<Self> {
         let directory = File::open(directory)?;
         // By the descriptor, since the path may be longer than the address of a socket (unix(7): 108 bytes).
-        let address = format!("{}/{SOCKET}", crate::object::proc_path(directory.as_fd()));
+        let address = format!("{}/{SOCKET}", crate::fd_name::proc_path(directory.as_fd()));
         let listener = UnixListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { directory, listener })

@@ -7,7 +7,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, opcode};
 
-use crate::object::name_of;
+use crate::fd_name::name_of;
 
 /// The hash of a fs-verity digest; blocks are always of 4096 bytes, without salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

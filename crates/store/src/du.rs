@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::{DeviceId, ImageId, ObjectId};
 
+use crate::check_error::chain;
 use crate::disk::{Directory, DiskError, on_disk};
-use crate::fault::chain;
 use crate::inventory::Inventory;
 use crate::shelf::images::{self, DevicePart, Use};
 use crate::shelf::objects::split;

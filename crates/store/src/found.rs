@@ -11,8 +11,8 @@ use image::verity::{ImageId, ObjectId};
 
 use crate::disk::{Directory, DiskError, ListFile, length};
 use crate::shelf::item::StoreItem;
+use crate::staging::{self, Owner};
 use crate::store::Store;
-use crate::work::{self, Owner};
 
 /// The file that lists images, layers and manifests, one a line.
 const KEPT: &str = "kept";
@@ -121,8 +121,9 @@ impl RunningImports {
         self.names.clear();
         self.unlisted.clear();
         self.has_devices = false;
-        for name in work::names(&store.tmp)?.into_iter().filter(|name| !work::is_hidden(name)) {
-            if !matches!(work::owner(&store.tmp, &name)?, Owner::Alive) {
+        for name in staging::names(&store.tmp)?.into_iter().filter(|name| !staging::is_hidden(name))
+        {
+            if !matches!(staging::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;
             }
             // Another import may have the name by now.

@@ -19,9 +19,9 @@ use data::{InDevices, Scope};
 use hash::{Hashed, hash_all};
 use users::{Contents, Users};
 
+use crate::check_error::{self, FsckError, chain};
 use crate::disk::{Directory, DiskError};
 use crate::exposure::Exposure;
-use crate::fault::{self, FsckError, chain};
 use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::Checked;
@@ -315,9 +315,9 @@ impl Store {
                 Err(error) => {
                     let why = match &error {
                         RefError::Damaged { source, .. } => chain(source),
-                        RefError::NotAFile { source, .. } => fault::damage(source)?,
+                        RefError::NotAFile { source, .. } => check_error::damage(source)?,
                         RefError::Wrong { says, .. } => format!("it says {}", says.escape_debug()),
-                        other => fault::damage(other)?,
+                        other => check_error::damage(other)?,
                     };
                     report.add(Damage::Bad(StoreItem::Ref(name.to_string()), why));
                 }
@@ -398,12 +398,12 @@ impl Store {
         image: &ImageId,
         contents: &mut Contents,
     ) -> Result<Result<(), String>, FsckError> {
-        let file = match fault::found(self.images.open(image))? {
+        let file = match check_error::found(self.images.open(image))? {
             Ok(Some(file)) => file,
             Ok(None) => return Ok(Ok(())),
             Err(why) => return Ok(Err(why)),
         };
-        let devices = match fault::found(images::devices(&file))? {
+        let devices = match check_error::found(images::devices(&file))? {
             Ok(devices) => devices,
             Err(why) => return Ok(Err(why)),
         };
@@ -417,7 +417,7 @@ impl Store {
             Use::Object { object, size } => drop(contents.needs.insert((object, size))),
             Use::Range(range) => contents.ranges.push(range),
         };
-        fault::found(images::uses(&file, &mut visit))
+        check_error::found(images::uses(&file, &mut visit))
     }
 
     /// As [`read_contents`](Self::read_contents).
@@ -426,8 +426,8 @@ impl Store {
         image: &ImageId,
         visit: &mut dyn FnMut(&[u8], Use),
     ) -> Result<Result<(), String>, FsckError> {
-        match fault::found(self.images.open(image))? {
-            Ok(Some(file)) => fault::found(images::uses(&file, visit)),
+        match check_error::found(self.images.open(image))? {
+            Ok(Some(file)) => check_error::found(images::uses(&file, visit)),
             Ok(None) => Ok(Ok(())),
             Err(why) => Ok(Err(why)),
         }
@@ -552,11 +552,11 @@ impl Store {
                         Ok(size) => {
                             format!("its recipe has {size} bytes, not {}", layer.recipe_size())
                         }
-                        Err(error) => fault::damage(&error)?,
+                        Err(error) => check_error::damage(&error)?,
                     }
                 }
                 Err(LayerError::Damaged { reason, .. }) => reason.to_owned(),
-                Err(error) => fault::damage(&error)?,
+                Err(error) => check_error::damage(&error)?,
             };
             report.add(Damage::Bad(StoreItem::Layer(*diff_id), why));
         }
@@ -578,7 +578,7 @@ impl Store {
         look(&self.refs.directory, &|name, _| RefName::from_file_name(name).is_some())?;
         let work = |name: &str, kind| {
             let is_ours =
-                name.starts_with(crate::work::PREFIX) || name.starts_with(crate::trash::PREFIX);
+                name.starts_with(crate::staging::PREFIX) || name.starts_with(crate::trash::PREFIX);
             // Some file systems do not say what it is.
             is_ours && matches!(kind, FileType::Directory | FileType::Unknown)
         };

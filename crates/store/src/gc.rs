@@ -27,9 +27,9 @@ use crate::shelf::layers::LayerError;
 use crate::shelf::manifests::{Links, ManifestError};
 use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
 use crate::shelf::snapshots::SeenSnapshot;
+use crate::staging::{self, Owner};
 use crate::store::Store;
 use crate::trash;
-use crate::work::{self, Owner};
 use image::digest::Digest;
 
 use data::{Indexes, NeededData, Trimming};
@@ -273,8 +273,8 @@ impl Store {
         }
         let mut trimmings = self.trimmings(&needed.data, &indexes, imports.need_devices())?;
         let mut leftovers = Vec::new();
-        for name in work::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
-            if matches!(work::owner(&self.tmp, &name)?, Owner::Dead(_)) {
+        for name in staging::names(&self.tmp)?.into_iter().chain(trash::names(&self.tmp)?) {
+            if matches!(staging::owner(&self.tmp, &name)?, Owner::Dead(_)) {
                 leftovers.push(name);
             }
         }

@@ -14,9 +14,9 @@ use kernel::Errno;
 use kernel::cache;
 use kernel::process::Who;
 
+use crate::check_error::chain;
 use crate::disk::{DiskError, length};
 use crate::du::DuError;
-use crate::fault::chain;
 use crate::shelf::images::{self, Use};
 use crate::shelf::objects::split;
 use crate::shelf::refs::{Form, RefName};

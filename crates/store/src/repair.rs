@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use image::verity::{DeviceId, ObjectId};
 
+use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError};
-use crate::fault::{self, FsckError};
 use crate::found::RunningImports;
 use crate::fsck::{Damage, FsckReport};
 use crate::shelf::blob_file::BlobFile;
@@ -139,10 +139,12 @@ impl Store {
             StoreItem::Object(id) => !self.is_sound_object(id)?,
             StoreItem::Image(id) => !self.is_sound_image(id)?,
             StoreItem::Layer(digest) => {
-                fault::found(self.layers.open(digest))?.is_err()
+                check_error::found(self.layers.open(digest))?.is_err()
                     || self.gives_another_tar(digest)?
             }
-            StoreItem::Manifest(digest) => fault::found(self.manifests.read(digest))?.is_err(),
+            StoreItem::Manifest(digest) => {
+                check_error::found(self.manifests.read(digest))?.is_err()
+            }
             StoreItem::Blob(file) => self.downloads.damage(file)?.is_some(),
             StoreItem::LazyDevice(LazyDeviceFile::Index(id)) => {
                 self.lazy_devices.index_damage(id, None)?.is_some()
@@ -155,7 +157,7 @@ impl Store {
                 self.lazy_devices.damage(id)?.is_some() && !self.lazy_devices.is_in_use(id)?
             }
             StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
-                !matches!(fault::found(self.devices.index_damage(id))?, Ok(None))
+                !matches!(check_error::found(self.devices.index_damage(id))?, Ok(None))
             }
             // It is looked at when it is removed.
             StoreItem::Snapshot(..) => true,

@@ -26,7 +26,7 @@ use crate::shelf::manifests::ManifestShelf;
 use crate::shelf::objects::{ObjectShelf, split};
 use crate::shelf::refs::RefShelf;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
-use crate::work::{Tmp, Workspace};
+use crate::staging::{Tmp, Workspace};
 
 /// Whether to make a store when the directory holds none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,9 +20,9 @@ use crate::shelf::lazy_devices::LazyDeviceError;
 use crate::shelf::manifests::ManifestError;
 use crate::shelf::objects::LookupError;
 use crate::shelf::refs::{RefName, Reference};
+use crate::staging::{self, Workspace};
 use crate::store::Store;
 use crate::walk::FilePart;
-use crate::work::{self, Workspace};
 use image::digest::Digest;
 
 use data::Data;
@@ -42,7 +42,7 @@ pub(crate) mod lazy_devices;
 pub(crate) mod named;
 mod sealer;
 pub(crate) mod snapshot;
-mod unproven;
+mod unverified_index;
 
 /// Why an import could not begin or be committed. Nothing of it is then visible.
 #[derive(Debug, thiserror::Error)]
@@ -187,7 +187,7 @@ impl Store {
         if !self.is_writable() {
             return Err(TransactionError::ReadOnly(self.path().to_owned()));
         }
-        work::clear(&self.tmp)?;
+        staging::clear(&self.tmp)?;
         crate::trash::clear(&self.tmp)?;
         // Either gc sees that this import runs, or the import sees what gc has left.
         let lock = self.lock_shared()?;

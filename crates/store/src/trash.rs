@@ -15,8 +15,8 @@ use crate::disk::{Directory, DiskError, Renamed};
 use crate::record::RECORD_MAX;
 use crate::shelf::containers::ContainerError;
 use crate::shelf::item::StoreItem;
+use crate::staging::{self, Owner, Workspace};
 use crate::store::Store;
-use crate::work::{self, Owner, Workspace};
 
 pub(crate) const PREFIX: &str = "trash-";
 /// In a trash, begins the name of what had the immutable flag, and gets it back with its place.
@@ -158,13 +158,13 @@ fn seal_again(place: &Directory, name: &str) {
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;
     for name in names(tmp)? {
-        let Owner::Dead(trash) = work::owner(tmp, &name)? else { continue };
+        let Owner::Dead(trash) = staging::owner(tmp, &name)? else { continue };
         let waits = trash.read_all(WAITS, RECORD_MAX)?.unwrap_or_default();
         let waits = String::from_utf8_lossy(&waits);
         let mut waiting = false;
         // A crash may have lost the list; it has ended the imports too.
-        for import in waits.lines().filter(|it| work::is_name(it)) {
-            waiting |= matches!(work::owner(tmp, import)?, Owner::Alive);
+        for import in waits.lines().filter(|it| staging::is_name(it)) {
+            waiting |= matches!(staging::owner(tmp, import)?, Owner::Alive);
         }
         if !waiting {
             tmp.remove_tree(&name)?;
@@ -181,7 +181,7 @@ impl Store {
     /// # Errors
     /// [`DiskError`] when something cannot be removed.
     pub fn clear_work(&self) -> Result<u64, DiskError> {
-        work::clear(&self.tmp)
+        staging::clear(&self.tmp)
     }
 
     /// Removes the leftovers of dead commands: work below `tmp/`, and the folders of dead containers that

@@ -26,7 +26,7 @@ const SHARED_NAMES: &[(&str, usize)] = &[
 const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/container/src/root/filestore.rs", 1),
     ("crates/store/src/disk/room.rs", 1),
-    ("crates/store/src/fault.rs", 1),
+    ("crates/store/src/check_error.rs", 1),
     ("crates/store/src/fsck.rs", 2),
     ("crates/store/src/fsck/data.rs", 1),
     ("crates/store/src/shelf/containers.rs", 1),

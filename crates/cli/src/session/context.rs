@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use container::life::known::KnownError;
-use container::life::look::LookError;
+use container::life::layer_access::LookError;
+use container::life::lookup::KnownError;
 use container::root::filestore::FilestoreError;
 use kernel::features::Can;
 use kernel::mount::{MountError, OVERLAY_VERITY, Step};

@@ -2,7 +2,6 @@
 
 pub(crate) mod context;
 pub(crate) mod forms;
-pub(crate) mod helpers;
 pub(crate) mod layers;
 pub(crate) mod option_file;
 pub(crate) mod output_file;
@@ -11,9 +10,10 @@ pub(crate) mod policy;
 #[cfg(feature = "registry")]
 pub(crate) mod prompt;
 pub(crate) mod resolve;
+pub(crate) mod resources;
 pub(crate) mod scope;
 pub(crate) mod signals;
 pub(crate) mod source_hint;
-pub(crate) mod surroundings;
+pub(crate) mod system_programs;
 pub(crate) mod target;
 pub(crate) mod ways;

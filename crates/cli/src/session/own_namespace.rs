@@ -5,8 +5,8 @@ use std::path::Path;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use container::boot_cache::Notes;
 use container::bundle::userns::{Files, IdMap, UserName, is_transient};
-use container::notes::Notes;
 use kernel::features::{Can, Feature};
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::process::{IdService, Mapped, Mapper, UserNamespace, Who, enter_own};
@@ -14,7 +14,7 @@ use kernel::version::KernelVersion;
 #[cfg(feature = "serve")]
 use serve::ids::{IDS_SOCKET, IdsService};
 
-use crate::session::{helpers, scope};
+use crate::session::{scope, system_programs};
 
 /// Who this process is in such a namespace.
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
@@ -97,7 +97,7 @@ fn ids(who: Who) -> Ids {
     let name = UserName { number: who.user, name: name.as_deref() };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
-    let programs = helpers::find("newuidmap").zip(helpers::find("newgidmap"));
+    let programs = system_programs::find("newuidmap").zip(system_programs::find("newgidmap"));
     let service = service_of_ids();
     match programs.zip(IdMap::of_user(files, &name, of_user)) {
         Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
@@ -251,7 +251,7 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
 
 #[cfg(feature = "serve")]
 fn describe_mount() -> Result<String, String> {
-    let program = helpers::fusermount();
+    let program = system_programs::fusermount();
     // The program opens the device as its caller, too.
     match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
         Ok(program) => Ok(format!("mount works by {}", program.display())),
@@ -269,7 +269,7 @@ pub(crate) fn name_of_user(user: u32) -> Option<String> {
     let names = read_or_nothing(PASSWD);
     let known = name_of(&names, user).map(ToOwned::to_owned);
     known.or_else(|| {
-        let line = helpers::getent("passwd", &user.to_string())?;
+        let line = system_programs::getent("passwd", &user.to_string())?;
         name_of(&line, user).map(ToOwned::to_owned)
     })
 }

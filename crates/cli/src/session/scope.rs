@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use container::life::cgroups;
 use container::life::delegation::{self, Delegated, NotDelegated};
 
-use crate::session::helpers;
+use crate::session::system_programs;
 
 /// Asks for it on D-Bus. Part of systemd.
 const PROGRAM: &str = "busctl";
@@ -98,7 +98,9 @@ struct Manager {
 
 impl Manager {
     fn find(user: u32) -> anyhow::Result<Self> {
-        let Some(program) = helpers::find(PROGRAM) else { bail!("{PROGRAM} is not installed") };
+        let Some(program) = system_programs::find(PROGRAM) else {
+            bail!("{PROGRAM} is not installed")
+        };
         let of = |name: &str| std::env::var_os(name).filter(|it| !it.is_empty());
         let runtime = of("XDG_RUNTIME_DIR");
         let runtime = runtime.map_or_else(|| format!("/run/user/{user}").into(), PathBuf::from);
@@ -114,7 +116,7 @@ impl Manager {
         if first.trim_end() != "systemd" {
             bail!("systemd is not the first program here");
         }
-        Ok(Self { program, control: helpers::find("systemctl"), runtime })
+        Ok(Self { program, control: system_programs::find("systemctl"), runtime })
     }
 
     /// Whether it has said of a unit that all below its cgroup is its own.

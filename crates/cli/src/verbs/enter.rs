@@ -4,8 +4,8 @@ use std::os::fd::AsFd as _;
 use std::path::Path;
 
 use container::folder::LAYER;
-use container::life::detached;
-use container::life::known::{self, KnownContainer};
+use container::life::background;
+use container::life::lookup::{self, KnownContainer};
 use container::root::{WritableWish, suits_overlay};
 use kernel::mount::Propagation;
 use kernel::process::{Namespace, Who};
@@ -86,7 +86,7 @@ pub(crate) fn enter(
 fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
     let directory = crate::session::context::store_directory(store, who).ok()?;
     let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
-    let found = known::find(&store, container).ok()?;
+    let found = lookup::find(&store, container).ok()?;
     Some((store, found))
 }
 
@@ -114,10 +114,10 @@ fn join(
         // What it has written belongs to ids of such a namespace.
         return enter_own_namespace(who, Written::Stays, remark);
     }
-    if known::running(&store, &found.id, &|| false).is_err() {
+    if lookup::running(&store, &found.id, &|| false).is_err() {
         return Ok(false);
     }
-    let Some(process) = detached::elsewhere(&found.folder) else { return Ok(false) };
+    let Some(process) = background::elsewhere(&found.folder) else { return Ok(false) };
     kernel::process::enter(process.as_fd(), &[Namespace::User])?;
     // The runtime may have to hide something from itself.
     kernel::process::own_mounts(Propagation::Private)?;

@@ -17,8 +17,8 @@ use crate::verbs::images::logout::LogoutReport;
 use crate::verbs::images::merge::MergeReport;
 use crate::verbs::images::pull::{LazyPullReport, PullReport, UpToDateReport};
 use crate::verbs::images::show::ShowReport;
-use crate::verbs::images::{build, describe, diff, index, push, referrers};
-use crate::verbs::mounts::specification;
+use crate::verbs::images::{build, diff, file_listing, index, push, referrers};
+use crate::verbs::mounts::mount_spec;
 use crate::verbs::store::{damage, doctor, du, gc, memory, unseal};
 
 const START: &str = "\
@@ -69,13 +69,13 @@ fn page() -> String {
         "ps --engine",
         "A list of objects, one for each snapshot whose root is mounted; with `--all`, for each snapshot.",
     );
-    page.table::<specification::SpecificationReport>("mount --specification", "");
+    page.table::<mount_spec::SpecificationReport>("mount --specification", "");
     page.table::<wait::WaitReport>("wait (lines)", "");
     page.table::<changes::ChangesReport>("export changes:FILE", "");
     page.table::<SoundNameReport>("images", "A list of objects, one for each name.");
     page.table::<DamagedNameReport>("images, for a name whose file is damaged", "");
     page.table::<ShowReport>("show", "");
-    page.table::<describe::FileReport>("ls, tree", "A list of objects, one for each file.");
+    page.table::<file_listing::FileReport>("ls, tree", "A list of objects, one for each file.");
     page.table::<diff::DifferenceReport>("diff", "A list of objects, one for each difference.");
     page.table::<du::DuReport>("du", "");
     page.table::<memory::MemoryReport>("du --memory", "");

@@ -11,12 +11,12 @@ pub(crate) mod enter;
 #[cfg(test)]
 mod example;
 pub(crate) mod exit_codes;
-pub(crate) mod habits;
 pub(crate) mod help;
 pub(crate) mod images;
 #[cfg(all(test, feature = "disk", feature = "registry"))]
 mod json;
 pub(crate) mod mounts;
+pub(crate) mod podman_hints;
 #[cfg(feature = "serve")]
 pub(crate) mod services;
 pub(crate) mod store;

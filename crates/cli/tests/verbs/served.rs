@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
-use kernel::precontent::{Group, PrecontentError};
+use kernel::fanotify::{Group, PrecontentError};
 use kernel::verity::{Algorithm, Measured};
 use oci::blobs::BlobSource;
 use rustix::process::{Pid, Signal, kill_process};

@@ -11,9 +11,9 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::bundle::mounts::{VolumeError, destination};
+use crate::bundle::path_resolver::{KERNELS, LinkTarget, TargetState, View};
 use crate::bundle::security::{Device, OwnDevice};
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
-use crate::bundle::view::{KERNELS, LinkTarget, TargetState, View};
 
 /// A destination that the container's root does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -7,9 +7,9 @@ use kernel::mount::Durability;
 use rustix::io::Errno;
 
 use crate::bundle::choices::Access;
+use crate::bundle::path_resolver::KERNELS;
 use crate::bundle::security::Device;
 use crate::bundle::spec::SpecMount;
-use crate::bundle::view::KERNELS;
 
 /// A mount in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use kernel::process::{Pid, Process, Signal};
 
+use crate::backoff::GLANCE;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::{Controller, Wishes};
 use crate::life::delegation::Delegated;
 use crate::life::hierarchy::{CGROUP, CGROUPS, is_hierarchy};
-use crate::pace::GLANCE;
 
 /// Returns the path of a container's cgroups below the root of each hierarchy. Container names are unique only in
 /// their store, and runtimes kill, freeze and limit all processes in a cgroup. So `unique` must differ from that of

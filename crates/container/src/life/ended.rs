@@ -10,10 +10,10 @@ use crate::folder::{FILESTORE, LAYER};
 use crate::life::filestores::Filestores;
 use crate::life::log::add_sentence;
 use crate::life::monitor::Watch;
-use crate::life::stage::Stage;
-use crate::life::{detached, kept, teardown};
+use crate::life::mount_staging::Stage;
+use crate::life::{background, teardown, writable_layer};
 use crate::root::headroom::Headroom;
-use crate::root::{Root, TrustedImage, upper};
+use crate::root::{Root, TrustedImage, upper_dir};
 
 /// Message for a container's log and its caller if the disk has lost some of its writes.
 pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
@@ -40,7 +40,7 @@ pub(crate) struct Ended {
 fn settle_behind(folder: &Path, id: &str) {
     let layer = folder.join(LAYER);
     let work = || {
-        if let Err(error) = upper::settle(&layer) {
+        if let Err(error) = upper_dir::settle(&layer) {
             tracing::debug!(%error, "what the container wrote is refused after a restart of the host");
         }
     };
@@ -102,17 +102,21 @@ impl Ended {
         // Filestores of further mounts are removed with their container.
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();
-        detached::clear(&self.path, &self.id);
-        let lost = match kept::Place::load(&self.path) {
-            Some(kept::Place::Folder { .. }) if kept => return settle_behind(&self.path, &self.id),
+        background::clear(&self.path, &self.id);
+        let lost = match writable_layer::Place::load(&self.path) {
+            Some(writable_layer::Place::Folder { .. }) if kept => {
+                return settle_behind(&self.path, &self.id);
+            }
             _ if kept => return,
-            Some(kept::Place::Filestore { .. }) => {
+            Some(writable_layer::Place::Filestore { .. }) => {
                 // The layer is removed first, because it may have filled the disk.
                 drop(std::fs::remove_file(self.path.join(FILESTORE)));
-                kept::Place::Filestore { lost: true }
+                writable_layer::Place::Filestore { lost: true }
             }
             // The user may still find useful files in it.
-            Some(kept::Place::Folder { .. }) => kept::Place::Folder { lost: true },
+            Some(writable_layer::Place::Folder { .. }) => {
+                writable_layer::Place::Folder { lost: true }
+            }
             _ => return,
         };
         if let Err(error) = lost.save(&self.path) {

@@ -11,7 +11,7 @@ use store::{ContainerDir, Store};
 use crate::bundle::mounts::{MountKind, MountWish, Source, Volume, VolumeError, arrange};
 use crate::bundle::userns::{IdMap, MapError};
 use crate::folder;
-use crate::life::stage::{Filestore, Stage};
+use crate::life::mount_staging::{Filestore, Stage};
 use crate::root::UpperError;
 use crate::root::filestore::{self, FilestoreError};
 use crate::root::headroom::{Headroom, HeadroomError};

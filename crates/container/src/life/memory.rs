@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::backoff::Pace;
 use crate::bundle::spec::{RuntimeSpec, SpecLinux};
 use crate::folder::KILLED;
-use crate::pace::Pace;
 
 /// Mount point and name of the files with the counts. Source: Linux `Documentation/admin-guide/cgroup-v2.rst`,
 /// "memory.events"; `cgroup-v1/memory.rst`, "OOM Control".

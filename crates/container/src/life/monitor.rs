@@ -15,24 +15,24 @@ use std::time::{Duration, Instant};
 use kernel::mount::{Detached, Propagation};
 use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals, Who};
 
+use crate::boot_cache::Notes;
+use crate::bundle::path_resolver::{View, WorkingDirError};
 use crate::bundle::spec::{RuntimeSpec, SpecError};
-use crate::bundle::view::{View, WorkingDirError};
 use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
+use crate::life::init_signals::Terms;
 use crate::life::memory::Ear;
-use crate::life::spared::Terms;
-use crate::life::stage::{Stage, StageError};
+use crate::life::mount_staging::{Stage, StageError};
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
-use crate::notes::Notes;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
 };
-use crate::runtime::compiled::{Compiled, Lesson};
+use crate::runtime::gvisor_stdio::Streams;
 use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
-use crate::runtime::streams::Streams;
+use crate::runtime::seccomp_cache::{Compiled, Lesson};
 use crate::runtime::{Kind, Runtime};
 
 /// Periodic work during a container's life.
@@ -254,7 +254,7 @@ impl RunError {
 /// # Errors
 /// [`RunError`] if the container did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
-    crate::runtime::streams::check().map_err(RunError::Directory)?;
+    crate::runtime::gvisor_stdio::check().map_err(RunError::Directory)?;
     let Prepared { doubt, lesson, connection } = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);

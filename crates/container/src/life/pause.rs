@@ -9,9 +9,9 @@ use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use crate::backoff::GLANCE;
 use crate::folder::PAUSE;
 use crate::life::cgroups;
-use crate::pace::GLANCE;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
 /// A container whose processes are paused until this value is dropped. A child of this process then resumes them,

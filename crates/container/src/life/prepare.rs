@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
+use crate::boot_cache::Notes;
 use crate::bundle::mounts::{MountPoints, mount_points};
 use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
@@ -19,16 +20,14 @@ use crate::bundle::user::LookupError;
 use crate::bundle::userns::{MapError, OwnIds};
 use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
-use crate::life::claim::ClaimError;
 use crate::life::filestores::{Filestores, MountWishError, volumes};
-use crate::life::kept;
+use crate::life::id_allocation::ClaimError;
 use crate::life::monitor::Watch;
+use crate::life::mount_staging::Stage;
 use crate::life::reap::share;
-use crate::life::stage::Stage;
+use crate::life::writable_layer;
 use crate::life::{cgroups, terminal};
 use crate::network::{Pasta, Ports};
-use crate::notes::Notes;
-use crate::owner::OwnerError;
 use crate::plan::{ContainerPlan, InitWish, Stop};
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::{Headroom, HeadroomError};
@@ -38,6 +37,7 @@ use crate::root::{
 };
 use crate::runtime::init::{self, InitError};
 use crate::runtime::{Kind, Runtime};
+use crate::store_ownership::OwnerError;
 
 /// The caller's environment, which this library does not look up itself.
 #[expect(missing_debug_implementations, reason = "functions have nothing to show")]
@@ -312,17 +312,17 @@ fn kept_place(
     place: &WritablePlace,
     wish: &WritableWish,
     root: &Root,
-) -> std::io::Result<kept::Place> {
+) -> std::io::Result<writable_layer::Place> {
     match (place, wish, root.doomed.upper()) {
-        (WritablePlace::Memory(_), ..) => Ok(kept::Place::Memory),
-        (WritablePlace::Filestore(..), ..) => Ok(kept::Place::Filestore { lost: false }),
+        (WritablePlace::Memory(_), ..) => Ok(writable_layer::Place::Memory),
+        (WritablePlace::Filestore(..), ..) => Ok(writable_layer::Place::Filestore { lost: false }),
         (WritablePlace::Directory(..), WritableWish::Directory(path, _), Some(upper)) => {
-            kept::Place::directory(&std::path::absolute(path)?, upper)
+            writable_layer::Place::directory(&std::path::absolute(path)?, upper)
         }
         (WritablePlace::Directory(..), WritableWish::Folder(..), _) => {
-            Ok(kept::Place::Folder { lost: false })
+            Ok(writable_layer::Place::Folder { lost: false })
         }
-        _ => Ok(kept::Place::None),
+        _ => Ok(writable_layer::Place::None),
     }
 }
 

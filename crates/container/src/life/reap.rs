@@ -8,7 +8,7 @@ use store::{FoundContainer, Store};
 
 use crate::folder::{self, LATE, RUNTIME_PATH};
 use crate::life::state::State;
-use crate::life::{detached, teardown};
+use crate::life::{background, teardown};
 use crate::root::share::Superblock;
 use crate::runtime::call::DELETION;
 
@@ -58,7 +58,7 @@ fn put_off(folder: &Path, id: &str, now: i64) {
 ///
 /// Returns the number of removed containers, and the ids of the living ones.
 pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
-    if !crate::owner::is_ours(store) {
+    if !crate::store_ownership::is_ours(store) {
         // Records in another user's store may be false.
         return (0, Vec::new());
     }
@@ -81,7 +81,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             }
         };
         let folder = folder::path(store, &id);
-        if keep && detached::is_over(&folder) {
+        if keep && background::is_over(&folder) {
             continue;
         }
         if sweep == Sweep::Brief && is_put_off(&folder, now()) {
@@ -104,7 +104,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
         };
         // The monitor may have been killed, with or without the container.
         let is_clear = if keep {
-            match detached::bury_within(&locked, now(), sweep.most()) {
+            match background::bury_within(&locked, now(), sweep.most()) {
                 Ok(is_clear) => is_clear,
                 Err(error) => {
                     tracing::warn!(id, %error, "cannot note the end of a container");

@@ -15,15 +15,15 @@ use kernel::terminal::Modes;
 use store::ContainerError;
 
 use crate::bundle::spec::RuntimeSpec;
-use crate::life::detached::{self, Last};
+use crate::life::background::{self, Last};
 use crate::life::ended::{Ended, LOST, Runs};
-use crate::life::kept;
 use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason};
 use crate::life::teardown;
 use crate::life::terminal::Keeper;
+use crate::life::writable_layer;
 use crate::runtime::call::chain;
 
 /// How a container in the foreground ended.
@@ -143,10 +143,10 @@ impl Ready {
             Last { exit, written: self.root.doomed.written() }
         };
         let start = self.start(spec, console.as_deref());
-        let result = detached::watch(start, &self.stop, clock, &mut started, &mut ended);
+        let result = background::watch(start, &self.stop, clock, &mut started, &mut ended);
         // A container that was reported as running is kept, even if its exit code is unknown.
         let has_started = report.is_none();
-        let is_unwanted = detached::is_unwanted(&self.path);
+        let is_unwanted = background::is_unwanted(&self.path);
         let keep = self.keep && has_started && !is_unwanted;
         let mut refusal = Vec::new();
         let end = match result {
@@ -201,7 +201,7 @@ impl Ready {
         if let Err(error) = self.root.image.offer(&self.path) {
             tracing::debug!(id = self.id, %error, "nobody shares this container's image");
         }
-        let upper = self.root.doomed.upper().map(|upper| kept::offer(&self.path, upper));
+        let upper = self.root.doomed.upper().map(|upper| writable_layer::offer(&self.path, upper));
         if let Some(Err(error)) = upper {
             tracing::debug!(id = self.id, %error, "nobody can look at this container's changes");
         }

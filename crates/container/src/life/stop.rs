@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use kernel::process::Signal;
 use store::{Liveness, Store};
 
-use crate::life::detached;
-use crate::life::known::{AGAIN, KnownContainer, KnownError};
+use crate::life::background;
+use crate::life::init_signals::Terms;
+use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
 use crate::life::signal::signal_number;
-use crate::life::spared::Terms;
 
 const TERM: u8 = 15;
 
@@ -47,7 +47,7 @@ pub fn stop(
     for it in known.iter().filter(|it| it.liveness == Liveness::Dead) {
         // The monitor was killed, but the container may still run.
         if let Some(folder) = store.containers.lock(&it.id)? {
-            detached::bury(&folder, now())
+            background::bury(&folder, now())
                 .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
         }
     }
@@ -68,7 +68,7 @@ pub fn stop(
             }
             Ok(is_alive && !is_deaf.get())
         };
-        if !detached::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
+        if !background::wait(Some(rest), &is_waited_for)? || is_deaf.get() {
             it.kill(store)?;
         }
     }
@@ -98,7 +98,9 @@ fn ask(
         if signal == TERM {
             terms.note(Signal::TERM);
         }
-        let Err(message) = detached::signal(&known.folder, &known.id, &name) else { return Ok(()) };
+        let Err(message) = background::signal(&known.folder, &known.id, &name) else {
+            return Ok(());
+        };
         // The container may have ended since.
         if !known.is_alive(store)? {
             return Ok(());

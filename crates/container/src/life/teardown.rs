@@ -9,7 +9,7 @@ use store::{ContainerDir, ContainerError};
 
 use crate::folder::{LAYER, RUNTIME_STATE};
 use crate::life::cgroups::remove_cgroups;
-use crate::life::stage::is_place;
+use crate::life::mount_staging::is_place;
 use crate::runtime::call::{DELETION, delete};
 
 /// Ends everything that the kernel and the runtime keep of a container, so that its folder can be removed: processes,

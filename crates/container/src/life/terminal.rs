@@ -18,8 +18,8 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::bundle::spec::{ConsoleSize, SpecProcess};
+use crate::life::init_signals::{first_process, is_spared};
 use crate::life::log::Log;
-use crate::life::spared::{first_process, is_spared};
 
 /// Ctrl-C, and the two keys by which a caller detaches from a container, as in Docker.
 const CTRL_C: u8 = 3;

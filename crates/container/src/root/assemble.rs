@@ -19,7 +19,7 @@ use store::Presence;
 use crate::bundle::userns::IdMap;
 use crate::root::layers::{Checked, Data, Layers};
 use crate::root::share::Superblock;
-use crate::root::upper::{Doomed, Layer, Shown, UpperError, Writable};
+use crate::root::upper_dir::{Doomed, Layer, Shown, UpperError, Writable};
 use crate::root::via::Via;
 
 /// Free space that `df` shows of a read-only root.
@@ -178,18 +178,21 @@ fn assemble_in(
         // In a user namespace, only the lowest layer above the objects may refer to objects, so no layer can be put
         // below a tree.
         (false, XattrNamespace::User, Data::Objects(_)) => {
-            crate::root::upper::add_files(lower.as_fd(), &missing, shape.map)
+            crate::root::upper_dir::add_files(lower.as_fd(), &missing, shape.map)
                 .map_err(upper_failed)?;
             None
         }
-        (false, ..) => Some(crate::root::upper::files(&missing, shape.map).map_err(upper_failed)?),
+        (false, ..) => {
+            Some(crate::root::upper_dir::files(&missing, shape.map).map_err(upper_failed)?)
+        }
     };
     let shown = Shown { root: highest.as_fd(), marks: layers.records };
-    let upper = crate::root::upper::prepare(writable, shown, shape.map).map_err(upper_failed)?;
+    let upper =
+        crate::root::upper_dir::prepare(writable, shown, shape.map).map_err(upper_failed)?;
     let Some(upper) = upper else {
         let top = match shape.space {
             Space::AsIs => None,
-            Space::Free => Some(crate::root::upper::empty(shown).map_err(upper_failed)?),
+            Space::Free => Some(crate::root::upper_dir::empty(shown).map_err(upper_failed)?),
         };
         let is_alone = top.is_none() && bottom.is_none() && layers.apart.is_none();
         if let (Data::Devices(_), true, []) = (layers.data, is_alone, &*between) {

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::headroom::{Headroom, HeadroomError};
-use crate::root::upper::{Doomed, mount_ext4, open_upper};
+use crate::root::upper_dir::{Doomed, mount_ext4, open_upper};
 
 /// Reason why the data in a directory cannot be limited.
 #[derive(Debug, thiserror::Error)]

@@ -16,11 +16,11 @@ use store::{Form, OpenImage, Store};
 use crate::bundle::userns::OwnIds;
 use crate::root::assemble::assemble;
 use crate::root::mount_points;
-use crate::root::place::{TMPFS_USER_XATTRS, memory_takes_marks};
 use crate::root::share::Superblock;
 use crate::root::tree::{self, TreeError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
 use crate::root::via::{Above, AnyError, LendImage, LentMount, ServeImage, Via, WithXattrs};
+use crate::root::writable_place::{TMPFS_USER_XATTRS, memory_takes_marks};
 use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.

@@ -3,8 +3,8 @@
 use std::os::fd::BorrowedFd;
 
 use crate::bundle::Access;
-use crate::bundle::view::{FilePlace, View};
-use crate::root::upper::UpperError;
+use crate::bundle::path_resolver::{FilePlace, View};
+use crate::root::upper_dir::UpperError;
 
 /// Returns those of these files that an image lacks, as paths without links. Paths of directories end with a slash. A
 /// file at the same place as one of the `claimed` paths is left out, unless it is a claimed path itself.

@@ -37,7 +37,7 @@ impl Superblock {
             Backing::Loop => "loop",
         };
         let identity = self.identity.as_deref().unwrap_or_default();
-        crate::offer::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
+        crate::fd_handoff::offer(&folder.join(SUPERBLOCK), self.mount.as_fd(), &[backing, identity])
     }
 
     /// Whether the mount is a tree in memory with many files, which takes longer to free than a process takes to
@@ -45,7 +45,7 @@ impl Superblock {
     pub(crate) fn takes_long_to_free(&self) -> bool {
         let mount = self.mount.as_fd();
         rustix::fs::fstatfs(mount).is_ok_and(|it| it.f_type == TMPFS_MAGIC)
-            && crate::root::upper::takes_long_to_free(mount)
+            && crate::root::upper_dir::takes_long_to_free(mount)
     }
 
     /// Returns another mount of the superblock, for a holder without a folder. `None` if the kernel cannot clone it
@@ -88,7 +88,7 @@ impl Superblock {
     /// or the kernel cannot clone it (before Linux 6.15).
     #[must_use]
     pub fn take(folder: &Path) -> Option<Self> {
-        let (taken, words) = crate::offer::take(&folder.join(SUPERBLOCK))?;
+        let (taken, words) = crate::fd_handoff::take(&folder.join(SUPERBLOCK))?;
         let backing = match words.first().map(String::as_str) {
             Some("file") => Backing::File,
             Some("loop") => Backing::Loop,

@@ -10,8 +10,8 @@ use kernel::mount::Backing;
 use kernel::version::KernelVersion;
 use store::{ContentsError, Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
 
-use crate::owner::{OwnerError, check_image};
 use crate::root::{Checked, WritableWish};
+use crate::store_ownership::{OwnerError, check_image};
 
 /// How far an image is trusted, and how it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]

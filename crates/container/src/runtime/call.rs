@@ -295,7 +295,7 @@ mod tests {
         let text = told(path);
         let read = format!("cannot read {}: Too many levels", name.display());
         assert!(text.starts_with(&read), "{text}");
-        let said = crate::life::detached::signal(path, "c1", "TERM").unwrap_err();
+        let said = crate::life::background::signal(path, "c1", "TERM").unwrap_err();
         assert_eq!(said, format!("cannot send TERM to c1: {text}"));
     }
 

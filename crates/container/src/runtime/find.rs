@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 use rustix::fs::Access;
 
+use crate::boot_cache::Notes;
 use crate::bundle::Kind;
-use crate::notes::Notes;
 
 /// Known runtimes, the fastest first.
 const KNOWN: [(&str, Kind); 3] =

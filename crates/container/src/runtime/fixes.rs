@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::notes::Notes;
+use crate::boot_cache::Notes;
 use crate::runtime::Runtime;
 
 /// Vulnerabilities that a runtime fixed in the same releases.

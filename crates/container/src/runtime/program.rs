@@ -8,7 +8,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::bundle::view::{Executable, View};
+use crate::bundle::path_resolver::{Executable, View};
 
 /// Number of files that the kernel opens: a script, its interpreter, and so on. Source: Linux `fs/exec.c`,
 /// `exec_binprm`.

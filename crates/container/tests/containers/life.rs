@@ -14,11 +14,11 @@ use kernel::process::{Pid, ProcessIdentity, Signals, boot_id};
 use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::folder::{LOG, PID, RUNTIME_PATH, RUNTIME_STATE};
-use quire_container::life::known::{self, IfRunning};
+use quire_container::life::lookup::{self, IfRunning};
 use quire_container::life::prepare::{Ready, Surroundings, prepare};
 use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
-use quire_container::life::{detached, kept, reap};
+use quire_container::life::{background, reap, writable_layer};
 use quire_container::plan::{ContainerPlan, ContainerWish};
 use quire_container::root::{Via, WritableWish};
 use quire_container::runtime::Runtime;
@@ -90,12 +90,12 @@ fn a_layer_on_the_disk_goes_with_the_containers_folder() {
             let folder = quire_container::folder::path(&fixture.store, "disk");
             let new = folder.join("layer/upper/new");
             patiently(|| std::fs::read(&new).unwrap_or_default(), |it| it == b"x\n");
-            detached::signal(&folder, "disk", "KILL").unwrap();
+            background::signal(&folder, "disk", "KILL").unwrap();
             monitor.join().unwrap();
             if keep {
                 let lock = || fixture.store.containers.lock("disk").unwrap();
                 let folder = patiently(lock, Option::is_some).unwrap();
-                let changes = kept::Changes::of_ended(folder.path()).unwrap();
+                let changes = writable_layer::Changes::of_ended(folder.path()).unwrap();
                 rustix::fs::statat(changes.directory(), "new", rustix::fs::AtFlags::empty())
                     .unwrap();
                 drop(changes);
@@ -151,13 +151,13 @@ fn a_container_that_is_watched_is_kept_and_reaped() {
                 assert!(since.elapsed() < Duration::from_secs(120), "the log stays empty");
                 std::thread::sleep(Duration::from_millis(10));
             }
-            detached::signal(&folder, "behind", "KILL").unwrap();
+            background::signal(&folder, "behind", "KILL").unwrap();
             monitor.join().unwrap();
             if keep {
                 let state = State::load(&folder).unwrap().unwrap();
                 assert_eq!((state.finished, state.code), (Some(7), Some(137)));
                 assert_eq!(std::fs::read_to_string(folder.join(LOG)).unwrap(), "out\n");
-                assert!(detached::is_over(&folder));
+                assert!(background::is_over(&folder));
                 // A kept container is not reaped.
                 assert_eq!(
                     patiently(
@@ -195,7 +195,7 @@ fn a_call_that_comes_too_late_makes_no_folder_again() {
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(folder.join(RUNTIME_PATH), script.as_os_str().as_bytes()).unwrap();
     std::thread::scope(|scope| {
-        let call = scope.spawn(|| detached::signal(&folder, "c", "TERM"));
+        let call = scope.spawn(|| background::signal(&folder, "c", "TERM"));
         let since = Instant::now();
         while !called.exists() {
             assert!(since.elapsed() < Duration::from_secs(120), "nobody calls the runtime");
@@ -258,18 +258,18 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
         });
         std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
         let found = patiently(
-            || known::find(&fixture.store, id).unwrap(),
+            || lookup::find(&fixture.store, id).unwrap(),
             |it| it.liveness == store::Liveness::Dead,
         );
         assert_eq!(found.is_unwatched, is_container, "{id}");
     }
     // The runtime also identifies processes by pid and start time.
-    assert!(known::remove(&fixture.store, "before", IfRunning::Kill, &|| 8).unwrap());
+    assert!(lookup::remove(&fixture.store, "before", IfRunning::Kill, &|| 8).unwrap());
     assert!(!called.exists(), "the runtime was called");
     assert!(other.try_wait().unwrap().is_none(), "another process was killed");
     other.kill().unwrap();
     other.wait().unwrap();
-    assert!(known::remove(&fixture.store, "now", IfRunning::Kill, &|| 8).unwrap());
+    assert!(lookup::remove(&fixture.store, "now", IfRunning::Kill, &|| 8).unwrap());
     assert!(called.exists());
 }
 
@@ -302,5 +302,5 @@ fn starts_do_not_wait_for_a_runtime_that_hangs() {
     assert_eq!(clear(Sweep::Thorough, 1001), 2);
     assert_eq!(called(), 6);
     assert!(!folders[0].exists() && !folders[1].exists());
-    assert!(detached::is_over(&folders[2]));
+    assert!(background::is_over(&folders[2]));
 }

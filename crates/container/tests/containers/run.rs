@@ -8,7 +8,7 @@ use quire_container::bundle::config::ImageConfig;
 use quire_container::bundle::{Access, Wishes, configure};
 use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
-use quire_container::life::stage::Stage;
+use quire_container::life::mount_staging::Stage;
 use quire_container::life::state::End;
 use quire_container::root::{
     Root, Shape, Space, Trust, TrustedImage, VerityPolicy, Via, Writable, make,

@@ -8,19 +8,19 @@
 //! kept once.
 
 mod builder;
-mod for_user;
 mod freeze;
 mod frozen;
 mod intern;
 mod raw;
 #[cfg(test)]
 mod tests;
+mod userns_tree;
 
 pub use builder::{Builder, Choice, Copied, LayError, Link, TreeError, check_name, components};
-pub use for_user::{TreeUser, UserTree, for_user};
 pub use frozen::{Children, Entry, Inode, Tree, Walk, Xattrs};
 pub(crate) use frozen::{External, Place};
 pub(crate) use intern::StringId;
+pub use userns_tree::{TreeUser, UserTree, for_user};
 
 use crate::verity::ObjectId;
 

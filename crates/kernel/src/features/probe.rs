@@ -8,6 +8,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::{Can, Cgroups, Feature, empty_image};
+use crate::fd_name::name_of;
 use crate::files;
 use crate::fuse::{FuseConnection, FuseError, Resent};
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
@@ -15,7 +16,6 @@ use crate::mount::{
     self, Backing, Credentials, ErofsOptions, FuseAccess, FuseOptions, Io, MountError,
     OverlayOptions, Sharing, TmpfsOptions, Verity, XattrNamespace,
 };
-use crate::object::name_of;
 use crate::process::{IdRange, Who, user_namespace};
 use crate::seal::{self, SealError};
 use crate::verity::{self, Algorithm, VerityError};

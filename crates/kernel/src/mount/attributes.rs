@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use rustix::mount::MountAttrFlags;
 
 use super::{MountError, Reach, Step};
-use crate::object::name_of;
+use crate::fd_name::name_of;
 use crate::propagation::Propagation;
 
 /// A change of a mount's attributes. The default changes nothing.

@@ -10,9 +10,9 @@ use super::backing::with_read_ahead;
 use super::context::Context;
 use super::source::NamedSource;
 use super::{Detached, MountError, Step};
+use crate::fd_name::{name_of, proc_path};
 use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
-use crate::object::{name_of, proc_path};
 
 /// How to mount an EROFS image.
 #[derive(Clone, Copy, Debug, Default)]

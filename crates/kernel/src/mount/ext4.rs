@@ -6,8 +6,8 @@ use rustix::mount::MountAttrFlags;
 
 use super::context::Context;
 use super::{Detached, Durability, MountError};
+use crate::fd_name::name_of;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
-use crate::object::name_of;
 
 /// How to mount an ext4.
 #[derive(Clone, Copy, Debug)]

@@ -74,6 +74,6 @@ pub fn is_on_fuse(file: BorrowedFd<'_>) -> Result<bool, MountError> {
         Ok(found) => Ok(found.f_type == FUSE_SUPER_MAGIC),
         // No other file system says so.
         Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(true),
-        Err(errno) => Err(MountError::call(Step::Examine, crate::object::name_of(file), errno)),
+        Err(errno) => Err(MountError::call(Step::Examine, crate::fd_name::name_of(file), errno)),
     }
 }

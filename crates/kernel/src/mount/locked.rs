@@ -16,7 +16,7 @@ use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
 
 use super::{Detached, MountError, Step};
-use crate::object::name_of;
+use crate::fd_name::name_of;
 use crate::process::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
 };

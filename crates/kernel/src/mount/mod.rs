@@ -41,7 +41,7 @@ pub use rustix::mount::MountAttrFlags;
 pub use table::{Mounted, mounted};
 pub use tmpfs::{TmpfsOptions, tmpfs};
 
-use crate::object::{name_of, proc_path};
+use crate::fd_name::{name_of, proc_path};
 use crate::version::KernelVersion;
 
 /// Before Linux 6.15 a mount that is attached nowhere, or whose descriptor is `O_PATH` (as those

@@ -1,20 +1,20 @@
 //! Processes: started with their surroundings in order, named by descriptors that cannot come to
 //! mean another process, waited for, and sent what we are sent.
 
-mod adopt;
+mod allocator;
 mod appearance;
-mod behind;
-mod given;
-mod heap;
+mod daemonize;
 mod holders;
 mod identity;
 mod inherited;
 mod namespaces;
-mod own;
 mod peer;
-mod prompt;
+mod scheduling;
 mod signals;
+mod socket_activation;
 mod spawn;
+mod user_namespace;
+mod waitid;
 mod who;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
@@ -24,10 +24,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, WaitId, WaitIdOptions};
 
+pub use allocator::{keep_little_heap, trim_heap};
 pub use appearance::{hide_environment, show_as};
-pub use behind::{Done, finish_behind, start_behind, start_server};
-pub use given::given_descriptors;
-pub use heap::{keep_little_heap, trim_heap};
+pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
@@ -38,12 +37,13 @@ pub use namespaces::{
 pub(crate) use namespaces::{
     close_all_but, end_child, enter_owned, set_root_propagation, sorted, wait_to_read,
 };
-pub use own::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
 pub use peer::{is_peer_its_users_own, is_unread};
-pub use prompt::{Prompt, be_idle, be_prompt};
 pub use rustix::process::{Pid, Resource, Rlimit, Signal};
+pub use scheduling::{Prompt, be_idle, be_prompt};
 pub use signals::{Received, Sender, Signals, die_of};
+pub use socket_activation::given_descriptors;
 pub use spawn::{Setup, Spawned, spawn};
+pub use user_namespace::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
 pub use who::{UNUSED_IDS, UserNamespace, Who};
 
 /// An error of a call on processes.
@@ -216,20 +216,20 @@ impl Process {
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         loop {
             let patience = match rustix::process::waitid(WaitId::PidFd(self.fd.as_fd()), peek) {
-                Ok(_) => adopt::Patience::None,
-                Err(Errno::CHILD) => adopt::Patience::Endless,
+                Ok(_) => waitid::Patience::None,
+                Err(Errno::CHILD) => waitid::Patience::Endless,
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
             // Only looked at: it may be this very process, which is left to `wait`.
-            match adopt::ended_child(patience).map_err(failed)? {
+            match waitid::ended_child(patience).map_err(failed)? {
                 Some(ended) if ended != self.pid => {
                     match rustix::process::waitid(WaitId::Pid(ended), WaitIdOptions::EXITED) {
                         Ok(_) | Err(Errno::INTR) => {}
                         Err(errno) => return Err(failed(errno)),
                     }
                 }
-                _ if patience == adopt::Patience::Endless => {}
+                _ if patience == waitid::Patience::Endless => {}
                 _ => return Ok(()),
             }
         }

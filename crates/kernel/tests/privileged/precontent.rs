@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::thread;
 
-use kernel::precontent::{EventBuffer, Group, PrecontentError, ReadEvent};
+use kernel::fanotify::{EventBuffer, Group, PrecontentError, ReadEvent};
 use rustix::event::{PollFd, PollFlags, poll};
 use testing::skipped;
 

@@ -4,17 +4,17 @@
 //! that dies is followed by another one, which knows as much. `session` takes requests and replies to them, and
 //! `holder` has the connection besides, and starts the next server. Every byte is compared with a digest first.
 
-mod apart;
-mod holder;
-pub mod host;
+pub mod fusermount;
 mod open;
 mod server;
 mod session;
 mod start;
+mod supervisor;
 mod tree;
+mod xattr_layer;
 
-pub use apart::{ApartError, set_apart};
 pub use open::{OpenTreeError, StoreData, StoreTree, open};
 pub use server::{FuseServer, check_device};
 pub use start::{Mounts, StartError, start};
 pub use tree::{AnswerMemory, FileData, FileTree, FuseAnswer, FuseView};
+pub use xattr_layer::{ApartError, set_apart};

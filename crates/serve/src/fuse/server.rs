@@ -10,7 +10,7 @@ use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::process::{UserNamespace, Who};
 use rustix::fs::FileType;
 
-use super::host;
+use super::fusermount;
 use super::{FuseView, Mounts, open, set_apart, start};
 
 /// Serves images from processes that stay behind.
@@ -106,14 +106,14 @@ impl FuseServer {
         image: &TrustedImage,
         name: &str,
         (program, directory): (&Path, &Path),
-        executable: host::Executable,
+        executable: fusermount::Executable,
     ) -> Result<(), Failed> {
         let tree = open(image, FuseView::Owner, ids(self.0)?)?;
-        let connection = host::mount(program, directory, name, executable)?;
+        let connection = fusermount::mount(program, directory, name, executable)?;
         let started = start(&connection, &tree, Mounts::Same);
         if started.is_err() {
             // The first error is the one that matters.
-            drop(host::unmount(program, directory, true));
+            drop(fusermount::unmount(program, directory, true));
         }
         started?;
         Ok(())

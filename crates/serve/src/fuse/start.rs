@@ -7,9 +7,9 @@ use kernel::fuse::FuseConnection;
 use kernel::mount::FewMounts;
 use kernel::process::{ProcessError, start_server};
 
-use super::holder::hold;
 use super::open::{StoreTree, descriptors};
 use super::session::serve;
+use super::supervisor::hold;
 
 /// The mount namespace of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
-use kernel::precontent::Group;
+use kernel::fanotify::Group;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{PidfdFlags, pidfd_open};
 use store::Store;
 
-use super::folder::folder_of;
+use super::last_holder::LazyWatch;
+use super::runtime_dir::folder_of;
 use super::service::{LEAVE, SOCKET};
-use super::watch::LazyWatch;
 use super::wire::{self, Answer, Ask, DeviceStatus};
 
 /// How long a service may take to answer: it waits for no source and reads no device meanwhile.

@@ -22,11 +22,11 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-use super::count::Counts;
-use super::failures::{DeniedUnit, Failures, SourcePatience};
 use super::files::DeviceFiles;
-use super::plan::{Pace, Streams, block};
-use super::seams::Seams;
+use super::metrics::Counts;
+use super::partial_units::Seams;
+use super::readahead::{Pace, Streams, block};
+use super::retry::{DeniedUnit, Failures, SourcePatience};
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of, lock};
 pub use error::FillError;

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kernel::precontent::{Group, PrecontentAnswer, PrecontentError, events_left};
-use kernel::shared::{SharedMemory, SharedMemoryError};
+use kernel::fanotify::{Group, PrecontentAnswer, PrecontentError, events_left};
+use kernel::shared_memory::{SharedMemory, SharedMemoryError};
 
 use super::door::InodePlace;
 

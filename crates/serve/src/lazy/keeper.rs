@@ -14,17 +14,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
+use kernel::fanotify::{Group, PrecontentError};
 use kernel::fuse::{FuseConnection, FuseError, RequestBuffer, TakenRequest};
-use kernel::precontent::{Group, PrecontentError};
 use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::deaths::{AfterDeath, Deaths};
 use super::door::ConnectionId;
 use super::journal::{Journal, NUMBERS, TakenEvent};
-use super::watch;
+use super::last_holder;
+use super::restart_policy::{AfterDeath, Deaths};
 use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 
 /// The socket at which a service takes over.
@@ -270,7 +270,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
         return Err(KeeperError::Service(io::Error::other("it sent no group")));
     };
     let group = Group::adopt(group);
-    let _life = watch::live(folder, &instance).map_err(KeeperError::Service)?;
+    let _life = last_holder::live(folder, &instance).map_err(KeeperError::Service)?;
     let mut kept = Kept {
         group,
         instance,
@@ -486,7 +486,7 @@ impl Kept {
                 self.refuse_reads();
                 // Their numbers may be those of events that are taken here.
                 self.drop_journal();
-                watch::deny_all(&self.group)?;
+                last_holder::deny_all(&self.group)?;
             }
             if now.duration_since(begun) >= LOOK && !self.is_in_use() {
                 return Ok(None);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use container::life::monitor::Watch as _;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
-use kernel::precontent::{Group, PrecontentError};
+use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use store::{Store, Trace};
@@ -25,13 +25,13 @@ use transfer::lazy::LayerIndex;
 
 use super::complete::Completer;
 use super::door::{Door, DoorError, DoorKind, DoorWish, Unread};
-use super::failures::SourcePatience;
 use super::fill::{LayerFiller, LayerSource};
-use super::folder::{self, Replace};
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
-use super::plan;
-use super::watch::{self, LazyWatch};
+use super::last_holder::{self, LazyWatch};
+use super::readahead;
+use super::retry::SourcePatience;
+use super::runtime_dir::{self, Replace};
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
 
 /// The socket at which clients ask.
@@ -175,7 +175,7 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<Left, ServiceError> {
     let folder = surroundings.folder;
-    let (_lock, watch) = folder::lock(folder, store.who().user, replace)?;
+    let (_lock, watch) = runtime_dir::lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, instance, journal, inherited, devices, connections } =
         begin(surroundings)?;
     // The keeper died just as the service before left: its readers get I/O errors.
@@ -244,8 +244,8 @@ pub fn serve(
         service.leave(keeper, left);
         if left == 0 {
             // Nothing needs it until the next service. That makes it anew if it waits for this lock.
-            let _gone = fs::remove_file(folder.join(folder::LOCK));
-            let _gone = fs::remove_file(folder.join(watch::LIFE));
+            let _gone = fs::remove_file(folder.join(runtime_dir::LOCK));
+            let _gone = fs::remove_file(folder.join(last_holder::LIFE));
             let _gone = fs::remove_dir(folder);
         }
         Ok(match (left, service.is_replaced.load(Ordering::Relaxed)) {
@@ -445,7 +445,7 @@ impl<'a> Service<'_, 'a> {
             }
             if begun.elapsed() > PATIENCE {
                 let denied = self.door.journal().deny(self.door.group());
-                if let Err(error) = denied.and_then(|_| watch::deny_all(self.door.group())) {
+                if let Err(error) = denied.and_then(|_| last_holder::deny_all(self.door.group())) {
                     tracing::error!(%error, "readers of a lazy device may wait for ever");
                 }
             }
@@ -596,7 +596,7 @@ impl<'a> Service<'_, 'a> {
             Some((filler, start..start.saturating_add(units), most))
         });
         // A trace may come from elsewhere.
-        self.door.bring_ahead(plan::bounded(runs).collect());
+        self.door.bring_ahead(readahead::bounded(runs).collect());
         Ok(true)
     }
 

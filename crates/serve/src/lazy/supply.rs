@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use store::{Form, Presence, Seconds, Store, Trace};
-use transfer::import::{self, BUDGET, Completed, ImportSurroundings};
+use transfer::import::{self, BUDGET, Completed, ImportContext};
 use transfer::lazy::LayerIndex;
 
 use super::fetch::StoreBlobs;
@@ -33,8 +33,8 @@ pub struct ImportResources {
 impl ImportResources {
     /// As an import takes them; it ends once `cancel` is set.
     #[must_use]
-    pub fn until<'a>(&'a self, cancel: &'a AtomicBool) -> ImportSurroundings<'a> {
-        ImportSurroundings {
+    pub fn until<'a>(&'a self, cancel: &'a AtomicBool) -> ImportContext<'a> {
+        ImportContext {
             now: (self.now)(),
             threads: self.threads,
             budget: BUDGET,

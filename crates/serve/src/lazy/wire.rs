@@ -13,8 +13,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::count::LazyCounts;
 use super::door::{ConnectionId, DoorKind};
+use super::metrics::LazyCounts;
 use crate::descriptor;
 
 /// What this version of service and keeper can say to each other. A message says which version its sender has; without

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use container::root::lend::LentImage;
+use container::root::mount_service::LentImage;
 use image::verity::ImageId;
 use kernel::mount::Acl;
 

@@ -10,10 +10,10 @@ use image::tree::{Builder, Timestamp, Tree};
 use store::SnapshotKind;
 use transfer::export::{Encoding, Options, PackedLayer, pack};
 
-use super::caller::Wanted;
+use super::cancellation::Wanted;
 use super::content::ContentWriter;
 use super::error::SnapshotterError;
-use super::ingest::{tell_of_skipped, tree_of};
+use super::layer_from_dir::{tell_of_skipped, tree_of};
 use super::snapshotter::Snapshotter;
 use super::state::Work;
 

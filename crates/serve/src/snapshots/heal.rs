@@ -5,10 +5,10 @@ use std::io::Read;
 use image::digest::Digest;
 use store::Seconds;
 
-use super::caller::Wanted;
+use super::cancellation::Wanted;
 use super::error::SnapshotterError;
-use super::ingest::LayerClaim;
 use super::labels::is_unpacked;
+use super::layer_from_dir::LayerClaim;
 use super::snapshotter::Snapshotter;
 
 /// A layer that has lost something.

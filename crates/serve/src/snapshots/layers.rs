@@ -7,10 +7,10 @@ use image::digest::Digest;
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Transaction};
 use transfer::import::ImportError;
 
-use super::caller::Wanted;
+use super::cancellation::Wanted;
 use super::error::SnapshotterError;
-use super::ingest::LayerClaim;
 use super::labels::{Labels, is_unpacked, layer_blob, target};
+use super::layer_from_dir::LayerClaim;
 use super::settings::SkipLayers;
 use super::snapshotter::Snapshotter;
 

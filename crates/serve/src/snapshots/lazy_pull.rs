@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use container::life::monitor::Watch as _;
-use container::owner::check_lazy;
+use container::store_ownership::check_lazy;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
@@ -20,7 +20,7 @@ use oci::reference::Reference;
 use oci::registry::{Credential, Keyring, Registry, Settings};
 use rustix::fs::FlockOperation;
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
-use transfer::import::{self, Completed, ImportSurroundings, ImportWishes};
+use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull, pull_lazy};
 
@@ -126,7 +126,7 @@ impl EngineImages {
     }
 
     /// Does `work` with the resources of an import.
-    fn import<T>(&self, work: impl FnOnce(&ImportSurroundings<'_>) -> T) -> T {
+    fn import<T>(&self, work: impl FnOnce(&ImportContext<'_>) -> T) -> T {
         work(&self.choices.resources.until(&self.cancel))
     }
 
@@ -155,7 +155,7 @@ impl EngineImages {
     ) -> Result<Option<ImageId>, LazyError> {
         check_lazy(store)?;
         let (policies, registry) = (self.policies()?, self.registry(store, reference)?);
-        let import = ImportWishes { name: Some(name), ..ImportWishes::default() };
+        let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
         let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
         let pulled = self.import(|surroundings| {
             pull_lazy(
@@ -187,7 +187,7 @@ impl EngineImages {
         lazy: &LazySnapshot,
     ) -> Result<(), LazyError> {
         let policies = self.policies()?;
-        let import = ImportWishes { name: Some(name), ..ImportWishes::default() };
+        let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
         let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
         let sources = transfer::lazy::sources(store, &lazy.image)?;
         let from = |it: &Reference| it.digest() == Some(&lazy.manifest);

@@ -3,36 +3,36 @@
 //! [`Snapshotter`] has the snapshots of one engine: records in the store, and roots that `container` mounts. What is written
 //! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
 
-mod below;
-mod caller;
+mod cancellation;
 mod collect;
 mod commit;
 mod compare;
 mod content;
 mod counts;
-mod differ;
+mod cri_proxy;
+mod deferred_delete;
+mod diff_service;
 mod error;
+mod exclusive;
 mod filter;
 mod headrooms;
 mod heal;
-mod images;
-mod ingest;
+mod id_map;
 mod known_blobs;
 mod labels;
+mod layer_from_dir;
 mod layers;
 mod lazy;
 mod lazy_memory;
 mod lazy_pull;
-mod limits;
-mod owners;
+mod parent_chain;
+mod quota;
 mod roots;
 mod service;
 mod settings;
 mod snapshotter;
 mod state;
 mod status;
-mod taken;
-mod trash;
 
 pub use containerd_api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
 pub use content::{ContentError, PATIENCE};

@@ -15,15 +15,15 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Code, Request, Response, Status};
 
-use super::caller::Caller;
+use super::cancellation::Caller;
 use super::collect::{CollectRequests, Collector};
 use super::content::{ContentStore, EngineHeaders};
 use super::counts::{Asked, Counted};
-use super::differ::Differ;
+use super::cri_proxy::ImageService;
+use super::diff_service::Differ;
 use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::heal::LostLayer;
-use super::images::ImageService;
 use super::labels::Labels;
 use super::lazy::LazyWanted;
 use super::settings::SnapshotAccess;

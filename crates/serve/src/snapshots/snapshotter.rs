@@ -13,17 +13,17 @@ use store::{
 };
 
 use super::counts::Counts;
+use super::deferred_delete::{Thrown, Trash};
 use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::headrooms::Headrooms;
-use super::ingest::Resources;
 use super::known_blobs::KnownBlobs;
 use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, is_unpacked};
+use super::layer_from_dir::Resources;
 use super::lazy_memory::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SnapshotAccess, SnapshotSurroundings};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
-use super::trash::{Thrown, Trash};
 
 /// A mount that an engine makes to reach a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Snapshotter {
     nothing: OnceLock<ImageId>,
     state: Mutex<State>,
     /// Somebody is done with a snapshot.
-    pub(super) turned: Condvar,
+    pub(super) released: Condvar,
     pub(super) trash: Trash,
     pub(super) headrooms: Headrooms,
     pub(super) counts: Arc<Counts>,
@@ -103,7 +103,7 @@ impl Snapshotter {
             roots,
             nothing: OnceLock::new(),
             state: Mutex::new(state),
-            turned: Condvar::new(),
+            released: Condvar::new(),
             trash: Trash::new(),
             headrooms: Headrooms::new(),
             counts: Arc::default(),
@@ -333,7 +333,7 @@ impl Snapshotter {
         Ok(Root::Ours(below.image))
     }
 
-    pub(super) fn nothing(&self) -> Result<ImageId, SnapshotterError> {
+    pub(super) fn empty_image(&self) -> Result<ImageId, SnapshotterError> {
         // `gc` may have taken it since.
         if let Some(image) = self.nothing.get()
             && self.store.open_image(image).is_ok()

@@ -26,8 +26,8 @@ use std::time::Duration;
 use image::digest::Digest;
 use image::lazy::UNIT;
 use image::verity::DeviceId;
+use kernel::fanotify::{Group, PrecontentError};
 use kernel::mount::{ErofsOptions, erofs};
-use kernel::precontent::{Group, PrecontentError};
 use oci::blobs::BlobSource;
 use oci::source::{Input, Source};
 use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
@@ -36,7 +36,7 @@ use store::{Form, LazyDeviceFill, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
 use testing::{programs, skipped};
 use transfer::StoredImage;
-use transfer::import::{ImportSurroundings, ImportWishes, import};
+use transfer::import::{ImportContext, ImportOptions, import};
 use transfer::lazy::{IndexedLayer, LayerIndex};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -137,8 +137,8 @@ impl Stage {
         let path = folder.path().join("layer.tar.gz");
         let full = store(&folder.path().join("full"));
         let source = Source::Tar(Input::File(path.clone()));
-        let wishes = ImportWishes { form: Form::Tar, ..ImportWishes::default() };
-        let surroundings = ImportSurroundings {
+        let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
+        let surroundings = ImportContext {
             now: Seconds(1_700_000_000),
             threads: NonZeroUsize::new(2).unwrap(),
             budget: 16 << 20,

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use kernel::precontent::{EventBuffer, Group};
+use kernel::fanotify::{EventBuffer, Group};
 use quire_serve::lazy::{DoorKind, Program};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};

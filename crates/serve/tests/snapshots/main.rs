@@ -41,7 +41,7 @@ use testing::skipped;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
-use transfer::import::{BUDGET, ImportSurroundings, ImportWishes, import};
+use transfer::import::{BUDGET, ImportContext, ImportOptions, import};
 
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
@@ -637,8 +637,8 @@ fn layer(stage: &Stage, name: &str) -> Digest {
     assert!(status.success());
     let digest = Digest::sha256(&fs::read(&tar).unwrap());
     let name = name.parse().unwrap();
-    let wishes = ImportWishes { name: Some(&name), ..ImportWishes::default() };
-    let surroundings = ImportSurroundings {
+    let wishes = ImportOptions { name: Some(&name), ..ImportOptions::default() };
+    let surroundings = ImportContext {
         now: Seconds(0),
         threads: NonZeroUsize::MIN,
         budget: BUDGET,

@@ -8,7 +8,9 @@ use image::verity::{DeviceId, Hasher, ObjectId};
 use sha2::{Digest as _, Sha256};
 
 use super::harm::Bad;
-use super::{Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, chain, fault};
+use super::{
+    Contents, Damage, FsckError, FsckOptions, FsckReport, Harm, Users, chain, check_error,
+};
 use crate::disk::DiskError;
 use crate::parallel;
 use crate::shelf::data_error::DataError;
@@ -193,7 +195,7 @@ impl Store {
             )),
             Ok(Some(error)) => Some(Damage::Bad(StoreItem::Device(*device), chain(&error))),
             Err(error) => {
-                Some(Damage::Bad(StoreItem::DeviceIndex(*device), fault::damage(&error)?))
+                Some(Damage::Bad(StoreItem::DeviceIndex(*device), check_error::damage(&error)?))
             }
         };
         if let Some(damage) = damage {
@@ -237,7 +239,7 @@ impl Store {
     ) -> Result<Option<String>, FsckError> {
         match self.devices.open_part(&index.stored(device, entry), index) {
             Ok(reader) => differs(reader, buffer, &entry.object(), &entry.sha256),
-            Err(error) => fault::damage(&error).map(Some),
+            Err(error) => check_error::damage(&error).map(Some),
         }
     }
 
@@ -266,7 +268,7 @@ impl Store {
         }
         let why = match self.devices.open_stored(&stored) {
             Ok(reader) => differs(reader, &mut vec![0; 1 << 20], &record.object(), &sha256)?,
-            Err(error) => Some(fault::damage(&error)?),
+            Err(error) => Some(check_error::damage(&error)?),
         };
         Ok(why.map(|why| (at, why)))
     }
@@ -277,7 +279,7 @@ impl Store {
         device: &DeviceId,
         object: &ObjectId,
     ) -> Result<bool, FsckError> {
-        let Ok(Some(index)) = fault::found(self.devices.index_of(device))? else {
+        let Ok(Some(index)) = check_error::found(self.devices.index_of(device))? else {
             return Ok(false);
         };
         let Some(key) = devices::key(object) else { return Ok(true) };
@@ -350,7 +352,8 @@ fn differs(
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(error) => {
-                return fault::damage(&error).map(|why| Some(format!("cannot read it: {why}")));
+                return check_error::damage(&error)
+                    .map(|why| Some(format!("cannot read it: {why}")));
             }
         }
     }

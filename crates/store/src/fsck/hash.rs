@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 
 use image::verity::{Algorithm, Hasher, Id};
 
-use super::{FsckError, FsckOptions, fault};
+use super::{FsckError, FsckOptions, check_error};
 use crate::disk::DiskError;
 use crate::parallel;
 
@@ -37,7 +37,7 @@ pub(super) fn hash_all<K: Sync + Send>(
         match open(&ids[at]) {
             Ok(Some(file)) => hash(file, &ids[at], algorithm, buffer),
             Ok(None) => Ok(Hashed::Sound(0)),
-            Err(error) => fault::damage(&error).map(Hashed::Damaged),
+            Err(error) => check_error::damage(&error).map(Hashed::Damaged),
         }
     })
 }
@@ -55,7 +55,7 @@ fn hash<K>(
             Ok(length) => hasher.update(&buffer[..length]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                return fault::damage(&error)
+                return check_error::damage(&error)
                     .map(|why| Hashed::Damaged(format!("cannot read it: {why}")));
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use image::verity::{DeviceId, ImageId};
 
 use super::{Damage, FsckError, FsckReport, Scope, Users};
-use crate::fault;
+use crate::check_error;
 use crate::shelf::devices::DataFile;
 use crate::shelf::images;
 use crate::shelf::item::StoreItem;
@@ -15,8 +15,8 @@ use crate::store::Store;
 impl Store {
     /// Whether an image may have come without its layers: a device of it has an index.
     pub(crate) fn is_indexed(&self, image: &ImageId) -> Result<bool, FsckError> {
-        let Ok(Some(file)) = fault::found(self.images.open(image))? else { return Ok(false) };
-        let Ok(devices) = fault::found(images::devices(&file))? else { return Ok(false) };
+        let Ok(Some(file)) = check_error::found(self.images.open(image))? else { return Ok(false) };
+        let Ok(devices) = check_error::found(images::devices(&file))? else { return Ok(false) };
         for device in devices.uses.iter().filter_map(|it| it.device) {
             if self.lazy_devices.has_index(&device)? {
                 return Ok(true);

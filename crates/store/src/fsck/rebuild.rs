@@ -6,12 +6,12 @@ use std::io::Read as _;
 use image::tar::recipe::RebuildError;
 use image::verity::ObjectId;
 
-use super::{Damage, FsckError, FsckOptions, FsckReport, chain, fault};
+use super::{Damage, FsckError, FsckOptions, FsckReport, chain, check_error};
 use crate::parallel;
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::Layer;
 use crate::store::Store;
-use crate::verified::{BytesError, LayerTar};
+use crate::verified_reader::{BytesError, LayerTar};
 use image::digest::Digest;
 
 /// Why a layer does not come back.
@@ -27,7 +27,7 @@ enum Fault {
 
 impl Fault {
     fn of(error: &(dyn std::error::Error + 'static)) -> Self {
-        fault::damage(error).map_or_else(Self::Unchecked, Self::Failed)
+        check_error::damage(error).map_or_else(Self::Unchecked, Self::Failed)
     }
 
     fn of_tar(error: BytesError) -> Self {

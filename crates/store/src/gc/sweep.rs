@@ -15,9 +15,9 @@ use crate::shelf::devices::index_name;
 use crate::shelf::item::StoreItem;
 use crate::shelf::objects::split;
 use crate::shelf::refs::Seconds;
+use crate::staging;
 use crate::store::{Lock, Store};
 use crate::trash::{self, Trash};
-use crate::work;
 
 /// How long the lock is held for objects, and how long it is left free at least after that.
 const HOLD: Duration = Duration::from_millis(5);
@@ -128,7 +128,7 @@ impl Store {
         for id in &containers {
             self.containers.remove_dead(id)?;
         }
-        work::clear(&self.tmp)?;
+        staging::clear(&self.tmp)?;
         trash::clear(&self.tmp)?;
         swept.removed = done.garbage.len() as u64;
         tracing::info!(removed = swept.removed, freed = swept.freed, "collected garbage");

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::refs::Seconds;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::work::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
+use crate::staging::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
 use image::digest::Digest;
 
 /// A container's record, in its folder.

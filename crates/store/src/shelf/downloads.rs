@@ -28,10 +28,10 @@ use super::blob_file::BlobFile;
 use super::item::StoreItem;
 use super::refs::Seconds;
 use super::{Checked, Listing};
+use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError, Room, length, on_disk};
-use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::work::Tmp;
+use crate::staging::Tmp;
 use image::digest::Digest;
 
 /// Limit in bytes of the signatures and their data that are kept with one manifest.
@@ -195,7 +195,7 @@ impl DownloadShelf {
                 }
             }
         };
-        Ok(match fault::found(read())? {
+        Ok(match check_error::found(read())? {
             Ok(Some(actual)) if actual != *digest => {
                 Some(format!("its bytes have the digest {actual}"))
             }

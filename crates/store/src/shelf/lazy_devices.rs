@@ -24,10 +24,10 @@ use index::LazyIndexDamage;
 use super::item::StoreItem;
 use super::lazy_device_file::LazyDeviceFile;
 use super::{Checked, LateDirectory, Listing, is_in_use};
+use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError, PlacedFile, Renamed, length, on_disk};
-use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::work::{Tmp, Workspace};
+use crate::staging::{Tmp, Workspace};
 
 /// The directory, which the first lazy device brings.
 pub(crate) const LAZY: &str = "lazy";
@@ -438,7 +438,7 @@ impl LazyDeviceShelf {
 
     /// What is wrong with a device, if anything: a sealed one is hashed.
     pub(crate) fn damage(&self, id: &DeviceId) -> Result<Option<String>, FsckError> {
-        let (file, info) = match fault::found(self.look(id))? {
+        let (file, info) = match check_error::found(self.look(id))? {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),
@@ -449,7 +449,7 @@ impl LazyDeviceShelf {
             LazyDeviceState::Sealed => {}
         }
         let hashed = hash(&file, &AtomicBool::new(false));
-        Ok(match fault::found(hashed)? {
+        Ok(match check_error::found(hashed)? {
             Ok(Some(actual)) if actual == *id => None,
             // Nobody cancels it.
             Ok(None) => None,
@@ -468,7 +468,7 @@ impl LazyDeviceShelf {
         if let Some(why) = self.damage(id)? {
             return Ok(Some(why));
         }
-        let info = match fault::found(self.stat(id))? {
+        let info = match check_error::found(self.stat(id))? {
             Ok(Some(info)) => info,
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),
@@ -485,7 +485,7 @@ impl LazyDeviceShelf {
 
     /// Whether some of a device may be missing.
     pub(crate) fn is_partial(&self, id: &DeviceId) -> Result<bool, FsckError> {
-        let info = fault::found(self.stat(id))?;
+        let info = check_error::found(self.stat(id))?;
         Ok(matches!(info, Ok(Some(LazyDeviceInfo { state: LazyDeviceState::Partial, .. }))))
     }
 

@@ -2,8 +2,8 @@
 
 use super::item::StoreItem;
 use super::{Checked, Listing};
+use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError};
-use crate::fault::{self, FsckError};
 use image::digest::Digest;
 
 /// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
@@ -86,7 +86,7 @@ impl ManifestShelf {
                 Err(ManifestError::Mismatch { actual, .. }) => {
                     Some(format!("its bytes have the digest {actual}"))
                 }
-                Err(error) => Some(fault::damage(&error)?),
+                Err(error) => Some(check_error::damage(&error)?),
             };
             checked.add(StoreItem::Manifest(*digest), why);
         }

@@ -16,7 +16,7 @@ use super::LateDirectory;
 use super::containers::check_id;
 use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
-use crate::work::{Tmp, Workspace, hide};
+use crate::staging::{Tmp, Workspace, hide};
 
 /// The directory, which the first instance brings.
 pub(crate) const SNAPSHOTS: &str = "snapshots";

@@ -148,7 +148,7 @@ fn an_import_that_was_given_up_is_removed_later() {
         add(&transaction, &sample("one", 3)).unwrap();
         is_time.store(gives_up, Ordering::Relaxed);
         drop(transaction);
-        let is_work = |it: &crate::disk::Listed| it.text().is_some_and(crate::work::is_name);
+        let is_work = |it: &crate::disk::Listed| it.text().is_some_and(crate::staging::is_name);
         assert_eq!(store.tmp.list().unwrap().iter().filter(|it| is_work(it)).count(), left);
     }
     // Another test's new child may have the lock, as `eventually` says.

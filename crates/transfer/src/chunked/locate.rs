@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
 
-use super::room::Room;
+use super::memory_budget::Room;
 use super::toc::{self, Format};
 use super::{ChunkedError, Ranges, Toc};
 use image::digest::Digest;

@@ -7,9 +7,9 @@
 
 mod keep;
 mod locate;
+mod memory_budget;
 mod plan;
 mod read;
-mod room;
 mod toc;
 
 use std::io::Read;
@@ -22,8 +22,8 @@ use image::verity::DeviceId;
 use oci::manifest::Descriptor;
 
 pub use keep::KeepError;
+pub use memory_budget::Room;
 pub use plan::{Plan, Stats, plans};
-pub use room::Room;
 
 use toc::Contents;
 

@@ -15,7 +15,7 @@ use store::Store;
 pub use change::{Change, ChangeError};
 
 use crate::import::stacked::{self, Below};
-use crate::import::{ImportError, ImportSurroundings, ImportWishes, Report};
+use crate::import::{ImportContext, ImportError, ImportOptions, Report};
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 use oci::manifest::LAYERS_MAX;
@@ -73,8 +73,8 @@ pub fn commit(
     store: &Store,
     commit: &Commit<'_>,
     tar: impl Read + Send,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, CommitError> {
     let Parts { diff_ids, manifest, config } = Parts::read(store, commit.manifest)?;
     let below = Below { tree: commit.tree, diff_ids: &diff_ids };

@@ -16,7 +16,7 @@ use store::{Form, Store};
 pub use globs::{Glob, GlobError, Globs};
 
 use crate::export::{self, ExportError};
-use crate::import::{ImportError, ImportSurroundings, ImportWishes, Job, Made, Report};
+use crate::import::{ImportContext, ImportError, ImportOptions, Job, Made, Report};
 
 /// Why a merge or filter failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -67,8 +67,8 @@ pub struct Filtered {
 pub fn merge(
     store: &Store,
     images: &[ImageId],
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, DeriveError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
@@ -90,8 +90,8 @@ pub fn filter(
     store: &Store,
     image: &ImageId,
     globs: &Globs,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Filtered, DeriveError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
@@ -117,8 +117,8 @@ pub fn filter(
 fn finish(
     job: Job<'_>,
     tree: Tree,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
     start: Instant,
 ) -> Result<Report, DeriveError> {
     if wishes.form != Form::Objects {
@@ -150,7 +150,7 @@ fn entry(image: &ImageId, error: LayError) -> DeriveError {
     DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
 }
 
-fn go_on(surroundings: &ImportSurroundings<'_>) -> Result<(), DeriveError> {
+fn go_on(surroundings: &ImportContext<'_>) -> Result<(), DeriveError> {
     match surroundings.cancel.load(Ordering::Relaxed) {
         true => Err(ImportError::Cancelled.into()),
         false => Ok(()),
@@ -158,7 +158,7 @@ fn go_on(surroundings: &ImportSurroundings<'_>) -> Result<(), DeriveError> {
 }
 
 /// Leaves out the rest of a tree after the caller cancelled.
-fn unless_cancelled(surroundings: &ImportSurroundings<'_>) -> Choice {
+fn unless_cancelled(surroundings: &ImportContext<'_>) -> Choice {
     match surroundings.cancel.load(Ordering::Relaxed) {
         true => Choice::Leave,
         false => Choice::Keep,

@@ -16,7 +16,7 @@ use store::{
 };
 
 use super::layers::{Found, LayerBlob, LayerSource, Title};
-use super::{ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Origins};
+use super::{ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins};
 use crate::chunked::Tar;
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
@@ -92,7 +92,7 @@ pub fn complete(
     image: &ImageId,
     manifest: &Digest,
     blobs: &dyn BlobSource,
-    surroundings: &ImportSurroundings<'_>,
+    surroundings: &ImportContext<'_>,
 ) -> Result<Completed, CompleteError> {
     let opened = |source| CompleteError::Image(Box::new(source));
     for device in store.lazy_devices(image).map_err(opened)? {
@@ -131,7 +131,7 @@ pub fn prove(
     image: &ImageId,
     manifest: Option<&Digest>,
     blobs: &dyn BlobSource,
-    surroundings: &ImportSurroundings<'_>,
+    surroundings: &ImportContext<'_>,
 ) -> Result<Completed, CompleteError> {
     let is_unproven = store.downloads.is_unproven_for(image, manifest);
     if !is_unproven.map_err(|error| CompleteError::Device(error.into()))? {
@@ -167,8 +167,8 @@ pub(crate) fn import_here<'h>(
     documents: &StoredImage,
     heads: impl IntoIterator<Item = &'h Head>,
     blobs: &dyn BlobSource,
-    surroundings: &ImportSurroundings<'_>,
-    (wishes, origins): (&ImportWishes<'_>, Origins),
+    surroundings: &ImportContext<'_>,
+    (wishes, origins): (&ImportOptions<'_>, Origins),
 ) -> Result<ImageId, ImportError> {
     let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
     let layers = DeviceLayers { store, documents, tars: &tars, blobs };
@@ -238,13 +238,13 @@ impl Work<'_> {
 
     fn import(
         &self,
-        surroundings: &ImportSurroundings<'_>,
+        surroundings: &ImportContext<'_>,
         names: &[(RefName, Reference)],
         files: Files,
     ) -> Result<ImageId, ImportError> {
         let start = Instant::now();
         let store = self.layers.store;
-        let wishes = ImportWishes { form: Form::Tar, ..ImportWishes::default() };
+        let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
         // Where the image came from is known already.
         let origins = store.downloads.origins(self.image).map_err(ImportError::Origin)?;
         let job = Job::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));

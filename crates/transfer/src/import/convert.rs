@@ -12,9 +12,7 @@ use store::{Form, ObjectReader, RefName, Store};
 
 use super::layers::{Found, LayerBlob, LayerSource, Title};
 use super::native::each_object;
-use super::{
-    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report,
-};
+use super::{ImportContext, ImportError, ImportOptions, Job, LayerFailure, Made, Origins, Report};
 use crate::native::PackError;
 use crate::progress::Event;
 use crate::stored::StoredImage;
@@ -42,8 +40,8 @@ pub struct Stored<'a> {
 pub fn convert(
     store: &Store,
     image: &Stored<'_>,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let origins = store.downloads.origins(image.image).map_err(ImportError::Origin)?;

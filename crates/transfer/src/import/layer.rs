@@ -12,8 +12,8 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
+use super::decode_pipeline::{Feed, Poured, Tar, pour};
 use super::failure::LayerFailure;
-use super::feed::{Feed, Poured, Tar, pour};
 use super::limits::{LimitError, Limits, Sums};
 use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
 use super::recipe::Pending;

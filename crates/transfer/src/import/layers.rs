@@ -12,17 +12,17 @@ use image::tree::Builder;
 use store::parallel::{self, ThreadError};
 use store::{Committed, Form, LayerInfo};
 
-use super::again::Here;
 use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::LayerFailure;
 use super::layer::{self, Gathered, Shared, Totals, Wanted};
 use super::objects::{BATCH, Keep, Queue};
 use super::read_index::ReadIndex;
+use super::reuse::Here;
 use super::stop::Stop;
 use super::{
-    DecodeError, Durable, ImportError, ImportSurroundings, ImportWishes, Job, Made, Times, feed,
-    platform,
+    DecodeError, Durable, ImportContext, ImportError, ImportOptions, Job, Made, Times,
+    decode_pipeline, platform,
 };
 use crate::chunked::Tar;
 use crate::progress::Event;
@@ -124,8 +124,8 @@ pub(crate) struct Found<'a> {
 pub(super) fn from_layout<'a>(
     layout: &'a Layout,
     choice: &Choice,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Found<'a>, ImportError> {
     let found = layout.find(choice, wishes.platform).map_err(ImportError::layout)?;
     platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
@@ -343,8 +343,9 @@ impl Job<'_> {
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let largest = order.iter().take(readers).map(|at| sources[*at].size.unwrap_or(0));
-        let indexes = largest.map(|it| if wishes.index { feed::index_cost(it) } else { 0 });
-        let taken = indexes.fold(readers * feed::LAYER_COST, usize::saturating_add);
+        let indexes =
+            largest.map(|it| if wishes.index { decode_pipeline::index_cost(it) } else { 0 });
+        let taken = indexes.fold(readers * decode_pipeline::LAYER_COST, usize::saturating_add);
         let budget = surroundings.budget.saturating_sub(taken).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {

@@ -5,30 +5,30 @@
 //! objects that the store lacks. Bounded channels connect them, and all data in them counts against one budget of
 //! bytes. Nothing is visible before every digest was compared.
 
-mod again;
 mod complete;
 mod convert;
 mod copy;
 mod decode;
+mod decode_pipeline;
 mod documents;
 mod error;
 mod failure;
-mod feed;
 mod index;
 mod layer;
+mod layer_session;
 pub(crate) mod layers;
 mod limits;
 mod native;
 mod objects;
+mod options;
 mod plain;
 pub(crate) mod platform;
 mod read_index;
 mod recipe;
-mod running;
+mod resources;
+mod reuse;
 pub(crate) mod stacked;
 mod stop;
-mod surroundings;
-mod wishes;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -48,13 +48,13 @@ pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
+pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use layers::Document;
 pub use limits::{LimitError, Limits};
+pub use options::{Durable, ImportOptions, Unsupported};
 pub use platform::{OtherPlatform, PlatformMismatch};
-pub use running::{IncomingLayer, LayerImport, MadeImage, RunningImport};
+pub use resources::{BUDGET, ImportContext};
 pub use stacked::{Below, add_unknown, preview, stack};
-pub use surroundings::{BUDGET, ImportSurroundings};
-pub use wishes::{Durable, ImportWishes, Unsupported};
 
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::Found;
@@ -153,8 +153,8 @@ pub struct Times {
 pub fn import(
     store: &Store,
     source: &Source,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
@@ -209,8 +209,8 @@ pub(crate) fn import_found(
     store: &Store,
     found: &Found<'_>,
     origins: Origins,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?.from(origins);
@@ -223,8 +223,8 @@ pub(crate) fn import_found(
 impl<'a> Job<'a> {
     pub(crate) fn begin(
         store: &'a Store,
-        surroundings: &ImportSurroundings<'a>,
-        wishes: &ImportWishes<'a>,
+        surroundings: &ImportContext<'a>,
+        wishes: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
@@ -420,8 +420,8 @@ impl Origins {
 /// An import at work: a transaction, what it works with, and how it is to be done.
 pub(crate) struct Job<'a> {
     transaction: Target<'a>,
-    surroundings: ImportSurroundings<'a>,
-    wishes: ImportWishes<'a>,
+    surroundings: ImportContext<'a>,
+    wishes: ImportOptions<'a>,
     origins: Origins,
 }
 

@@ -1,10 +1,10 @@
 //! Images for another platform than the wanted one.
 
-use super::{ImportSurroundings, ImportWishes};
+use super::{ImportContext, ImportOptions};
 use crate::progress::Event;
 use oci::manifest::{Config, Platform};
 
-/// Whether to take an image whose config names another platform than [`ImportWishes::platform`].
+/// Whether to take an image whose config names another platform than [`ImportOptions::platform`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OtherPlatform {
     /// Refuse it: the user asked for that platform.
@@ -28,8 +28,8 @@ pub struct PlatformMismatch {
 /// many images have none.
 pub(crate) fn check(
     settings: &Config,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<(), PlatformMismatch> {
     let wanted = wishes.platform;
     let Some(actual) = settings.platform().filter(|actual| !wanted.may_be(actual)) else {

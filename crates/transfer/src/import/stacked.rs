@@ -13,7 +13,7 @@ use super::layer::Totals;
 use super::layers::{LayerSource, Once, Title, onto};
 use super::stop::Stop;
 use super::{
-    ImportError, ImportSurroundings, ImportWishes, Job, LayerFailure, Made, Origins, Report, Times,
+    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Made, Origins, Report, Times,
     copy, layer,
 };
 use crate::progress::Event;
@@ -40,8 +40,8 @@ pub(crate) fn import(
     below: Below<'_>,
     tar: impl Read + Send,
     documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
@@ -63,8 +63,8 @@ pub fn add_unknown(
     store: &Store,
     below: Below<'_>,
     tar: impl Read + Send,
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
@@ -80,8 +80,8 @@ pub fn add_unknown(
 pub fn stack(
     store: &Store,
     layers: &[Digest],
-    surroundings: &ImportSurroundings<'_>,
-    wishes: &ImportWishes<'_>,
+    surroundings: &ImportContext<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);

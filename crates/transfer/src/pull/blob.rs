@@ -7,7 +7,7 @@ use store::{PartialBlob, Store};
 
 use super::Layers;
 use super::parts::Parts;
-use super::tables::Table;
+use super::toc::Table;
 use crate::chunked::{Plan, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
 use crate::lazy::update::UpdatePlan;

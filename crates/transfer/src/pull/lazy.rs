@@ -11,7 +11,7 @@ use super::{
     unpin,
 };
 use crate::StoredImage;
-use crate::import::{self, ImportSurroundings, ImportWishes, Origins};
+use crate::import::{self, ImportContext, ImportOptions, Origins};
 use crate::lazy::artifact::{LazyParts, LazySubject};
 use crate::lazy::{
     FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, LazyPublished,
@@ -86,11 +86,11 @@ pub fn pull_lazy(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportSurroundings<'_>,
+    surroundings: &ImportContext<'_>,
     wishes: &PullWishes<'_>,
     (name, trust): (&RefName, TrustIndex),
 ) -> Result<LazyPulled, LazyPullError> {
-    let import = ImportWishes { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
+    let import = ImportOptions { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
     let wishes = PullWishes { import, ..*wishes };
     let list = |manifest: &Digest| ListedIndexes::find(registry, manifest);
     let (admitted, listed) =
@@ -168,7 +168,7 @@ fn import_here(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportSurroundings<'_>,
+    surroundings: &ImportContext<'_>,
     (admitted, parts): (&Admitted, &LazyParts),
     wishes: &PullWishes<'_>,
 ) -> Result<ImageId, PullError> {

@@ -7,7 +7,7 @@
 mod blob;
 mod lazy;
 mod parts;
-mod tables;
+mod toc;
 mod updates;
 
 use std::io::{self, Read as _};
@@ -22,7 +22,7 @@ use store::{
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
-    self, Completed, Durable, Found, ImportError, ImportSurroundings, ImportWishes, LayerSource,
+    self, Completed, Durable, Found, ImportContext, ImportError, ImportOptions, LayerSource,
     PlatformMismatch, Report, Title, platform,
 };
 use crate::lazy::artifact::LazySubject;
@@ -44,7 +44,7 @@ const DEPTH_MAX: usize = 4;
 #[derive(Clone, Copy)]
 pub struct PullWishes<'a> {
     /// Options of the import. `durable` is ignored: each layer becomes durable on its own.
-    pub import: ImportWishes<'a>,
+    pub import: ImportOptions<'a>,
     /// Whether to keep the compressed layers, too.
     pub layers: Layers,
     /// Policies that must accept the image.
@@ -205,7 +205,7 @@ pub fn pull(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportSurroundings<'_>,
+    surroundings: &ImportContext<'_>,
     wishes: &PullWishes<'_>,
 ) -> Result<Pulled, PullError> {
     let (admitted, _) = Admitted::find(store, registry, reference, surroundings, wishes, |_| ())?;
@@ -219,8 +219,8 @@ pub fn pull(
     let manifest = remote.manifest.0;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
     let wanted = |layer: &Descriptor| wishes.layers == Layers::Keep && !is_kept(store, layer);
-    let ImportSurroundings { budget, threads, .. } = *surroundings;
-    let (tables, memory) = tables::fetch(store, registry, &layers, wanted, budget, threads.get())
+    let ImportContext { budget, threads, .. } = *surroundings;
+    let (tables, memory) = toc::fetch(store, registry, &layers, wanted, budget, threads.get())
         .map_err(|error| not_imported(error.into()))?;
     let budget = budget.saturating_sub(memory);
     let subject = LazySubject {
@@ -260,8 +260,8 @@ pub fn pull(
         name: None,
     };
     let budget = budget.saturating_sub(memory);
-    let surroundings = ImportSurroundings { budget, ..*surroundings };
-    let import = ImportWishes { durable: Durable::EachLayer, ..wishes.import };
+    let surroundings = ImportContext { budget, ..*surroundings };
+    let import = ImportOptions { durable: Durable::EachLayer, ..wishes.import };
     let origins = import::Origins::Pulled(repository.to_string());
     let report = import::import_found(store, &found, origins, &surroundings, &import)
         .map_err(not_imported)?;
@@ -287,7 +287,7 @@ impl Admitted {
         store: &Store,
         registry: &Registry,
         reference: &Reference,
-        surroundings: &ImportSurroundings<'_>,
+        surroundings: &ImportContext<'_>,
         wishes: &PullWishes<'_>,
         beside: impl FnOnce(&Digest) -> T,
     ) -> Result<(Self, Option<T>), PullError> {
@@ -323,7 +323,7 @@ impl Admitted {
         store: &Store,
         registry: &Registry,
         reference: &Reference,
-        surroundings: &ImportSurroundings<'_>,
+        surroundings: &ImportContext<'_>,
         wishes: &PullWishes<'_>,
     ) {
         let manifest = &self.remote.manifest.0;

@@ -6,7 +6,7 @@ use oci::registry::Registry;
 use store::Store;
 use store::parallel::{self, ThreadError};
 
-use super::tables::is_here;
+use super::toc::is_here;
 use crate::chunked::{BLOB_MIN, Toc};
 use crate::lazy::artifact::{LAZY_ARTIFACT, LazySubject, UpdateBlobs, update_blobs};
 use crate::lazy::update::{self, UpdatePlan};

@@ -9,7 +9,7 @@ use image::erofs::read::Owners;
 use image::tree::Tree;
 use image::verity::ImageId;
 use oci::manifest::Platform;
-use quire_transfer::import::{ImportSurroundings, ImportWishes};
+use quire_transfer::import::{ImportContext, ImportOptions};
 use store::{OpenOptions, Seconds, Store};
 
 static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
@@ -45,8 +45,8 @@ impl Home {
     }
 
     /// Such that every thread has somebody to race with.
-    pub(crate) fn surroundings(&self) -> ImportSurroundings<'_> {
-        ImportSurroundings {
+    pub(crate) fn surroundings(&self) -> ImportContext<'_> {
+        ImportContext {
             now: Seconds(1_700_000_000),
             threads: NonZeroUsize::new(3).unwrap(),
             budget: 8 << 20,
@@ -58,6 +58,6 @@ impl Home {
 }
 
 /// The same on every machine.
-pub(crate) fn usual_wishes() -> ImportWishes<'static> {
-    ImportWishes { platform: &AMD64, ..ImportWishes::default() }
+pub(crate) fn usual_wishes() -> ImportOptions<'static> {
+    ImportOptions { platform: &AMD64, ..ImportOptions::default() }
 }

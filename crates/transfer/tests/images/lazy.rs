@@ -13,7 +13,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::source::{Choice, Source};
 use quire_transfer::StoredImage;
-use quire_transfer::import::{Completed, ImportWishes, Report, complete, import, prove};
+use quire_transfer::import::{Completed, ImportOptions, Report, complete, import, prove};
 use quire_transfer::lazy::{
     IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
 };
@@ -87,7 +87,7 @@ fn import_layers<'d>(
     let (descriptor, _) = layout.image(tars);
     layout.add(descriptor, Some("one"), None);
     let source = Source::Layout { directory: directory.to_owned(), choice: Choice::Only };
-    let wishes = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let wishes = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let report = import(&home.store, &source, &home.surroundings(), &wishes).unwrap();
     (layout, report)
 }

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, ValueHint};
+use container::bundle::etc_files::{NameFile, NameMount};
 use container::bundle::mounts::{MountPoints, mount_points};
-use container::bundle::names::{NameFile, NameMount};
 use container::bundle::spec::RuntimeSpec;
 use container::bundle::{Access, Network, Terminal, configure};
 use container::folder::{CONFIG, ROOT};
 use container::life::filestores::{self, Filestores};
+use container::life::mount_staging::Stage;
 use container::life::prepare::add_init;
-use container::life::stage::Stage;
 use container::root::filestore::Backing;
 use container::root::{Shape, TrustedImage, make, warm};
 use container::runtime::Runtime;

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, anyhow};
 use container::changes::Report;
-use container::life::known::KnownError;
-use container::life::look::{LookError, LookedContainer, Meanwhile};
+use container::life::layer_access::{LookError, LookedContainer, Meanwhile};
+use container::life::lookup::KnownError;
 use image::tree::Tree;
 use serde::Serialize;
 use store::{OpenOptions, Store};
@@ -19,7 +19,7 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::output_file::{check_output, output};
 use crate::session::signals::until_signal;
-use crate::verbs::images::describe;
+use crate::verbs::images::file_listing;
 
 /// Must be called before there are threads.
 pub(crate) fn look(
@@ -30,7 +30,7 @@ pub(crate) fn look(
 ) -> anyhow::Result<LookedContainer> {
     // Only a cgroup stops all programs of a container, and those of users have none.
     let goes_on = context.who() == crate::session::own_namespace::INSIDE;
-    let is_running = container::life::known::find(store, name).is_ok_and(|it| it.is_watched());
+    let is_running = container::life::lookup::find(store, name).is_ok_and(|it| it.is_watched());
     if goes_on && !no_pause && is_running {
         context.remark(&format!(
             "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"
@@ -49,19 +49,19 @@ pub(crate) fn look(
         None => None,
     };
     let images = others.as_ref().unwrap_or(store);
-    Ok(container::life::look::look(store, images, name, meanwhile, &|| now().0)?)
+    Ok(container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)?)
 }
 
 /// The store of others that has a container's image, if it is not this one.
 pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
-    let found = container::life::known::find(store, name).ok()?;
+    let found = container::life::lookup::find(store, name).ok()?;
     found.record?.shared.map(PathBuf::from)
 }
 
 /// What has no place in a layer.
 pub(crate) fn tell_skipped(context: &Context, report: &Report) {
     for path in &report.skipped {
-        let path = describe::name(path);
+        let path = file_listing::name(path);
         context.remark(&format!("left out, no layer can hold a socket: {path}"));
     }
 }

@@ -2,17 +2,17 @@
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use container::life::known::KnownContainer;
+use container::life::lookup::KnownContainer;
 use container::life::signal::signal_number;
 use store::{Digest, OpenOptions, RefName, Resolved};
 use transfer::commit::{Change, Commit as ImageCommit, check};
-use transfer::import::{BUDGET, ImportWishes};
+use transfer::import::{BUDGET, ImportOptions};
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::layers;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{look, shared, tell_skipped};
 use crate::verbs::images::import::tell;
@@ -102,7 +102,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     };
     // What is below is in this form already.
     let form = looked.image.form;
-    let wishes = ImportWishes { name: Some(&name), form, ..ImportWishes::default() };
+    let wishes = ImportOptions { name: Some(&name), form, ..ImportOptions::default() };
     let (report, done) = surroundings.during(|surroundings| {
         looked.through(&store, paused, surroundings.cancel, |tar| -> anyhow::Result<_> {
             Ok(transfer::commit::commit(&store, &made, tar, surroundings, &wishes)?)

@@ -5,8 +5,8 @@ use std::os::fd::AsFd as _;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::bundle::userns::{IdMap, OwnIds};
-use container::life::detached::{self, More};
-use container::life::known;
+use container::life::background::{self, More};
+use container::life::lookup;
 use container::life::monitor::KILLED;
 use container::life::state::Reason;
 use container::life::{cgroups, delegation};
@@ -52,7 +52,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     let terminal = crate::verbs::containers::run_options::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
-    let (found, root) = known::running(&store, &args.container, &is_asked_to_end)?;
+    let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
     // While `commit` or `diff` look at it nothing new runs in it.
     let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
     if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
@@ -80,7 +80,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         terminal,
     };
     let killed = container::life::memory::killed_in(&found.folder);
-    let exit = detached::exec(&found.folder, &found.id, more, &signals)?;
+    let exit = background::exec(&found.folder, &found.id, more, &signals)?;
     if exit.shell_code() == KILLED && container::life::memory::killed_in(&found.folder) > killed {
         context.remark(Reason::Memory.sentence());
     }

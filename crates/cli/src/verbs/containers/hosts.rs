@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::bail;
-use container::bundle::names::{Host, NameFile, Names, Resolver, files};
+use container::bundle::etc_files::{Host, NameFile, Names, Resolver, files};
 use container::bundle::{Network, Wishes};
 
 use crate::args::{AddedHost, Address, Names as Wanted, Server};

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use container::life::known::find;
 use container::life::log::Halves;
+use container::life::lookup::find;
 use store::OpenOptions;
 
 use crate::Answer;

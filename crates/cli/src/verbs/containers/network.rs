@@ -9,7 +9,7 @@ use container::network::{Pasta, Ports, TUN, can_make_interfaces, free_port};
 use crate::args::NetworkKind;
 use crate::args::ports::Published;
 use crate::session::context::Context;
-use crate::session::helpers;
+use crate::session::system_programs;
 
 /// Who connects networks.
 const PROGRAM: &str = "pasta";
@@ -42,7 +42,8 @@ pub(crate) fn pasta(
     if *network != Network::Pasta {
         return Ok(None);
     }
-    let program = helpers::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
+    let program =
+        system_programs::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
     // Those that name ports first, so that no other takes one of these.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
@@ -88,7 +89,7 @@ fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
 
 /// Whether containers can have a network of their own that reaches others, for people.
 pub(crate) fn describe() -> String {
-    match helpers::find(PROGRAM) {
+    match system_programs::find(PROGRAM) {
         Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),
         Some(_) => {
             format!("none, the host's, or one that is made by others: this user may not open {TUN}")

@@ -1,7 +1,7 @@
 //! `ps`: lists containers.
 
 use clap::Args;
-use container::life::known::{KnownContainer, all};
+use container::life::lookup::{KnownContainer, all};
 use container::life::state::Reason;
 use container::network::{Ports, Protocol};
 use serde::Serialize;

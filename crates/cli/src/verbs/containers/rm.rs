@@ -1,7 +1,7 @@
 //! `rm`: removes containers.
 
 use clap::Args;
-use container::life::known::{self, IfRunning, KnownError};
+use container::life::lookup::{self, IfRunning, KnownError};
 use store::{OpenOptions, Store};
 
 use crate::Answer;
@@ -40,12 +40,12 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     if !args.force {
         // All are looked for before any is removed.
         for text in &args.names {
-            known::find(&store, text).map_err(|error| absent(&store, text, error))?;
+            lookup::find(&store, text).map_err(|error| absent(&store, text, error))?;
         }
     }
     for container in &args.names {
         let if_running = if args.force { IfRunning::Kill } else { IfRunning::Refuse };
-        let is_removed = known::remove(&store, container, if_running, &|| now().0)?;
+        let is_removed = lookup::remove(&store, container, if_running, &|| now().0)?;
         if is_removed {
             continue;
         }

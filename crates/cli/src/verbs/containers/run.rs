@@ -13,13 +13,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
+use container::boot_cache::Notes;
 use container::life::ended::LOST;
 use container::life::monitor::{FAILED, RunError};
+use container::life::monitor_report::{
+    MonitorReport, NotStarted, StartReport, TakenBack, take_back,
+};
 use container::life::prepare::{Ready, Surroundings, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
-use container::life::told::{MonitorReport, NotStarted, StartReport, TakenBack, take_back};
-use container::notes::Notes;
 use container::plan::ContainerPlan;
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};

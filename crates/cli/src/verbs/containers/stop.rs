@@ -1,7 +1,7 @@
 //! `stop`: asks containers to end, then kills them.
 
 use clap::Args;
-use container::life::known::find;
+use container::life::lookup::find;
 use container::life::signal::signal_number;
 use container::life::stop::{self, StopWish};
 use store::OpenOptions;

@@ -2,8 +2,8 @@
 
 use anyhow::Context as _;
 use clap::Args;
-use container::life::detached;
-use container::life::known::find;
+use container::life::background;
+use container::life::lookup::find;
 use container::life::state::{Code, Reason};
 use serde::Serialize;
 use store::OpenOptions;
@@ -53,7 +53,7 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
         // It may be one that is removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read how container {} ends", found.id))?;
-        detached::wait(None, &|| found.is_alive(&store))?;
+        background::wait(None, &|| found.is_alive(&store))?;
         let state = found.state_now()?;
         let lost = state.as_ref().is_some_and(|it| it.lost);
         let reason = state.as_ref().and_then(|it| it.reason);

@@ -24,7 +24,7 @@ use crate::Answer;
 use crate::args::TreeOptions;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::session::target;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::of_tree;

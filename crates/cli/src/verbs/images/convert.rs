@@ -2,13 +2,13 @@
 
 use clap::Args;
 use store::{OpenOptions, RefName};
-use transfer::import::{ImportWishes, Stored};
+use transfer::import::{ImportOptions, Stored};
 
 use crate::Answer;
 use crate::args::FormOptions;
 use crate::session::context::Context;
 use crate::session::forms::{Choice, choose};
-use crate::session::surroundings::{Surroundings, budget};
+use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::tell;
 
@@ -47,7 +47,7 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
     let Choice { form, dedup } = choose(&args.form, &store)?;
-    let wishes = ImportWishes { name, form, dedup, ..ImportWishes::default() };
+    let wishes = ImportOptions { name, form, dedup, ..ImportOptions::default() };
     // From here on `gc` leaves the image alone.
     let _open = store.open_found(found)?;
     let image = Stored {

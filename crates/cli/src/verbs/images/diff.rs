@@ -14,7 +14,7 @@ use crate::output::report::{self, FileName};
 use crate::session::context::Context;
 use crate::session::target::{Target, split};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::describe;
+use crate::verbs::images::file_listing;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
@@ -129,7 +129,7 @@ impl DifferenceReport {
             "added" => '+',
             _ => '~',
         };
-        writeln!(out, "{sign} {}", describe::name(&self.path.0))?;
+        writeln!(out, "{sign} {}", file_listing::name(&self.path.0))?;
         for AttributeReport { attribute, old, new } in self.attributes.iter().flatten() {
             let show = |it: &Option<String>| it.clone().unwrap_or_else(|| "none".to_owned());
             writeln!(out, "    {attribute}: {} -> {}", show(old), show(new))?;
@@ -143,9 +143,11 @@ fn words(attribute: &Attribute<'_>) -> (String, Option<String>, Option<String>) 
     let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let named = |name: &str, old: String, new: String| (name.to_owned(), Some(old), Some(new));
     match attribute {
-        Attribute::Type(old, new) => {
-            named("type", describe::type_name(*old).into(), describe::type_name(*new).into())
-        }
+        Attribute::Type(old, new) => named(
+            "type",
+            file_listing::type_name(*old).into(),
+            file_listing::type_name(*new).into(),
+        ),
         Attribute::Permissions(old, new) => {
             named("mode", format!("{old:04o}"), format!("{new:04o}"))
         }

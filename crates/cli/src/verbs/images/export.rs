@@ -26,7 +26,7 @@ use crate::session::output_file::{check_output, output};
 use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{ChangesOptions, changes_file, export_changes};
-use crate::verbs::images::describe;
+use crate::verbs::images::file_listing;
 use crate::{Answer, args};
 #[cfg(feature = "disk")]
 use oci::manifest::Platform;
@@ -432,7 +432,7 @@ impl Job<'_> {
             Ok(transfer::export::to_tar(self.store, image, out, unsupported, self.options)?)
         })?;
         for path in &written.skipped {
-            let path = describe::name(path);
+            let path = file_listing::name(path);
             self.context.remark(&format!("left out, no tar can hold it: {path}"));
         }
         Ok(Exported::Tar(TarReport {

@@ -5,12 +5,12 @@ use clap::Args;
 use serde::Serialize;
 use store::{OpenOptions, RefName};
 use transfer::derive::{Filtered, Glob, Globs};
-use transfer::import::{BUDGET, ImportWishes};
+use transfer::import::{BUDGET, ImportOptions};
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
@@ -76,7 +76,7 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image was named")?;
     let wishes =
-        ImportWishes { name: Some(&name), form: sources.form(), ..ImportWishes::default() };
+        ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
     let done = Surroundings::new(context, &store, BUDGET).during(|surroundings| {
         transfer::derive::filter(&store, &found.image, &globs, surroundings, &wishes)
     })??;

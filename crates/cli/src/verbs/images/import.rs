@@ -8,16 +8,16 @@ use oci::manifest::Platform;
 use oci::source::Source;
 use serde::Serialize;
 use store::{OpenOptions, RefName, walk};
-use transfer::import::{ImportWishes, LayerIndexed, OtherPlatform, Report, Unsupported};
+use transfer::import::{ImportOptions, LayerIndexed, OtherPlatform, Report, Unsupported};
 
 use crate::Answer;
 use crate::args::{FormOptions, TreeOptions};
 use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::Context;
 use crate::session::forms::{Choice, choose};
-use crate::session::surroundings::{Surroundings, budget};
+use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::describe;
+use crate::verbs::images::file_listing;
 
 // What an image comes from.
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
     let store = context.open(OpenOptions::create())?;
     let (platform, other_platform) = platform(args.platform.as_deref())?;
     let Choice { form, dedup } = choose(&args.form, &store)?;
-    let wishes = ImportWishes {
+    let wishes = ImportOptions {
         name: name.as_ref(),
         platform: &platform,
         other_platform,
@@ -91,8 +91,8 @@ pub(crate) fn platform(asked: Option<&str>) -> anyhow::Result<(Platform, OtherPl
 }
 
 /// What is wanted of the files of directories, tars and dumps.
-pub(crate) fn of_tree(options: &TreeOptions) -> ImportWishes<'_> {
-    ImportWishes {
+pub(crate) fn of_tree(options: &TreeOptions) -> ImportOptions<'_> {
+    ImportOptions {
         unsupported: match options.skip_unsupported {
             true => Unsupported::Skip,
             false => Unsupported::Refuse,
@@ -107,14 +107,14 @@ pub(crate) fn of_tree(options: &TreeOptions) -> ImportWishes<'_> {
             false => walk::Times::Exact,
         },
         objects: options.objects.as_deref(),
-        ..ImportWishes::default()
+        ..ImportOptions::default()
     }
 }
 
 pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     for layer in &done.layers {
         for path in &layer.skipped {
-            context.remark(&format!("left out, no tree can hold it: {}", describe::name(path)));
+            context.remark(&format!("left out, no tree can hold it: {}", file_listing::name(path)));
         }
     }
     let lost: Vec<_> = done.layers.iter().flat_map(|it| &it.lost_acls).collect();
@@ -123,13 +123,13 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
         context.remark(&format!(
             "left out the ACLs of {files}, which name users or groups without a number, such as \"{}\" of {}: \
              `--skip-xattrs` leaves out all ACLs and xattrs, and bsdtar writes ACLs with numbers",
-            describe::name(&first.line),
-            describe::name(&first.path)
+            file_listing::name(&first.line),
+            file_listing::name(&first.path)
         ));
     }
     if !done.hidden_xattrs.is_empty() {
         let mut names: Vec<_> =
-            done.hidden_xattrs.iter().take(3).map(|name| describe::name(name)).collect();
+            done.hidden_xattrs.iter().take(3).map(|name| file_listing::name(name)).collect();
         if done.hidden_xattrs.len() > names.len() {
             names.push(format!("{} more", done.hidden_xattrs.len() - names.len()));
         }

@@ -11,7 +11,7 @@ use crate::Answer;
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 use crate::session::layers;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::verbs::VerbArgs;
 #[cfg(feature = "registry")]
 use {

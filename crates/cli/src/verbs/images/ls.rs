@@ -11,7 +11,7 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::target::{LastLink, Target};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::describe::{self, below};
+use crate::verbs::images::file_listing::{self, below};
 
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
@@ -49,13 +49,13 @@ pub(crate) fn ls(context: &Context, args: &Ls) -> anyhow::Result<Answer> {
         listed.push((target.path.clone(), start));
     }
     if context.json {
-        let files = listed.iter().map(|(path, inode)| describe::report(path, inode));
+        let files = listed.iter().map(|(path, inode)| file_listing::report(path, inode));
         report::json(&files.collect::<Vec<_>>())?;
         return Ok(Answer::Yes);
     }
     let mut out = report::standard_output();
     let columns: Vec<Vec<String>> = match args.long {
-        true => listed.iter().map(|(_, inode)| describe::columns(inode)).collect(),
+        true => listed.iter().map(|(_, inode)| file_listing::columns(inode)).collect(),
         false => Vec::new(),
     };
     let width = |column: usize| columns.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -66,9 +66,9 @@ pub(crate) fn ls(context: &Context, args: &Ls) -> anyhow::Result<Answer> {
                 write!(out, "{cell:>width$} ")?;
             }
         }
-        write!(out, "{}", describe::name(path))?;
+        write!(out, "{}", file_listing::name(path))?;
         match inode.node() {
-            Node::Symlink(to) if args.long => writeln!(out, " -> {}", describe::name(to))?,
+            Node::Symlink(to) if args.long => writeln!(out, " -> {}", file_listing::name(to))?,
             _ => writeln!(out)?,
         }
     }

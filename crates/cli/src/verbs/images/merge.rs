@@ -3,12 +3,12 @@
 use clap::Args;
 use serde::Serialize;
 use store::{OpenOptions, RefName};
-use transfer::import::{BUDGET, ImportWishes};
+use transfer::import::{BUDGET, ImportOptions};
 
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
@@ -59,7 +59,7 @@ pub(crate) fn merge(context: &Context, args: &Merge) -> anyhow::Result<Answer> {
     let sources = Sources::find(context, &store, &args.images)?;
     let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
     let wishes =
-        ImportWishes { name: Some(&name), form: sources.form(), ..ImportWishes::default() };
+        ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
     let done = Surroundings::new(context, &store, BUDGET)
         .during(|surroundings| transfer::derive::merge(&store, &images, surroundings, &wishes))??;
     sources.tell_config(context, &name);

@@ -5,10 +5,10 @@ pub(crate) mod cat;
 pub(crate) mod convert;
 #[cfg(feature = "registry")]
 pub(crate) mod credentials;
-pub(crate) mod describe;
 pub(crate) mod diff;
 pub(crate) mod dump;
 pub(crate) mod export;
+pub(crate) mod file_listing;
 pub(crate) mod filter;
 #[expect(clippy::module_inception, reason = "the verb has the name of its group")]
 pub(crate) mod images;

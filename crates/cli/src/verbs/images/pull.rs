@@ -11,7 +11,7 @@ use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
 use store::{OpenOptions, RefName, Who};
-use transfer::import::{ImportWishes, Unsupported};
+use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
     Layers, LazyPullError, LazyPulled, PullWishes, Pulled, default_name, pull_lazy,
@@ -24,7 +24,7 @@ use crate::args::{self, FormOptions, LazyWish, PULL_MEMORY, RegistryOptions};
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::forms::{Choice, choose_again};
-use crate::session::surroundings::{Surroundings, budget};
+use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, platform, tell};
 #[cfg(feature = "serve")]
@@ -340,7 +340,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let here = store.refs.get(&name).ok().flatten();
     let Choice { form, dedup } = choose_again(&args.form, &store, here.map(|it| it.form))?;
     let wishes = PullWishes {
-        import: ImportWishes {
+        import: ImportOptions {
             name: Some(&name),
             platform: &platform,
             other_platform,
@@ -351,7 +351,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
                 true => Unsupported::Skip,
                 false => Unsupported::Refuse,
             },
-            ..ImportWishes::default()
+            ..ImportOptions::default()
         },
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },

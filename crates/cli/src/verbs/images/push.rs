@@ -127,7 +127,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
 /// It writes nothing into another user's store.
 fn open(context: &Context) -> anyhow::Result<Store> {
     let store = context.open(OpenOptions::read())?;
-    if !container::owner::is_ours(&store) {
+    if !container::store_ownership::is_ours(&store) {
         return Ok(store);
     }
     match Store::open(store.path(), store.who(), OpenOptions::write()) {

@@ -12,7 +12,7 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::target::{LastLink, Target};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::describe::{self, below};
+use crate::verbs::images::file_listing::{self, below};
 
 #[derive(Debug, Args)]
 pub(crate) struct Tree {
@@ -45,7 +45,7 @@ pub(crate) fn tree(context: &Context, args: &Tree) -> anyhow::Result<Answer> {
     if context.json {
         let mut files = Vec::new();
         below(&target, start, depth, &mut |path, inode, _| {
-            files.push(describe::report(path, &inode));
+            files.push(file_listing::report(path, &inode));
         });
         report::json(&files)?;
         return Ok(Answer::Yes);
@@ -64,9 +64,9 @@ pub(crate) fn tree(context: &Context, args: &Tree) -> anyhow::Result<Answer> {
         for children in above {
             write!(out, "{}", if children.len() == 0 { "    " } else { "│   " })?;
         }
-        write!(out, "{}{}", if last { "└── " } else { "├── " }, describe::name(entry.name))?;
+        write!(out, "{}{}", if last { "└── " } else { "├── " }, file_listing::name(entry.name))?;
         match entry.inode.node() {
-            Node::Symlink(to) => writeln!(out, " -> {}", describe::name(to))?,
+            Node::Symlink(to) => writeln!(out, " -> {}", file_listing::name(to))?,
             _ => writeln!(out)?,
         }
         if entry.inode.is_directory() {

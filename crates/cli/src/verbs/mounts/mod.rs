@@ -2,6 +2,6 @@
 
 pub(crate) mod mount;
 pub(crate) mod mount_helper;
+pub(crate) mod mount_spec;
 pub(crate) mod own_mounts;
-pub(crate) mod specification;
 pub(crate) mod umount;

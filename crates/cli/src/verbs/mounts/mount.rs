@@ -21,12 +21,12 @@ use crate::session::context::Context;
 use crate::session::target;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
+use crate::verbs::mounts::mount_spec::SpecificationReport;
 use crate::verbs::mounts::own_mounts::{MountTarget, OwnMounts};
-use crate::verbs::mounts::specification::SpecificationReport;
 #[cfg(feature = "serve")]
 use {
-    crate::session::helpers::fusermount, anyhow::Error, kernel::process::UserNamespace,
-    serve::fuse::FuseServer, serve::fuse::host::Executable,
+    crate::session::system_programs::fusermount, anyhow::Error, kernel::process::UserNamespace,
+    serve::fuse::FuseServer, serve::fuse::fusermount::Executable,
 };
 
 /// What files of a mount may do, in the words of mount(8).

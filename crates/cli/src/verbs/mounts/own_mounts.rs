@@ -4,8 +4,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use container::boot_cache::Notes;
 use container::mounted::MountNote;
-use container::notes::Notes;
 use container::root::SOURCE;
 use kernel::mount::{Detached, Expired, Mounted, Unmount};
 use kernel::process::Who;
@@ -53,8 +53,9 @@ impl OwnMounts {
         match self.who.user {
             #[cfg(feature = "serve")]
             1.. if own.is_on_fuse() => {
-                let program = crate::session::helpers::fusermount().map_err(anyhow::Error::msg)?;
-                serve::fuse::host::unmount(&program, path, matches!(how, Unmount::Lazy))?;
+                let program =
+                    crate::session::system_programs::fusermount().map_err(anyhow::Error::msg)?;
+                serve::fuse::fusermount::unmount(&program, path, matches!(how, Unmount::Lazy))?;
             }
             _ => kernel::mount::unmount(path, how)?,
         }

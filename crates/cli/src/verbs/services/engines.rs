@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::args;
 use crate::verbs::services::engine_version::EngineVersion;
-use crate::verbs::services::settings::K3S_SOCKET;
+use crate::verbs::services::service_config::K3S_SOCKET;
 
 /// The oldest containerd that tests use.
 const OLDEST: EngineVersion = EngineVersion::new(1, 6, 0);

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use container::owner::check_lazy;
+use container::store_ownership::check_lazy;
 use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};

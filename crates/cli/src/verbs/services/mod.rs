@@ -11,10 +11,10 @@ pub(crate) mod mounts;
 #[cfg(feature = "serve")]
 pub(crate) mod notify;
 #[cfg(feature = "serve")]
-pub(crate) mod other_root;
+pub(crate) mod rootfs;
 pub(crate) mod serve;
 #[cfg(feature = "serve")]
-pub(crate) mod settings;
+pub(crate) mod service_config;
 #[cfg(feature = "serve")]
 pub(crate) mod snapshotter;
 #[cfg(feature = "serve")]

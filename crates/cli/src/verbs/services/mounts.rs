@@ -17,7 +17,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::verbs::services::notify::{self, ServiceStep};
-use crate::verbs::services::settings::{COPIES, ServeFile};
+use crate::verbs::services::service_config::{COPIES, ServeFile};
 
 /// What is logged unless options say otherwise: a line for each request.
 pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
@@ -71,7 +71,7 @@ pub(crate) fn serve(
         }
     };
     let has_name = |database: &str, id: u32| {
-        crate::session::helpers::getent(database, &id.to_string()).is_some()
+        crate::session::system_programs::getent(database, &id.to_string()).is_some()
     };
     let surroundings = MountSurroundings {
         policy: Box::new(move || {

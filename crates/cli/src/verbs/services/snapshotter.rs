@@ -18,7 +18,7 @@ use crate::verbs::services::engine_version::EngineVersion;
 use crate::verbs::services::engines;
 use crate::verbs::services::lazy::{resources, starter};
 use crate::verbs::services::notify::{self, ServiceStep};
-use crate::verbs::services::settings::SnapshotterChoices;
+use crate::verbs::services::service_config::SnapshotterChoices;
 use crate::{Answer, args};
 
 /// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.

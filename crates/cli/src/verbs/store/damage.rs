@@ -9,7 +9,7 @@ use store::{BlobFile, Damage, FsckOptions, FsckReport, Harm, StoreItem};
 use crate::Answer;
 use crate::output::report::{self, Bytes, FileName};
 use crate::session::context::Context;
-use crate::verbs::images::describe;
+use crate::verbs::images::file_listing;
 use crate::verbs::store::heal::EngineUses;
 
 /// How many exposed files people are told of. Programs get all.
@@ -87,7 +87,8 @@ impl CheckReport {
                     [] if hurts == "hurts" => writeln!(out, "  hurts all of {name}")?,
                     [] => writeln!(out, "  {hurts} {name}")?,
                     paths => {
-                        let paths: Vec<_> = paths.iter().map(|it| describe::name(&it.0)).collect();
+                        let paths: Vec<_> =
+                            paths.iter().map(|it| file_listing::name(&it.0)).collect();
                         writeln!(out, "  {hurts} {name}: {}", paths.join(" "))?;
                     }
                 }

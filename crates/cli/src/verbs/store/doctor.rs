@@ -90,7 +90,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     let (form, why) = crate::session::forms::auto(opened.as_fd());
     let policy = crate::session::policy::describe(context);
     #[cfg(feature = "serve")]
-    let settings = crate::verbs::services::settings::ServeFile::below(&args.root);
+    let settings = crate::verbs::services::service_config::ServeFile::below(&args.root);
     #[cfg(feature = "serve")]
     let engines = engines(args, &settings, &store);
     let root = context.who().is_host_root();
@@ -258,12 +258,12 @@ fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
 #[cfg(feature = "serve")]
 fn engines(
     args: &Doctor,
-    settings: &crate::verbs::services::settings::ServeFile,
+    settings: &crate::verbs::services::service_config::ServeFile,
     store: &Path,
 ) -> Vec<EngineReport> {
     // What is wrong with the settings is told elsewhere.
     let set = settings.load().unwrap_or_default().snapshotter;
-    let service = &crate::verbs::services::settings::SnapshotterChoices::as_set(set);
+    let service = &crate::verbs::services::service_config::SnapshotterChoices::as_set(set);
     crate::verbs::services::engines::findings::engines(&Expected {
         service,
         store,

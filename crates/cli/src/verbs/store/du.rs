@@ -122,7 +122,7 @@ pub(crate) fn du(context: &Context, args: &Du) -> anyhow::Result<Answer> {
         report::error_line(&format!("quire: {why}"));
     }
     let answer = if all.unreadable.is_empty() { Answer::Yes } else { Answer::No };
-    let written = container::life::known::all_written(&store)?;
+    let written = container::life::lookup::all_written(&store)?;
     let report = DuReport::new(&all, written, &wanted);
     report::answer(answer, report::print(context.json, &report, |it, out| it.write(args, out)))
 }

@@ -75,7 +75,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
         (plan, Some(swept))
     };
     if args.wait {
-        container::life::known::settle(&store)?;
+        container::life::lookup::settle(&store)?;
     }
     let unfinished = store.downloads.unfinished()?;
     let report = GcReport::new(&plan, swept, unfinished);

@@ -11,7 +11,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::context::Context;
 use super::{DETACHED_SOURCES, Detached, MountError};
-use crate::object::proc_path;
+use crate::fd_name::proc_path;
 use crate::version::KernelVersion;
 
 /// How to stack an overlay. At most 500 layers, and no overlay over two file-backed EROFS levels.

@@ -8,9 +8,9 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::{OVERLAY_VERITY, OverlayOptions, Verity, because_of_age, finish, object, set_features};
+use crate::fd_name::{name_of, proc_path};
 use crate::mount::context::Context;
 use crate::mount::{self, DETACHED_SOURCES, Detached, MountError, Step, Unmount, unmount};
-use crate::object::{name_of, proc_path};
 use crate::version::KernelVersion;
 
 /// How layers are named.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::DeviceId;
-use kernel::precontent::{Group, PrecontentError};
+use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -29,10 +29,10 @@ use serde::{Deserialize, Serialize};
 use self::fetchers::Fetchers;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
-use super::ahead::{Ahead, WORKERS};
-use super::count::FailureCause;
 use super::fill::{LayerFiller, SourceKey};
 use super::journal::{Journal, TakenEvent};
+use super::metrics::FailureCause;
+use super::prefetch::{Ahead, WORKERS};
 use super::wire::KeptState;
 
 /// Bytes of a unit.

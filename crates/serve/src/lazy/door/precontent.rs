@@ -6,16 +6,16 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kernel::precontent::{PrecontentAnswer, PrecontentError};
+use kernel::fanotify::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::fetchers::Fetchers;
 use super::waiting::{Asked, WaitingReader};
 use super::{ArmedState, Door, DoorError, LOOK, PATIENCE, are_kept};
-use crate::lazy::count::FailureCause;
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
+use crate::lazy::metrics::FailureCause;
 
 /// How long new readers may wait for those of an earlier door that have to be answered first.
 const URGENT: Duration = Duration::from_secs(2);

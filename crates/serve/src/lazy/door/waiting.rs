@@ -10,15 +10,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use kernel::fanotify::PrecontentAnswer;
 use kernel::fuse::{READ_MAX, Unique};
-use kernel::precontent::PrecontentAnswer;
 use rustix::io::Errno;
 
 use super::fuse::Connection;
 use super::{DeviceBytes, Door, UNIT_BYTES, are_kept};
-use crate::lazy::count::FailureCause;
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
+use crate::lazy::metrics::FailureCause;
 
 /// It is remembered of so many sources when they last gave something.
 const SOURCES_MAX: usize = 1024;

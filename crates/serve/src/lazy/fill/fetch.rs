@@ -10,7 +10,7 @@ use oci::blobs::Whole;
 
 use super::cause::{Cause, Fetch, Why, cause_of, lock};
 use super::{FillError, LayerFiller};
-use crate::lazy::seams::Side;
+use crate::lazy::partial_units::Side;
 
 impl LayerFiller<'_> {
     /// Fetches what it says, and fills all units with it that are whole, of which `units` have to be right.

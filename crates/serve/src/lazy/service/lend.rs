@@ -19,7 +19,7 @@ use super::{AnyError, Completion, Service, forget, kept};
 use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
-use crate::lazy::unmarked::{OpenedBehind, opened_behind};
+use crate::lazy::mark_probe::{OpenedBehind, opened_behind};
 use crate::lazy::wire::{KeptState, ToKeeper};
 
 /// Why a device is not lent. Its text goes to the client.

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Request, Status};
 
-use super::caller::Wanted;
+use super::cancellation::Wanted;
 use containerd_api::leases::CreateRequest;
 use containerd_api::leases::leases_client::LeasesClient;
 

@@ -7,7 +7,7 @@ use image::digest::Digest;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::super::caller::Wanted;
+use super::super::cancellation::Wanted;
 use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
 use containerd_api::content::content_client::ContentClient;
 use containerd_api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};

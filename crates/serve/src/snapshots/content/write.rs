@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 use transfer::export::PackedLayer;
 
-use super::super::caller::{Caller, Wanted};
+use super::super::cancellation::{Caller, Wanted};
 use super::{
     AHEAD, Connection, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders,
 };

@@ -30,7 +30,7 @@ use super::images::id_of;
 use super::objects::LookupError;
 use super::{LateDirectory, Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length, on_disk};
-use crate::work::Tmp;
+use crate::staging::Tmp;
 
 /// The directory, which the first device brings.
 pub(crate) const DATA: &str = "data";

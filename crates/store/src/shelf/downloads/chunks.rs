@@ -8,8 +8,8 @@ use std::io::{self, Read as _, Write as _};
 use image::verity::{Algorithm, ObjectId};
 
 use super::{BlobFile, DownloadShelf};
+use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
-use crate::fault::{self, FsckError};
 use image::digest::Digest;
 
 /// The first bytes of the file.
@@ -263,7 +263,7 @@ impl DownloadShelf {
         Ok(match self.directory.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
             Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm).err().map(str::to_owned),
             Ok(None) => None,
-            Err(error) => Some(fault::damage(&error)?),
+            Err(error) => Some(check_error::damage(&error)?),
         })
     }
 }

@@ -6,8 +6,8 @@ use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::{BlobFile, DownloadShelf};
+use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
-use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
@@ -95,6 +95,6 @@ impl DownloadShelf {
 
     /// What is wrong with the record of an image's origins, if anything.
     pub(super) fn origins_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
-        Ok(fault::found(self.origins(image))?.err())
+        Ok(check_error::found(self.origins(image))?.err())
     }
 }

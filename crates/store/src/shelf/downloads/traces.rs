@@ -6,8 +6,8 @@ use image::verity::{DeviceId, ImageId};
 use serde::{Deserialize, Serialize};
 
 use super::{BlobFile, DownloadShelf};
+use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
-use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 
 /// The most traces of one image.
@@ -275,7 +275,7 @@ impl DownloadShelf {
 
     /// What is wrong with the record of an image's traces, if anything.
     pub(super) fn traces_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
-        Ok(fault::found(self.traces(image))?.err())
+        Ok(check_error::found(self.traces(image))?.err())
     }
 }
 

@@ -8,8 +8,8 @@ use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::{BlobFile, DownloadShelf};
+use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
-use crate::fault::{self, FsckError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
@@ -114,6 +114,6 @@ impl DownloadShelf {
 
     /// What is wrong with the mark of an image, if anything.
     pub(super) fn unproven_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
-        Ok(fault::found(self.unproven(image))?.err())
+        Ok(check_error::found(self.unproven(image))?.err())
     }
 }

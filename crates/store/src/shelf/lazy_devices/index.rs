@@ -8,8 +8,8 @@ use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
 use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf};
+use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError, length};
-use crate::fault::{self, FsckError};
 
 /// More windows are not read: they are held in memory. That is enough for a blob of 30 gigabytes.
 const WINDOWS_MAX: u64 = 1 << 30;
@@ -198,7 +198,7 @@ impl LazyDeviceShelf {
         device: &DeviceId,
         claimed_by: Option<&Digest>,
     ) -> Result<Option<String>, FsckError> {
-        let head = match fault::found(self.head((device, claimed_by)))? {
+        let head = match check_error::found(self.head((device, claimed_by)))? {
             Ok(Some(head)) => head,
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),

@@ -9,7 +9,7 @@ use image::verity::DeviceId;
 use super::index::{Existing, encoded, same_bytes};
 use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf, LazyDeviceState, encode};
 use crate::disk::Renamed;
-use crate::work::Workspace;
+use crate::staging::Workspace;
 
 /// Up to this many files are synced each; more of them with all else of the file system. It is the number of a commit
 /// (decision 2).

@@ -17,7 +17,7 @@ use super::plan::{Costs, plans_for};
 use super::toc::Format;
 use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
 use crate::import::layers::{Found, LayerBlob, LayerSource, Title};
-use crate::import::{self, Durable, ImportError, ImportSurroundings, ImportWishes, LayerFailure};
+use crate::import::{self, Durable, ImportContext, ImportError, ImportOptions, LayerFailure};
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::manifest::{Descriptor, Platform};
@@ -200,13 +200,13 @@ fn run<'a>(
     };
     let events = Mutex::new((0, 0));
     let name = "pulled:latest".parse().unwrap();
-    let wishes = ImportWishes {
+    let wishes = ImportOptions {
         name: Some(&name),
         platform: &Platform::linux("x86_64"),
         durable: Durable::EachLayer,
-        ..ImportWishes::default()
+        ..ImportOptions::default()
     };
-    let surroundings = ImportSurroundings {
+    let surroundings = ImportContext {
         now: Seconds(1),
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),

@@ -8,7 +8,7 @@ use store::{Form, FsckOptions};
 
 use super::{Home, chain, usual_wishes};
 use crate::build::{Layout, Pack, Tar, pack};
-use quire_transfer::import::{ImportError, ImportWishes, Limits, Report};
+use quire_transfer::import::{ImportError, ImportOptions, Limits, Report};
 
 const MIB: u64 = 1 << 20;
 
@@ -38,7 +38,7 @@ fn room(path: &Path) -> u64 {
 fn import(
     home: &Home,
     layers: &[(Vec<u8>, Pack)],
-    wishes: &ImportWishes<'_>,
+    wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
@@ -63,7 +63,7 @@ fn zeros_take_no_room_in_any_form() {
         ] {
             let home = Home::new();
             let before = room(&home.path("store"));
-            let report = import(&home, &layers, &ImportWishes { form, ..usual_wishes() }).unwrap();
+            let report = import(&home, &layers, &ImportOptions { form, ..usual_wishes() }).unwrap();
             let taken = room(&home.path("store")) - before;
             assert!(taken < MIB, "{form:?}: {what}: {taken} bytes");
             assert!(home.store.fsck_deep(FsckOptions { threads: 2 }).unwrap().is_sound());
@@ -82,11 +82,11 @@ fn bombs_in_many_parts_are_refused() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let check = |layers: Vec<(Vec<u8>, Pack)>, expect: &str| {
         let home = Home::new();
-        let wishes = ImportWishes { limits, ..usual_wishes() };
+        let wishes = ImportOptions { limits, ..usual_wishes() };
         let packed: usize = layers.iter().map(|(tar, how)| pack(tar, *how).len()).sum();
         assert!(packed < 20_000);
         let one = Home::new();
-        import(&one, &layers[..1], &ImportWishes { limits, ..usual_wishes() }).unwrap();
+        import(&one, &layers[..1], &ImportOptions { limits, ..usual_wishes() }).unwrap();
         let before = home.files();
         let error = chain(&import(&home, &layers, &wishes).unwrap_err());
         assert!(error.contains(expect), "{error}");

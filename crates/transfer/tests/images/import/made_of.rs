@@ -3,7 +3,7 @@
 use image::digest::Digest;
 use oci::source::{Choice, Source};
 use quire_transfer::image_of_layers;
-use quire_transfer::import::{ImportWishes, Report, import};
+use quire_transfer::import::{ImportOptions, Report, import};
 use store::Form;
 
 use super::{Home, usual_wishes};
@@ -17,7 +17,7 @@ fn import_as(home: &Home, name: &str, form: Form, files: [&str; 2]) -> Report {
     let (image, _) = layout.image(&tars);
     layout.add(image, None, None);
     let name = name.parse().unwrap();
-    let wishes = ImportWishes { name: Some(&name), form, ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let source = Source::Layout { directory: directory.clone(), choice: Choice::Only };
     import(&home.store, &source, &home.surroundings(), &wishes).unwrap()
 }

@@ -24,7 +24,7 @@ use quire_transfer as transfer;
 use oci::source::Source;
 use store::Digest;
 use testing::chain;
-use transfer::import::{ImportError, ImportSurroundings, ImportWishes, Report};
+use transfer::import::{ImportContext, ImportError, ImportOptions, Report};
 
 impl Home {
     /// Imports `KIND:NAME`, where the name is that of a file in the folder.
@@ -36,7 +36,7 @@ impl Home {
         &self,
         kind: &str,
         name: &str,
-        wishes: &ImportWishes<'_>,
+        wishes: &ImportOptions<'_>,
     ) -> Result<Report, ImportError> {
         transfer::import::import(
             &self.store,
@@ -50,7 +50,7 @@ impl Home {
         &self,
         kind: &str,
         name: &str,
-        surroundings: &ImportSurroundings<'_>,
+        surroundings: &ImportContext<'_>,
     ) -> Result<Report, ImportError> {
         let source = self.source(kind, name);
         transfer::import::import(&self.store, &source, surroundings, &usual_wishes())

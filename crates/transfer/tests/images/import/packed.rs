@@ -5,7 +5,7 @@ use std::fs;
 use image::verity::{Algorithm, digest};
 
 use super::{Home, usual_wishes};
-use quire_transfer::import::ImportWishes;
+use quire_transfer::import::ImportOptions;
 
 /// Different files of each length.
 fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
@@ -23,7 +23,7 @@ fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
 }
 
 fn import(home: &Home) {
-    let wishes = ImportWishes { form: store::Form::Packed, ..usual_wishes() };
+    let wishes = ImportOptions { form: store::Form::Packed, ..usual_wishes() };
     home.import_with("dir", "tree", &wishes).unwrap();
 }
 

@@ -10,7 +10,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 
 use super::{Home, chain, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use quire_transfer::import::{ImportSurroundings, ImportWishes};
+use quire_transfer::import::{ImportContext, ImportOptions};
 
 fn fifo(path: &Path) {
     mkfifoat(CWD, path, Mode::RWXU).unwrap();
@@ -23,7 +23,7 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     fifo(&path);
     let before = home.files();
     let cancel = AtomicBool::new(false);
-    let surroundings = ImportSurroundings { cancel: &cancel, ..home.surroundings() };
+    let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };
     // Nothing but the cancelling ends it: the pipe stays open.
     std::thread::scope(|scope| {
         let importing = scope.spawn(|| home.import_in(kind, "pipe.tar", &surroundings));
@@ -145,7 +145,7 @@ fn an_object_of_a_dump_is_a_file() {
     let dump = "/ 0 40755 2 0 0 0 0.0 - - -\n/a 100 100644 1 0 0 0 0.0 pipe - -\n";
     fs::write(home.path("a.dump"), dump).unwrap();
     let objects = home.path("objects");
-    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
+    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
     let error = chain(&home.import_with("dump", "a.dump", &wishes).unwrap_err());
     let expect =
         format!("cannot read {}: it is a FIFO, not a regular file", objects.join("pipe").display());
@@ -165,7 +165,7 @@ fn objects_of_a_dump_are_in_their_folder() {
     link("..", "folder");
     link("/proc/self/root", "magic");
     link("inside", "within");
-    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
+    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
     let import = |place: &str| {
         let line = format!("/a 100 100644 1 0 0 0 0.0 {place} - -\n");
         fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}")).unwrap();

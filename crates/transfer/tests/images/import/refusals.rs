@@ -7,10 +7,10 @@ use store::Digest;
 
 use super::{Home, chain, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use quire_transfer::import::{ImportWishes, Limits};
+use quire_transfer::import::{ImportOptions, Limits};
 
 /// Imports what must fail. In the message, `DIR` stands for the folder.
-fn refused(home: &Home, kind: &str, name: &str, wishes: &ImportWishes<'_>, expect: &str) {
+fn refused(home: &Home, kind: &str, name: &str, wishes: &ImportOptions<'_>, expect: &str) {
     let before = home.files();
     let error = match home.import_with(kind, name, wishes) {
         Ok(report) => panic!("{expect}: it is image {}", report.image),
@@ -116,7 +116,7 @@ fn sizes_that_are_claimed() {
     let limits = Limits { content_bytes: 1 << 30, ..Limits::default() };
     let expect = "cannot import layer 1 of 1 (DIR/a.tar): \"huge\" exceeds a limit: \
                   the image's files have more than 1073741824 bytes";
-    refused(&home, "tar", "a.tar", &ImportWishes { limits, ..usual_wishes() }, expect);
+    refused(&home, "tar", "a.tar", &ImportOptions { limits, ..usual_wishes() }, expect);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn limits() {
     let size = fs::metadata(home.path("a.tar")).unwrap().len();
     let check = |limits: Limits, expect: &str| {
         let expect = format!("cannot import layer 1 of 1 (DIR/a.tar): {expect}");
-        refused(&home, "tar", "a.tar", &ImportWishes { limits, ..usual_wishes() }, &expect);
+        refused(&home, "tar", "a.tar", &ImportOptions { limits, ..usual_wishes() }, &expect);
     };
     let limits = Limits::default();
     check(Limits { layer_bytes: 1 << 20, ..limits }, "it unpacks to more than 1048576 bytes");
@@ -161,7 +161,7 @@ fn limits() {
         metadata_bytes: 14,
         ..limits
     };
-    home.import_with("tar", "a.tar", &ImportWishes { limits: exact, ..usual_wishes() }).unwrap();
+    home.import_with("tar", "a.tar", &ImportOptions { limits: exact, ..usual_wishes() }).unwrap();
 }
 
 /// A layout with two layers, after `harm` was done to it. Of the layers the second is harmed mostly, so that the first

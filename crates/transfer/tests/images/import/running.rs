@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::{Home, chain, usual_wishes};
 use crate::build::{Layout, Pack, Tar, pack};
 use quire_transfer::import::{
-    Document, Durable, ImportError, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport,
+    Document, Durable, ImportContext, ImportError, ImportOptions, IncomingLayer, LayerImport,
     LayersMismatch, Limits,
 };
 use quire_transfer::progress::Event;
@@ -53,7 +53,7 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     let whole = home.import("oci", "layout").unwrap();
 
     let name = "one:1".parse().unwrap();
-    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
     let import = LayerImport::begin(&other.store, &other.surroundings(), &wishes).unwrap();
     let mut running = import.layers();
     for tar in &tars {
@@ -78,7 +78,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
     let home = Home::new();
     let [tar, _] = tars();
     let packed = [Pack::Gzip, Pack::Zstd].map(|how| pack(&tar, how));
-    let wishes = ImportWishes { durable: Durable::EachLayer, ..usual_wishes() };
+    let wishes = ImportOptions { durable: Durable::EachLayer, ..usual_wishes() };
     // Which blob, whether it is read, and whether its layer counts as one that was here.
     for (blob, is_read) in [(0, true), (0, false), (1, true), (1, false)] {
         let was_read = AtomicBool::new(false);
@@ -101,7 +101,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
     let packed = pack(&tar, Pack::Gzip);
     let few = Limits { entries: 3, ..Limits::default() };
     let check = |change: &dyn Fn(&mut IncomingLayer<'_>), limits: Limits, expected: &str| {
-        let wishes = ImportWishes { limits, ..usual_wishes() };
+        let wishes = ImportOptions { limits, ..usual_wishes() };
         let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
         let mut layer = incoming(&tar, &packed[..], &packed);
         change(&mut layer);
@@ -199,7 +199,7 @@ fn layers_are_counted_from_the_first() {
             layers.lock().unwrap().push(layer);
         }
     };
-    let surroundings = ImportSurroundings { progress: &progress, ..home.surroundings() };
+    let surroundings = ImportContext { progress: &progress, ..home.surroundings() };
     let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
     let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
     let mut wrong = incoming(&upper, &upper[..], &upper);
@@ -219,7 +219,7 @@ fn cancelled_layers_are_not_laid() {
     let upper = Tar::of("l a nowhere").bytes();
     for is_cancelled in [false, true] {
         let cancel = AtomicBool::new(false);
-        let surroundings = ImportSurroundings { cancel: &cancel, ..home.surroundings() };
+        let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };
         let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
         let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
         let running = running.layer(incoming(&upper, &upper[..], &upper)).unwrap();

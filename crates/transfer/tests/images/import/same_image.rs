@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{Home, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use quire_transfer::import::ImportWishes;
+use quire_transfer::import::ImportOptions;
 use store::Form;
 use testing::trees::{rich_tree, run};
 
@@ -67,7 +67,7 @@ fn directory_tar_layout_archive_dump_and_image() {
     let archive = docker_archive(&[bytes], &[], Age::Old);
     fs::write(home.path("a.tar"), pack(&archive, Pack::Gzip)).unwrap();
     let name = "some:name".parse().unwrap();
-    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
     images.push((
         "docker-archive:",
         home.import_with("docker-archive", "a.tar", &wishes).unwrap().image,
@@ -138,7 +138,7 @@ fn layers_that_are_here_already_do_not_change_the_image_of_tars() {
         Tar::default().file("moved", &lib).file("app", &app).file("other", &other).bytes(),
         Tar::default().file("copy", &app).file("last", &lib).bytes(),
     ];
-    let wishes = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let wishes = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let import = |home: &Home, name: &str, layers: &[usize]| {
         let path = home.path(name);
         let mut layout = Layout::new(&path);

@@ -13,7 +13,7 @@ use store::{Digest, Form, RefName, walk};
 
 use super::{Home, chain, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
-use quire_transfer::import::{ImportError, ImportSurroundings, ImportWishes, LostAcl, Unsupported};
+use quire_transfer::import::{ImportContext, ImportError, ImportOptions, LostAcl, Unsupported};
 use quire_transfer::progress::Event;
 
 /// Files on both sides of every bound: inline, in batches, and in pieces of their own.
@@ -93,7 +93,7 @@ fn one_thread_and_a_small_budget_give_the_same() {
         let home = Home::new();
         two_layers(&home, Pack::Gzip);
         let threads = NonZeroUsize::new(threads).unwrap();
-        let surroundings = ImportSurroundings { threads, budget, ..home.surroundings() };
+        let surroundings = ImportContext { threads, budget, ..home.surroundings() };
         ids.push(home.import_in("oci", "layout", &surroundings).unwrap().image);
     }
     ids.dedup();
@@ -115,7 +115,7 @@ fn progress_adds_up() {
         other => events.lock().unwrap().push(format!("{other:?}")),
     };
     let threads = NonZeroUsize::new(1).unwrap();
-    let surroundings = ImportSurroundings { progress: &progress, threads, ..home.surroundings() };
+    let surroundings = ImportContext { progress: &progress, threads, ..home.surroundings() };
     home.import_in("oci", "layout", &surroundings).unwrap();
     assert_eq!(read.load(Ordering::Relaxed), size);
     let expect = format!(
@@ -136,7 +136,7 @@ fn what_is_there_is_not_read_again() {
             read.fetch_add(bytes, Ordering::Relaxed);
         }
     };
-    let surroundings = ImportSurroundings { progress: &progress, ..home.surroundings() };
+    let surroundings = ImportContext { progress: &progress, ..home.surroundings() };
     let again = |expected: u64, added: &[&str]| {
         let second = home.import_in("oci", "layout", &surroundings).unwrap();
         assert_eq!(second.image, first.image);
@@ -326,7 +326,7 @@ fn what_no_tree_can_hold_is_left_out_when_asked_for() {
     tar.entry("socket", b's', "", b"").entry("b", b'0', "", b"2");
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
-    let wishes = ImportWishes { unsupported: Unsupported::Skip, ..usual_wishes() };
+    let wishes = ImportOptions { unsupported: Unsupported::Skip, ..usual_wishes() };
     let report = home.import_with("tar", "root.tar", &wishes).unwrap();
     assert_eq!(home.show(&report.image), "a=1 b=2");
     assert_eq!(report.layers[0].skipped, [b"socket".to_vec()]);
@@ -341,7 +341,7 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
     let check = |xattrs: walk::Xattrs, times: walk::Times, expect: &str| {
-        let wishes = ImportWishes { xattrs, times, ..usual_wishes() };
+        let wishes = ImportOptions { xattrs, times, ..usual_wishes() };
         let report = home.import_with("tar", "root.tar", &wishes).unwrap();
         let dump = home.dump(&report.image);
         assert_eq!(dump.lines().last().unwrap(), format!("/f 0 100644 1 1000 100 0 {expect}"));
@@ -370,7 +370,7 @@ fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
     let hidden: [&[u8]; 3] = [b"com.apple.provenance", b"lustre.lov", b"system.nfs4_acl"];
     for form in [Form::Objects, Form::Packed, Form::Tar] {
-        let wishes = ImportWishes { form, ..usual_wishes() };
+        let wishes = ImportOptions { form, ..usual_wishes() };
         let report = home.import_with("tar", "root.tar", &wishes).unwrap();
         let dump = home.dump(&report.image);
         let expect = "com.apple.provenance=1 lustre.lov=3 system.nfs4_acl=2 user.ok=5";
@@ -378,7 +378,7 @@ fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
         assert_eq!(report.hidden_xattrs, hidden, "{form}");
         let lost = LostAcl { path: b"f".to_vec(), line: b"user:lisa:rw-".to_vec() };
         assert_eq!(report.layers[0].lost_acls, [lost], "{form}");
-        let without = ImportWishes { xattrs: walk::Xattrs::None, ..wishes };
+        let without = ImportOptions { xattrs: walk::Xattrs::None, ..wishes };
         let report = home.import_with("tar", "root.tar", &without).unwrap();
         assert!(report.hidden_xattrs.is_empty() && report.layers[0].lost_acls.is_empty());
     }
@@ -404,7 +404,7 @@ fn a_dump_needs_its_objects() {
     );
     assert_eq!(other.files(), before);
     let objects = home.path("store").join("objects");
-    let wishes = ImportWishes { objects: Some(&objects), ..usual_wishes() };
+    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
     let third = other.import_with("dump", "root.dump", &wishes).unwrap();
     assert_eq!((third.image, third.manifest), (first.image, None));
     assert_eq!(other.show(&third.image), home.show(&first.image));
@@ -425,7 +425,7 @@ fn a_dump_whose_objects_are_elsewhere() {
         )
     };
     let folder = home.path("repo");
-    let wishes = ImportWishes { objects: Some(&folder), ..usual_wishes() };
+    let wishes = ImportOptions { objects: Some(&folder), ..usual_wishes() };
     let mut ids = Vec::new();
     for digest in [object.to_string(), "-".to_owned()] {
         fs::write(home.path("a.dump"), dump(&digest)).unwrap();
@@ -474,7 +474,7 @@ fn directories() {
     let tree = home.tree(&report.image);
     assert_eq!(tree.resolve(b"b").unwrap().nlink(), 2);
     let exact = tree.resolve(b"b").unwrap().metadata().mtime;
-    let wishes = ImportWishes { times: walk::Times::Epoch, ..usual_wishes() };
+    let wishes = ImportOptions { times: walk::Times::Epoch, ..usual_wishes() };
     let epoch = home.import_with("dir", "root", &wishes).unwrap();
     let mtime = home.tree(&epoch.image).resolve(b"b").unwrap().metadata().mtime;
     assert_eq!(mtime, Timestamp::default());
@@ -488,7 +488,7 @@ fn a_name_given_is_the_name() {
     let home = Home::new();
     fs::write(home.path("root.tar"), lower().bytes()).unwrap();
     let name: RefName = "my/own:1".parse().unwrap();
-    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
     assert_eq!(home.import_with("tar", "root.tar", &wishes).unwrap().name, Some(name.clone()));
     let names: Vec<_> = home.store.refs.all().unwrap().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, [name]);
@@ -512,7 +512,7 @@ fn cancelled_at_any_time_leaves_nothing() {
                 }
             };
             let surroundings =
-                ImportSurroundings { progress: &progress, cancel: &cancel, ..home.surroundings() };
+                ImportContext { progress: &progress, cancel: &cancel, ..home.surroundings() };
             match home.import_in(kind, "layout", &surroundings) {
                 Err(ImportError::Cancelled) => assert_eq!(home.files(), before),
                 Err(error) => panic!("{}", chain(&error)),

@@ -9,7 +9,7 @@ use oci::reference::Reference;
 use oci::registry::Registry;
 use quire_transfer as transfer;
 use store::Form;
-use transfer::import::ImportWishes;
+use transfer::import::ImportOptions;
 use transfer::pull::{Layers, PullWishes, Pulled, default_name, pull};
 
 use super::pulls::{ailing, image, layer, served};
@@ -20,7 +20,7 @@ use testing::fake::reply;
 fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pull::PullError> {
     let reference: Reference = format!("{host}/app:1").parse().unwrap();
     let name = default_name(&reference).unwrap();
-    let import = ImportWishes { name: Some(&name), form, ..usual_wishes() };
+    let import = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
     let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
@@ -33,7 +33,7 @@ fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
     let manifest = reference.manifest.as_ref();
     let stored = transfer::import::Stored { image: id, manifest, name: None };
-    let wishes = ImportWishes { name: Some(name), form, ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(name), form, ..usual_wishes() };
     transfer::import::convert(&home.store, &stored, &home.surroundings(), &wishes).unwrap().image
 }
 

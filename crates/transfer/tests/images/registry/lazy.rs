@@ -10,7 +10,7 @@ use oci::policy::Policies;
 use quire_transfer as transfer;
 use serde_json::{Value, json};
 use store::{Form, FsckOptions, OpenImageError, Presence, RefName, Seconds};
-use transfer::import::ImportWishes;
+use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, Pulled, pull_lazy};
@@ -184,7 +184,7 @@ fn pull_trusting(
     trust: TrustIndex,
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
-    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let wishes = PullWishes { import, layers: Layers::Forget, policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let surroundings = home.surroundings();
@@ -266,7 +266,7 @@ fn an_image_of_which_all_is_here_is_compared_at_once() {
         let server = Server::start(move |request, _| answering.answer(request));
         let home = Home::new();
         let store = &home.store;
-        let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+        let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
         pull_with(&home, &server.host(), "1", Layers::Forget, import);
         let whole = store.refs.get(&"app".parse().unwrap()).unwrap().unwrap();
         let (policies, name) = (Policies::load(&[]).unwrap(), "again".parse().unwrap());
@@ -302,7 +302,7 @@ fn with_another(two: &[u8; 3]) -> (Arc<Stage>, Server, Server) {
 
 /// Pulls the image lazily while it lacks its third layer's device, which an ordinary pull of the other image then brings.
 fn pulled_around(home: &Home, server: &Server, other: &Server, name: &RefName) -> ImageId {
-    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let first = served(vec![layer(&first_layer())]);
     let first = Server::start(move |request, _| first.answer(request));
     pull_with(home, &first.host(), "1", Layers::Forget, import);
@@ -329,7 +329,7 @@ fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used(
 
         // What its layers make, by a store that has seen nothing else.
         let whole = Home::new();
-        let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+        let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
         pull_with(&whole, &server.host(), "1", Layers::Forget, import);
         let right = whole.store.refs.get(&"app".parse().unwrap()).unwrap().unwrap().image;
         assert_eq!(right == false_or_not, two == b"two");
@@ -361,7 +361,7 @@ fn an_ordinary_pull_compares_it_too() {
     let before = pulled_around(&home, &server, &other, &"lazy".parse().unwrap());
     let reference = home.store.refs.get(&"lazy".parse().unwrap()).unwrap().unwrap();
     home.store.set_ref(&name, &reference).unwrap();
-    let import = ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let Pulled::UpToDate { image, .. } =
         pull_with(&home, &server.host(), "1", Layers::Forget, import)
     else {

@@ -13,7 +13,7 @@ use quire_transfer as transfer;
 use oci::policy::Policies;
 use store::{FsckOptions, Seconds};
 use transfer::export::{self, Compression, How};
-use transfer::import::ImportWishes;
+use transfer::import::ImportOptions;
 use transfer::progress::Event;
 use transfer::pull::{Layers, PullError, PullWishes, Pulled, default_name, pull};
 use transfer::push::{PushError, Pushed, Sent, Wish, push};
@@ -108,7 +108,7 @@ pub(super) fn pull_name(
 ) -> Result<Pulled, PullError> {
     let reference: Reference = name.parse().unwrap();
     let name = default_name(&reference).unwrap();
-    let import = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let import = ImportOptions { name: Some(&name), ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
     let wishes = PullWishes { import, layers, policies: &policies };
     let registry = Registry::new(&reference, settings).unwrap();

@@ -9,7 +9,7 @@ use quire_transfer as transfer;
 
 use transfer::commit::{Commit, commit};
 use transfer::export::How;
-use transfer::import::ImportWishes;
+use transfer::import::ImportOptions;
 use transfer::pull::{Layers, default_name};
 use transfer::push::{PushError, Sent};
 
@@ -153,7 +153,7 @@ fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     };
     let tar = layer("mine", 50_000).tar;
     let name = named(name);
-    let wishes = ImportWishes { name: Some(&name), ..usual_wishes() };
+    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
     commit(&home.store, &made, &tar[..], &home.surroundings(), &wishes).unwrap();
     tar
 }

@@ -7,7 +7,7 @@ use image::erofs::read::Owners;
 use quire_transfer as transfer;
 use serde_json::json;
 
-use transfer::import::{ImportWishes, Report};
+use transfer::import::{ImportOptions, Report};
 use transfer::pull::Layers;
 
 use super::pulls::{MANIFEST, pull_name};
@@ -91,7 +91,7 @@ impl Tenants {
 
     fn import(&mut self, source: &str, form: store::Form) -> Outcome {
         let name = format!("image{}:latest", self.count).parse().unwrap();
-        let wishes = ImportWishes { name: Some(&name), form, ..usual_wishes() };
+        let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
         let source = oci::source::Source::parse(source.as_ref()).unwrap();
         let outcome =
             transfer::import::import(&self.home.store, &source, &self.home.surroundings(), &wishes);

@@ -11,7 +11,7 @@ use oci::policy::Policies;
 use quire_transfer as transfer;
 use store::Form;
 use transfer::StoredImage;
-use transfer::import::{ImportSurroundings, ImportWishes};
+use transfer::import::{ImportContext, ImportOptions};
 use transfer::lazy::artifact::{Artifact, LazyParts, LazySubject};
 use transfer::pull::{Layers, PullWishes, Pulled, pull};
 
@@ -59,7 +59,7 @@ pub(super) fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
     let home = Home::new();
     let served = Arc::clone(new);
     let server = Server::start(move |request, _| served.answer(request));
-    let import = ImportWishes { form: Form::Tar, index: true, ..usual_wishes() };
+    let import = ImportOptions { form: Form::Tar, index: true, ..usual_wishes() };
     let pulled = pull_with(&home, &server.host(), "2", Layers::Keep, import);
     let Pulled::Image(report) = pulled else { panic!("it was there") };
     let open = home.store.open_image(&report.image).unwrap();
@@ -72,15 +72,15 @@ pub(super) fn pull_with(
     host: &str,
     tag: &str,
     layers: Layers,
-    import: ImportWishes<'_>,
+    import: ImportOptions<'_>,
 ) -> Pulled {
     let reference: Reference = format!("{host}/app:{tag}").parse().unwrap();
     let policies = Policies::load(&[]).unwrap();
     let name = "app".parse().unwrap();
-    let import = ImportWishes { name: Some(&name), ..import };
+    let import = ImportOptions { name: Some(&name), ..import };
     let wishes = PullWishes { import, layers, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
-    let surroundings = ImportSurroundings { budget: 64 << 20, ..home.surroundings() };
+    let surroundings = ImportContext { budget: 64 << 20, ..home.surroundings() };
     pull(&home.store, &registry, &reference, &surroundings, &wishes).unwrap()
 }
 
@@ -147,7 +147,7 @@ impl Stage {
     fn update(self: &Arc<Self>, form: Form) -> (u64, usize) {
         let server = self.start();
         let home = Home::new();
-        let wishes = || ImportWishes { form, ..usual_wishes() };
+        let wishes = || ImportOptions { form, ..usual_wishes() };
         pull_with(&home, &server.host(), "1", Layers::Forget, wishes());
         let (before, seen) = (self.sent.load(Ordering::Relaxed), server.seen().len());
         let pulled = pull_with(&home, &server.host(), "2", Layers::Forget, wishes());
@@ -191,7 +191,7 @@ fn files_of_devices_are_found_too() {
     let blob = stage.new.layers[0].blob.len() as u64;
     let server = stage.start();
     let home = Home::new();
-    let wishes = || ImportWishes { form: Form::Tar, ..usual_wishes() };
+    let wishes = || ImportOptions { form: Form::Tar, ..usual_wishes() };
     pull_with(&home, &server.host(), "1", Layers::Forget, wishes());
     let before = stage.sent.load(Ordering::Relaxed);
     pull_with(&home, &server.host(), "2", Layers::Forget, wishes());

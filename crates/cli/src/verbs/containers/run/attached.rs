@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use container::life::detached;
+use container::life::background;
+use container::life::monitor_report::{self, EndReport, MonitorReport};
 use container::life::prepare::Ready;
 use container::life::running::Seat;
 use container::life::terminal::{Attached, Events, Left, SHORT_MOMENT, is_spared_interrupts, link};
-use container::life::told::{self, EndReport, MonitorReport};
 use kernel::process::{Pid, Process, ProcessError, Requests, Signal, start_behind};
 use kernel::terminal::{Modes, Receiver};
 
@@ -63,7 +63,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     };
     // It tells of the start, and then nothing until the end.
     if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
-        return not_started(told::not_started(events.id, &failure, events.is_asked)?);
+        return not_started(monitor_report::not_started(events.id, &failure, events.is_asked)?);
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
@@ -102,7 +102,7 @@ impl Caller<'_> {
     }
 
     fn kill(&self) {
-        if let Err(error) = detached::signal(self.folder, self.id, "KILL") {
+        if let Err(error) = background::signal(self.folder, self.id, "KILL") {
             self.remark(&error);
         }
     }

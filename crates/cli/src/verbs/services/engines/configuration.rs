@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use toml::{Table, Value};
 
-use crate::verbs::services::other_root::{HeldPath, regular};
+use crate::verbs::services::rootfs::{HeldPath, regular};
 
 /// The most bytes of a file that are read.
 const BYTES_MAX: u64 = 1 << 20;

@@ -13,8 +13,8 @@ use super::{CAPABILITIES, DIFFERS, REMAP, TRANSFER};
 use crate::args::Skip;
 use crate::output::report;
 use crate::verbs::services::engine_version::EngineVersion;
-use crate::verbs::services::other_root::HeldPath;
-use crate::verbs::services::settings::{ENGINE, K3S_SOCKET, SnapshotterChoices};
+use crate::verbs::services::rootfs::HeldPath;
+use crate::verbs::services::service_config::{ENGINE, K3S_SOCKET, SnapshotterChoices};
 
 const CONTAINERD: &str = "/etc/containerd/config.toml";
 const DOCKER: &str = "/etc/docker/daemon.json";
@@ -479,7 +479,7 @@ mod tests {
     use crate::args::Engine;
     use crate::verbs::services::engines::config;
     use crate::verbs::services::engines::configuration::below;
-    use crate::verbs::services::settings::SnapshotterSettings;
+    use crate::verbs::services::service_config::SnapshotterSettings;
 
     struct Host {
         root: tempfile::TempDir,

@@ -14,7 +14,7 @@ use crate::Answer;
 use crate::output::report::{self, Time};
 use crate::session::context::Context;
 use crate::verbs::services::engines::figures::metrics;
-use crate::verbs::services::settings::{ServeFile, SnapshotterChoices};
+use crate::verbs::services::service_config::{ServeFile, SnapshotterChoices};
 
 /// A snapshot of an engine.
 #[derive(Debug, PartialEq, Eq, Serialize)]

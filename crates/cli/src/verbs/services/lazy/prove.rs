@@ -8,7 +8,7 @@ use transfer::import::{self, BUDGET, Completed};
 
 use crate::args::RegistryOptions;
 use crate::session::context::Context;
-use crate::session::surroundings::Surroundings;
+use crate::session::resources::Surroundings;
 use crate::verbs::images::pull::{pauses, settings};
 
 /// The image that is to be used: this one, or the one that its layers make.
@@ -30,7 +30,7 @@ pub(super) fn proven(
     }
     let shown = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
     let failed = || format!("{shown} came with an index, and cannot be compared with its layers");
-    if !store.is_own() || !container::owner::is_ours(store) {
+    if !store.is_own() || !container::store_ownership::is_ours(store) {
         bail!("{}: the owner of the store can do that, by `quire pull {shown}`", failed());
     }
     if !context.is_quiet() {

@@ -8,7 +8,7 @@ use serve::lazy::{Completion, DoorWish, READERS_WAIT, SourcePatience};
 
 use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
-use crate::verbs::services::settings::{ServeFile, ServeSettings};
+use crate::verbs::services::service_config::{ServeFile, ServeSettings};
 
 /// The trace that is fetched first, unless another is set.
 const DEFAULT_TRACE: &str = "default";

@@ -12,7 +12,7 @@ use super::layer::{Gathered, Totals};
 use super::layers::{Document, LayerSource, Once, Title};
 use super::stop::Stop;
 use super::{
-    ImportError, ImportSurroundings, ImportWishes, Job, LayerReport, LayersMismatch, Made, Report,
+    ImportContext, ImportError, ImportOptions, Job, LayerReport, LayersMismatch, Made, Report,
     documents,
 };
 use crate::stored::{StoredError, image_of};
@@ -83,8 +83,8 @@ impl<'a> LayerImport<'a> {
     /// [`ImportError`].
     pub fn begin(
         store: &'a Store,
-        surroundings: &ImportSurroundings<'a>,
-        wishes: &ImportWishes<'a>,
+        surroundings: &ImportContext<'a>,
+        wishes: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
         Ok(Self {
             job: Job::begin(store, surroundings, wishes)?,

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kernel::precontent::{Group, PrecontentError};
+use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 

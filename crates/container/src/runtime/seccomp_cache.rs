@@ -20,9 +20,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 use store::Digest;
 
+use crate::backoff::Pace;
+use crate::boot_cache::Notes;
 use crate::bundle::spec::RuntimeSpec;
-use crate::notes::Notes;
-use crate::pace::Pace;
 use crate::runtime::{Kind, Runtime};
 
 const ANNOTATION: &str = "run.oci.seccomp_bpf_data";

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use kernel::process::finish_behind;
 use store::{Seconds, Store};
-use transfer::import::ImportSurroundings;
+use transfer::import::ImportContext;
 use transfer::progress::Event;
 
 use crate::output::progress::Progress;
@@ -46,9 +46,9 @@ impl<'s> Surroundings<'s> {
     /// Does `work` with progress shown, until it is done or told to stop.
     pub(crate) fn during<T: Send>(
         &self,
-        work: impl FnOnce(&ImportSurroundings<'_>) -> T + Send,
+        work: impl FnOnce(&ImportContext<'_>) -> T + Send,
     ) -> anyhow::Result<T> {
-        let surroundings = ImportSurroundings {
+        let surroundings = ImportContext {
             now: self.now,
             threads: self.threads,
             budget: self.budget,

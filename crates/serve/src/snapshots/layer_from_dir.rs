@@ -14,11 +14,11 @@ use image::tree::{Builder, Tree};
 use image::verity::ImageId;
 use store::{Seconds, SnapshotContent, Store, Transaction};
 use transfer::import::{
-    BUDGET, Below, Durable, ImportSurroundings, ImportWishes, IncomingLayer, LayerImport, Report,
+    BUDGET, Below, Durable, ImportContext, ImportOptions, IncomingLayer, LayerImport, Report,
     add_unknown, stack,
 };
 
-use super::caller::Wanted;
+use super::cancellation::Wanted;
 use super::error::SnapshotterError;
 
 /// Resources for layers.
@@ -95,12 +95,12 @@ impl Resources {
         (blob, wanted): (impl Read + Send, &Wanted),
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
-        let wishes = ImportWishes {
+        let wishes = ImportOptions {
             durable: Durable::EachLayer,
             keeper: Some(keeper),
-            ..ImportWishes::default()
+            ..ImportOptions::default()
         };
-        let surroundings = ImportSurroundings { cancel: wanted.cancel(), ..self.surroundings(now) };
+        let surroundings = ImportContext { cancel: wanted.cancel(), ..self.surroundings(now) };
         let import = LayerImport::begin(keeper.store(), &surroundings, &wishes)?;
         let layers = import.layers().layer(IncomingLayer {
             name: claim.digest.to_string(),
@@ -125,12 +125,12 @@ impl Resources {
         layers: &[Digest],
         now: Seconds,
     ) -> Result<(ImageId, u64), SnapshotterError> {
-        let made = stack(store, layers, &self.surroundings(now), &ImportWishes::default())?;
+        let made = stack(store, layers, &self.surroundings(now), &ImportOptions::default())?;
         Ok((made.image, made.image_bytes))
     }
 
-    fn surroundings(&self, now: Seconds) -> ImportSurroundings<'_> {
-        ImportSurroundings {
+    fn surroundings(&self, now: Seconds) -> ImportContext<'_> {
+        ImportContext {
             now,
             threads: self.threads,
             budget: BUDGET,
@@ -147,7 +147,7 @@ impl Resources {
         tar: impl Read + Send,
         now: Seconds,
     ) -> Result<Report, SnapshotterError> {
-        let wishes = ImportWishes::default();
+        let wishes = ImportOptions::default();
         Ok(add_unknown(store, below, tar, &self.surroundings(now), &wishes)?)
     }
 }

@@ -8,13 +8,13 @@ use image::tree::Tree;
 use image::verity::ImageId;
 use store::{ContainerDir, ContainerError, ContentsError, OpenImage, OpenImageError, Store};
 
+use crate::backoff::GLANCE;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
-use crate::life::detached;
-use crate::life::kept::{Changes, KeptError};
-use crate::life::known::{KnownContainer, KnownError, find};
+use crate::life::background;
+use crate::life::lookup::{KnownContainer, KnownError, find};
 use crate::life::pause::{PauseError, Paused, pause};
-use crate::pace::GLANCE;
+use crate::life::writable_layer::{Changes, KeptError};
 
 /// A container whose changes are read, with the resources that are needed for that.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ pub fn look(
     } else {
         let lock = lock(store, &found.id)?;
         // The monitor may have been killed, with or without the container.
-        detached::bury(&lock, now()).map_err(|source| LookError::Bury { id: id(), source })?;
+        background::bury(&lock, now()).map_err(|source| LookError::Bury { id: id(), source })?;
         (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })

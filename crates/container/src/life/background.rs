@@ -11,25 +11,25 @@ use std::process::Stdio;
 use kernel::process::{Executed, Exit, Pid, Process, ProcessIdentity, Setup, Signal, Signals};
 use store::ContainerDir;
 
+use crate::backoff::GLANCE;
+use crate::bundle::path_resolver::{View, check_inside};
 use crate::bundle::security::{of_caller, of_user};
 use crate::bundle::spec::{RuntimeSpec, SpecProcess, SpecUser};
 use crate::bundle::user::User;
-use crate::bundle::view::{View, check_inside};
 use crate::bundle::{Home, Terminal};
 use crate::folder::{EXEC, LOG, OVER, PID, RUNTIME_LOG, RUNTIME_PATH, UNWANTED};
 use crate::life::causes;
+use crate::life::init_signals::Terms;
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
-use crate::life::spared::Terms;
 use crate::life::state::{Code, End, State};
-use crate::pace::GLANCE;
 use crate::plan::Stop;
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
     complaints, enter,
 };
+use crate::runtime::gvisor_stdio::{Pump, Streams};
 use crate::runtime::program::{Named, Refusal, Within};
-use crate::runtime::streams::{Pump, Streams};
 use crate::runtime::{Kind, Runtime};
 
 /// Time to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
@@ -368,7 +368,7 @@ impl Drop for Notes {
 /// # Errors
 /// [`RunError`] if the program cannot be executed, or the runtime cannot be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
-    crate::runtime::streams::check().map_err(RunError::Directory)?;
+    crate::runtime::gvisor_stdio::check().map_err(RunError::Directory)?;
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }

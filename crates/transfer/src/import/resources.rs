@@ -8,12 +8,12 @@ use store::Seconds;
 
 use crate::progress::Event;
 
-/// The usual [`ImportSurroundings::budget`]: 64 MiB.
+/// The usual [`ImportContext::budget`]: 64 MiB.
 pub const BUDGET: usize = 64 << 20;
 
 /// Resources of an import, the same for all imports of a process. The image does not depend on them.
 #[derive(Clone, Copy)]
-pub struct ImportSurroundings<'a> {
+pub struct ImportContext<'a> {
     /// Current time, for the ref.
     pub now: Seconds,
     /// Number of threads that hash and write, and of layers that are read at once.
@@ -28,9 +28,9 @@ pub struct ImportSurroundings<'a> {
     pub cancel: &'a AtomicBool,
 }
 
-impl std::fmt::Debug for ImportSurroundings<'_> {
+impl std::fmt::Debug for ImportContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut surroundings = f.debug_struct("ImportSurroundings");
+        let mut surroundings = f.debug_struct("ImportContext");
         surroundings.field("now", &self.now).field("threads", &self.threads);
         surroundings.field("budget", &self.budget).field("scratch", &self.scratch);
         surroundings.finish_non_exhaustive()

@@ -10,7 +10,7 @@ use kernel::process::{Process, ProcessError, Signal, Signals};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::life::detached;
+use crate::life::background;
 
 /// Error of reading a monitor's report.
 #[derive(Debug, thiserror::Error)]
@@ -169,8 +169,8 @@ pub enum TakenBack {
 /// Kills a container and waits for the end of its monitor, which removes the container.
 #[must_use]
 pub fn take_back(id: &str, folder: &Path, monitor: &Process) -> TakenBack {
-    let _asked = detached::unwant(folder);
-    let _killed = detached::signal(folder, id, "KILL");
+    let _asked = background::unwant(folder);
+    let _killed = background::signal(folder, id, "KILL");
     taken_back(folder, monitor, UNWANTED)
 }
 

@@ -7,7 +7,7 @@ use store::{LazySnapshot, Seconds, SnapshotContent, SnapshotKind, SnapshotRecord
 use transfer::image_of_layers;
 
 use super::error::SnapshotterError;
-use super::ingest::Base;
+use super::layer_from_dir::Base;
 use super::roots::Below;
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, State, Work};
@@ -36,7 +36,7 @@ impl Snapshotter {
         let base = self.base_of(parent)?;
         let directories = self.state().directories(parent);
         let Some(number) = base else {
-            return Ok(Below { image: self.nothing()?, lazy: None, directories });
+            return Ok(Below { image: self.empty_image()?, lazy: None, directories });
         };
         loop {
             self.image_of(number)?;

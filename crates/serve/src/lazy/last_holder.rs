@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use container::life::monitor::Watch;
-use kernel::precontent::{EventBuffer, Group, PrecontentError};
+use kernel::fanotify::{EventBuffer, Group, PrecontentError};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -67,7 +67,7 @@ impl LazyWatch {
             // Another service, with another group.
             return Ok(false);
         }
-        Ok(is_locked(&life)? || super::folder::is_held(&self.folder)?)
+        Ok(is_locked(&life)? || super::runtime_dir::is_held(&self.folder)?)
     }
 
     /// Whether it is of another instance.

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use kernel::process::{Exit, Pid, Signal, has_executed, waits_for_signals};
 
+use crate::backoff::GLANCE;
 use crate::folder::PID;
-use crate::pace::GLANCE;
 use crate::runtime::Kind;
 use crate::runtime::call::HeldFolder;
 

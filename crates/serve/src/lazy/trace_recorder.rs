@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::lazy::UNIT;
 use image::verity::DeviceId;
-use kernel::precontent::{EventBuffer, Group};
+use kernel::fanotify::{EventBuffer, Group};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use store::TraceRun;

@@ -32,7 +32,7 @@ pub enum Durable {
 
 /// Options of an import.
 #[derive(Debug, Clone, Copy)]
-pub struct ImportWishes<'a> {
+pub struct ImportOptions<'a> {
     /// Name for the image. Without a name it is garbage at once.
     pub name: Option<&'a RefName>,
     /// Platform to choose among several images; by default Linux on this machine's processor.
@@ -63,7 +63,7 @@ pub struct ImportWishes<'a> {
     pub objects: Option<&'a Path>,
 }
 
-impl Default for ImportWishes<'_> {
+impl Default for ImportOptions<'_> {
     fn default() -> Self {
         Self {
             name: None,

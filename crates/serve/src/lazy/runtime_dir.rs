@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::client::LazyService;
+use super::last_holder::{self, LazyWatch, is_locked};
 use super::service::{LEAVE, ServiceError};
-use super::watch::{self, LazyWatch, is_locked};
 
 /// How often a service is asked to leave.
 const ASK: Duration = Duration::from_millis(100);
@@ -27,7 +27,7 @@ pub(super) const LOCK: &str = "lock";
 pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
     let found = fs::metadata(store)?;
     let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
-    Ok(Path::new(container::notes::FOLDER).join(name))
+    Ok(Path::new(container::boot_cache::FOLDER).join(name))
 }
 
 /// Whether a service that is there already is asked to leave.
@@ -76,7 +76,7 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             made => made?,
         };
         // What another service has is asked for below.
-        match watch::lock(&file, &|| replace == Replace::Yes) {
+        match last_holder::lock(&file, &|| replace == Replace::Yes) {
             Ok(()) if is_at(&file, &path) => return Ok((file, watch)),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),

@@ -10,9 +10,9 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::fd_name::name_of;
 use crate::last_errno;
-use crate::object::name_of;
-use crate::shared::SharedMemory;
+use crate::shared_memory::SharedMemory;
 use crate::version::KernelVersion;
 
 const FAN_PRE_ACCESS: u64 = 0x0010_0000;

@@ -15,9 +15,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use store::{ContainerDir, ContainerError, Store, WritableDraft};
 
+use crate::backoff::GLANCE;
 use crate::bundle::Access;
 use crate::folder::LAYER;
-use crate::pace::GLANCE;
 use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::{Space, Writable};
 

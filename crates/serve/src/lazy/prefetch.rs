@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::fill::{Cause, FillError, LayerFiller};
-use super::plan;
+use super::readahead;
 
 /// So many requests that nobody waits for are under way at once.
 pub(super) const WORKERS: usize = 24;
@@ -110,7 +110,7 @@ impl<'a> Ahead<'a> {
     pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Vec<Range<usize>>) {
         let unknown = filler.files().begin().then_some(NO_SPANS);
         let pieces =
-            spans.into_iter().flat_map(|it| plan::in_pieces(it, |it| filler.packed_bytes(it)));
+            spans.into_iter().flat_map(|it| readahead::in_pieces(it, |it| filler.packed_bytes(it)));
         let made: Vec<_> = unknown.into_iter().chain(pieces).collect();
         if made.is_empty() {
             return;
@@ -132,9 +132,11 @@ impl<'a> Ahead<'a> {
             });
             placed.push((place, fillers[place].spans_of(&units)));
         }
-        let made = plan::requests(placed, |(place, spans)| fillers[*place].packed_bytes(spans));
-        let piece =
-            |(place, spans): plan::SpanRun| AheadPart::new(&fillers[place], spans, Cause::Trace);
+        let made =
+            readahead::requests(placed, |(place, spans)| fillers[*place].packed_bytes(spans));
+        let piece = |(place, spans): readahead::SpanRun| {
+            AheadPart::new(&fillers[place], spans, Cause::Trace)
+        };
         add(&mut self.lock().traces, made.into_iter().map(piece));
         self.changed.notify_all();
     }
@@ -160,7 +162,7 @@ impl<'a> Ahead<'a> {
 
     fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
         let spans = 0..filler.index().head.spans.len();
-        let made = plan::in_pieces(spans, |it| filler.packed_bytes(it));
+        let made = readahead::in_pieces(spans, |it| filler.packed_bytes(it));
         let piece = |spans| AheadPart::new(filler, spans, Cause::Completion);
         self.lock().completions.extend(made.into_iter().map(piece));
         self.changed.notify_all();

@@ -12,15 +12,15 @@ use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
+use crate::boot_cache::Notes;
 use crate::bundle::Access;
-use crate::bundle::names::{NameFile, NameMount};
+use crate::bundle::etc_files::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
 use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
-use crate::notes::Notes;
 use crate::root::headroom::{Headroom, HeadroomError};
-use crate::root::upper::{Doomed, UpperError};
+use crate::root::upper_dir::{Doomed, UpperError};
 
-/// Folder that all users may pass through, in [`FOLDER`](crate::notes::FOLDER). Runtimes prepare a container with a
+/// Folder that all users may pass through, in [`FOLDER`](crate::boot_cache::FOLDER). Runtimes prepare a container with a
 /// user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
 /// folders and those above.
 const OPEN: &str = "/run/quire/userns";
@@ -82,7 +82,8 @@ impl Filestore {
         mode: u32,
         owner: (u32, u32),
     ) -> Result<Self, UpperError> {
-        let (mount, directory) = crate::root::upper::volume(file, durability, DATA, mode, owner)?;
+        let (mount, directory) =
+            crate::root::upper_dir::volume(file, durability, DATA, mode, owner)?;
         Ok(Self { mount, doomed: Doomed::of_filestore(directory, durability) })
     }
 }

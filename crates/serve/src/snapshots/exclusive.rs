@@ -4,11 +4,11 @@ use std::sync::PoisonError;
 
 use store::{SnapshotKind, SnapshotRecord};
 
+use super::deferred_delete::Thrown;
 use super::error::SnapshotterError;
 use super::labels::{Labels, asked_map, asked_size, check_labels, check_name};
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, Work};
-use super::trash::Thrown;
 
 /// A snapshot on which nobody else works meanwhile.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         self.change(|entry| entry.work = Work::None);
-        self.snapshotter.turned.notify_all();
+        self.snapshotter.released.notify_all();
     }
 }
 
@@ -68,7 +68,7 @@ impl Drop for NewSnapshot<'_> {
                 self.snapshotter.trash.throw(Thrown::Folder(folder));
             }
         }
-        self.snapshotter.turned.notify_all();
+        self.snapshotter.released.notify_all();
     }
 }
 
@@ -122,7 +122,7 @@ impl Snapshotter {
                 entry.work = Work::Some;
                 return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
             }
-            state = self.turned.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

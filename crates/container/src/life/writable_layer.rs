@@ -14,10 +14,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::backoff::GLANCE;
+use crate::fd_handoff;
 use crate::folder::{FILESTORE, LAYER, UPPER, WRITABLE};
-use crate::offer;
-use crate::pace::GLANCE;
-use crate::root::upper::{UpperError, at_rest, last_use, open_upper};
+use crate::root::upper_dir::{UpperError, at_rest, last_use, open_upper};
 
 /// Location of a container's writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,7 +121,7 @@ impl Place {
 
 /// Offers the upper directory to other processes, as long as this process holds it open.
 pub fn offer(folder: &Path, upper: BorrowedFd<'_>) -> std::io::Result<()> {
-    offer::offer(&folder.join(UPPER), upper, &[])
+    fd_handoff::offer(&folder.join(UPPER), upper, &[])
 }
 
 /// The open upper directory of a container.
@@ -145,7 +145,7 @@ impl Changes {
         if Place::load(folder) == Some(Place::None) {
             return Err(KeptError::ReadOnly);
         }
-        let (upper, _) = offer::take(&folder.join(UPPER)).ok_or(KeptError::Offer)?;
+        let (upper, _) = fd_handoff::take(&folder.join(UPPER)).ok_or(KeptError::Offer)?;
         let is_directory = |stat: Stat| stat.st_mode & 0o170_000 == 0o040_000;
         if !rustix::fs::fstat(&upper).is_ok_and(is_directory) {
             return Err(KeptError::Offer);
@@ -252,7 +252,7 @@ fn is_clean(file: &File) -> std::io::Result<bool> {
 pub fn give_up(folder: &Path) {
     // Only a file system that belongs to this container may be shut down.
     let Some(Place::Filestore { .. }) = Place::load(folder) else { return };
-    let Some((upper, _)) = offer::take(&folder.join(UPPER)) else { return };
+    let Some((upper, _)) = fd_handoff::take(&folder.join(UPPER)) else { return };
     let device = |stat: Result<Stat, Errno>| stat.ok().map(|it| it.st_dev);
     let (inside, outside) = (device(rustix::fs::fstat(&upper)), device(rustix::fs::stat(folder)));
     // Source: `linux/magic.h`, EXT4_SUPER_MAGIC.

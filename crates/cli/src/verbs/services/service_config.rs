@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
 use crate::args;
-use crate::verbs::services::other_root::regular;
+use crate::verbs::services::rootfs::regular;
 
 /// The largest file of settings.
 const FILE_MAX: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use serve::mounts::{MountLimits, MountPolicy};
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
-use crate::session::helpers;
+use crate::session::system_programs;
 
 /// All that the table can set.
 const KEYS: &str = "socket, copies, users, groups, images, image-bytes, inodes, images-per-user, bytes-per-user, \
@@ -45,7 +45,8 @@ impl MountsSettings {
             let database = file.trim_start_matches("/etc/");
             let found = names.iter().map(|name| {
                 let known = number(&text, name);
-                let known = known.or_else(|| number(&helpers::getent(database, name)?, name));
+                let known =
+                    known.or_else(|| number(&system_programs::getent(database, name)?, name));
                 known.with_context(|| format!("\"{name}\" is not in {file}"))
             });
             found.collect::<anyhow::Result<BTreeSet<_>>>().map(Some)

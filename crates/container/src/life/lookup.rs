@@ -9,14 +9,14 @@ use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
 use store::{ContainerError, ContainerRecord, Liveness, Store};
 
+use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
-use crate::life::kept::{self, Changes, Place};
 use crate::life::state::{Reason, State};
-use crate::life::{cgroups, detached, pause, spared, teardown};
-use crate::owner::{OwnerError, check_containers};
-use crate::pace::GLANCE;
+use crate::life::writable_layer::{self, Changes, Place};
+use crate::life::{background, cgroups, init_signals, pause, teardown};
 use crate::runtime::call::KILLING;
+use crate::store_ownership::{OwnerError, check_containers};
 
 /// Reason why an operation on a container failed.
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +103,7 @@ impl KnownContainer {
         let is_unwatched = liveness == Liveness::Dead
             && record.is_some()
             && !is_over
-            && !detached::is_over(&folder)
+            && !background::is_over(&folder)
             && first_process(&folder, state.as_ref()).is_some();
         Ok(Self { id, record, liveness, folder, state, is_unwatched })
     }
@@ -209,14 +209,14 @@ impl KnownContainer {
         let mut forced = 0_u32;
         loop {
             // A container that is just being started cannot be signalled yet.
-            let told = detached::signal(&self.folder, &self.id, "KILL");
-            if told.is_ok() && !detached::wait(Some(PAUSED), &|| self.is_alive(store))? {
+            let told = background::signal(&self.folder, &self.id, "KILL");
+            if told.is_ok() && !background::wait(Some(PAUSED), &|| self.is_alive(store))? {
                 // Another command may have paused the container to read its changes. A paused container ends only
                 // after it is resumed.
                 pause::resume(&self.folder, &self.id);
             }
             let pause = if told.is_ok() { STUCK } else { AGAIN };
-            if detached::wait(Some(pause), &|| self.is_alive(store))? {
+            if background::wait(Some(pause), &|| self.is_alive(store))? {
                 return Ok(());
             }
             // The container should have ended by now, whatever the runtime reports.
@@ -224,7 +224,7 @@ impl KnownContainer {
                 self.end_without_runtime(forced > 0);
                 forced = forced.saturating_add(1);
                 // The runtime may hang again when it is called.
-                if detached::wait(Some(STUCK), &|| self.is_alive(store))? {
+                if background::wait(Some(STUCK), &|| self.is_alive(store))? {
                     return Ok(());
                 }
             }
@@ -254,7 +254,7 @@ impl KnownContainer {
         let is_holder = |pid| holders.iter().any(|it| Some(it.process.pid()) == pid);
         let first = first_process(&self.folder, self.state.as_ref()).or_else(|| {
             // A first process without recorded state and cgroup is recognized as a child of its runtime.
-            let process = Process::open(spared::first_process(&self.folder)?).ok()?;
+            let process = Process::open(init_signals::first_process(&self.folder)?).ok()?;
             is_holder(kernel::process::parent_of(process.pid())).then_some(process)
         });
         let is_monitor = |it: &Holder| match &self.state {
@@ -281,7 +281,7 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     if let Some(noted) = state.and_then(|it| it.process.as_ref()) {
         return noted.open();
     }
-    let pid = spared::first_process(folder)?;
+    let pid = init_signals::first_process(folder)?;
     let process = Process::open(pid).ok()?;
     cgroups::has(folder, pid).then_some(process)
 }
@@ -372,7 +372,7 @@ pub fn running(
             let status = known.status();
             return Err(KnownError::Over { id: known.id, status });
         }
-        if let Some(root) = detached::root(&known.folder) {
+        if let Some(root) = background::root(&known.folder) {
             return Ok((known, root));
         }
         if is_asked_to_end() {
@@ -422,7 +422,7 @@ pub fn remove(
         if if_running == IfRunning::Refuse {
             return Err(KnownError::Runs(id.clone()));
         }
-        if let Err(error) = detached::unwant(&known.folder) {
+        if let Err(error) = background::unwant(&known.folder) {
             tracing::debug!(id, %error, "its monitor does not know that it is not wanted");
         }
         known.kill(store)?;
@@ -437,14 +437,15 @@ pub fn remove(
             Err(ContainerError::Absent(_)) => return Ok(false),
             Ok(None) if since.elapsed() < DEATH => {
                 // Data that is still on its way to the disk is not needed any more.
-                kept::give_up(&known.folder);
+                writable_layer::give_up(&known.folder);
                 std::thread::sleep(GLANCE);
             }
             Ok(None) => return Err(KnownError::InUse(id.clone())),
             Err(error) => return Err(error.into()),
         }
     };
-    detached::bury(&folder, now()).map_err(|source| KnownError::Bury { id: id.clone(), source })?;
+    background::bury(&folder, now())
+        .map_err(|source| KnownError::Bury { id: id.clone(), source })?;
     teardown::remove_behind(folder, store.who())?;
     Ok(true)
 }

@@ -11,11 +11,11 @@ use store::SnapshotError;
 use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
 
-use super::caller::{Caller, Wanted};
+use super::cancellation::{Caller, Wanted};
 use super::compare::{Compared, LayerWish};
 use super::content::{ContentError, ContentStore, EngineHeaders, NewContent};
 use super::error::SnapshotterError;
-use super::ingest::LayerClaim;
+use super::layer_from_dir::LayerClaim;
 use super::layers::AppliedLayer;
 use super::snapshotter::Snapshotter;
 use super::status::status;
