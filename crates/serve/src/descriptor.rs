@@ -1,4 +1,4 @@
-//! Descriptors that come through sockets.
+//! Sends and receives messages with file descriptors over Unix sockets.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,17 +10,17 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-/// What came in one piece.
+/// The result of one `recvmsg`.
 pub(crate) struct ReceivedPiece {
-    /// Bytes in the buffer.
+    /// Number of bytes in the buffer.
     pub(crate) bytes: usize,
-    /// What was cut off.
+    /// Whether data or control messages were truncated.
     pub(crate) flags: ReturnFlags,
-    /// What came along, at most one.
+    /// The first descriptor that came with the bytes.
     pub(crate) descriptor: Option<OwnedFd>,
 }
 
-/// Waits for bytes, and takes the descriptor that comes along.
+/// Waits for bytes, and takes at most one descriptor that comes with them.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<ReceivedPiece> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -39,10 +39,11 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<R
     Ok(ReceivedPiece { bytes: got.bytes, flags: got.flags, descriptor })
 }
 
-/// The most descriptors that come along with one piece.
+/// Largest number of descriptors in one message.
 const MOST: usize = 2;
 
-/// Takes a whole piece, and up to two descriptors that come along with it. No bytes are the end.
+/// Receives one message and up to two descriptors. Zero bytes mean the end of the stream. A truncated message is an
+/// error.
 pub(crate) fn receive_piece(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -63,7 +64,7 @@ pub(crate) fn receive_piece(
     Ok((got.bytes, descriptors))
 }
 
-/// Sends a piece with up to two descriptors.
+/// Sends one message with up to two descriptors.
 pub(crate) fn send_piece(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

@@ -1,5 +1,5 @@
-//! Ids for a user namespace, from systemd-nsresourced. Its interface is described by `varlinkctl introspect`, and by
-//! systemd-nsresourced.service(8).
+//! Gets ids for a user namespace from systemd-nsresourced. Its interface is described by `varlinkctl introspect` and
+//! by systemd-nsresourced.service(8).
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::os::fd::OwnedFd;
@@ -12,53 +12,53 @@ use serde_json::{Value, json};
 
 use crate::varlink::{CallError, Client};
 
-/// Where it listens.
+/// Socket of systemd-nsresourced.
 pub const IDS_SOCKET: &str = "/run/systemd/io.systemd.NamespaceResource";
 
-/// How long it may take: when it starts, it has programs for the kernel to load.
+/// Longest wait for a reply: a service that is just starting first loads BPF programs into the kernel.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Why there are no ids.
+/// Why no ids were allocated.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum IdsError {
-    /// There is no such service.
+    /// The service's socket does not exist, or no process listens there.
     #[error("systemd-nsresourced is not here")]
     Absent,
-    /// It cannot be talked to.
+    /// Connecting to the service or exchanging messages with it failed.
     #[error("cannot talk to systemd-nsresourced: {0}")]
     Talk(String),
-    /// It does not know what it is asked for.
+    /// The service does not know the method or a parameter.
     #[error("systemd-nsresourced is too old to give ids to containers ({0})")]
     Old(String),
-    /// The kernel lacks what it needs.
+    /// The kernel lacks a feature that the service needs.
     #[error(
         "systemd-nsresourced cannot give ids on this system: it needs a kernel with BPF among its security modules (`bpf` in \
          /sys/kernel/security/lsm) and libbpf"
     )]
     Unsupported,
-    /// All are taken.
+    /// The service has no ids left, or this user has reached the limit of namespaces.
     #[error("systemd-nsresourced has no ids left, or none for this user: end a container")]
     Exhausted,
-    /// Another reason.
+    /// The service refused for another reason.
     #[error("systemd-nsresourced refuses: {0}")]
     Refused(String),
 }
 
-/// An error of its own.
+/// An error of the service's own interface.
 #[derive(Debug, Deserialize)]
 struct OwnError {
     error: String,
     parameters: Option<Value>,
 }
 
-/// systemd-nsresourced, at its socket. No thread is started.
+/// A client of systemd-nsresourced; the field is the socket's path. Calls start no thread.
 #[derive(Debug)]
 pub struct IdsService<'a>(pub &'a str);
 
 impl IdService for IdsService<'_> {
-    /// Has a user namespace without ids given some, where the service has them: this process's own user and group, each mapped
-    /// to itself, and 65,536 others, mapped to themselves. They are taken back when the namespace ends. Until then nobody can
-    /// make files with them that would stay.
+    /// Has the service allocate ids for a user namespace that has none: this process's own user and group, each
+    /// mapped to itself, and 65,536 others, mapped to themselves. The service takes them back when the namespace
+    /// ends. Until then the service prevents files with these owners from being created where they would stay.
     fn give(&self, user_namespace: OwnedFd) -> Result<(), String> {
         let parameters = json!({
             "mangleName": true,
@@ -71,7 +71,8 @@ impl IdService for IdsService<'_> {
         called.map_err(|error| error.to_string())
     }
 
-    /// The service's policy lets no program set its groups in a namespace where a user is itself, but in registered ones below.
+    /// Registers a nested namespace: the service's policy allows `setgroups` only in registered namespaces below one
+    /// that maps a user to itself.
     fn register(&self, user_namespace: OwnedFd) -> Result<(), String> {
         let parameters = json!({
             "mangleName": true,
@@ -83,7 +84,8 @@ impl IdService for IdsService<'_> {
 }
 
 impl IdsService<'_> {
-    /// Calls a method with a name for the namespace, and with another one if somebody has that.
+    /// Calls a method with a random name for the namespace, and tries other names while the service reports a
+    /// duplicate.
     fn call(
         &self,
         method: &str,
@@ -112,16 +114,16 @@ impl IdsService<'_> {
     }
 }
 
-/// How many names are tried.
+/// Largest number of names to try.
 const NAMES: u32 = 20;
 
-/// Somebody has a namespace of that name.
+/// The error for a name that another namespace already has.
 const TAKEN: &str = "io.systemd.NamespaceResource.NameExists";
 
-/// A name for a namespace. The service puts the user's number before it, and shortens what is then longer than 22 bytes: other
-/// names may become the same.
+/// Returns a random name for a namespace. The service prefixes the user's number and shortens the result to 22 bytes,
+/// so longer names could collide.
 fn name() -> String {
-    // Its keys are random.
+    // The keys of `RandomState` are random, so the hash of nothing is random.
     let random = RandomState::new().build_hasher().finish();
     format!("quire{:06x}", random >> 40)
 }
@@ -132,7 +134,7 @@ impl From<OwnError> for IdsError {
         match (error.strip_prefix("io.systemd.NamespaceResource."), errno) {
             (Some("UserNamespaceInterfaceNotSupported"), _) => Self::Unsupported,
             (Some("DynamicRangeUnavailable" | "NoDynamicRange"), _) => Self::Exhausted,
-            // Its limit of namespaces of one user.
+            // The service's limit of namespaces for each user.
             (_, Some("EUSERS")) => Self::Exhausted,
             (_, Some(errno)) => Self::Refused(format!("{error} ({errno})")),
             _ => Self::Refused(error),
@@ -155,7 +157,7 @@ impl IdsError {
     }
 }
 
-/// Parameters that its first version did not have.
+/// Parameters that the first version of the interface did not have.
 const NEW: [&str; 3] = ["mangleName", "type", "delegateContainerRanges"];
 
 #[cfg(test)]
@@ -166,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// What it says to a service that answers so, and what it has asked for.
+    /// Runs `what` against a service that sends `answer`. Returns the result and the call that the service received.
     fn ask(
         answer: &str,
         what: impl Fn(&IdsService<'_>, OwnedFd) -> Result<(), String>,
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(registered, Ok(()));
         assert_eq!(asked["method"], "io.systemd.NamespaceResource.RegisterUserNamespace");
         assert_ne!(asked["parameters"]["name"], parameters["name"]);
-        // With a number of ten digits before it, as the longest name may be.
+        // With a user number of ten digits as prefix, the name just fits into the service's limit of 22 bytes.
         assert_eq!(parameters["name"].as_str().map(str::len), Some(11));
     }
 
@@ -219,7 +221,7 @@ mod tests {
         assert!(own("UserNamespaceInterfaceNotSupported").contains("/sys/kernel/security/lsm"));
         assert!(own("DynamicRangeUnavailable").contains("end a container"));
         assert!(own("UserNamespaceExists").contains("UserNamespaceExists"));
-        // Another name is tried, and this server answers once.
+        // The client tries another name, but this server accepts only one connection.
         assert!(own("NameExists").starts_with("cannot talk"));
         let old = r#", "parameters": {"parameter": "type"}"#;
         assert!(error("org.varlink.service.InvalidParameter", old).contains("too old"));
@@ -231,7 +233,7 @@ mod tests {
         assert!(error("io.systemd.System", many).contains("end a container"));
         let other = r#", "parameters": {"origin": "linux", "errno": 1, "errnoName": "EPERM"}"#;
         assert!(error("io.systemd.System", other).contains("EPERM"));
-        // A service that ends, and one that is not there.
+        // A service that closes the connection without a reply, and a socket that does not exist.
         let nothing = ask("", |it, of| it.give(of)).0.unwrap_err();
         assert!(nothing.starts_with("cannot talk to systemd-nsresourced"), "{nothing}");
         let namespace = File::open("/proc/self/ns/user").unwrap();

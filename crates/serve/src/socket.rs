@@ -1,4 +1,4 @@
-//! Sockets that services listen at.
+//! Creates and removes the sockets that services listen at.
 
 use std::fs;
 use std::io;
@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 
 use store::Who;
 
-/// Listens at a socket that has this mode from its first moment: it comes to its place from a folder that only root enters.
+/// Listens at a socket that never exists with another mode: it is created in a directory that only root can enter,
+/// and renamed into place.
 pub(crate) fn listen(socket: &Path, who: Who, mode: u32) -> io::Result<UnixListener> {
     let folder = socket.parent().unwrap_or(Path::new("/"));
     fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     check_folder(folder, who)?;
     check_free(socket)?;
-    // It has a name of its own each time: in a pod, the service that was killed had the same process number.
+    // The name is random because in a pod, a service that was killed had the same process id.
     let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
     let made = private.path().join("s");
     let listener = UnixListener::bind(&made)?;
@@ -26,7 +27,8 @@ pub(crate) fn listen(socket: &Path, who: Who, mode: u32) -> io::Result<UnixListe
     Ok(listener)
 }
 
-/// The file of a socket that was made here. It can be removed unless another one has taken its place.
+/// A socket file that this process created. [`remove`](Self::remove) leaves the file alone if another socket has
+/// replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -34,13 +36,13 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// The one that is there now.
+    /// Remembers the socket file that is at `path` now.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         Self { path: path.to_owned(), found: identity(path) }
     }
 
-    /// Removes it. If that fails, the next service takes its place anyway.
+    /// Removes the file. Errors are ignored, because the next service replaces the file anyway.
     pub fn remove(self) {
         if self.found.is_some() && identity(&self.path) == self.found {
             let _removed = fs::remove_file(&self.path);
@@ -53,10 +55,11 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Refuses a folder in which another user could put a socket of their own in the place of this one: clients would mount what
-/// they say.
+/// Refuses a directory in which another user could replace the socket, because clients would mount the descriptors of
+/// that user's service.
 fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
-    // A client takes the way as it is written: a link on it is its owner's to change.
+    // A client uses the path as written, and the owner of a symbolic link on it could change the link. So both the
+    // written and the resolved path are checked.
     let (written, real) = (std::path::absolute(folder)?, folder.canonicalize()?);
     for above in written.ancestors().chain(real.ancestors()) {
         let found = above.symlink_metadata()?;
@@ -64,7 +67,7 @@ fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
         if owner != 0 && owner != who.user {
             return Err(io::Error::other(format!("{shown} belongs to user {owner}: {ELSEWHERE}")));
         }
-        // In a sticky one, users rename only what is theirs. Source: inode(7), "The file type and mode".
+        // In a sticky directory, users can rename only their own files. Source: inode(7), "The file type and mode".
         let is_open = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != 0;
         if found.is_dir() && is_open && mode & 0o1000 == 0 {
             return Err(io::Error::other(format!("others may write to {shown}: {ELSEWHERE}")));
@@ -73,11 +76,11 @@ fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
     Ok(())
 }
 
-/// The way out.
+/// The advice at the end of each refusal.
 const ELSEWHERE: &str =
     "choose a --socket where only root can put files, such as one in /run/quire";
 
-/// A socket in whose place another may come: nobody listens there any more. Anything else stays.
+/// Checks that the path is free, or holds a socket at which no process listens any more. Any other file stays.
 fn check_free(socket: &Path) -> io::Result<()> {
     match fs::symlink_metadata(socket) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -104,14 +107,14 @@ mod tests {
         let path = folder.path().join("socket");
         let _first = UnixListener::bind(&path).unwrap();
         let own = SocketFile::at(&path);
-        // As a service manager does that starts to listen there. Both are there, so that they have different numbers.
+        // Simulates a service manager that starts to listen there. The first file stays, so the inode numbers differ.
         rustix::fs::rename(&path, folder.path().join("before")).unwrap();
         let _second = UnixListener::bind(&path).unwrap();
         own.remove();
         assert!(path.exists());
         SocketFile::at(&path).remove();
         assert!(!path.exists());
-        // One that has gone is in nobody's way.
+        // Removing a file that no longer exists does nothing.
         SocketFile::at(&path).remove();
     }
 }

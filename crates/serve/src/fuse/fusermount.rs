@@ -1,4 +1,4 @@
-//! Mounts that the host sees, of users who are not root: `fusermount3` makes and ends them.
+//! Mounts that unprivileged users make visible on the host, with `fusermount3`.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -12,38 +12,34 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::descriptor;
 
-/// Where `fusermount3` finds the socket to which it sends the descriptor. Source: libfuse `util/fusermount.c`.
+/// Environment variable with the number of the socket to which `fusermount3` sends the descriptor. Source: libfuse
+/// `util/fusermount.c`.
 const SOCKET: &str = "_FUSE_COMMFD";
 
 /// Whether programs on a mount can be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Executable {
-    /// They can.
     Yes,
-    /// They cannot.
     No,
 }
 
-/// A mount that is not made, or not ended.
+/// Why a mount or an unmount failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The program cannot be executed.
+    /// `fusermount3` cannot be started.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// The program refused; its own words.
+    /// `fusermount3` failed with this message.
     #[error("{0}")]
     Refused(String),
-    /// It sent no descriptor.
+    /// `fusermount3` sent no descriptor.
     #[error("cannot get a FUSE connection from fusermount3")]
     Socket(#[source] io::Error),
 }
 
-/// Mounts a file system on a directory, for its user alone: read-only, without set-user-id and devices. `program` is the path
-/// of `fusermount3`; `name` is what lists of mounts show.
-///
-/// # Errors
-/// [`HostError`].
+/// Mounts a file system on a directory, for its user only: read-only, nosuid and nodev. `program` is the path of
+/// `fusermount3`; `name` is the source in lists of mounts.
 pub fn mount(
     program: &Path,
     directory: &Path,
@@ -59,7 +55,7 @@ pub fn mount(
     )
     .map_err(failed)?;
     let mut command = Command::new(program);
-    // It takes a comma in a name for the next option.
+    // `fusermount3` splits options at commas.
     let name = name.replace('\\', "\\\\").replace(',', "\\,");
     command.env_clear().env(SOCKET, theirs.as_raw_fd().to_string());
     let exec = match executable {
@@ -70,16 +66,13 @@ pub fn mount(
     command.arg(directory);
     call(command, &Setup { keep: &[theirs.as_fd()], ..Setup::default() })?;
     drop(theirs);
-    // One byte comes along.
+    // One byte comes with the descriptor.
     let received = descriptor::receive(ours.as_fd(), &mut [0]).map_err(HostError::Socket)?;
     let connection = received.descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
     connection.map(FuseConnection::adopt).map_err(HostError::Socket)
 }
 
-/// Ends such a mount: at once, or, if `lazy`, as soon as nobody uses it.
-///
-/// # Errors
-/// [`HostError`].
+/// Unmounts such a mount: immediately, or, if `lazy`, when it is no longer in use.
 pub fn unmount(program: &Path, directory: &Path, lazy: bool) -> Result<(), HostError> {
     let mut command = Command::new(program);
     command.env_clear().arg("-u");
@@ -96,14 +89,14 @@ fn call(mut command: Command, setup: &Setup<'_>) -> Result<(), HostError> {
     let mut started = spawn(command, setup)?;
     let mut said = String::new();
     if let Some(stderr) = &mut started.stderr {
-        // Whatever it says besides its code is for people.
+        // The exit code decides; the output is only for the message.
         let _lossy = stderr.take(4096).read_to_string(&mut said);
     }
     match started.process.wait()? {
         Exit::Code(0) => Ok(()),
         _ if said.trim().is_empty() => Err(HostError::Refused(format!("{program} failed"))),
         _ => {
-            // It looks there for its own mounts. Systems that were booted have it.
+            // `fusermount3` looks up its mounts in this file. Systems that have booted have it, containers may not.
             let hint = match said.contains("/etc/mtab") {
                 true => ": as root, `ln -s ../proc/self/mounts /etc/mtab`",
                 false => "",

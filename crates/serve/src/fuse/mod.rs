@@ -1,8 +1,8 @@
-//! Images as file systems on FUSE: for users who may not have the kernel read an image.
+//! Serves images by FUSE, for users who may not mount EROFS in the kernel.
 //!
-//! [`FileTree`] is the core: a request goes in, and a reply comes out. It holds no file numbers and counts nothing, so a server
-//! that dies is followed by another one, which knows as much. `session` takes requests and replies to them, and
-//! `holder` has the connection besides, and starts the next server. Every byte is compared with a digest first.
+//! [`FileTree`] is the core and turns a request into a reply. It keeps no file handles and no counts, so a new server
+//! can replace one that died. `session` takes requests and sends replies. `holder` also keeps the connection open and
+//! starts the next server. Every byte is compared with a digest before it is sent.
 
 pub mod fusermount;
 mod open;

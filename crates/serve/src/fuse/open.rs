@@ -1,4 +1,4 @@
-//! The files of an image of a store, checked.
+//! Opens an image of a store as a tree whose bytes are verified.
 
 use std::fs::File;
 use std::io;
@@ -13,35 +13,32 @@ use store::{CheckedError, CheckedFile, CheckedObjects, OpenDevice};
 
 use super::tree::{FileData, FileTree, FuseView};
 
-/// What is kept of the image itself: a directory and its inodes are near each other.
+/// Cache for blocks of the image file; a directory and its inodes are close to each other.
 const CACHE: CacheSize = CacheSize { chunk: 16 << 10, chunks: 64 };
 
-/// An image that cannot be served.
+/// Why an image cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenTreeError {
-    /// Its file is not the one that its id names.
+    /// The image file does not match the image's id.
     #[error("cannot use the file of image {0}")]
     File(ImageId, #[source] Box<CheckedError>),
-    /// It is not sound.
+    /// The image is damaged.
     #[error("cannot read image {0}")]
     Image(ImageId, #[source] Box<ReadError>),
-    /// A part of it is not here.
+    /// Some data of the image is not downloaded.
     #[error("image {0} is not here as a whole: pull it without --lazy")]
     Partial(ImageId),
-    /// No more files can be opened.
+    /// Duplicating a descriptor failed.
     #[error("cannot open image {0} once more")]
     Open(ImageId, #[source] io::Error),
 }
 
-/// The files of an image of a store.
+/// The files of an image in a store.
 pub type StoreTree = FileTree<Cached<CheckedFile>, StoreData>;
 
-/// Takes an image's files. Without fs-verity, the whole image file is compared with its id now. Files of owners that are not
-/// among `ids` belong to root.
-///
-/// # Errors
-/// [`OpenTreeError`].
+/// Opens an image as a tree of files. Without fs-verity, the whole image file is compared with its id here. Files
+/// whose owners are not mapped by `ids` belong to root.
 pub fn open(
     image: &TrustedImage,
     view: FuseView,
@@ -67,7 +64,7 @@ pub fn open(
     Ok(FileTree::new(shown, data, view, ids))
 }
 
-/// Objects and devices of a store.
+/// The objects and devices of an image.
 #[derive(Debug)]
 pub struct StoreData {
     objects: CheckedObjects,
@@ -75,7 +72,7 @@ pub struct StoreData {
 }
 
 impl StoreData {
-    /// Closes the objects that are open.
+    /// Closes all objects that are open.
     pub(super) fn close(&self) {
         self.objects.close();
     }
@@ -97,14 +94,14 @@ impl FileData for StoreData {
     }
 }
 
-/// A device, which is compared with its id when something of it is read.
+/// A device, which is compared with its id at the first read.
 #[derive(Debug)]
 struct Device {
     id: DeviceId,
     bytes: u64,
     file: File,
     checked: OnceLock<CheckedFile>,
-    /// Of the thread that compares it: others wait, instead of doing the same.
+    /// Held by the thread that compares the device, so that others wait instead of repeating the work.
     comparing: Mutex<()>,
 }
 
@@ -137,7 +134,7 @@ impl ReadAt for Device {
     }
 }
 
-/// All descriptors that a tree has, but for objects that were read.
+/// Returns all descriptors of a tree, except those of objects that were read.
 #[must_use]
 pub(super) fn descriptors(tree: &StoreTree) -> Vec<BorrowedFd<'_>> {
     let image = tree.image().image().source().get().as_fd();

@@ -1,4 +1,4 @@
-//! Mounts images by FUSE, from processes that stay behind.
+//! Mounts images by FUSE. The servers are background processes.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -13,12 +13,12 @@ use rustix::fs::FileType;
 use super::fusermount;
 use super::{FuseView, Mounts, open, set_apart, start};
 
-/// Serves images from processes that stay behind.
+/// Starts FUSE servers as background processes.
 #[derive(Debug)]
 pub struct FuseServer(Who);
 
 impl FuseServer {
-    /// For this user.
+    /// Serves images to this user.
     #[must_use]
     pub const fn new(who: Who) -> Self {
         Self(who)
@@ -28,15 +28,15 @@ impl FuseServer {
 const NO_DEVICE: &str =
     "/dev/fuse is not there, or not for users: load the module `fuse`, or give the device mode 666";
 
-/// Whether this user may use FUSE.
+/// Checks that this user can open `/dev/fuse`.
 ///
 /// # Errors
-/// Why not, with the way out.
+/// The reason, with advice.
 pub fn check_device() -> Result<(), &'static str> {
     FuseConnection::open().map(drop).or(Err(NO_DEVICE))
 }
 
-/// Why an image is not mounted.
+/// Why an image was not mounted.
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
 impl ServeImage for FuseServer {
@@ -78,7 +78,7 @@ impl ServeImage for FuseServer {
     }
 }
 
-/// The ids that there are, if not all.
+/// Returns the ids that the user namespace maps, or `None` in the initial namespace, which has all.
 fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
     match who.namespace {
         UserNamespace::Initial => Ok(None),
@@ -87,20 +87,20 @@ fn ids(who: Who) -> std::io::Result<Option<OwnIds>> {
 }
 
 impl FuseServer {
-    /// Checks an image and mounts it for root, attached nowhere. `source` is what lists of mounts show.
+    /// Verifies an image and mounts it detached, for root. `source` is the source in lists of mounts.
     ///
     /// # Errors
-    /// If the image is not sound, or the kernel refuses.
+    /// If the image is damaged, or the kernel refuses.
     pub fn mount(&self, image: &TrustedImage, source: &str) -> Result<Detached, Failed> {
         image.check()?;
         Ok(self.serve(image, source, WithXattrs::Served, Above::Nothing)?.mount)
     }
 
-    /// Mounts an image on a directory of the host, only for its user. `program` is the path of `fusermount3`, which ends the
-    /// mount, too.
+    /// Mounts an image on a directory of the host, for its user only. `program` is the path of `fusermount3`, which
+    /// also unmounts it.
     ///
     /// # Errors
-    /// If the image cannot be read, or the program refuses.
+    /// If the image cannot be read, or `fusermount3` fails.
     pub fn mount_at(
         &self,
         image: &TrustedImage,
@@ -112,7 +112,7 @@ impl FuseServer {
         let connection = fusermount::mount(program, directory, name, executable)?;
         let started = start(&connection, &tree, Mounts::Same);
         if started.is_err() {
-            // The first error is the one that matters.
+            // The error of `start` matters more than that of the unmount.
             drop(fusermount::unmount(program, directory, true));
         }
         started?;

@@ -1,4 +1,4 @@
-//! Takes the kernel's requests, and replies to them.
+//! Takes requests from the kernel and sends replies, with a few threads.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,20 +13,21 @@ use rustix::io::Errno;
 
 use super::tree::{AnswerMemory, FileData, FileTree, FuseAnswer};
 
-/// More of them wait for each other, for the file system below them, and for two locks.
+/// Largest number of threads. More would wait for each other, for the file system below, and for two locks.
 const THREADS_MAX: usize = 4;
-/// How long the next request is looked for before a thread sleeps: whoever lists files asks again at once, and to wake a
-/// thread takes longer than a reply.
+/// How long a thread polls for the next request before it sleeps: a program that lists files sends the next request
+/// at once, and waking a thread takes longer than a reply.
 const SPIN: Duration = Duration::from_micros(100);
-/// Reads up to this length are replied to by the thread that takes requests, in bytes.
+/// Longest read, in bytes, that the thread that takes requests handles itself.
 const SHORT: u32 = 16 << 10;
 
-/// Serves a tree until its file system is gone, with a thread for each processor, up to four.
+/// Serves a tree until its file system is unmounted, with one thread for each processor, up to four.
 ///
-/// One of them takes requests, and replies to most of them. Another one does that while it sees to a long read.
+/// One thread takes requests and handles most of them itself. While it handles a long read, another thread takes
+/// requests.
 ///
 /// # Errors
-/// [`FuseError`] when requests cannot be taken.
+/// If requests cannot be taken.
 pub(super) fn serve<S, D>(
     connection: &FuseConnection,
     tree: &FileTree<S, D>,
@@ -44,7 +45,7 @@ where
         for _ in 1..processors.min(THREADS_MAX) {
             let one_more = || {
                 if let Err(error) = session.take_turns() {
-                    // The others go on.
+                    // The other threads continue.
                     tracing::error!(%error, "a thread takes no requests any more");
                 }
             };
@@ -60,7 +61,7 @@ where
 struct Session<'a, S, D> {
     connection: &'a FuseConnection,
     tree: &'a FileTree<S, D>,
-    /// Of the thread that takes requests.
+    /// Held by the thread that takes requests.
     turn: Mutex<()>,
     spin: Duration,
 }
@@ -92,7 +93,7 @@ impl<S: ReadAt, D: FileData> Session<'_, S, D> {
         }
     }
 
-    /// Waits for a request.
+    /// Waits until a request is available.
     fn wait(&self) -> Result<(), FuseError> {
         let until = Instant::now() + self.spin;
         while Instant::now() < until {
@@ -116,7 +117,7 @@ fn one<S: ReadAt, D: FileData>(
     memory: &mut AnswerMemory,
 ) {
     let unique: Unique = request.unique;
-    // A mistake of ours costs this request alone. What is left in `memory` is overwritten by the next one.
+    // A panic fails only this request. The next request overwrites the contents of `memory`.
     let answered = catch_unwind(AssertUnwindSafe(|| match tree.answer(request, memory) {
         FuseAnswer::None => Ok(()),
         FuseAnswer::Error(errno) => connection.refuse(unique, errno),
@@ -126,7 +127,7 @@ fn one<S: ReadAt, D: FileData>(
     said(answered.unwrap_or_else(|_| connection.refuse(unique, Errno::IO)));
 }
 
-/// Whoever asked may be gone.
+/// Logs a failed reply. The requester may have been killed.
 fn said(replied: Result<(), FuseError>) {
     if let Err(error) = replied {
         tracing::debug!(%error, "nobody waits for a reply");

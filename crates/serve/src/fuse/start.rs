@@ -1,4 +1,4 @@
-//! Starts holder and server of a file system.
+//! Starts the holder and the server of a file system.
 
 use std::cell::Cell;
 use std::os::fd::AsFd as _;
@@ -11,26 +11,22 @@ use super::open::{StoreTree, descriptors};
 use super::session::serve;
 use super::supervisor::hold;
 
-/// The mount namespace of a server.
+/// The mount namespace that a server runs in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mounts {
-    /// The one of the process that starts it, for those who may not have another one.
+    /// The namespace of the process that starts the server, for users who may not create one.
     Same,
-    /// Another one, which has neither the mount that is served nor others of the caller's. A file system is freed only when
-    /// no namespace has it mounted. If the server had it mounted, it would wait for its own end.
+    /// A new namespace, without the served mount and the caller's other mounts. The kernel destroys a file system
+    /// only when no namespace has it mounted, so a server that had it mounted would never exit.
     Few,
 }
 
-/// A server that is not started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start a server")]
 pub struct StartError(#[from] ProcessError);
 
-/// Serves a tree in the background, until its file system is gone. This process must have one thread. With [`Mounts::Few`],
-/// the file system may be attached only after this.
-///
-/// # Errors
-/// [`StartError`].
+/// Serves a tree in the background until its file system is unmounted. This process must have one thread. With
+/// [`Mounts::Few`], the file system may be attached only after this call.
 pub fn start(
     connection: &FuseConnection,
     tree: &StoreTree,
@@ -45,11 +41,11 @@ pub fn start(
         Ok(())
     };
     let serve = || {
-        // It takes longer, and nothing has to wait for it.
+        // Unmounting takes longer, and requests need not wait for it.
         if let Some(few) = few.take() {
             few.detach_others();
         }
-        // Readers get errors when the connection is closed, whatever ended it.
+        // When this process exits, the connection is closed and readers get errors.
         let _ended = hold(connection, |connection| serve(connection, tree));
     };
     start_server(&keep, prepare, serve)?;

@@ -1,4 +1,4 @@
-//! The core of a server: requests about the files of an image, and what is replied.
+//! The core of a FUSE server: turns requests about the files of an image into replies.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::borrow::Cow;
@@ -20,15 +20,15 @@ use kernel::fuse::{
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-/// What no user may have: xattrs of the host's root.
+/// Prefix of xattrs that only root of the initial namespace may have.
 const TRUSTED: &[u8] = b"trusted.";
 
-/// The bytes of files that are not in the image.
+/// The file data outside the image.
 pub trait FileData: Send + Sync {
-    /// Fills `buffer` with the bytes of an object of `size` bytes from `offset` on.
+    /// Fills `buffer` with bytes of an object, starting at `offset`. `size` is the object's size.
     ///
     /// # Errors
-    /// When it is not there, cannot be read, or has another digest.
+    /// If the object is missing, cannot be read, or has another digest.
     fn object(
         &self,
         object: &ObjectId,
@@ -37,55 +37,54 @@ pub trait FileData: Send + Sync {
         buffer: &mut [u8],
     ) -> io::Result<()>;
 
-    /// The devices of the image, in the order of its device table.
+    /// Returns the devices of the image, in the order of its device table.
     fn devices(&self) -> Vec<&dyn ReadAt>;
 }
 
-/// For whom a tree is served.
+/// Which users see the tree, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FuseView {
-    /// For its owner alone, who may read all of it.
+    /// Only the user who mounted it, who may read every file.
     Owner,
-    /// For the users of a user namespace, as far as modes allow, below an overlay with `userxattr`.
+    /// The users of a user namespace, with permission checks, below an overlay with `userxattr`.
     Namespace,
-    /// The same, with no overlay above.
+    /// Like `Namespace`, but without an overlay above.
     Alone,
 }
 
-/// The files of an image.
+/// The files of an image, as a FUSE file system.
 #[derive(Debug)]
 pub struct FileTree<S, D> {
     image: ShownImage<S>,
     data: D,
     view: FuseView,
-    /// The ids that there are; `None` if all are.
+    /// The ids that the user namespace maps; `None` if it has all.
     ids: Option<OwnIds>,
     has_xattrs: OnceLock<bool>,
-    /// Files that are not shown: another file system has them.
+    /// Hidden files, because a tmpfs has them.
     apart: BTreeSet<Nid>,
 }
 
-/// Memory that one request after the other uses.
+/// Buffers that are reused from one request to the next.
 #[derive(Debug, Default)]
 pub struct AnswerMemory {
     bytes: Vec<u8>,
     xattrs: Xattrs,
 }
 
-/// What is said to a request.
+/// The reply to a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FuseAnswer<'m> {
-    /// Nothing: nobody waits.
+    /// The kernel expects no reply.
     None,
-    /// That it fails.
+    /// The request failed.
     Error(Errno),
-    /// A reply.
+    /// A reply with a fixed layout.
     Body(ReplyBody),
-    /// A reply of these bytes.
+    /// A reply that consists of these bytes.
     Bytes(&'m [u8]),
 }
 
-/// Why a request fails.
 enum Failed {
     With(Errno),
     Image(ReadError),
@@ -105,20 +104,20 @@ impl From<ReadError> for Failed {
 }
 
 impl<S: ReadAt, D: FileData> FileTree<S, D> {
-    /// The files of an image, for `view`. Files of owners that are not among `ids` belong to root.
+    /// Creates the tree of an image. Files whose owners are not mapped by `ids` belong to root.
     #[must_use]
     pub const fn new(image: ShownImage<S>, data: D, view: FuseView, ids: Option<OwnIds>) -> Self {
         let has_xattrs = OnceLock::new();
         Self { image, data, view, ids, has_xattrs, apart: BTreeSet::new() }
     }
 
-    /// Shows these files no longer. No others have xattrs.
+    /// Hides these files. They must be all files that have xattrs.
     pub(super) fn set_apart(&mut self, apart: BTreeSet<Nid>) {
         self.has_xattrs = OnceLock::from(false);
         self.apart = apart;
     }
 
-    /// Who a file belongs to here.
+    /// Returns the user and group of a file in this namespace.
     pub(super) fn owner(&self, inode: &Inode) -> (u32, u32) {
         match &self.ids {
             Some(ids) => (ids.user(inode.uid()), ids.group(inode.gid())),
@@ -126,7 +125,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// The value of an xattr here: ACLs name the users and groups that there are.
+    /// Returns the value of an xattr in this namespace: ids in ACLs are translated.
     pub(super) fn value<'v>(&self, name: &[u8], value: &'v [u8]) -> Cow<'v, [u8]> {
         match &self.ids {
             Some(ids) => acl_for_ids(name, value, ids),
@@ -134,22 +133,20 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// Serves the files for another view.
     pub fn set_view(&mut self, view: FuseView) {
         self.view = view;
     }
 
-    /// The image.
     pub const fn image(&self) -> &ShownImage<S> {
         &self.image
     }
 
-    /// The bytes that are not in it.
+    /// The file data outside the image.
     pub const fn data(&self) -> &D {
         &self.data
     }
 
-    /// What is said to a request.
+    /// Handles a request.
     pub fn answer<'m>(
         &self,
         request: &FuseRequest<'_>,
@@ -179,7 +176,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             FuseOperation::ListXattrs(size) => self.xattr_names(node, *size, memory),
             FuseOperation::Statistics => Ok(FuseAnswer::Body(self.statistics())),
             FuseOperation::Destroy => Ok(FuseAnswer::Body(ReplyBody::done())),
-            // Whatever else the kernel asks for, it then does by itself, or not at all: to open and to close files among it.
+            // After `ENOSYS` the kernel handles an operation itself, such as opening and closing files, or fails it.
             _ => Err(Errno::NOSYS.into()),
         };
         match answered {
@@ -196,7 +193,8 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// The number of a file. The root has its own; all others are two above that of their inode, so that none has 0 or 1.
+    /// Returns the node number of a file. The root has a fixed one. All others have their inode's number plus 2,
+    /// because 0 and 1 have a meaning in FUSE.
     fn node(&self, nid: Nid) -> Result<NodeNumber, Errno> {
         if nid == self.image.root() {
             return Ok(NodeNumber::ROOT);
@@ -212,7 +210,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         Ok(self.image.file(nid)?.ok_or(Errno::NOENT)?)
     }
 
-    /// The inode of a file that has to be of this kind.
+    /// Returns a file's inode, or `otherwise` if the file is of another kind.
     fn inode(&self, node: NodeNumber, kind: FileType, otherwise: Errno) -> Result<Inode, Failed> {
         let file = self.file(node)?;
         if file.kind == kind { Ok(file.inode) } else { Err(otherwise.into()) }
@@ -276,7 +274,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         Ok(FuseAnswer::Bytes(bytes))
     }
 
-    /// Fills `bytes` with those of a regular file, which has so many from `offset` on.
+    /// Fills `bytes` with data of a regular file from `offset` on. The file must be long enough.
     fn fill(&self, file: &Inode, offset: u64, bytes: &mut [u8]) -> Result<(), Failed> {
         if bytes.is_empty() {
             return Ok(());
@@ -287,7 +285,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
             }
             ShownContent::Inside => {
                 let read = self.image.read(file, offset, bytes, &self.data.devices())?;
-                // A reply that is too short would be followed by zeros.
+                // The kernel would fill up a short reply with zeros.
                 if read == bytes.len() { Ok(()) } else { Err(Errno::IO.into()) }
             }
             ShownContent::Unnamed => {
@@ -297,10 +295,10 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// All bytes of a regular file.
+    /// Reads a whole regular file.
     ///
     /// # Errors
-    /// When they are not there, cannot be read, or have another digest.
+    /// If bytes are missing, cannot be read, or have another digest.
     pub(super) fn whole(&self, file: &Inode) -> io::Result<Vec<u8>> {
         let length = usize::try_from(file.size()).map_err(io::Error::other)?;
         let mut bytes = vec![0; length];
@@ -343,7 +341,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         }
     }
 
-    /// Looks at all files once. Where none has xattrs, the kernel does not ask again.
+    /// Returns `ENOSYS` if no file of the image has xattrs, so that the kernel stops asking. Searches all files once.
     fn check_xattrs(&self) -> Result<(), Failed> {
         let has = match self.has_xattrs.get() {
             Some(has) => *has,
@@ -355,7 +353,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         if has { Ok(()) } else { Err(Errno::NOSYS.into()) }
     }
 
-    /// Gives the names that are shown here, and the values.
+    /// Calls `take` with each visible xattr of a file, with the name and the value that this view shows.
     fn xattrs_of(
         &self,
         node: NodeNumber,
@@ -417,7 +415,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     }
 }
 
-/// Bytes for somebody who has room for `size`, or their length for who has none.
+/// Replies with bytes if they fit into `size`, or with their length if `size` is 0, as getxattr(2) does.
 fn sized(bytes: &[u8], size: u32) -> Result<FuseAnswer<'_>, Failed> {
     let length = u32::try_from(bytes.len()).or(Err(Errno::TOOBIG))?;
     match size {

@@ -1,5 +1,5 @@
-//! The files of an image that have xattrs, in memory, where they are few. Then the server need not be asked for xattrs: by
-//! each `exec`, each write, and each file of `ls -l`.
+//! Copies the few files of an image that have xattrs into a tmpfs. Then the kernel need not ask the server for xattrs
+//! at each `exec`, each write, and for each file of `ls -l`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -13,59 +13,49 @@ use rustix::io::Errno;
 
 use super::open::StoreTree;
 
-/// More names than these are served.
+/// Largest number of names in the tmpfs. With more names, all files are served by FUSE.
 const NAMES_MAX: usize = 256;
 
-/// Files whose paths have more names in all are served: each may need a directory.
+/// Largest sum of the path components of all names, because each may need a directory.
 const DEPTH_MAX: usize = 4096;
 
-/// Files of more bytes in all are served.
+/// Largest sum of file sizes, in bytes.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Files that cannot be set apart.
+/// Why files were not copied into a tmpfs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApartError {
-    /// The image is not sound.
+    /// The image is damaged.
     #[error("cannot read the image")]
     Image(#[from] ReadError),
-    /// The kernel refused a mount.
+    /// The kernel refused to mount the tmpfs.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// A file's bytes are not there, or wrong.
+    /// The bytes of a file are missing or have another digest.
     #[error("cannot read {path}")]
-    Bytes {
-        /// The file.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A file cannot be made.
+    Bytes { path: String, source: io::Error },
+    /// A file cannot be created in the tmpfs.
     #[error("cannot make {path} in memory")]
-    Make {
-        /// The file.
-        path: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
+    Make { path: String, source: Errno },
 }
 
 /// A name of a file with xattrs.
 struct Name {
-    /// Without a slash before it.
+    /// Path without a leading slash.
     path: Vec<u8>,
     file: ShownFile,
 }
 
-/// Moves the files of an image that have xattrs into a file system in memory, which lacks all others: a layer below the
-/// served ones. Every byte is compared with its digest. `None` if no file has xattrs, or if they are not few, or if a
-/// directory, a link or a device has some: then the tree has all files.
+/// Moves the files of an image that have xattrs into a tmpfs, which becomes a layer below the served files. Every
+/// byte is compared with its digest. Returns `None` if no file has xattrs, or if there are too many, or if a
+/// directory, a symbolic link or a device has some; in the last two cases, the tree keeps all files.
 ///
 /// # Errors
-/// [`ApartError`]; the tree has all files then.
+/// On an error, the tree keeps all files.
 pub fn set_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
     let made = make_apart(tree, name);
-    // A server has no descriptors but those that it is given.
+    // A server keeps only the descriptors that it is given.
     tree.data().close();
     made
 }
@@ -100,7 +90,7 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
     Ok(Some(mount))
 }
 
-/// All names of files with xattrs; `None` if some are not to be set apart.
+/// Finds all names of files with xattrs. Returns `None` if they cannot be moved.
 fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
     let (mut names, mut bytes, mut depth, mut is_apart) = (Vec::new(), 0_u64, 0_usize, true);
     let counts = |name: &[u8]| name_below_overlay(name).is_some();
@@ -109,8 +99,8 @@ fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
         bytes = bytes.saturating_add(if found.is_first { file.inode.size() } else { 0 });
         let is_file = match file.kind {
             FileType::Regular | FileType::Fifo | FileType::Socket => true,
-            // What is in a directory would have to be there, too. Links lead to places that are looked for in the served
-            // files. Devices are no user's.
+            // The entries of a directory would have to move with it. A symbolic link is resolved among the served
+            // files. Users cannot create devices.
             FileType::Directory
             | FileType::Symlink
             | FileType::CharDevice
@@ -126,8 +116,8 @@ fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
     Ok(Some(names).filter(|_| is_apart))
 }
 
-/// The directory of a path, made with those above it where it is not there, and the last name. Only the layer above says
-/// what these directories are like.
+/// Opens the parent directory of a path and returns it with the last name. Creates missing directories; their
+/// metadata does not matter, because the overlay shows those of the layer above.
 fn directory<'p>(root: BorrowedFd<'_>, path: &'p [u8]) -> Result<(OwnedFd, &'p [u8]), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here = rustix::fs::openat(root, ".", flags, Mode::empty())?;
@@ -145,7 +135,8 @@ fn directory<'p>(root: BorrowedFd<'_>, path: &'p [u8]) -> Result<(OwnedFd, &'p [
     Err(Errno::INVAL)
 }
 
-/// Makes a file with all that it has: its owner first, then mode, xattrs and time, since each may change the one before.
+/// Creates a file with its data and metadata: owner, mode, xattrs and time, in this order, because each step may
+/// change the results of later ones.
 fn make(
     tree: &StoreTree,
     directory: BorrowedFd<'_>,

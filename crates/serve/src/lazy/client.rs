@@ -1,4 +1,4 @@
-//! How a mount asks the service for its devices.
+//! Client of the lazy service: gets lazy devices for a mount.
 
 use std::fs::File;
 use std::io;
@@ -19,20 +19,20 @@ use super::runtime_dir::folder_of;
 use super::service::{LEAVE, SOCKET};
 use super::wire::{self, Answer, Ask, DeviceStatus};
 
-/// How long a service may take to answer: it waits for no source and reads no device meanwhile.
+/// Timeout of a reply. The service waits for no source and reads no device before it replies.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// Why a service lends no device.
+/// Why a request to the service failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// It says why.
+    /// The service refused, with a reason.
     #[error("the service for lazy devices refuses: {0}")]
     Refused(String),
-    /// It has begun to end, and goes on.
+    /// The service has begun to stop, but has not exited.
     #[error("the service for lazy devices has not ended within {} seconds", LEAVE.as_secs())]
     Stays,
-    /// It cannot be talked to.
+    /// Exchanging messages with the service failed.
     #[error("cannot talk to the service for lazy devices")]
     Talk(#[from] io::Error),
 }
@@ -41,32 +41,30 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct LazyService {
     socket: OwnedFd,
-    /// Of the image that is asked for.
+    /// Manifest of the image that the requests are for.
     manifest: Option<Digest>,
 }
 
 impl LazyService {
-    /// Connects to the service in a folder: see [`folder_of`](super::folder_of). `None` if there is none.
+    /// Connects to the service in a folder: see [`folder_of`](super::folder_of). Returns `None` if no service listens
+    /// there.
     ///
     /// # Errors
-    /// When a socket is there, and cannot be connected to.
+    /// If the socket exists, but the connection fails.
     pub fn connect(folder: &Path) -> io::Result<Option<Self>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
         Ok(Some(Self { socket, manifest: None }))
     }
 
-    /// The same, for the image of a manifest: its devices are filled by its own index, from its own registries.
+    /// Sets the image that devices are requested for, so that they are filled with its index and from its registries.
     #[must_use]
     pub fn of(self, manifest: Option<Digest>) -> Self {
         Self { manifest, ..self }
     }
 
-    /// A lazy device, open for reading. Its readers wait until the service has filled what they want, also through files
-    /// that are opened by way of this descriptor.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Opens a lazy device for reading. Reads wait until the service has filled the bytes, also through files that
+    /// are opened by way of this descriptor.
     pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
         let ask = Ask::Lend { device: device.to_string(), manifest: self.manifest };
         match self.ask(&ask)? {
@@ -76,11 +74,8 @@ impl LazyService {
         }
     }
 
-    /// Has the service bring what a trace of an image has, before it is read; without a name, the one that it is set to. Only
-    /// devices that it lends are meant. Returns whether the image has such a trace.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Makes the service prefetch a trace of an image; without a name, the default trace. This affects only devices
+    /// that the service has handed out. Returns whether the image has such a trace.
     pub fn bring(&self, image: &ImageId, trace: Option<&str>) -> Result<bool, ClientError> {
         let (image, trace) = (image.to_string(), trace.map(ToOwned::to_owned));
         let ask = Ask::Bring { image, trace, manifest: self.manifest };
@@ -92,10 +87,8 @@ impl LazyService {
         }
     }
 
-    /// Has the service bring all of an image, behind what its readers wait for. Only devices that it lends are meant.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Makes the service fetch all of an image, with less priority than its readers. This affects only devices that
+    /// the service has handed out.
     pub fn complete(&self, image: &ImageId) -> Result<(), ClientError> {
         let ask = Ask::Complete { image: image.to_string(), manifest: self.manifest };
         match self.ask(&ask)? {
@@ -105,10 +98,8 @@ impl LazyService {
         }
     }
 
-    /// Holds the group of the service, too: then readers never see bytes that are not there, whoever dies.
-    ///
-    /// # Errors
-    /// [`ClientError`].
+    /// Gets a descriptor of the service's fanotify group. While it is open, readers never see missing bytes as zeros,
+    /// whichever processes die.
     pub fn watch(&self, folder: &Path) -> Result<LazyWatch, ClientError> {
         match self.ask(&Ask::Watch)? {
             (Answer::Watched { instance }, Some(group)) => {
@@ -119,10 +110,7 @@ impl LazyService {
         }
     }
 
-    /// Has the service let go at once of what nothing else has open, so that it can be removed.
-    ///
-    /// # Errors
-    /// [`ClientError::Talk`].
+    /// Makes the service release unused devices at once, so that they can be removed.
     pub fn release(&self) -> Result<(), ClientError> {
         match self.ask(&Ask::Release)? {
             (Answer::Done, None) => Ok(()),
@@ -130,10 +118,7 @@ impl LazyService {
         }
     }
 
-    /// How far each device is that is in use.
-    ///
-    /// # Errors
-    /// [`ClientError::Talk`].
+    /// Returns the progress of each device that is in use.
     pub fn status(&self) -> Result<Vec<DeviceStatus>, ClientError> {
         let mut devices = Vec::new();
         let mut next = self.ask(&Ask::Status)?;
@@ -147,10 +132,7 @@ impl LazyService {
         }
     }
 
-    /// Asks the service to end, so that another takes over.
-    ///
-    /// # Errors
-    /// [`ClientError::Talk`].
+    /// Asks the service to exit, so that another one takes over.
     pub fn leave(&self) -> Result<(), ClientError> {
         match self.ask(&Ask::Leave)? {
             (Answer::Done, None) => Ok(()),
@@ -158,13 +140,13 @@ impl LazyService {
         }
     }
 
-    /// Asks the service to end, and waits until it has: unless devices that it fills are in use.
+    /// Asks the service to exit, and waits for that. The service refuses if devices that it fills are in use.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if they are; else [`ClientError::Stays`] or [`ClientError::Talk`].
     pub fn stop(self) -> Result<(), ClientError> {
         let asked = socket_peercred(&self.socket).map_err(io::Error::from)?;
-        // It may have ended by itself.
+        // The service may have exited in the meantime.
         let process = pidfd_open(asked.pid, PidfdFlags::empty()).ok();
         match self.ask(&Ask::Stop)? {
             (Answer::Done, None) => {}
@@ -209,12 +191,12 @@ fn unknown() -> ClientError {
     ClientError::Talk(io::Error::other("it sent what is unknown"))
 }
 
-/// Has the service of a store, if there is one, let go of what nothing else has open.
+/// Makes the service of a store, if one runs, release unused devices.
 pub fn release(store: &Store) {
     let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
     match asked.map(|service| service.map(|it| it.release())) {
         Ok(None | Some(Ok(()))) => {}
-        // It keeps what it has: then so does `gc`.
+        // The service keeps its devices, and so does `gc`.
         Ok(Some(Err(error))) => {
             tracing::warn!(%error, "the service for lazy devices does not let go");
         }

@@ -1,4 +1,4 @@
-//! What becomes of devices whose bytes are all here: they are sealed, and are lazy no longer.
+//! Seals devices whose bytes are all downloaded, which makes them normal devices.
 
 use std::fs::File;
 use std::io;
@@ -14,16 +14,16 @@ use super::door::{Door, place};
 use super::fill::LayerFiller;
 use super::service::{AnyError, Supply};
 
-/// How often it looks for devices that are filled.
+/// How often full devices are looked for.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often it looks whether a device has readers that began before it was sealed.
+/// How often it is checked whether readers that began before the sealing still use the filler.
 const MOMENT: Duration = Duration::from_millis(1);
-/// How long it waits after images could not be made complete. Each further time it is twice as long.
+/// Pause after a failure to complete images. It doubles with each further failure.
 const PAUSE: Duration = Duration::from_secs(2);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// A sealed device that images are to be made complete with.
+/// A sealed device whose images must still be completed.
 #[derive(Debug)]
 struct Pending {
     device: DeviceId,
@@ -31,7 +31,7 @@ struct Pending {
     pause: Duration,
 }
 
-/// Seals devices, and makes images complete.
+/// Seals devices, and completes images.
 pub(super) struct Completer<'s, 'a> {
     pub(super) store: &'a Store,
     pub(super) supply: &'a dyn Supply,
@@ -49,7 +49,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device is sealed: perhaps images are complete now.
+    /// Records that a device is sealed, so that its images are checked.
     pub(super) fn is_sealed(&self, device: DeviceId) {
         let mut pending = self.lock();
         if pending.iter().all(|it| it.device != device) {
@@ -57,15 +57,15 @@ impl<'s, 'a> Completer<'s, 'a> {
         }
     }
 
-    /// The file of a device that is not filled any more, open to read; `None` if there is no such device.
+    /// Opens a device that is no longer filled. Returns `None` if the device does not exist.
     pub(super) fn ended(&self, device: &DeviceId) -> Result<Option<File>, LazyDeviceError> {
         let sealed = self.store.lazy_devices.open(device)?;
         let sealed = sealed.filter(|it| it.1.state == store::LazyDeviceState::Sealed);
         Ok(sealed.map(|it| it.0).or_else(|| self.store.devices.bytes_of(device)))
     }
 
-    /// Seals what is filled and makes images complete, until `end` is set. `forget` has the keeper let a device go, and returns
-    /// when it has.
+    /// Seals full devices and completes images until `end` is set. `forget` makes the keeper release a device, and
+    /// returns when that is done.
     pub(super) fn work(&self, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
         let is_over = || end.load(Ordering::Relaxed);
         match self.store.lazy_devices.sealed() {
@@ -83,7 +83,7 @@ impl<'s, 'a> Completer<'s, 'a> {
                 Some(due) => self.finish(&due, end),
                 None => {
                     self.is_at_work.store(false, Ordering::Release);
-                    // At the end it is woken.
+                    // The service unparks this thread at the end.
                     thread::park_timeout(LOOK);
                 }
             }
@@ -98,7 +98,7 @@ impl<'s, 'a> Completer<'s, 'a> {
     fn seal(&self, filler: Arc<LayerFiller<'a>>, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
         let device = *filler.device().id();
         let sealed = self.sealed(&filler, end);
-        // Its file, which is open to write.
+        // Dropping the filler closes its file, which is open for writing.
         drop(filler);
         match sealed {
             Ok(()) => {
@@ -108,7 +108,7 @@ impl<'s, 'a> Completer<'s, 'a> {
             }
             Err(error) => {
                 let error: &dyn std::error::Error = &*error;
-                // The next service goes on if this one has to end.
+                // If this service ends, the next one continues.
                 if !end.load(Ordering::Relaxed) {
                     tracing::error!(%device, error, "its readers get I/O errors from now on: unmount it");
                 }
@@ -120,19 +120,19 @@ impl<'s, 'a> Completer<'s, 'a> {
         let device = *filler.device().id();
         let sealed = filler.device().seal_unless(end).map_err(AnyError::from);
         let sealed = sealed.and_then(|()| Ok(self.door.pass(device, self.open(&device)?)?));
-        // At the end the next service hashes it. Until then each unit had its digest.
+        // If this service ends, the next one hashes the device. Until then, each unit was verified.
         if sealed.is_err() && !end.load(Ordering::Relaxed) {
             self.door.refuse(&device)?;
         }
-        // Whoever reads just now has the file open to write, which keeps it from fs-verity.
+        // A thread that still uses the filler has the file open for writing, and fs-verity cannot be enabled then.
         while sealed.is_ok() && Arc::strong_count(filler) > 1 && !end.load(Ordering::Relaxed) {
             thread::sleep(MOMENT);
         }
         sealed
     }
 
-    /// Whether nothing is sealed or made complete, or is to be. What failed before need not be waited for: the next service
-    /// finds it, too.
+    /// Returns whether there is no work left. Work that failed before does not count, because the next service finds
+    /// it again.
     pub(super) fn is_idle(&self) -> bool {
         let is_at_work = self.is_at_work.load(Ordering::Acquire);
         !is_at_work && self.lock().iter().all(|it| it.pause > PAUSE)
@@ -157,7 +157,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         self.lock().push(Pending { device, next, pause: (pause * 2).min(PAUSE_MAX) });
     }
 
-    /// Whether a device that an earlier service had is filled no longer; then its mark is gone.
+    /// Returns whether a device of an earlier service is no longer filled, and unmarks it then.
     pub(super) fn pass(&self, device: &DeviceId, file: &File) -> Result<bool, AnyError> {
         let Some(ended) = self.ended(device)? else { return Ok(false) };
         if place(&ended)? != place(file)? {

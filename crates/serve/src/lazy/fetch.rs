@@ -1,4 +1,4 @@
-//! Where the bytes of a layer are fetched from: blobs that the store keeps, and the registries that its images came from.
+//! Fetches the bytes of layers, from blobs in the store and from the registries that their images came from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Cursor, Read};
@@ -17,19 +17,19 @@ use transfer::lazy::KeptBlobs;
 
 use super::service::AnyError;
 
-/// How long layers of one repository share its connections and tokens, from the first one on. A later mount sees logins,
-/// mirrors and certificates that have changed since.
+/// How long layers of one repository share its connections and tokens after the first use. Later mounts see changed
+/// logins, mirrors and certificates.
 const SHARED: Duration = Duration::from_secs(60);
 
-/// Blobs that the store keeps, or registries have.
+/// The blobs of all layers, in the store or at registries.
 pub struct StoreBlobs<'a> {
     kept: KeptBlobs<'a>,
-    /// Kept blobs with wrong bytes, as far as an index can be believed: the fault may be its own.
+    /// Blobs in the store whose bytes seem wrong. The index may be wrong instead, so this affects only its image.
     damaged: Mutex<BTreeSet<BlobKey>>,
     settings: Settings,
-    /// The registries of each blob, in the order in which they are asked for it.
+    /// The registries of each blob, in the order in which they are asked.
     registries: Mutex<BTreeMap<BlobKey, Vec<Arc<Registry>>>>,
-    /// Those that were made a moment ago, by registry and repository.
+    /// Recently created clients, by registry and repository.
     recent: Mutex<BTreeMap<(String, String), RecentRegistry>>,
 }
 
@@ -39,7 +39,7 @@ impl std::fmt::Debug for StoreBlobs<'_> {
     }
 }
 
-/// A blob, as a layer of this manifest's image: each image has registries of its own.
+/// A blob as a layer of an image with this manifest, because each image has separate registries.
 pub(super) type BlobKey = (Option<Digest>, Digest);
 
 /// The blobs of one image.
@@ -49,11 +49,11 @@ pub struct ImageBlobs<'b, 'a> {
     manifest: Option<Digest>,
 }
 
-/// A repository, and when it was first used.
+/// The time when a repository was first used, and its client.
 type RecentRegistry = (Instant, Arc<Registry>);
 
 impl<'a> StoreBlobs<'a> {
-    /// For a store, with the settings of its registries.
+    /// Creates a source for a store, with the settings of registries.
     #[must_use]
     pub fn new(store: &'a Store, settings: Settings) -> Self {
         Self {
@@ -65,10 +65,10 @@ impl<'a> StoreBlobs<'a> {
         }
     }
 
-    /// Looks up where the layers of an image are: a layer may have no device.
+    /// Finds the registries of all layers of an image, including layers without a device.
     ///
     /// # Errors
-    /// When the store's records of the image cannot be read.
+    /// If the store's records of the image cannot be read.
     pub fn know_layers(&self, image: &ImageId, manifest: &Digest) -> Result<(), AnyError> {
         let store = self.kept.0;
         let mut sources = transfer::lazy::sources(store, image)?;
@@ -82,13 +82,13 @@ impl<'a> StoreBlobs<'a> {
         Ok(())
     }
 
-    /// Those of the image of a manifest.
+    /// Returns the blobs for the image of a manifest.
     #[must_use]
     pub const fn of(&self, manifest: Option<Digest>) -> ImageBlobs<'_, 'a> {
         ImageBlobs { all: self, manifest }
     }
 
-    /// Notes who is asked for a blob. A registry that cannot be asked as it is configured is left out.
+    /// Sets the registries of a blob. A registry with an invalid configuration is left out.
     pub(super) fn know(&self, blob: BlobKey, sources: &[Reference]) {
         let mut asked = BTreeSet::new();
         let new = sources.iter().filter(|it| asked.insert((it.registry(), it.repository())));
@@ -104,7 +104,7 @@ impl<'a> StoreBlobs<'a> {
         lock(&self.registries).insert(blob, made);
     }
 
-    /// The repository of `reference`, with the connections and tokens of another layer that was just mounted.
+    /// Returns a client for the repository of `reference`. Layers that are mounted shortly after each other share it.
     fn registry(&self, reference: &Reference) -> Result<Arc<Registry>, RegistryError> {
         let mut recent = lock(&self.recent);
         recent.retain(|_, (made, _)| made.elapsed() < SHARED);

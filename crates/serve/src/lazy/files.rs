@@ -1,20 +1,21 @@
-//! Where a device's files are, and what of a file is worth bringing once a part of it is read.
+//! Finds the part of a file that is worth prefetching after a read.
 //!
-//! A program that has begun to read a library or a module reads more of it soon: first its header, then its end, then the rest.
+//! A program that has begun to read a library or a module reads more of it soon: first its header, then its end, then
+//! the rest.
 
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A file of at most so many bytes is brought as a whole.
+/// Largest size of a file, in bytes, that is prefetched as a whole.
 const WHOLE_MAX: u64 = 8 << 20;
-/// Of a larger one, the part around the read that begins at a multiple of this many bytes of the file.
+/// Size of the part of a larger file that is prefetched, in bytes. Parts begin at multiples of it.
 const PART: u64 = 2 << 20;
 
-/// Finds out where a device's files are, in bytes and in their order.
+/// Returns the byte ranges of files in a device, in order of their offsets.
 type FindFiles<'a> = Box<dyn Fn() -> Vec<Range<u64>> + Send + Sync + 'a>;
 
-/// The files of a device. That takes some milliseconds, so no reader waits for it.
+/// The files of a device. Finding them takes some milliseconds, so readers do not wait for it.
 #[derive(Default)]
 pub(super) struct DeviceFiles<'a> {
     find: Option<FindFiles<'a>>,
@@ -27,19 +28,18 @@ impl<'a> DeviceFiles<'a> {
         Self { find: Some(Box::new(find)), ..Self::default() }
     }
 
-    /// Whether they can be found, and nobody has begun to: who asks has to.
+    /// Returns whether the caller has to find the files: it can be done, and has not begun.
     pub(super) fn begin(&self) -> bool {
         self.find.is_some() && !self.is_begun.swap(true, Ordering::Relaxed)
     }
 
-    /// Finds them.
     pub(super) fn find(&self) {
         if let Some(find) = &self.find {
             self.found.get_or_init(find);
         }
     }
 
-    /// What is worth bringing once these bytes of the device are read; nothing as long as the files are unknown.
+    /// Returns the range that is worth prefetching after a read of the device, or `None` while the files are unknown.
     pub(super) fn around(&self, read: &Range<u64>) -> Option<Range<u64>> {
         around(self.found.get()?, read)
     }
@@ -48,7 +48,7 @@ impl<'a> DeviceFiles<'a> {
 fn around(files: &[Range<u64>], read: &Range<u64>) -> Option<Range<u64>> {
     let first = files.partition_point(|it| it.end <= read.start);
     let touched = files[first..].iter().take_while(|it| it.start < read.end);
-    // A read is one of a single file, but for the edges of its pages.
+    // A read is for a single file, but its pages may also contain the edges of others.
     let common = |it: &&Range<u64>| it.end.min(read.end) - it.start.max(read.start);
     let file = touched.max_by_key(common)?;
     if file.end - file.start <= WHOLE_MAX {

@@ -34,56 +34,56 @@ pub use source::LayerSource;
 pub(super) use source::{ImageKey, SourceKey};
 use window_cache::WindowCache;
 
-/// The patience of a filler that is given none.
+/// The default timeouts.
 static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
-/// How often a reader whose bytes another thread brings looks whether it has waited long enough.
+/// How often a reader checks its timeout while another thread fetches its bytes.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// So much of a read is brought at once: its blob's bytes and its own are in memory meanwhile. Programs read less; only the
-/// device itself can be asked for more.
+/// Largest part of a read, in bytes, that is fetched at once, because the blob's bytes and the result are in memory
+/// at the same time. Programs read less; only direct reads of the device can be larger.
 const AT_ONCE: u64 = 4 << 20;
 
-/// A file is brought as a whole if that takes no longer than so many requests.
+/// A whole file is prefetched if that takes no longer than this many requests.
 const FILE_REQUESTS: f64 = 4.0;
 
-/// A device, and what is here of it, whoever has brought it.
+/// A device and its filled units, which all of its fillers share.
 struct DeviceCore<'a> {
     device: LazyDeviceFill<'a>,
-    /// The units that had their digest. Set after they were written.
+    /// Whether each unit was verified. Set after the unit was written.
     filled: Vec<AtomicBool>,
-    /// How many they are.
+    /// Number of filled units.
     filled_count: AtomicUsize,
-    /// Why units were brought before anybody wanted them, until somebody does: a number of [`Why`].
+    /// Reason for prefetching each unit, as the number of a [`Why`]; cleared at the first read.
     untouched: Vec<AtomicU8>,
     files: DeviceFiles<'a>,
     counts: Counts,
 }
 
-/// Fills one device from its layer's blob, for one image. Other images that have the device have fillers of their own, by
-/// their own indexes and from their own sources: [`beside`](Self::beside).
+/// Fills one device from its layer's blob, for one image. Other images with the same device have separate fillers,
+/// with their indexes and sources: [`beside`](Self::beside).
 pub struct LayerFiller<'a> {
     core: Arc<DeviceCore<'a>>,
     index: LayerIndex,
     windows: WindowCache,
     blobs: Box<dyn BlobSource + 'a>,
     key: SourceKey,
-    /// Whether all of it is to come, though nobody reads it.
+    /// Whether the whole device should be fetched, even without readers.
     is_completing: AtomicBool,
-    /// The units that threads are bringing, each with the number of threads: one that lies in the spans of two requests is
-    /// brought by both.
+    /// Units that are being fetched, each with the number of threads: a unit that lies in the spans of two requests
+    /// is fetched by both.
     coming: Mutex<BTreeMap<usize, usize>>,
-    /// Told when some of them came, or failed.
+    /// Signalled when a fetch of units has succeeded or failed.
     came: Condvar,
-    /// Parts of units.
+    /// Parts of units that fetched spans contained.
     seams: Mutex<Seams>,
-    /// Where readers read on.
+    /// The positions of sequential readers.
     streams: Mutex<Streams>,
-    /// How long the source takes.
+    /// Speed of the source.
     pace: Mutex<Pace>,
     failures: Failures<'a>,
 }
 
-/// Units that one thread brings. At the end all who wait for some of them look again.
+/// Units that one thread is fetching. Dropping it wakes all threads that wait for them.
 struct Claim<'f, 'a> {
     filler: &'f LayerFiller<'a>,
     units: Range<usize>,
@@ -124,14 +124,15 @@ impl std::fmt::Debug for LayerFiller<'_> {
 }
 
 impl<'a> LayerFiller<'a> {
-    /// Fills `device` by its index. Its bytes may be there or not, right or wrong: each unit is hashed before it is used.
+    /// Creates a filler of `device`. The device may already have bytes, right or wrong: each unit is hashed before it
+    /// is used.
     #[must_use]
     pub fn new(index: LayerIndex, blobs: &'a dyn BlobSource, device: LazyDeviceFill<'a>) -> Self {
         let source = LayerSource { blobs: Box::new(blobs), manifest: None, host: None };
         Self::from_source(index, source, device)
     }
 
-    /// The same, for a certain image.
+    /// Creates a filler for an image's source.
     #[must_use]
     pub fn from_source(
         index: LayerIndex,
@@ -152,9 +153,9 @@ impl<'a> LayerFiller<'a> {
         Self::of_core(Arc::new(core), index, source)
     }
 
-    /// Another filler of the same device, for another image. What one of them has brought the other one has, too; but each
-    /// asks its own source by its own index, and has failures of its own. `None` if the two indexes say different things of
-    /// the device's bytes.
+    /// Creates another filler of the same device, for another image. The two share the filled units, but each uses a
+    /// separate source, index and failure state. Returns `None` if the two indexes describe different bytes of the
+    /// device.
     #[must_use]
     pub fn beside(&self, index: LayerIndex, source: LayerSource<'a>) -> Option<Self> {
         let (head, there) = (&index.head, &self.index.head);
@@ -185,12 +186,12 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Whose bytes it asks for, and where.
+    /// Returns the image and the host of the filler's source.
     pub(super) const fn key(&self) -> &SourceKey {
         &self.key
     }
 
-    /// The manifest of the image that it fills the device for, if that is known.
+    /// Returns the manifest of the image that the device is filled for, if known.
     #[must_use]
     pub const fn manifest(&self) -> Option<&Digest> {
         match &self.key.image {
@@ -199,61 +200,62 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// With a patience that is not the usual one.
+    /// Replaces the default timeouts.
     #[must_use]
     pub fn with_patience(self, patience: &'a SourcePatience) -> Self {
         Self { failures: Failures::new(patience), ..self }
     }
 
-    /// With a way to find out where the device's files are, in bytes and in their order.
+    /// Sets the function that finds the byte ranges of files in the device, in order of their offsets.
     #[must_use]
     pub fn with_files(mut self, find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'a) -> Self {
-        // Another filler of the device has brought one.
+        // Another filler of the device has already set one.
         if let Some(core) = Arc::get_mut(&mut self.core) {
             core.files = DeviceFiles::new(find);
         }
         self
     }
 
-    /// Where its files are.
     pub(super) fn files(&self) -> &DeviceFiles<'a> {
         &self.core.files
     }
 
-    /// For how long no source has given anything, if a reader that came then is not to wait any longer.
+    /// Returns how long no source has sent bytes, if the timeout of a reader that came at `since` is over.
     #[must_use]
     pub fn overdue(&self, since: Instant) -> Option<Duration> {
         self.failures.overdue(since, Instant::now())
     }
 
-    /// Whether something of this range failed a moment ago, so that [`ensure`](Self::ensure) does not try.
+    /// Returns whether a unit of this range failed a moment ago, so that [`ensure`](Self::ensure) does not try it.
     #[must_use]
     pub fn is_denied(&self, range: &Range<u64>) -> bool {
         self.missing(range).is_some_and(|it| self.denied(&it).is_some())
     }
 
-    /// Whether a line about a failure is to be logged, and how many were not since the last one.
+    /// Returns whether a failure should be logged, with the number of failures that were not logged since the last
+    /// one.
     #[must_use]
     pub(super) fn may_log(&self) -> Option<u64> {
         self.failures.may_log(Instant::now())
     }
 
-    /// Denies what is missing of a range for a while: who waited for it waits no longer, and the kernel asks for it again.
+    /// Makes reads of missing units of a range fail for a while, because the kernel repeats a read whose reader timed
+    /// out.
     pub(super) fn deny(&self, range: &Range<u64>) {
         if let Some(units) = self.missing(range) {
             self.failures.failed(units, Instant::now());
         }
     }
 
-    /// Why the disk has taken nothing since it was last asked.
+    /// Returns the last error of the disk, if it has not taken a write since.
     #[must_use]
     pub fn disk_error(&self) -> Option<String> {
         self.failures.disk_error()
     }
 
-    /// Before anything is fetched that the disk would not take.
+    /// Fails while the disk cannot take the result of a fetch.
     fn check_disk(&self) -> Result<(), FillError> {
-        // Root may take what is reserved, and of some file systems nothing is known.
+        // Root may use reserved blocks, and some file systems report no sizes.
         let has_room = || {
             let found = rustix::fs::fstatvfs(self.core.device.file());
             found.is_ok_and(|it| it.f_blocks == 0 || it.f_bfree.saturating_mul(it.f_frsize) >= UNIT)
@@ -267,29 +269,27 @@ impl<'a> LayerFiller<'a> {
         Some(FillError::Denied { unit, left })
     }
 
-    /// What it has done so far.
+    /// Returns the counters of the device.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.core.counts
     }
 
-    /// The device that is filled.
     #[must_use]
     pub fn device(&self) -> &LazyDeviceFill<'a> {
         &self.core.device
     }
 
-    /// Its index.
     #[must_use]
     pub const fn index(&self) -> &LayerIndex {
         &self.index
     }
 
-    /// Returns once all bytes of `range` that the device has are there, and had their digests. `begin` gets spans that may be
-    /// wanted soon, as the blob is asked for others, and what it gives lives meanwhile.
+    /// Returns when all bytes of `range` are present and verified. While the blob is fetched, `begin` gets spans that
+    /// may be needed soon; its return value is dropped when the fetch ends.
     ///
     /// # Errors
-    /// [`FillError`]; another attempt may succeed.
+    /// Another attempt may succeed.
     pub fn ensure<T>(
         &self,
         range: Range<u64>,
@@ -308,7 +308,7 @@ impl<'a> LayerFiller<'a> {
         Ok(())
     }
 
-    /// The same for a part of a read, which has waited since then.
+    /// Does the same for a part of a read that has waited since `begun`.
     fn ensure_part<T>(
         &self,
         range: &Range<u64>,
@@ -326,16 +326,17 @@ impl<'a> LayerFiller<'a> {
                     self.deny(range);
                     return Err(FillError::Silent(time));
                 }
-                // Another thread brings some of them.
+                // Another thread is fetching some of the units.
                 drop(self.came.wait_timeout(coming, LOOK).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
             let around = self.around(&units, &coming);
             let _claim = Claim::new(self, around.clone(), coming);
             if let Err(error) = self.bring_wanted(range, &around, begin) {
-                // Another image's filler may have brought them meanwhile.
+                // Another image's filler may have fetched the units in the meantime.
                 let Some(units) = self.missing(range) else { return Ok(()) };
-                // Before others that want them look. These were not asked for.
+                // The failure is recorded before other threads check. During a pause of the disk, no source was
+                // asked.
                 if !matches!(error, FillError::DiskPause(_)) {
                     self.failures.failed(units, Instant::now());
                 }
@@ -344,11 +345,11 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Brings what is missing of these spans of the blob, but for what other threads bring already. Returns whether it has
-    /// fetched something.
+    /// Fetches the missing units of these spans, except those that another thread is fetching. Returns whether
+    /// something was fetched.
     ///
     /// # Errors
-    /// [`FillError`]; another attempt may succeed.
+    /// Another attempt may succeed.
     pub fn bring_ahead(&self, spans: Range<usize>, cause: Cause) -> Result<bool, FillError> {
         let mut has_fetched = false;
         let mut rest = spans.start..spans.end.min(self.index.head.spans.len());
@@ -378,7 +379,8 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Brings what a reader wants, and what is around it in one request: but if bytes of that are wrong, what it wants alone.
+    /// Fetches the units that a reader needs together with those around them. If bytes of the latter are wrong,
+    /// fetches only the needed units.
     fn bring_wanted<T>(
         &self,
         range: &Range<u64>,
@@ -398,7 +400,7 @@ impl<'a> LayerFiller<'a> {
                 Err(error) if error.is_of_the_blob() || matches!(error, FillError::Windows(_)) => {
                     tracing::debug!(%error, "it is tried with less");
                 }
-                // A source or a disk that fails does so again.
+                // A failing source or disk would fail again.
                 Err(error) => return Err(error),
             }
         }
@@ -409,7 +411,7 @@ impl<'a> LayerFiller<'a> {
         self.core.filled.get(unit).is_none_or(|it| it.load(Ordering::Acquire))
     }
 
-    /// Notes that a reader has these bytes.
+    /// Records that a reader got these bytes.
     pub fn touch(&self, range: &Range<u64>) {
         for unit in self.index.head.units_of(range) {
             let Some(untouched) = self.core.untouched.get(unit) else { return };
@@ -420,10 +422,10 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// These units that a reader wants, and those around them that are worth bringing with them.
+    /// Extends the units that a reader needs by neighbours that are worth fetching in the same request.
     fn around(&self, units: &Range<usize>, coming: &BTreeMap<usize, usize>) -> Range<usize> {
         let head = &self.index.head;
-        // Of a size that is exact enough as it is.
+        // In KiB, so that the numbers fit into `u32`; an estimate suffices.
         let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
         let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
         let block = block(units, lock(&self.pace).free_bytes(), unit_bytes);
@@ -431,20 +433,20 @@ impl<'a> LayerFiller<'a> {
         let end = block.end.min(self.core.filled.len());
         let behind = (units.end..end).take_while(is_open).count();
         let before = (block.start..units.start).rev().take_while(is_open).count();
-        // Not more in vain than readers have wanted.
+        // Units that may never be read are limited by the number that readers have used.
         let most = usize::try_from(self.core.counts.may_waste()).unwrap_or(usize::MAX);
         let behind = behind.min(most);
         units.start - before.min(most - behind)..units.end + behind
     }
 
-    /// Whether something of a span is neither here nor brought by another thread.
+    /// Returns whether a unit of a span is neither filled nor being fetched.
     fn is_open(&self, span: usize, coming: &BTreeMap<usize, usize>) -> bool {
         let mut units = self.index.head.touched_units(&(span..span + 1));
         units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
     }
 
-    /// Spans that may be wanted soon by a reader of `range`, which waits for the units `wanted`, apart from those that bring
-    /// `all` of its request: what is behind them if it has read what is before them, and the file.
+    /// Returns spans that a reader of `range` may need soon, without those of its current request `all`: the ones
+    /// behind `wanted` if it reads sequentially, and those of the same file.
     fn soon(
         &self,
         range: &Range<u64>,
@@ -456,7 +458,7 @@ impl<'a> LayerFiller<'a> {
         let end = (wanted.end + window).min(self.core.filled.len()).max(all.end);
         let behind = own.end..self.spans_of(&(all.start..end)).end;
         let file = self.core.files.around(range).map(|it| self.index.head.spans_of(&it));
-        // What takes longer than some requests would keep readers from the line.
+        // A file that takes longer than a few requests would delay other readers.
         let free = lock(&self.pace).free_bytes() * FILE_REQUESTS;
         let packed = |it: &Range<usize>| u32::try_from(self.packed_bytes(it)).unwrap_or(u32::MAX);
         let file = file.filter(|it| !it.is_empty() && f64::from(packed(it)) <= free);
@@ -479,8 +481,8 @@ impl<'a> LayerFiller<'a> {
         chosen
     }
 
-    /// Takes the units that the device has already, from an earlier filler or an earlier boot, and those of the whole device
-    /// that an import has brought meanwhile.
+    /// Recognizes units that the device already has, from an earlier filler or an earlier boot, and copies those that
+    /// an import has written to the whole device.
     fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
         let head = &self.index.head;
         let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
@@ -488,7 +490,8 @@ impl<'a> LayerFiller<'a> {
         for unit in units.clone().filter(|it| !self.core.filled[*it].load(Ordering::Acquire)) {
             let place = unit as u64 * UNIT;
             let length = head.device_bytes.saturating_sub(place).min(UNIT);
-            // Nothing but holes: the usual case needs no hash. Nobody uses the file's position.
+            // A hole, which is the usual case, needs no hash. `lseek` is safe, because the file offset is not used
+            // otherwise.
             let is_hole = match rustix::fs::seek(self.core.device.file(), SeekFrom::Data(place)) {
                 Ok(data) => data >= place + length,
                 Err(errno) => errno == rustix::io::Errno::NXIO,
@@ -507,7 +510,7 @@ impl<'a> LayerFiller<'a> {
         Ok(())
     }
 
-    /// Copies a unit of the whole device, if it is right there and the disk takes it. Otherwise it is fetched.
+    /// Copies a unit of the whole device, if it is valid there and the write succeeds. Otherwise it is fetched.
     fn copy_whole(&self, whole: Option<&File>, unit: usize, bytes: &mut [u8]) -> bool {
         let place = unit as u64 * UNIT;
         let read = whole.is_some_and(|it| it.read_exact_at(bytes, place).is_ok());
@@ -520,14 +523,14 @@ impl<'a> LayerFiller<'a> {
         self.once_more(|| self.bring(&units, &units, cause))
     }
 
-    /// Whether all bytes of `range` are there.
+    /// Returns whether all bytes of `range` are present.
     #[must_use]
     pub fn has(&self, range: &Range<u64>) -> bool {
         self.missing(range).is_none()
     }
 
-    /// Whether the disk has kept all that was filled, as far as is known now. It is asked before each reader goes on: what the
-    /// disk has lost reads as zeros, as soon as the kernel has tried to write it.
+    /// Returns whether the disk has kept all filled bytes, as far as is known. This is checked before each reader
+    /// continues, because lost bytes read as zeros once the kernel has tried to write them.
     pub(super) fn is_kept(&self) -> bool {
         let Err(error) = self.core.device.check_written() else { return true };
         if !matches!(error, LazyDeviceError::Lost(_)) {
@@ -537,7 +540,7 @@ impl<'a> LayerFiller<'a> {
         false
     }
 
-    /// Where the units are that have a part in `range`.
+    /// Extends a range to whole units.
     pub(super) fn whole_units(&self, range: &Range<u64>) -> Range<u64> {
         if range.is_empty() {
             return range.clone();
@@ -547,8 +550,9 @@ impl<'a> LayerFiller<'a> {
         (units.start as u64 * UNIT).min(end)..end
     }
 
-    /// Whether bytes that were read back are these filled units. A file system may lose bytes and say so too late, or never: one
-    /// whose journal ended forgets that blocks were written, and the file has no error. If not, nobody gets more of the device.
+    /// Verifies bytes of filled units that were read back. A file system may lose bytes and report it late or never:
+    /// after its journal was aborted, it forgets block allocations, and the file has no error. If a unit is wrong,
+    /// all further reads of the device fail.
     pub(super) fn is_right(&self, whole: &Range<u64>, bytes: &[u8]) -> bool {
         let units = self.index.head.units_of(whole);
         let mut chunks = bytes.chunks(usize::try_from(UNIT).unwrap_or(usize::MAX));
@@ -565,13 +569,13 @@ impl<'a> LayerFiller<'a> {
         false
     }
 
-    /// The number of units that are filled.
+    /// Returns the number of filled units.
     #[must_use]
     pub fn filled(&self) -> usize {
         self.core.filled_count.load(Ordering::Acquire)
     }
 
-    /// Whether all units are filled.
+    /// Returns whether all units are filled.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.filled() == self.core.filled.len()
@@ -583,22 +587,22 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Says that all of it is to come. Returns whether that is new.
+    /// Sets that the whole device should be fetched. Returns whether that is new.
     pub(super) fn begin_completing(&self) -> bool {
         !self.is_completing.swap(true, Ordering::AcqRel)
     }
 
-    /// Says that nothing more is fetched but what readers want.
+    /// Sets that only the bytes that readers need are fetched.
     pub(super) fn end_completing(&self) {
         self.is_completing.store(false, Ordering::Release);
     }
 
-    /// Whether all of it is to come.
+    /// Returns whether the whole device should be fetched.
     pub(super) fn is_completing(&self) -> bool {
         self.is_completing.load(Ordering::Acquire)
     }
 
-    /// From the first unit of a range that is not there to the last one.
+    /// Returns the units of a range from the first missing one to the last missing one.
     fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
         let Range { start, end } = self.index.head.units_of(range);
         let units = self.core.filled.get(start..end)?;
@@ -608,7 +612,7 @@ impl<'a> LayerFiller<'a> {
         Some(start + first..start + last + 1)
     }
 
-    /// Brings these units, some of which a reader may want.
+    /// Fetches these units, some of which a reader may need.
     fn bring(
         &self,
         units: &Range<usize>,
@@ -622,7 +626,7 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Brings the units of these spans.
+    /// Fetches the units of these spans.
     fn bring_spans(&self, spans: Range<usize>, cause: Cause) -> Result<(), FillError> {
         let units = self.index.head.whole_units(&spans);
         let from = self.index.head.spans.get(spans.start);
@@ -631,7 +635,7 @@ impl<'a> LayerFiller<'a> {
         self.once_more(|| self.take_in(fetch(), &units, &(0..0), cause))
     }
 
-    /// Does `work`, which fetches something; again, if that was wrong.
+    /// Runs `work`, and runs it again if the bytes of the blob were wrong.
     fn once_more(&self, work: impl Fn() -> Result<(), FillError>) -> Result<(), FillError> {
         match work() {
             Err(error) if error.is_of_the_blob() => {

@@ -1,8 +1,8 @@
-//! The journal of a service: which events it has taken and not answered, in memory that its keeper has, too.
+//! The journal of a service: its taken but unanswered events, in memory that it shares with its keeper.
 //!
-//! An event that a service has taken is known by the number of a descriptor, which dies with the service. The next one has
-//! to know which bytes of which device its reader waits for. So the kernel puts events right into the journal, and there is
-//! no moment at which one is taken and stands nowhere. Decision 18 goes through each step at which a service may die.
+//! An event is answered by the number of its descriptor, which is lost when the service dies. The next service must
+//! know for which bytes of which device the reader waits. So the kernel writes events directly into the journal, and
+//! an event is never taken without being in it. Decision 18 examines each step at which a service may die.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -13,23 +13,25 @@ use kernel::shared_memory::{SharedMemory, SharedMemoryError};
 
 use super::door::InodePlace;
 
-/// Descriptors of events have numbers below this: each has a slot.
+/// Descriptors of events have numbers below this, and each number has a slot.
 pub(super) const NUMBERS: u64 = 1 << 16;
 const SLOTS: usize = 1 << 16;
-/// Changes with each change of what follows.
+/// Incremented with each change of the layout.
 const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"quirejrn");
-/// In words: the magic, the version, and the slots that were ever used, from the first one.
+/// Length of the head in words: the magic, the version, and the number of slots that were ever used, from the first
+/// one.
 const HEAD: usize = 3;
-/// Where the kernel puts events, in words: behind the first page.
+/// The words into which the kernel writes events, behind the first page.
 const LANDING: Range<usize> = 512..512 + (256 << 10) / size_of::<u64>();
-/// In words: its state, then file system, inode, and the first and the last byte but one. The first two are 0 if unknown.
+/// Length of a slot in words: its state, then file system, inode, and start and end of the range. File system and
+/// inode are 0 if unknown.
 const SLOT: usize = 5;
 const WORDS: usize = LANDING.end + SLOTS * SLOT;
-/// In the upper half of the state of a slot that has an event. The lower half is a checksum of the others.
+/// Upper half of the state of a used slot. The lower half is a checksum of the other words.
 const LIVE: u64 = 0x4c49_5645;
 
-/// Why a journal is not used.
+/// Why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum JournalError {
     #[error(transparent)]
@@ -40,49 +42,49 @@ pub(super) enum JournalError {
     Version(u64),
 }
 
-/// An event that a service took and did not answer.
+/// An event that a dead service took and did not answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LeftEvent {
     pub(super) number: RawFd,
-    /// The file. `None` if the service died before it could look.
+    /// The file. `None` if the service died before it could find out.
     pub(super) place: Option<InodePlace>,
     pub(super) range: Range<u64>,
 }
 
-/// An event that is to be answered, once.
+/// A taken event that must be answered once.
 #[derive(Debug)]
 pub(super) struct TakenEvent {
     number: RawFd,
-    /// Keeps the kernel from giving the number to another event. `None` where the number was in use here when the event was
-    /// inherited.
+    /// A descriptor that keeps the kernel from reusing the number. `None` if this process already used the number
+    /// when it inherited the event.
     held: Option<OwnedFd>,
     pub(super) place: Option<InodePlace>,
     pub(super) range: Range<u64>,
 }
 
 impl TakenEvent {
-    /// Whether it has to be answered before any other is taken, which could get its number.
+    /// Returns whether the event must be answered before others are taken, because one of them could get its number.
     pub(super) const fn is_urgent(&self) -> bool {
         self.held.is_none()
     }
 }
 
-/// See above.
+/// The journal, described above.
 #[derive(Debug)]
 pub(super) struct Journal(SharedMemory);
 
 impl Journal {
-    /// A journal without events.
+    /// Creates an empty journal.
     pub(super) fn new() -> Result<Self, JournalError> {
         let memory = SharedMemory::new("quire-journal", WORDS)?;
-        // The kernel cannot wait for memory between two events.
+        // The memory is reserved, because the kernel cannot allocate it between two events.
         memory.reserve(0..LANDING.end)?;
         memory.words()[1].store(VERSION, Ordering::Relaxed);
         memory.words()[0].store(MAGIC, Ordering::Release);
         Ok(Self(memory))
     }
 
-    /// A journal of another process.
+    /// Opens a journal of another process.
     pub(super) fn adopt(memory: OwnedFd) -> Result<Self, JournalError> {
         let memory = SharedMemory::adopt(memory, WORDS);
         // Another version may have another size.
@@ -95,7 +97,7 @@ impl Journal {
         self.0.as_fd()
     }
 
-    /// Takes the events that are there. Each is in the journal until it is answered.
+    /// Takes the pending events. Each is in the journal until it is answered.
     pub(super) fn take(&self, group: &Group) -> Result<Vec<TakenEvent>, PrecontentError> {
         let (events, words) = group.read_shared(&self.0, LANDING)?;
         let mut taken = Vec::with_capacity(events.len());
@@ -114,31 +116,32 @@ impl Journal {
         Ok(taken)
     }
 
-    /// Answers an event.
+    /// Sends the answer to an event.
     #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
     pub(super) fn answer(&self, group: &Group, event: TakenEvent, answer: PrecontentAnswer) {
         if let Err(error) = group.answer(event.number, answer) {
             tracing::debug!(%error, "its reader is gone");
         }
-        // Then the descriptor is closed: not before, since the next event may have its number and its slot.
+        // The slot is cleared before the descriptor is closed, because the next event may get the number and the
+        // slot.
         self.clear(event.number);
     }
 
-    /// The events that a service has left, which is gone.
+    /// Returns the unanswered events of a dead service.
     pub(super) fn left(&self) -> Vec<LeftEvent> {
         let used = usize::try_from(self.0.words()[2].load(Ordering::Acquire)).unwrap_or(SLOTS);
         let slots = LANDING.end..LANDING.end + used.min(SLOTS) * SLOT;
         left(&self.0.copy(LANDING), &self.0.copy(slots))
     }
 
-    /// Takes over what a service has left. From now on the numbers of its events are in use here, too.
+    /// Takes over the unanswered events of a dead service, and reserves their numbers in this process.
     pub(super) fn inherit(&self) -> Vec<TakenEvent> {
         let left = self.left();
         let taken = left.into_iter().map(|event| {
-            // One that nothing but the landing has would be overwritten there.
+            // An event that is only in the landing area would be overwritten there.
             self.note(&event);
             let LeftEvent { number, place, range } = event;
-            // The first number that is free from this one on.
+            // `fcntl` returns the first free number from this one on.
             let held = rustix::io::fcntl_dupfd_cloexec(&self.0, number).ok();
             let held = held.filter(|it| it.as_raw_fd() == number);
             TakenEvent { number, held, place, range }
@@ -148,7 +151,7 @@ impl Journal {
         taken
     }
 
-    /// Gives an I/O error to all whose events a service has left, which is gone.
+    /// Gives an I/O error to all readers whose events a dead service has left.
     pub(super) fn deny(&self, group: &Group) -> Result<usize, PrecontentError> {
         let left = self.left();
         let denied = group.deny_taken(left.iter().map(|it| it.number))?;
@@ -163,7 +166,7 @@ impl Journal {
         self.0.words().get(start..start + SLOT)
     }
 
-    /// Returns whether there is room for it.
+    /// Writes an event into its slot. Returns whether there is a slot.
     fn note(&self, event: &LeftEvent) -> bool {
         let Some(slot) = self.slot(event.number) else { return false };
         let (system, inode) = event.place.unwrap_or_default();
@@ -173,7 +176,7 @@ impl Journal {
         }
         let used = u64::try_from(event.number).unwrap_or_default() + 1;
         self.0.words()[2].fetch_max(used, Ordering::Release);
-        // Last, so that it stands for all of them.
+        // The state is written last, because it marks the slot as valid.
         slot[0].store(state(&fields), Ordering::Release);
         true
     }
@@ -184,7 +187,8 @@ impl Journal {
         }
     }
 
-    /// Without its first word there is nothing in it. The others have to go before the kernel puts fewer events there.
+    /// Clears the landing area. Its first word ends the list of events; the others must be cleared because the kernel
+    /// may write fewer events next time.
     fn clear_landing(&self, words: Range<usize>) {
         for word in &self.0.words()[words] {
             word.store(0, Ordering::Release);
@@ -200,14 +204,15 @@ fn check(head: &[u64]) -> Result<(), JournalError> {
     }
 }
 
-/// The state of a slot with an event.
+/// Returns the state of a slot with these fields.
 fn state(fields: &[u64; SLOT - 1]) -> u64 {
     let mut checksum = crc32fast::Hasher::new();
     fields.iter().for_each(|it| checksum.update(&it.to_le_bytes()));
     (LIVE << 32) | u64::from(checksum.finalize())
 }
 
-/// The events of a landing and of slots, which may have anything. One that is in both is the one of the slot.
+/// Returns the events of a landing area and of slots, both with arbitrary contents. For an event in both, the slot
+/// counts.
 fn left(landing: &[u64], slots: &[u64]) -> Vec<LeftEvent> {
     let number = |slot: usize| RawFd::try_from(slot).ok();
     let in_slots = slots.chunks_exact(SLOT).enumerate().filter_map(|(slot, words)| {
@@ -221,7 +226,7 @@ fn left(landing: &[u64], slots: &[u64]) -> Vec<LeftEvent> {
     let mut all: Vec<_> = in_slots.collect();
     let most = number(SLOTS).unwrap_or(RawFd::MAX);
     for (number, range) in events_left(landing) {
-        // Those of the slots are in order.
+        // The events of the slots are sorted by number.
         if let Err(place) = all.binary_search_by_key(&number, |it| it.number)
             && (0..most).contains(&number)
         {
@@ -239,7 +244,7 @@ mod tests {
         LeftEvent { number, place, range }
     }
 
-    /// As `linux/fanotify.h` lays out an event with a range: version 3, 48 bytes in all.
+    /// An event with a range in the layout of `linux/fanotify.h`: version 3, 48 bytes in total.
     fn landed(number: u32, start: u64, bytes: u64) -> [u64; 6] {
         let head = u64::from_le_bytes([48, 0, 0, 0, 3, 0, 24, 0]);
         let info = u64::from_le_bytes([6, 0, 24, 0, 0, 0, 0, 0]);
@@ -274,11 +279,11 @@ mod tests {
         for (word, value) in journal.0.words()[LANDING].iter().zip(&landing) {
             word.store(*value, Ordering::Relaxed);
         }
-        // One was noted already.
+        // One of them was noted already.
         let noted = event(9, Some((1, 2)), 4096..4106);
         journal.note(&noted);
         assert_eq!(journal.left(), [three, noted]);
-        // Who takes over notes the others before it takes more.
+        // The next service notes the others before it takes more.
         let inherited = journal.inherit();
         let is_free: Vec<_> = inherited.iter().map(|it| (it.number, it.place)).collect();
         assert_eq!(is_free, [(3, None), (9, Some((1, 2)))]);
@@ -291,7 +296,7 @@ mod tests {
     #[test]
     fn numbers_of_others_are_held_where_they_are_free() {
         let journal = Journal::new().unwrap();
-        // Other tests of this process have no such numbers.
+        // Other tests of this process do not reach such numbers.
         let free = 700;
         let used = journal.as_fd().as_raw_fd();
         journal.note(&event(free, None, 0..1));

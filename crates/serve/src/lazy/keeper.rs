@@ -1,9 +1,9 @@
-//! The keeper: a small process that has the group and the devices of a service open, and outlives it.
+//! The keeper: a small process that holds the fanotify group and the devices of a service, and outlives it.
 //!
-//! Without any descriptor of the group, the kernel lets readers pass, and they see zeros. So a service that dies must not be
-//! the last one to have it. The keeper answers nobody as long as there is a service. If that dies, it starts another one, and
-//! hands all over to it, with the journal of the readers whose events the dead one had taken. If none comes, all readers get
-//! I/O errors.
+//! When the last descriptor of the group is closed, the kernel lets readers pass, and they see zeros. So a dying
+//! service must not hold the last one. While a service runs, the keeper answers no event. If the service dies, the
+//! keeper starts another one and hands everything over, with the journal of the events that the dead one had taken.
+//! If no service comes, all readers get I/O errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,71 +27,65 @@ use super::last_holder;
 use super::restart_policy::{AfterDeath, Deaths};
 use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 
-/// The socket at which a service takes over.
+/// Name of the socket on which a service takes over.
 pub(super) const SOCKET: &str = "keeper";
 /// How long readers wait for the next service before they get I/O errors.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// The first pause before another service is started. Each further one is twice as long.
+/// The first pause before another service is started. It doubles each time.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The first pause after services died at once again and again: readers get I/O errors before it is over.
+/// The first pause after services died repeatedly. Readers get I/O errors before it is over.
 const REST: Duration = Duration::from_secs(15);
-/// How often it is looked whether anything is still in use, while there is no service.
+/// How long the keeper waits for a service before it checks whether anything is still in use.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why a keeper cannot begin, or ended before it was told to.
+/// Why a keeper cannot begin, or ended too early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeeperError {
-    /// The service does not say what a keeper has to know.
+    /// The service did not send the first message.
     #[error("cannot talk to the service that started this keeper")]
     Service(#[source] io::Error),
-    /// It cannot listen for the next service.
+    /// The keeper cannot listen for the next service.
     #[error("cannot listen at {}", path.display())]
-    Listen {
-        /// Its socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The kernel.
+    Listen { path: PathBuf, source: io::Error },
+    /// A fanotify call failed.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
 }
 
-/// How the program of a keeper or a service is started.
+/// The program of a keeper or a service.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// The file.
+    /// Path of the executable.
     pub path: PathBuf,
-    /// Its arguments.
     pub arguments: Vec<std::ffi::OsString>,
 }
 
 impl Program {
-    /// Starts it in a session of its own, with a socket as its standard input.
+    /// Starts the program in a new session, with a socket as its standard input.
     fn start(&self, socket: Option<OwnedFd>) -> Result<(), kernel::process::ProcessError> {
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/");
-        // A service manager hears of the service that it started itself.
+        // Only the service that the service manager started may notify it.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(socket.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null());
-        // It is not waited for: who is at the other end of its socket sees its end.
+        // The other end of the socket shows when the process ends, so a thread only reaps it.
         let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;
         std::thread::spawn(move || drop(started.process.wait()));
         Ok(())
     }
 }
 
-/// What a service begins with.
+/// Everything that a service begins with.
 #[derive(Debug)]
 pub(super) struct Succession {
     pub(super) keeper: Keeper,
     pub(super) group: Group,
     pub(super) instance: String,
     pub(super) journal: Journal,
-    /// What stands in the journal from the service before.
+    /// Unanswered events of the service before.
     pub(super) inherited: Vec<TakenEvent>,
     pub(super) devices: Vec<KeptDevice>,
     pub(super) connections: Vec<(ConnectionId, KeptConnection)>,
@@ -100,7 +94,7 @@ pub(super) struct Succession {
 /// A device that a keeper holds.
 #[derive(Debug)]
 pub(super) struct KeptDevice {
-    /// Its id.
+    /// Id of the device.
     pub(super) device: String,
     pub(super) file: File,
     pub(super) state: KeptState,
@@ -109,21 +103,21 @@ pub(super) struct KeptDevice {
 /// A connection that a keeper holds, of a file on FUSE that stands for a device.
 #[derive(Debug)]
 pub(super) struct KeptConnection {
-    /// The device's id.
+    /// Id of the device.
     pub(super) device: String,
-    /// Of the image that the device was lent for.
+    /// Manifest of the image that the device was handed out for.
     pub(super) manifest: Option<Digest>,
     pub(super) connection: FuseConnection,
 }
 
-/// A keeper, as its service sees it.
+/// The service's connection to its keeper.
 #[derive(Debug)]
 pub(super) struct Keeper {
     socket: OwnedFd,
 }
 
 impl Keeper {
-    /// Starts a keeper and has it hold these.
+    /// Starts a keeper and gives it the group and the journal.
     pub(super) fn start(
         program: &Program,
         (group, instance): (&Group, &str),
@@ -138,14 +132,14 @@ impl Keeper {
             (Told::Keeps { .. }, None) => {
                 keeper.tell(&ToKeeper::Journal, Some(journal.as_fd()))?;
             }
-            // One of an older version: if this service dies, who stands in the journal gets an I/O error.
+            // A keeper of an older version: if this service dies, readers whose events it has taken get an I/O error.
             (Told::Done, None) => {}
             _ => return Err(unknown()),
         }
         Ok(keeper)
     }
 
-    /// Takes over what a keeper has; `None` if there is no keeper.
+    /// Takes over from a keeper. Returns `None` if there is none.
     pub(super) fn succeed(folder: &Path) -> io::Result<Option<Succession>> {
         let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
         let (mut group, mut instance) = (None, String::new());
@@ -170,7 +164,8 @@ impl Keeper {
         }
         let group = group.ok_or_else(|| io::Error::other("the keeper has no group"))?;
         let keeper = Self { socket };
-        // Before any descriptor is opened that will be closed: the numbers of events that were left have to be free here.
+        // This comes before any temporary descriptor is opened, because the numbers of the unanswered events must be
+        // free.
         let numbers = numbers();
         let left = if keepers == 0 { None } else { keeper.inherit()? };
         let (journal, inherited) = match left {
@@ -190,7 +185,7 @@ impl Keeper {
         Ok(Some(Succession { keeper, group, instance, journal, inherited, devices, connections }))
     }
 
-    /// The journal of the service before, if there is one that is known here.
+    /// Gets the journal of the service before. Returns `None` if there is none, or its version is unknown.
     fn inherit(&self) -> io::Result<Option<Journal>> {
         wire::send(self.as_fd(), &ToKeeper::Inherit, None)?;
         match wire::expect(wire::receive(self.as_fd()))? {
@@ -206,7 +201,7 @@ impl Keeper {
         }
     }
 
-    /// Tells it something, and returns when that is done.
+    /// Sends the keeper a message and waits for the reply.
     pub(super) fn tell(
         &self,
         message: &ToKeeper,
@@ -220,7 +215,7 @@ impl Keeper {
         }
     }
 
-    /// Readable when the keeper is gone.
+    /// The socket, which becomes readable when the keeper exits.
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -230,38 +225,40 @@ fn unknown() -> io::Error {
     io::Error::other("the keeper sent what is unknown")
 }
 
-/// The first word of a service to a keeper, or the last one before it goes on.
+/// Returns the first message of a new service to a keeper, or the last one of a takeover.
 fn begin(numbers: RawFd, instance: &str, has_journal: bool) -> ToKeeper {
     let instance = instance.to_owned();
     ToKeeper::Group { numbers, instance, protocol: PROTOCOL, has_journal }
 }
 
-/// What a keeper has.
+/// The state of a keeper.
 struct Kept {
     group: Group,
     instance: String,
-    /// Of the service that is there, or was there last.
+    /// Journal of the current or the last service.
     journal: Option<Journal>,
-    /// The events of a service have numbers below this.
+    /// Descriptors of the service's events have numbers below this.
     numbers: RawFd,
-    /// By their ids.
+    /// The devices, by id.
     devices: BTreeMap<String, KeptDevice>,
     connections: BTreeMap<ConnectionId, KeptConnection>,
-    /// Its socket.
+    /// Path of the keeper's socket.
     path: PathBuf,
 }
 
-/// Is a keeper: holds the group and the devices of the service at the other end of `socket`, and of those after it, until a
-/// service says that it is over, or nothing is in use. `service` is how another service is started, in `folder`.
+/// Runs a keeper: holds the group and the devices of the service at the other end of `socket`, and of later services,
+/// until one ends with nothing in use, or nothing is in use without a service. `service` is the program that starts
+/// another service in `folder`.
 ///
 /// # Errors
-/// [`KeeperError`]. Before the first service was told that all is held, it holds nothing.
+/// Before the first service got a reply, an error releases everything.
 pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), KeeperError> {
-    // Nobody is to choose it when memory is short. It takes a right that not every root has.
+    // Keeps the kernel from killing this process when memory is short. This needs CAP_SYS_RESOURCE, which root may
+    // lack.
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         tracing::debug!(%error, "the keeper can be killed when memory is short");
     }
-    // A connection for each device of each mount.
+    // Raises the limit of descriptors, because each device of each mount needs a connection.
     let _most = self::numbers();
     let path = folder.join(SOCKET);
     let (first, group) =
@@ -291,7 +288,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
             Some(socket) => kept.with(&socket),
             None => Ended::Died,
         };
-        // When a service is started next, if none comes by itself.
+        // The program and the pause until it is started, if no service comes by itself.
         let mut next = None;
         match ended {
             Ended::Over => return Ok(()),
@@ -310,7 +307,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
                     tracing::error!("services die again and again: none is started for a while");
                     next = Some((service, REST));
                 } else {
-                    // First of all: readers wait for it.
+                    // This comes first, because readers wait for the service.
                     kept.start(service);
                     next = Some((service, PAUSE));
                 }
@@ -329,23 +326,23 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
 /// How a service ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// With nothing in use.
+    /// All devices and connections were released.
     Over,
-    /// As it was told to.
+    /// The service was asked to exit.
     Left,
     /// In any other way.
     Died,
 }
 
 impl Kept {
-    /// Does what a service says until it ends.
+    /// Handles the messages of a service until it ends.
     fn with(&mut self, socket: &OwnedFd) -> Ended {
         let mut ended = Ended::Died;
         loop {
             let (message, descriptor) = match wire::receive::<ToKeeper>(socket.as_fd()) {
                 Ok(Some(received)) => received,
                 Ok(None) => return ended,
-                // It may be of a later version, which goes on without.
+                // A service of a later version can continue without this message.
                 Err(error) if wire::is_unknown(&error) => {
                     if !self.refuse(socket, &error) {
                         return ended;
@@ -361,7 +358,7 @@ impl Kept {
                 (ToKeeper::Group { numbers, has_journal, .. }, None) => {
                     self.numbers = self.numbers.max(numbers);
                     if !has_journal {
-                        // It does not know who stands there, and takes numbers that stand there.
+                        // The service does not know the events in the journal, and may use their numbers.
                         self.drop_journal();
                     }
                 }
@@ -393,9 +390,10 @@ impl Kept {
                 }
                 (ToKeeper::Forget { device }, None) => drop(self.devices.remove(&device)),
                 (ToKeeper::Leave, None) => ended = Ended::Left,
-                // Who says so is wrong if there are devices: then they are held on.
+                // A service with devices must not send this; the keeper continues to hold them.
                 (ToKeeper::End, None) if self.devices.is_empty() && self.connections.is_empty() => {
-                    // Before the service goes on: another one may make all this again then.
+                    // The socket is removed before the reply, because another service may start with a new keeper
+                    // after it.
                     let _gone = std::fs::remove_file(&self.path);
                     ended = Ended::Over;
                 }
@@ -415,14 +413,14 @@ impl Kept {
         }
     }
 
-    /// Says that something is not done. Returns whether the service hears it.
+    /// Refuses a message. Returns whether the reply was sent.
     fn refuse(&self, socket: &OwnedFd, error: &io::Error) -> bool {
         tracing::warn!(%error, folder = %self.path.display(), "the service sent what is unknown");
         let refused = Told::Refused { reason: error.to_string() };
         wire::send(socket.as_fd(), &refused, None).is_ok()
     }
 
-    /// Gives an I/O error to those who stand in the journal, and has none any more.
+    /// Gives an I/O error to all readers in the journal, and removes the journal.
     fn drop_journal(&mut self) {
         let Some(journal) = self.journal.take() else { return };
         match journal.deny(&self.group) {
@@ -432,7 +430,7 @@ impl Kept {
         }
     }
 
-    /// Gives an I/O error to those whose events a service that is gone had taken, and that stand in no journal.
+    /// Gives an I/O error to readers whose events a dead service had taken and that are not in the journal.
     fn deny_unknown(&self) -> Result<(), KeeperError> {
         let left = self.journal.as_ref().map(Journal::left).unwrap_or_default();
         let known: BTreeSet<_> = left.iter().map(|it| it.number).collect();
@@ -448,8 +446,7 @@ impl Kept {
         }
     }
 
-    /// Waits for a service, which is started again from time to time if it does not come. `None` if nothing is in use any
-    /// more.
+    /// Waits for a service, and starts one again from time to time. Returns `None` when nothing is in use any more.
     fn without(
         &mut self,
         listener: BorrowedFd<'_>,
@@ -466,7 +463,7 @@ impl Kept {
                 *pause = (*pause * 2).min(PAUSE_MAX);
                 *start = now + *pause;
             }
-            // As long as somebody may come soon, readers wait in the queue.
+            // While a service may still come soon, readers wait in the kernel's queue.
             let is_patient = now.duration_since(begun) < PATIENCE;
             let second = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             let mut watched = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
@@ -484,7 +481,7 @@ impl Kept {
             drop(watched);
             if !is_patient {
                 self.refuse_reads();
-                // Their numbers may be those of events that are taken here.
+                // Events that are taken below may get the numbers in the journal.
                 self.drop_journal();
                 last_holder::deny_all(&self.group)?;
             }
@@ -494,7 +491,7 @@ impl Kept {
         }
     }
 
-    /// Gives all to the service that connects.
+    /// Accepts a service and sends it everything.
     fn hand_over(&self, listener: BorrowedFd<'_>) -> Option<OwnedFd> {
         let give = || {
             let socket = wire::accept(listener)?;
@@ -515,7 +512,7 @@ impl Kept {
         give().inspect_err(|error| tracing::error!(%error, "cannot hand over to a service")).ok()
     }
 
-    /// When in doubt, yes.
+    /// Returns whether a device or a connection is in use. Errors count as in use.
     fn is_in_use(&self) -> bool {
         let mut files = self.devices.values().map(|it| it.file.as_fd());
         let mut connections = self.connections.values();
@@ -523,7 +520,7 @@ impl Kept {
             || connections.any(|it| it.connection.is_mounted().unwrap_or(true))
     }
 
-    /// Gives an I/O error to the readers of files on FUSE whose requests are there. The connections that have ended go.
+    /// Gives an I/O error to all pending reads of files on FUSE. Drops the connections that have ended.
     fn refuse_reads(&mut self) {
         self.connections.retain(|_, KeptConnection { device, connection, .. }| {
             match refused(connection) {
@@ -537,9 +534,10 @@ impl Kept {
     }
 }
 
-/// Refuses the requests that are there, and those that a service had taken. Returns whether no more will come.
+/// Refuses the pending requests of a connection, including those that a dead service had taken. Returns whether the
+/// connection has ended.
 fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
-    // What a dead one had taken has failed already where it is not asked again.
+    // If the kernel cannot resend requests, those of a dead service have failed already.
     let _resent = connection.resend()?;
     let mut buffer = RequestBuffer::default();
     loop {
@@ -556,7 +554,7 @@ fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
     }
 }
 
-/// Sets how many descriptors this process can have, and returns how many: all its events have numbers below that.
+/// Sets the limit of descriptors of this process, and returns it: descriptors of events have numbers below it.
 fn numbers() -> RawFd {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.map_or(NUMBERS, |it| it.min(NUMBERS));

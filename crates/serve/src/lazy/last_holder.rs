@@ -1,7 +1,8 @@
-//! Those who hold the group besides the service and its keeper: a container's monitor.
+//! Watchers: processes that hold the group besides the service and its keeper, such as a container's monitor.
 //!
-//! If service and keeper die at the same moment, the group would go with them, and readers would see zeros. As long as a
-//! watcher has it, they do not. It answers nobody while one of the two lives. After that it gives I/O errors to all readers.
+//! If service and keeper die at the same moment, the group would be closed, and readers would see zeros. A watcher
+//! prevents this by holding the group. While service or keeper lives, it answers no event. After that, it gives I/O
+//! errors to all readers.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -18,18 +19,18 @@ use rustix::io::Errno;
 
 use super::journal::NUMBERS;
 
-/// A file with the instance of a keeper, which has it locked as long as it lives.
+/// Name of the file with the instance of a keeper, which keeps it locked while it lives.
 pub(super) const LIFE: &str = "life";
-/// How often it is looked whether one of the two lives.
+/// How often a watcher checks whether service or keeper lives.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often readers get their errors, after that.
+/// How often readers get their errors after that.
 const DENY: Duration = Duration::from_millis(100);
-/// So long nobody but a service or a keeper has one of their locks.
+/// Longest time for which a watcher holds one of the locks of a service or a keeper.
 const MOMENT: Duration = Duration::from_millis(100);
-/// An instance has fewer bytes.
+/// Largest length of an instance, in bytes.
 const INSTANCE_MAX: u64 = 256;
 
-/// Says that a keeper of this instance lives, as long as the result does.
+/// Locks the file of a keeper with this instance, as long as the result is open.
 pub(super) fn live(folder: &Path, instance: &str) -> io::Result<File> {
     let mut options = File::options();
     let mut life = options.write(true).create(true).truncate(false).open(folder.join(LIFE))?;
@@ -53,45 +54,45 @@ impl LazyWatch {
         Self { group, instance, folder, is_over: Cell::new(false) }
     }
 
-    /// Whether the service or its keeper lives, or has ended since nobody needs it any more.
+    /// Returns whether the service or its keeper lives. After an orderly exit, the result is false as well.
     fn is_served(&self) -> io::Result<bool> {
         let mut life = match File::open(self.folder.join(LIFE)) {
             Ok(life) => life,
-            // The service removes it when all devices are free, or complete. Then the group has no marks.
+            // The service removes the file when all devices are free or complete. Then the group has no marks.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
         let mut instance = String::new();
         Read::by_ref(&mut life).take(INSTANCE_MAX).read_to_string(&mut instance)?;
         if instance != self.instance && !instance.is_empty() {
-            // Another service, with another group.
+            // The file is of another service with another group.
             return Ok(false);
         }
         Ok(is_locked(&life)? || super::runtime_dir::is_held(&self.folder)?)
     }
 
-    /// Whether it is of another instance.
+    /// Returns whether the watch is of another instance.
     pub(super) fn is_of_another(&self, instance: &str) -> bool {
         self.instance != instance
     }
 
-    /// Whether it holds the same group as another.
+    /// Returns whether two watches hold the same group.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         self.instance == other.instance && self.folder == other.folder
     }
 
-    /// Whether nothing is left to watch: its service and keeper are gone, and none of its devices had readers.
+    /// Returns whether the watch is no longer needed: service and keeper have exited, and no device has a mark.
     #[must_use]
     pub fn is_done(&self) -> bool {
         matches!(self.is_served(), Ok(false)) && matches!(self.group.has_marks(), Ok(false))
     }
 
-    /// Takes the mark from a device that nothing has open, if its service and keeper are gone. Another service can fill it
-    /// then, which would wait for this group otherwise.
+    /// Unmarks a device that is not open, if service and keeper have exited. Otherwise another service that fills the
+    /// device would wait for this group.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// If the kernel refuses.
     pub fn let_go(&self, file: BorrowedFd<'_>) -> io::Result<()> {
         if self.is_served()? || kernel::lease::in_use(file).map_err(io::Error::other)? {
             return Ok(());
@@ -99,7 +100,7 @@ impl LazyWatch {
         self.release(file).map_err(io::Error::other)
     }
 
-    /// Says that a file is none of its group any more: nothing has it open.
+    /// Unmarks a file that is not open.
     pub(super) fn release(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         match self.group.unmark(file) {
             Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => Ok(()),
@@ -108,7 +109,7 @@ impl LazyWatch {
     }
 }
 
-/// Gives an I/O error to all readers of a group that nobody has taken.
+/// Gives an I/O error to all readers of a group whose events are still in the kernel's queue.
 pub(super) fn deny_all(group: &Group) -> Result<(), PrecontentError> {
     let mut buffer = EventBuffer::default();
     loop {
@@ -132,13 +133,13 @@ pub(super) fn deny_all(group: &Group) -> Result<(), PrecontentError> {
     }
 }
 
-/// Gives I/O errors to readers once nobody else is there any more for them.
+/// Gives I/O errors to readers when service and keeper are gone.
 impl Watch for LazyWatch {
     fn look(&self) -> Duration {
         if !self.is_over.get() {
             match self.is_served() {
                 Ok(true) => return LOOK,
-                // Without marks nobody waits: all that it had is complete.
+                // A group without marks has no readers, because all of its devices are complete.
                 Ok(false) if matches!(self.group.has_marks(), Ok(false)) => return LOOK,
                 Ok(false) => {}
                 Err(error) => {
@@ -163,8 +164,8 @@ impl Watch for LazyWatch {
     }
 }
 
-/// Locks a file. A watcher may have it for a moment: so one that is locked is tried for a while, unless `is_over` says that
-/// it need not be.
+/// Locks a file. A watcher may hold the lock for a moment, so a failure is retried for [`MOMENT`], unless `is_over`
+/// returns true.
 pub(super) fn lock(file: &File, is_over: &dyn Fn() -> bool) -> Result<(), Errno> {
     let begun = Instant::now();
     loop {
@@ -178,7 +179,7 @@ pub(super) fn lock(file: &File, is_over: &dyn Fn() -> bool) -> Result<(), Errno>
     }
 }
 
-/// Whether another process has a file locked.
+/// Returns whether another process has locked a file.
 pub(super) fn is_locked(file: &File) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => Ok(false),

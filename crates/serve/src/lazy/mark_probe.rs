@@ -1,8 +1,9 @@
-//! Whether reads of an open file wait for answers. Those of a filler must not.
+//! Tests whether a fanotify mark intercepts reads of an open file. A filler's own reads must not be intercepted.
 //!
-//! The kernel decides that when a file is opened. One that is opened behind a mark waits for all marks of the file, also for
-//! those that come later (Linux `fs/notify/fsnotify.c`, `file_set_fsnotify_mode_from_watchers`). A mark outlives its group by a
-//! moment. So a filler could open its device behind the last mark of another service, and then wait for its own.
+//! The kernel decides this when a file is opened. A file that was opened behind a mark waits for all marks of the
+//! file, even for later ones (Linux `fs/notify/fsnotify.c`, `file_set_fsnotify_mode_from_watchers`). A mark outlives
+//! its group by a moment. So a filler could open its device behind the last mark of another service, and would then
+//! wait for its own mark.
 
 use std::fs::File;
 use std::io;
@@ -15,24 +16,24 @@ use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// How long a read may take. It is one byte, which the disk may have.
+/// Timeout of a read of one byte, which the disk may have to load.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a file was opened behind.
+/// The marks that a file had when it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OpenedBehind {
-    /// No mark: it waits for nobody.
+    /// The file had no mark, so its reads never wait.
     Nothing,
-    /// A mark. It may be gone.
+    /// The file had a mark, which may be gone.
     AMark,
-    /// A mark that others have, who do not answer.
+    /// The file has a mark of another process that does not answer.
     OthersMark,
 }
 
-/// Finds out what a file was opened behind, by a mark of its own and a read. The mark is gone afterwards.
+/// Finds out whether a file was opened behind a mark, with a temporary mark and a read.
 pub(super) fn opened_behind(file: &File) -> Result<OpenedBehind, PrecontentError> {
     let group = match Group::new() {
-        // There are no marks.
+        // The kernel has no such marks.
         Err(PrecontentError::Unsupported) => return Ok(OpenedBehind::Nothing),
         group => group?,
     };
@@ -53,14 +54,15 @@ pub(super) fn opened_behind(file: &File) -> Result<OpenedBehind, PrecontentError
     if !event {
         return Ok(OpenedBehind::OthersMark);
     }
-    // Without the group the reader goes on, if no others keep it. It has the file until then, and its lock.
+    // When the group is closed, the read continues unless other marks hold it. Until then, the thread has the file
+    // and its lock.
     drop(group);
     let mut read = [PollFd::from_borrowed_fd(reading.as_fd(), PollFlags::IN)];
     let is_done = ready(&mut read, PATIENCE);
     Ok(if is_done { OpenedBehind::AMark } else { OpenedBehind::OthersMark })
 }
 
-/// Whether one of them is ready within this time.
+/// Returns whether one of these files gets ready before the timeout.
 fn ready(files: &mut [PollFd<'_>], time: Duration) -> bool {
     let begun = Instant::now();
     while let Some(left) = time.checked_sub(begun.elapsed()) {
@@ -74,14 +76,14 @@ fn ready(files: &mut [PollFd<'_>], time: Duration) -> bool {
     false
 }
 
-/// Has a thread read a byte, and returns what can be read from once it has. The thread may wait for others for ever: nobody
-/// waits for it.
+/// Reads a byte in a thread, and returns a pipe that becomes readable after that. The thread may block for ever, so
+/// it is not joined.
 fn read(file: &File) -> io::Result<io::PipeReader> {
     let (reader, writer) = io::pipe()?;
     let file = file.try_clone()?;
     thread::Builder::new().spawn(move || {
         let _byte = file.read_at(&mut [0], 0);
-        // Before the other end is told: whoever has the file open is looked for then.
+        // The file is closed before the pipe, because the caller then checks who has it open.
         drop(file);
         drop(writer);
     })?;
@@ -112,7 +114,7 @@ mod tests {
         drop(group);
         assert_eq!(opened_behind(&behind).unwrap(), OpenedBehind::AMark);
         assert_eq!(opened_behind(&before).unwrap(), OpenedBehind::Nothing);
-        // Its own mark goes, too.
+        // The temporary mark is removed as well.
         testing::fake::wait_for("a file without marks", || {
             opened_behind(&open()).unwrap() == OpenedBehind::Nothing
         });

@@ -1,4 +1,4 @@
-//! What a service has done for a device.
+//! Counters of the work that a service does for a device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 use super::fill::cause::{Cause, Why};
 use super::fill::error::FillError;
 
-/// The upper ends of the ranges of waiting times that are counted, in microseconds. The last range has no end.
+/// Upper ends of the ranges of the wait histogram, in microseconds. The last range has no end.
 pub const WAITS: [u64; 12] = [
     100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000,
     30_000_000,
 ];
 
-/// Units that a filler may always bring in vain, however little was read so far: 8 MiB of a device.
+/// Number of guessed units that a filler may always fetch in vain, however little was read so far: 8 MiB of a device.
 const FIRST: u64 = 128;
 
-/// What was done for a device since its service began.
+/// Counters of a device since its service began.
 #[derive(Debug, Default)]
 pub struct Counts {
     waits: [AtomicU64; WAITS.len() + 1],
     wait_micros: AtomicU64,
     reads: AtomicU64,
     waiting: AtomicU64,
-    /// By [`FailureCause`].
+    /// Failed reads, by [`FailureCause`].
     failures: [AtomicU64; FailureCause::ALL.len()],
     requests: AtomicU64,
     fetched: AtomicU64,
@@ -32,9 +32,9 @@ pub struct Counts {
     wanted_units: AtomicU64,
     ahead_units: AtomicU64,
     touched_units: AtomicU64,
-    /// Of the units ahead, those that were guessed and that nobody has read.
+    /// Number of guessed units that were not read so far.
     vain_guesses: AtomicU64,
-    /// Bytes of the device that were guessed, and that no request has been made for yet.
+    /// Number of guessed bytes of the device for which the request has not begun.
     planned: AtomicU64,
     recalled_units: AtomicU64,
     completed_units: AtomicU64,
@@ -43,15 +43,15 @@ pub struct Counts {
 /// Why a read got an I/O error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureCause {
-    /// No source gave the bytes.
+    /// All sources failed.
     Source,
-    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    /// The bytes differ from the digests of the index, or the index has no window to inflate them.
     Bytes,
-    /// The disk of the store.
+    /// The disk of the store failed.
     Disk,
-    /// It failed a moment ago, and was not asked for again.
+    /// The unit failed a moment ago and was not tried again.
     Denied,
-    /// No source gave anything for too long.
+    /// The sources sent no bytes until the timeout.
     Silent,
 }
 
@@ -74,56 +74,55 @@ impl From<&FillError> for FailureCause {
     }
 }
 
-/// Reads that got an I/O error, by [`FailureCause`].
+/// Number of reads that got an I/O error, by [`FailureCause`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LazyFailures {
-    /// No source gave the bytes.
+    /// All sources failed.
     pub source: u64,
-    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    /// The bytes differed from the digests of the index, or the index had no window to inflate them.
     pub bytes: u64,
     /// The disk of the store failed.
     pub disk: u64,
-    /// They failed a moment before, and were not asked for again.
+    /// The units failed a moment before and were not tried again.
     pub denied: u64,
-    /// No source gave anything for too long.
+    /// The sources sent no bytes until the timeout.
     pub silent: u64,
 }
 
-/// [`Counts`] at some time.
+/// A snapshot of [`Counts`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LazyCounts {
-    /// Reads that had to wait.
+    /// Number of reads that had to wait.
     pub waits: u64,
-    /// How many of them waited for at most [`WAITS`] microseconds, and longer than the range before; the last one longer than
-    /// all.
+    /// Histogram of their waiting times, with the upper ends of [`WAITS`]; the last range has no end.
     pub wait_histogram: Vec<u64>,
-    /// How long they waited, all together, in microseconds.
+    /// Sum of their waiting times, in microseconds.
     pub wait_micros: u64,
-    /// Reads of the device that came to the service: those that EROFS did not have in memory.
+    /// Number of reads that reached the service, because EROFS did not have the data in memory.
     pub reads: u64,
-    /// Those of them that wait now.
+    /// Number of reads that wait at present.
     pub waiting: u64,
-    /// Reads that got an I/O error.
+    /// Number of reads that got an I/O error.
     pub failures: u64,
-    /// The same by their cause.
+    /// The same number by cause.
     pub failures_by_cause: LazyFailures,
-    /// Requests for parts of the blob.
+    /// Number of requests for parts of the blob.
     pub requests: u64,
-    /// Bytes of the blob that were fetched.
+    /// Number of fetched bytes of the blob.
     pub fetched: u64,
-    /// Those of them that nobody waited for.
+    /// Number of those that were prefetched.
     pub fetched_ahead: u64,
-    /// Units of 64 KiB that were brought while a reader waited for them.
+    /// Number of units of 64 KiB that were fetched while a reader waited for them.
     pub wanted_units: u64,
-    /// Units that were brought before anybody wanted them.
+    /// Number of units that were prefetched.
     pub ahead_units: u64,
-    /// Those of them that were read later.
+    /// Number of those that were read later.
     pub touched_units: u64,
-    /// Units that were on the disk from an earlier service, and were right.
+    /// Number of valid units that an earlier service had left on the disk.
     pub recalled_units: u64,
-    /// Units that were brought since all of the device is wanted.
+    /// Number of units that were fetched to complete the device.
     pub completed_units: u64,
 }
 
@@ -136,22 +135,22 @@ fn of(counter: &AtomicU64) -> u64 {
 }
 
 impl Counts {
-    /// A read came.
+    /// Counts a read.
     pub(super) fn asked(&self) {
         add(&self.reads, 1);
     }
 
-    /// A read has to wait.
+    /// Counts a read that has to wait.
     pub(super) fn waits(&self) {
         add(&self.waiting, 1);
     }
 
-    /// A read waits here no longer, and has no answer.
+    /// Ends the wait of a read that is left to the next service without a reply.
     pub(super) fn left(&self) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A read gets an I/O error.
+    /// Counts a read that gets an I/O error.
     pub(super) fn failed(&self, cause: FailureCause) {
         let counter = FailureCause::ALL.iter().position(|it| *it == cause);
         if let Some(counter) = counter.and_then(|it| self.failures.get(it)) {
@@ -159,7 +158,7 @@ impl Counts {
         }
     }
 
-    /// A read that had to wait has its answer.
+    /// Ends the wait of a read that got its reply.
     pub(super) fn waited(&self, time: Duration) {
         self.left();
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -187,10 +186,10 @@ impl Counts {
         }
     }
 
-    /// A reader wanted a unit that was brought ahead, for this reason.
+    /// Counts a read of a unit that was prefetched for this reason.
     pub(super) fn touched(&self, why: Why) {
         if why == Why::Completed {
-            // All of it was wanted anyhow.
+            // The whole device was wanted anyway.
             return;
         }
         add(&self.touched_units, 1);
@@ -199,12 +198,12 @@ impl Counts {
         }
     }
 
-    /// So many bytes are going to be guessed.
+    /// Counts bytes that will be prefetched as a guess.
     pub(super) fn planned(&self, bytes: u64) {
         add(&self.planned, bytes);
     }
 
-    /// So many of them are asked for.
+    /// Counts bytes of these whose request has begun.
     pub(super) fn begun(&self, bytes: u64) {
         let less = |it: u64| Some(it.saturating_sub(bytes));
         let _before = self.planned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -214,14 +213,14 @@ impl Counts {
         add(&self.recalled_units, 1);
     }
 
-    /// How many units more may be guessed: those that nobody wants are not to be more than those that somebody wanted.
+    /// Returns how many more units may be guessed. Guesses that are not read may not exceed the units that are read.
     pub(super) fn may_waste(&self) -> u64 {
         let read = of(&self.wanted_units) + of(&self.touched_units);
         let guessed = of(&self.vain_guesses) + of(&self.planned).div_ceil(image::lazy::UNIT);
         (FIRST + read).saturating_sub(guessed)
     }
 
-    /// How they are now.
+    /// Returns a snapshot of the counters.
     #[must_use]
     pub fn now(&self) -> LazyCounts {
         let wait_histogram: Vec<u64> = self.waits.iter().map(of).collect();
@@ -247,14 +246,15 @@ impl Counts {
 }
 
 impl LazyCounts {
-    /// Bytes that were brought before anybody wanted them, and that nobody has read so far.
+    /// Returns the number of bytes that were prefetched and not read so far.
     #[must_use]
     pub const fn wasted(&self) -> u64 {
         self.ahead_units.saturating_sub(self.touched_units).saturating_mul(image::lazy::UNIT)
     }
 
-    /// How long the fastest reads waited at most, of which there are so many in a thousand: the upper end of a range of
-    /// [`WAITS`], in microseconds. `None` if none has waited, or it was longer than all ranges.
+    /// Returns the longest waiting time of the fastest `in_a_thousand` of each 1000 reads that waited, in
+    /// microseconds, rounded up to an end of [`WAITS`]. `None` if no read has waited, or the time is beyond all
+    /// ranges.
     #[must_use]
     pub fn wait_of(&self, in_a_thousand: u64) -> Option<u64> {
         let wanted = self.waits.saturating_mul(in_a_thousand).div_ceil(1000);
@@ -314,17 +314,17 @@ mod tests {
         assert_eq!(counts.may_waste(), 0);
         counts.filled(Why::Wanted);
         assert_eq!(counts.may_waste(), 1);
-        // One is vain no longer, and is wanted.
+        // A guess that is read no longer counts as vain, and counts as read.
         counts.touched(Why::Guessed);
         assert_eq!(counts.may_waste(), 3);
         assert_eq!(counts.now().wasted(), (FIRST - 1) * 65_536);
-        // What is on its way counts, too.
+        // Planned bytes count as guesses.
         counts.planned(2 * 65_536 + 1);
         assert_eq!(counts.may_waste(), 0);
         counts.begun(65_537);
         assert_eq!(counts.may_waste(), 2);
         counts.begun(u64::MAX);
-        // What costs nothing more, or was asked for, is no guess.
+        // Units that cost nothing extra, or that were requested, are not guesses.
         counts.filled(Why::WithOthers);
         counts.filled(Why::Traced);
         counts.filled(Why::Completed);

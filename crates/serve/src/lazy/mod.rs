@@ -1,10 +1,9 @@
-//! Devices that are filled while they are read, from their layers' blobs (decision 18).
+//! Fills lazy devices from their layers' blobs while programs read them (decision 18).
 //!
-//! [`LayerFiller`] brings a part of a device: it fetches, inflates, compares digests and writes. A [`Door`] is where readers
-//! wait for it.
-//! What nobody waits for yet is brought behind that: for a reader that reads on, and what a trace has. A [`Recorder`] makes
-//! traces. [`serve()`] is the service that has a door, lends devices to [clients](LazyService) and gives all to a [keeper](keep)
-//! that outlives it.
+//! A [`LayerFiller`] fetches, inflates, verifies and writes parts of a device. Readers wait for them at a [`Door`].
+//! With less priority, bytes are prefetched for sequential readers and from traces, which a [`Recorder`] makes.
+//! [`serve()`] is the service: it has a door, hands out devices to [clients](LazyService), and gives everything to a
+//! [keeper](keep) that outlives it.
 
 mod client;
 mod complete;

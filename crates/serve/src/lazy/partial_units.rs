@@ -1,24 +1,24 @@
-//! Parts of units that came with spans of the blob, and wait for the rest of their unit.
+//! Parts of units that fetched spans contained, until the rest of the unit is fetched.
 //!
-//! Spans begin in the middle of units. So a request for some spans also brings the end of a unit that begins before them, and
-//! the beginning of one that ends behind them. Kept for a moment, these parts spare the next request a span.
+//! Spans begin in the middle of units. So a request for some spans also returns the end of the unit before them and
+//! the beginning of the unit behind them. Keeping these parts for a while saves the next request a span.
 
 use std::collections::VecDeque;
 
-/// So many units are remembered, of which each has less than 64 KiB here: those at both edges of as many requests as nobody
-/// waits for are under way at once.
+/// Largest number of remembered units, each with less than 64 KiB: those at both edges of the prefetch requests that
+/// run at the same time.
 const SEAMS_MAX: usize = 32;
 
-/// Which part of a unit.
+/// A side of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// From its first byte on.
+    /// From the first byte on.
     Beginning,
-    /// Up to its last byte.
+    /// Up to the last byte.
     End,
 }
 
-/// Parts of units, the last one first. None of them was compared with anything.
+/// Unverified parts of units, the latest first.
 #[derive(Debug, Default)]
 pub(super) struct Seams(VecDeque<Seam>);
 
@@ -39,7 +39,7 @@ impl Seam {
 }
 
 impl Seams {
-    /// Keeps a part of a unit that has `length` bytes. Returns all of them if the rest was here.
+    /// Keeps a part of a unit that has `length` bytes. Returns the whole unit if the rest was known.
     pub(super) fn keep(
         &mut self,
         unit: usize,
@@ -63,13 +63,12 @@ impl Seams {
         None
     }
 
-    /// Takes a part of a unit; nothing if it is not here.
+    /// Takes a part of a unit, which is empty if unknown.
     pub(super) fn take(&mut self, unit: usize, side: Side) -> Vec<u8> {
         let found = self.0.iter_mut().find(|it| it.unit == unit);
         found.map(|it| std::mem::take(it.side(side))).unwrap_or_default()
     }
 
-    /// Forgets all parts of a unit.
     pub(super) fn forget(&mut self, unit: usize) {
         self.remove(unit);
     }
@@ -90,12 +89,12 @@ mod tests {
         assert_eq!(seams.keep(8, Side::End, b"yz", 5), None);
         assert_eq!(seams.keep(7, Side::End, b"de", 5).as_deref(), Some(&b"abcde"[..]));
         assert_eq!(seams.keep(8, Side::Beginning, b"vwx", 5).as_deref(), Some(&b"vwxyz"[..]));
-        // Nothing is left of them.
+        // Both units were removed.
         assert!(seams.0.is_empty());
-        // What both have is there once.
+        // Bytes that both parts contain occur once in the result.
         assert_eq!(seams.keep(9, Side::Beginning, b"abcd", 5), None);
         assert_eq!(seams.keep(9, Side::End, b"cde", 5).as_deref(), Some(&b"abcde"[..]));
-        // One that has all of it needs no other.
+        // A part with all bytes needs no other.
         assert_eq!(seams.keep(9, Side::End, b"abcde", 5).as_deref(), Some(&b"abcde"[..]));
     }
 

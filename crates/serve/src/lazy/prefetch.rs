@@ -1,4 +1,4 @@
-//! Brings what is wanted soon, behind what readers wait for.
+//! Prefetches bytes, with less priority than those that readers wait for.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -10,26 +10,27 @@ use std::time::{Duration, Instant};
 use super::fill::{Cause, FillError, LayerFiller};
 use super::readahead;
 
-/// So many requests that nobody waits for are under way at once.
+/// Number of prefetch requests that run at the same time.
 pub(super) const WORKERS: usize = 24;
-/// So many of them may belong to one image: its source may be silent.
+/// Largest number of them for one image, because its source may not respond.
 const OF_AN_IMAGE: usize = 16;
-/// The most parts that wait. Sources that do not answer would have more and more wait.
+/// Largest number of waiting parts. With sources that do not respond, the queues would grow without end.
 const WAITING_MAX: usize = 1 << 16;
-/// How many of the requests may belong to traces, or complete devices, while a reader waits for a request of its own.
+/// Largest number of requests for traces and complete devices that run while a reader waits for a request.
 const BESIDE_READERS: usize = 2;
-/// So long nothing is fetched to complete devices after that failed. Each further time it is twice as long.
+/// Pause of completing devices after a failure. It doubles with each further failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A device is completed no further after so many failures with nothing in between: some ten minutes.
+/// Completing a device is given up after this many failures without a success in between, which takes about ten
+/// minutes.
 const FAILURES_MAX: u32 = 24;
 
-/// Spans of a device's blob that nobody waits for yet. The device may go meanwhile.
+/// Spans of a device's blob to prefetch. The device may be released before.
 #[derive(Debug)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
-    /// A number for the image that it is brought for: layers of one image are at the same registry.
+    /// Hash of the image that the spans are for: layers of one image are at the same registry.
     image: u64,
     spans: Range<usize>,
     cause: Cause,
@@ -44,47 +45,47 @@ impl<'a> AheadPart<'a> {
     }
 }
 
-/// The part in whose place a worker finds out where the files of the device are.
+/// The spans of a part that makes a worker find the device's files.
 const NO_SPANS: Range<usize> = 0..0;
 
-/// Adds as many parts as may wait. Those who read the others fetch them.
+/// Adds parts up to [`WAITING_MAX`]. The bytes of the others are fetched when they are read.
 fn add<T>(waiting: &mut VecDeque<T>, parts: impl IntoIterator<Item = T>) {
     let room = WAITING_MAX.saturating_sub(waiting.len());
     waiting.extend(parts.into_iter().take(room));
 }
 
-/// What is to be brought.
+/// The prefetch queues.
 #[derive(Debug, Default)]
 pub(super) struct Ahead<'a> {
     state: Mutex<State<'a>>,
-    /// Told when there is more, or more is allowed, or at the end.
+    /// Signalled when parts are added, when more requests are allowed, and at the end.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State<'a> {
-    /// For readers that read on.
+    /// Parts for sequential readers.
     streams: VecDeque<AheadPart<'a>>,
-    /// Of traces.
+    /// Parts of traces.
     traces: VecDeque<AheadPart<'a>>,
-    /// Of devices all of which is wanted.
+    /// Parts of devices that should become complete.
     completions: VecDeque<AheadPart<'a>>,
-    /// Requests that are under way, by the number of their image.
+    /// Number of running requests, by the hash of their image.
     under_way: HashMap<u64, usize>,
-    /// Those for `traces` and `completions`.
+    /// Number of those for `traces` and `completions`.
     behind: usize,
-    /// Until when nothing is fetched for `completions`.
+    /// End of the pause of `completions`.
     pause: Option<Instant>,
-    /// How often that failed since it succeeded.
+    /// Number of failures of `completions` since the last success.
     failures: u32,
-    /// Whether the disk took nothing when that last failed.
+    /// Whether the disk was full at the last failure of `completions`.
     has_no_room: bool,
-    /// Requests for readers that are under way.
+    /// Number of running requests for readers.
     readers: usize,
     is_over: bool,
 }
 
-/// A reader's request is under way.
+/// Exists while a reader's request runs.
 #[derive(Debug)]
 pub(super) struct First<'q, 'a>(&'q Ahead<'a>);
 
@@ -100,13 +101,13 @@ impl<'a> Ahead<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Holds traces back as long as the result lives.
+    /// Limits traces and completions as long as the result exists.
     pub(super) fn behind_reader(&self) -> First<'_, 'a> {
         self.lock().readers += 1;
         First(self)
     }
 
-    /// What a reader will want soon.
+    /// Adds spans that a reader will need soon.
     pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Vec<Range<usize>>) {
         let unknown = filler.files().begin().then_some(NO_SPANS);
         let pieces =
@@ -120,7 +121,7 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
-    /// What a trace has: units of devices, in the order in which they are wanted.
+    /// Adds the units of a trace, in the order of the trace.
     pub(super) fn trace(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
         let mut fillers: Vec<Arc<LayerFiller<'a>>> = Vec::new();
         let mut placed = Vec::new();
@@ -141,7 +142,7 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
-    /// All units of a device again, unless some of them wait.
+    /// Adds all units of a device again, unless some of them are queued.
     pub(super) fn complete_rest(&self, filler: &Arc<LayerFiller<'a>>) {
         let wanted = Arc::downgrade(filler);
         let is_waiting = self.lock().completions.iter().any(|it| it.filler.ptr_eq(&wanted));
@@ -150,11 +151,11 @@ impl<'a> Ahead<'a> {
         }
     }
 
-    /// All units of a device, behind all else.
+    /// Adds all units of a device, with the lowest priority.
     pub(super) fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
         {
             let mut state = self.lock();
-            // Whoever asks believes that it works now.
+            // A new request ends the pause, because the user may have solved the problem.
             (state.pause, state.failures) = (None, 0);
         }
         self.add_all(filler);
@@ -168,13 +169,13 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
-    /// Ends [`work`](Self::work), as soon as what is under way is done.
+    /// Ends [`work`](Self::work) when the running requests are done.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
-    /// Brings one piece after another, until the end.
+    /// Fetches parts until the end.
     pub(super) fn work(&self) {
         let mut state = self.lock();
         loop {
@@ -193,14 +194,14 @@ impl<'a> Ahead<'a> {
                     }
                     it.bring_ahead(part.spans.clone(), part.cause)
                 };
-                // After an error of ours, whoever reads it tries again.
+                // After a panic, a reader of the bytes fetches them itself.
                 catch_unwind(AssertUnwindSafe(bring)).ok()
             });
             state = self.lock();
             state.done(&part);
             match done {
                 Some(Err(error)) => {
-                    // Whoever reads it tries again, and tells.
+                    // A reader of the bytes fetches them again and logs a failure.
                     let text: &dyn std::error::Error = &error;
                     tracing::debug!(error = text, ?part, "what nobody waits for does not come");
                     if part.cause == Cause::Completion {
@@ -216,7 +217,7 @@ impl<'a> Ahead<'a> {
         }
     }
 
-    /// Until something has changed, or a pause may be over.
+    /// Waits for a change or the end of the pause.
     fn wait<'s>(&self, state: MutexGuard<'s, State<'a>>) -> MutexGuard<'s, State<'a>> {
         let pause = state.pause.filter(|_| !state.completions.is_empty());
         let Some(pause) = pause else {
@@ -227,7 +228,7 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Takes the first part whose image may have one more request under way.
+/// Takes the first part whose image may have one more running request.
 fn first<'a>(
     waiting: &mut VecDeque<AheadPart<'a>>,
     under_way: &HashMap<u64, usize>,
@@ -239,7 +240,7 @@ fn first<'a>(
 }
 
 impl<'a> State<'a> {
-    /// What is brought next, if anything may be.
+    /// Takes the next part, if one may run.
     fn next(&mut self, now: Instant) -> Option<AheadPart<'a>> {
         let mut next = first(&mut self.streams, &self.under_way);
         let may_more = self.readers == 0 || self.behind < BESIDE_READERS;
@@ -256,7 +257,7 @@ impl<'a> State<'a> {
         Some(part)
     }
 
-    /// A part that was next is under way no more.
+    /// Records that a part's request has ended.
     fn done(&mut self, part: &AheadPart<'a>) {
         self.behind -= usize::from(part.cause != Cause::Stream);
         match self.under_way.get_mut(&part.image) {
@@ -265,9 +266,10 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What did not come is tried again later, or no more. A disk is asked for ever: that costs next to nothing.
+    /// Queues a failed part of a completion again, or gives its device up. Failures of the disk are retried for ever,
+    /// because an attempt costs almost nothing.
     fn failed(&mut self, part: AheadPart<'a>, error: &FillError, now: Instant) {
-        // Those that were under way together count once.
+        // Failures of requests that ran at the same time count once.
         if self.pause.is_none() {
             self.failures = self.failures.saturating_add(1);
             let times = 1 << (self.failures - 1).min(PAUSE_MAX.as_secs().ilog2() + 1);
@@ -322,7 +324,7 @@ mod tests {
             assert!(silent.iter().all(|it| it.image == 0));
             assert_eq!(state.next(now).map(|it| it.image), Some(1));
             assert!(state.next(now).is_none());
-            // As soon as it answers, its next part has its turn.
+            // A finished request makes room for the next part of the same image.
             state.done(&silent[0]);
             assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_AN_IMAGE));
         }
@@ -356,7 +358,7 @@ mod tests {
         let mut now = Instant::now();
         let mut pauses = Vec::new();
         for _ in 0..=FAILURES_MAX {
-            // Two that were under way at once.
+            // Two parts that run at the same time.
             state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
             let (one, two) = (state.next(now).unwrap(), state.next(now).unwrap());
             [&one, &two].into_iter().for_each(|it| state.done(it));
@@ -370,10 +372,10 @@ mod tests {
         }
         assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
         assert_eq!(pauses.last(), Some(&30));
-        // The last ones were not kept, though something is there that works.
+        // After the last failure, parts are no longer queued again.
         state.failed(part(3, Cause::Completion), &silent(), now);
         assert!(state.completions.is_empty());
-        // But for a disk, which may have room again.
+        // Failures of the disk are an exception, because the disk may have room again.
         let full = FillError::DiskPause(Duration::ZERO);
         state.failed(part(3, Cause::Completion), &full, now);
         assert_eq!(state.completions.len(), 1);

@@ -1,50 +1,51 @@
-//! What is fetched before anybody wants it: what a reader that reads on will want next, and what a trace has.
+//! Plans prefetching: for sequential readers, for the neighbourhood of reads, and from traces.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
-/// So many readers are remembered.
+/// Largest number of sequential readers that are remembered.
 const STREAMS: usize = 16;
-/// The most units that are brought ahead of a reader: 8 MiB of a device, which are some 3 of a blob.
+/// Largest prefetch window in units: 8 MiB of a device, which is about 3 MiB of a blob.
 const WINDOW_MAX: usize = 128;
-/// The first units ahead of one that has just been found to read on.
+/// First prefetch window of a new sequential reader, in units.
 const WINDOW_FIRST: usize = 4;
-/// Two reads with fewer units between them are of one reader.
+/// Two reads with at most this many units between them count as one reader.
 const NEAR: usize = 8;
 
-/// The most units around a read that are brought with it: 1 MiB of a device.
+/// Largest block around a read that is fetched with it, in units: 1 MiB of a device.
 const BLOCK_MAX: usize = 16;
-/// So many requests are remembered.
+/// Number of requests that are remembered.
 const SAMPLES: usize = 32;
-/// With fewer, nothing is known of the way to the source.
+/// With fewer requests, the speed of the source counts as unknown.
 const SAMPLES_MIN: usize = 6;
-/// Then requests are believed to take as long as so many bytes: 5 ms at 40 MB/s.
+/// Default of [`Pace::free_bytes`]: 5 ms at 40 MB/s.
 const FREE_BYTES: f64 = 200_000.0;
 
-/// The most bytes of a blob in one request for what nobody waits for: so long a reader's own request may wait behind it.
+/// Largest prefetch request in bytes of a blob, because a reader's request may have to wait for it.
 const PIECE_MAX: u64 = 1 << 20;
-/// Runs of a trace with so many bytes of blobs are brought in the order of the device: neighbours come with one request.
+/// Parts of a trace with this many bytes of blobs are sorted by their place in the device, so that neighbours share a
+/// request.
 const BATCH: u64 = 4 << 20;
 
-/// Where readers of a device read on.
+/// The positions of a device's sequential readers.
 #[derive(Debug, Default)]
 pub(super) struct Streams(VecDeque<Stream>);
 
 #[derive(Debug)]
 struct Stream {
-    /// The unit behind the last that was wanted or brought.
+    /// The unit behind the last one that was read or prefetched.
     end: usize,
-    /// Units ahead of it.
+    /// The prefetch window, in units.
     window: usize,
 }
 
 impl Streams {
-    /// Notes that a reader waits for these units, and gets all up to `until` with them. Tells how many behind its own it is
-    /// going to want.
+    /// Records that a reader waits for `units` and gets all units up to `until` with them. Returns how many units
+    /// behind its own should be prefetched.
     pub(super) fn read(&mut self, units: &Range<usize>, until: usize) -> usize {
         let follows = |it: &Stream| {
-            // Also when it wants again what came with its last read.
+            // A reader also continues if its read begins with units that came with the last one.
             (it.end..=it.end + NEAR).contains(&units.start) && units.end > it.end
         };
         let window = match self.0.iter().position(follows).and_then(|at| self.0.remove(at)) {
@@ -57,24 +58,24 @@ impl Streams {
     }
 }
 
-/// How long requests take.
+/// The duration of requests to a source.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Bytes and seconds.
+    /// Bytes and seconds of each request.
     samples: VecDeque<(f64, f64)>,
 }
 
 impl Pace {
-    /// Notes a request.
+    /// Records a request.
     pub(super) fn took(&mut self, bytes: u64, time: Duration) {
         self.samples.truncate(SAMPLES - 1);
-        // Exact up to 2^32, and no request is larger.
+        // Exact below 2^32, and requests are smaller.
         let bytes = f64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
         self.samples.push_front((bytes, time.as_secs_f64()));
     }
 
-    /// How many bytes take as long as a request without any: to ask for fewer saves little time. The line through all
-    /// requests, by least squares, has both.
+    /// Returns how many bytes take as long as an empty request: smaller requests save little time. Computed from a
+    /// least-squares line through all requests.
     pub(super) fn free_bytes(&self) -> f64 {
         if self.samples.len() < SAMPLES_MIN {
             return FREE_BYTES;
@@ -89,15 +90,15 @@ impl Pace {
         }
         let slope = spread.1 / spread.0;
         if slope.is_nan() || slope <= 0.0 {
-            // Larger ones took no longer.
+            // Larger requests took no longer.
             return f64::INFINITY;
         }
         ((time - slope * bytes) / slope).max(0.0)
     }
 }
 
-/// The units around these that are worth bringing with them, of which each has so many bytes in its blob: a block that begins
-/// at a multiple of its own length.
+/// Extends units to a block that is worth fetching in one request: it begins at a multiple of its length, and takes
+/// at most `free_bytes` of the blob. `unit_bytes` is the size of a unit in the blob.
 pub(super) fn block(units: &Range<usize>, free_bytes: f64, unit_bytes: f64) -> Range<usize> {
     let is_free = |length: &usize| {
         f64::from(u32::try_from(*length).unwrap_or(u32::MAX)) * unit_bytes <= free_bytes
@@ -107,10 +108,12 @@ pub(super) fn block(units: &Range<usize>, free_bytes: f64, unit_bytes: f64) -> R
     units.start / length * length..units.end.next_multiple_of(length)
 }
 
-/// The most units of a trace that are brought: 4 GiB of devices. What a program reads later is not waited for at its start.
+/// Largest number of prefetched units of a trace: 4 GiB of devices. The start of a program does not wait for later
+/// ones.
 const TRACE_MAX: usize = 1 << 16;
 
-/// The units of a trace that there are, in its order. `runs` have numbers of units, and how many a device has.
+/// Cuts the runs of a trace, in its order, to existing units and to [`TRACE_MAX`]. Each run has a device, its units,
+/// and the device's number of units.
 pub(super) fn bounded<T>(
     runs: impl IntoIterator<Item = (T, Range<usize>, usize)>,
 ) -> impl Iterator<Item = (T, Range<usize>)> {
@@ -124,11 +127,11 @@ pub(super) fn bounded<T>(
     })
 }
 
-/// Spans of the blob of one of several devices, by its place. Requests for spans have none in common, as those for units would.
+/// A device's index in a list, and spans of its blob. Requests are made of spans, because requests for units would
+/// overlap in spans.
 pub(super) type SpanRun = (usize, Range<usize>);
 
-/// Requests for the spans of a trace: those that are wanted first come first, and neighbours with them. `cost` tells how many
-/// bytes some spans have.
+/// Plans the requests for a trace in its order, with neighbours merged. `cost` returns the bytes of spans.
 pub(super) fn requests(
     runs: impl IntoIterator<Item = SpanRun>,
     cost: impl Fn(&SpanRun) -> u64,
@@ -148,7 +151,7 @@ pub(super) fn requests(
     all
 }
 
-/// Neighbours together, up to [`PIECE_MAX`].
+/// Merges neighbours, up to [`PIECE_MAX`].
 fn merged(spans: &BTreeSet<(usize, usize)>, cost: &impl Fn(&SpanRun) -> u64) -> Vec<SpanRun> {
     let mut all: Vec<SpanRun> = Vec::new();
     for (device, span) in spans {
@@ -165,7 +168,7 @@ fn merged(spans: &BTreeSet<(usize, usize)>, cost: &impl Fn(&SpanRun) -> u64) -> 
     all
 }
 
-/// Requests for spans that follow one another.
+/// Plans the requests for consecutive spans.
 pub(super) fn in_pieces(
     spans: Range<usize>,
     cost: impl Fn(&Range<usize>) -> u64,
@@ -184,7 +187,7 @@ mod tests {
         let mut read = |units: Range<usize>| streams.read(&units, units.end);
         assert_eq!(read(10..12), 0);
         assert_eq!(read(12..14), 4);
-        // What came ahead was read without waiting.
+        // The prefetched units were read without waiting.
         assert_eq!(read(18..20), 8);
         // Another reader, in between.
         assert_eq!(read(1000..1002), 0);
@@ -198,7 +201,7 @@ mod tests {
             end += 1 + read(end..end + 1);
         }
         assert_eq!(read(end..end + 1), WINDOW_MAX);
-        // It reads on behind what came with its last read.
+        // The reader continues behind the units that came with its last read.
         assert_eq!(streams.read(&(5000..5001), 5016), 0);
         assert_eq!(streams.read(&(5016..5017), 5020), WINDOW_FIRST);
         assert_eq!(streams.read(&(5021..5022), 5022), 2 * WINDOW_FIRST);
@@ -215,7 +218,7 @@ mod tests {
             }
             pace.free_bytes()
         };
-        // 20 ms of 100 MB/s, and 5 ms of 25 MB/s.
+        // A latency of 20 ms at 100 MB/s, and of 5 ms at 25 MB/s.
         assert!((free(0.02, 1e8) - 2e6).abs() < 1000.0);
         assert!((free(0.005, 2.5e7) - 125e3).abs() < 1000.0);
         assert!((Pace::default().free_bytes() - FREE_BYTES).abs() < 1.0);
@@ -253,17 +256,17 @@ mod tests {
         let packed = |it: &SpanRun| of(&it.1, 200);
         let made = requests([(0, 7..9), (1, 3..4), (0, 5..7), (0, 8..9), (1, 2..4)], packed);
         assert_eq!(made, [(0, 5..9), (1, 2..4)]);
-        // At most 5 of them in a request.
+        // At most 5 spans fit into a request.
         let made = requests([(0, 0..12)], packed);
         assert_eq!(made, [(0, 0..5), (0, 5..10), (0, 10..12)]);
-        // What is wanted much later comes later, though it is a neighbour.
+        // A neighbour that comes much later in the trace is fetched later.
         let made = requests([(0, 10..60), (0, 9..10)], packed);
         assert_eq!((made[0].clone(), made.last().cloned()), ((0, 10..15), Some((0, 9..10))));
-        // None comes twice.
+        // Each span is fetched once.
         let made = requests([(0, 0..3), (0, 2..4), (0, 3..4), (0, 1..2)], packed);
         assert_eq!(made, [(0, 0..4)]);
         assert!(requests([], packed).is_empty());
-        // One that is larger than a request is one.
+        // A span that is larger than a request gets one.
         assert_eq!(requests([(0, 1..3)], |it| of(&it.1, 1 << 20)), [(0, 1..2), (0, 2..3)]);
         assert_eq!(in_pieces(3..10, |it| of(it, 400)), [3..5, 5..7, 7..9, 9..10]);
     }

@@ -1,4 +1,5 @@
-//! Services that die again and again: what they die of is given up, so that all others go on.
+//! Handles services that die repeatedly: a reader that each of them dies with gets an error, so that all others
+//! continue.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,46 +7,46 @@ use std::time::Duration;
 use super::door::InodePlace;
 use super::journal::LeftEvent;
 
-/// A reader for which so many services in a row had died gets an I/O error.
+/// A reader gets an I/O error when this many services in a row have died with it.
 const WITH_A_READER: u32 = 5;
-/// After so many services in a row that died at once, none is started for a while.
+/// After this many services in a row that died at once, the keeper pauses.
 const AT_ONCE: u32 = 20;
-/// How long a service lived that died at once.
+/// A service that lived less than this died at once.
 const MOMENT: Duration = Duration::from_millis(50);
-/// How long one lived that died soon.
+/// A service that lived less than this died soon.
 const SOON: Duration = Duration::from_secs(10);
-/// When those in a row that died soon have lived for so long together, none is started for a while: a read of a file on
-/// FUSE, which stands in no journal, may be what each of them dies of.
+/// When services in a row that died soon have lived this long together, the keeper pauses. A read of a file on FUSE,
+/// which the journal does not contain, may be the reason for each death.
 const IN_A_ROW: Duration = Duration::from_secs(120);
 
-/// An event by what is read: its number may be another in the next service.
+/// Identifies an event by its file and range, because its descriptor's number may be different in the next service.
 type ReadPlace = (Option<InodePlace>, u64, u64);
 
-/// How the services before died.
+/// The history of deaths.
 #[derive(Debug, Default)]
 pub(super) struct Deaths {
-    /// What stood in the journal at the last death.
+    /// The events in the journal at the last death.
     left: BTreeSet<ReadPlace>,
-    /// Deaths in a row with something of it.
+    /// Number of deaths in a row that have such an event in common with the one before.
     with_a_reader: u32,
     at_once: u32,
-    /// How long those in a row lived that died soon.
+    /// Total lifetime of the services in a row that died soon.
     in_a_row: Duration,
 }
 
-/// What a keeper does after a death.
+/// The keeper's reaction to a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AfterDeath {
-    /// It starts a service at once.
+    /// Start a service at once.
     Again,
-    /// The same, after it has given an I/O error to those in the journal.
+    /// Give the readers in the journal an I/O error, then start a service at once.
     WithoutReaders,
-    /// It waits for longer than readers do.
+    /// Wait longer than readers do.
     Rest,
 }
 
 impl Deaths {
-    /// A service died with these events, so long after it had taken over.
+    /// Records that a service died with these unanswered events, and how long it had lived.
     pub(super) fn died(&mut self, left: &[LeftEvent], lived: Duration) -> AfterDeath {
         let left = left.iter().map(|it| (it.place, it.range.start, it.range.end)).collect();
         let is_again = self.left.intersection(&left).next().is_some();
@@ -79,7 +80,7 @@ mod tests {
     fn what_each_service_dies_with_is_given_up() {
         let mut deaths = Deaths::default();
         for number in 1..WITH_A_READER {
-            // Others come and go.
+            // Other events differ from death to death.
             let left = [event(0), event(u64::from(number) * 100)];
             assert_eq!(deaths.died(&left, LONG), AfterDeath::Again);
         }
@@ -111,7 +112,7 @@ mod tests {
         let mut deaths = Deaths::default();
         let mut died = |times: u32, lived| (0..times).map(|_| deaths.died(&[], lived)).last();
         assert_eq!(died(59, LONG * 2), Some(AfterDeath::Again));
-        // One that has lived shows that it can be done.
+        // A service that lived long enough resets the sum.
         assert_eq!(died(1, SOON), Some(AfterDeath::Again));
         assert_eq!(died(59, LONG * 2), Some(AfterDeath::Again));
         assert_eq!(died(1, LONG * 2), Some(AfterDeath::Rest));

@@ -1,5 +1,5 @@
-//! Sources that fail or stay silent: how long readers wait for them, and which units are not asked for again at once. And
-//! disks that take nothing: nothing is fetched for them.
+//! Remembers failures of sources and disks: how long readers wait, which units are not requested again yet, and
+//! whether the disk takes data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,23 +7,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long readers wait at most, unless something else is set.
+/// Default of the longest time that a reader waits.
 pub const READERS_WAIT: Duration = Duration::from_secs(60);
-/// How long a unit is denied after it failed for the first time.
+/// How long a unit is denied after its first failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest time that a unit is denied.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The most units that are remembered. Beyond that, those go that may be asked for soonest.
+/// Largest number of remembered units. The ones whose pause ends first are forgotten.
 const UNITS_MAX: usize = 4096;
 
-/// In so long a time, no more than [`LINES_MAX`] lines about failures of one device are logged.
+/// In this time, at most [`LINES_MAX`] lines about failures of one device are logged.
 const LINES_TIME: Duration = Duration::from_secs(60);
 const LINES_MAX: u32 = 10;
 
-/// How patient a service is with sources. It can be changed while the service runs.
+/// The timeouts of a service for its sources. They can be changed while the service runs.
 #[derive(Debug)]
 pub struct SourcePatience {
-    /// In milliseconds; 0 for no end.
+    /// Timeout of readers in milliseconds; 0 for none.
     wait: AtomicU64,
     pause: Duration,
     pause_max: Duration,
@@ -36,7 +36,8 @@ impl Default for SourcePatience {
 }
 
 impl SourcePatience {
-    /// No reader waits longer than this while its device gets nothing from any source; `None` for no end.
+    /// Creates timeouts. A reader waits at most `wait` while its device gets no bytes from any source; `None` for no
+    /// limit.
     #[must_use]
     pub fn new(wait: Option<Duration>) -> Self {
         let patience = Self { wait: AtomicU64::default(), pause: PAUSE, pause_max: PAUSE_MAX };
@@ -44,26 +45,26 @@ impl SourcePatience {
         patience
     }
 
-    /// A unit that failed is denied this long; after each further failure twice as long, up to `longest`.
+    /// Sets how long a failed unit is denied. The pause doubles with each further failure, up to `longest`.
     #[must_use]
     pub fn with_pauses(self, first: Duration, longest: Duration) -> Self {
         Self { pause: first, pause_max: longest, ..self }
     }
 
-    /// Changes how long readers wait, also for those that wait already.
+    /// Changes how long readers wait, also for those that already wait.
     pub fn set_wait(&self, wait: Option<Duration>) {
         let millis = wait.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX).max(1));
         self.wait.store(millis.unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// How long readers wait.
+    /// Returns how long readers wait.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         Some(self.wait.load(Ordering::Relaxed)).filter(|it| *it > 0).map(Duration::from_millis)
     }
 }
 
-/// What is remembered of the sources of one device.
+/// The failures of one device.
 #[derive(Debug)]
 pub(super) struct Failures<'a> {
     patience: &'a SourcePatience,
@@ -72,48 +73,48 @@ pub(super) struct Failures<'a> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When a source last gave what it was asked for.
+    /// When a source last returned the requested bytes.
     gave: Option<Instant>,
     units: BTreeMap<usize, FailedUnit>,
-    /// Set when the disk did not take a unit.
+    /// Set when a write to the disk failed.
     disk: Option<FailedDisk>,
-    /// Why nothing is fetched that nobody waits for, since the last unit came.
+    /// Why prefetching has stopped, since the last unit was filled.
     room: Option<String>,
     lines: Lines,
 }
 
-/// A disk that did not take what it was last given.
+/// A disk that did not take the last write.
 #[derive(Debug)]
 struct FailedDisk {
     pause: Duration,
     until: Instant,
-    /// What it said. None since it took a unit again: it may have been the last.
+    /// The disk's error. `None` since it took a unit again, but it may be full after that one.
     error: Option<String>,
-    /// Whether somebody tries again.
+    /// Whether a thread is trying again.
     is_tried: bool,
 }
 
-/// Lines that were logged.
+/// The lines that were logged.
 #[derive(Debug, Default)]
 struct Lines {
     since: Option<Instant>,
     logged: u32,
-    /// Those that were not, since the last that was.
+    /// Number of failures since the last line that were not logged.
     unlogged: u64,
 }
 
-/// A unit that did not come when it was last asked for.
+/// A unit whose last fetch failed.
 #[derive(Debug, Clone, Copy)]
 struct FailedUnit {
     pause: Duration,
     until: Instant,
 }
 
-/// A reader of these units gets an error without another attempt.
+/// A unit whose readers get an error without another attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DeniedUnit {
     pub(super) unit: usize,
-    /// How long still.
+    /// Time until the next attempt.
     pub(super) left: Duration,
 }
 
@@ -126,19 +127,19 @@ impl<'a> Failures<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A source gave what it was asked for: those who wait for others have a reason to.
+    /// Records that a source returned bytes, so that it is worth waiting for others.
     pub(super) fn gave(&self, now: Instant) {
         self.lock().gave = Some(now);
     }
 
-    /// For how long nothing has come for who waits since then, if that is longer than a reader waits.
+    /// Returns how long a reader has waited since `since` or since the last success, if its timeout is over.
     pub(super) fn overdue(&self, since: Instant, now: Instant) -> Option<Duration> {
         let wait = self.patience.wait()?;
         let since = self.lock().gave.map_or(since, |it| it.max(since));
         Some(now.saturating_duration_since(since)).filter(|it| *it >= wait)
     }
 
-    /// These units did not come.
+    /// Records that these units failed.
     pub(super) fn failed(&self, units: Range<usize>, now: Instant) {
         let SourcePatience { pause: first, pause_max, .. } = *self.patience;
         let State { units: known, .. } = &mut *self.lock();
@@ -154,12 +155,12 @@ impl<'a> Failures<'a> {
         }
     }
 
-    /// The disk did not take a unit. It says why.
+    /// Records that the disk did not take a unit, with the disk's error.
     pub(super) fn disk_failed(&self, error: String, now: Instant) {
         let SourcePatience { pause: first, pause_max, .. } = *self.patience;
         let disk = &mut self.lock().disk;
         let pause = match disk {
-            // Those that were under way together count once.
+            // Writes that ran at the same time count once.
             Some(before) if now < before.until && before.error.is_some() && !before.is_tried => {
                 before.pause
             }
@@ -171,20 +172,20 @@ impl<'a> Failures<'a> {
         *disk = Some(FailedDisk { pause, until: now + pause, error: Some(error), is_tried: false });
     }
 
-    /// What nobody waits for would take the last of the disk.
+    /// Records that prefetching would use up the last free space of the disk.
     pub(super) fn no_room(&self, error: String) {
         self.lock().room = Some(error);
     }
 
-    /// Why the disk has taken nothing since it was last asked.
+    /// Returns the last error of the disk, if it has not taken a write since.
     pub(super) fn disk_error(&self) -> Option<String> {
         let state = self.lock();
         let failed = state.disk.as_ref().and_then(|it| it.error.as_ref());
         failed.or(state.room.as_ref()).cloned()
     }
 
-    /// How long nothing is fetched, since the disk would not take it. When that time is over, the first who asks may try, and
-    /// the others wait for what becomes of it. Without `has_room` nobody tries.
+    /// Returns how long fetching pauses, because the disk would not take the result. When the pause is over, the
+    /// first caller may try if `has_room` returns true, and the others wait for the result.
     pub(super) fn disk_pause(&self, has_room: impl Fn() -> bool, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         let FailedDisk { pause, until, is_tried, .. } =
@@ -193,13 +194,13 @@ impl<'a> Failures<'a> {
         if !left.is_zero() {
             return Some(left);
         }
-        // The next look is after as long a time.
+        // The pause is repeated for the next caller.
         *until = now + *pause;
         *is_tried = has_room();
         (!*is_tried).then_some(*pause)
     }
 
-    /// These units came, and the disk took them.
+    /// Records that these units were fetched and written.
     pub(super) fn came(&self, units: &Range<usize>) {
         let State { units: known, disk, room, .. } = &mut *self.lock();
         *room = None;
@@ -211,7 +212,8 @@ impl<'a> Failures<'a> {
         }
     }
 
-    /// Whether a line about a failure is to be logged, and how many were not since the last one.
+    /// Returns whether a failure should be logged, with the number of failures that were not logged since the last
+    /// line.
     pub(super) fn may_log(&self, now: Instant) -> Option<u64> {
         let Lines { since, logged, unlogged } = &mut self.lock().lines;
         if since.is_none_or(|it| now.saturating_duration_since(it) >= LINES_TIME) {
@@ -225,7 +227,7 @@ impl<'a> Failures<'a> {
         Some(std::mem::take(unlogged))
     }
 
-    /// The first of these units that is not asked for now.
+    /// Returns the first of these units that is denied now.
     pub(super) fn denied(&self, units: &Range<usize>, now: Instant) -> Option<DeniedUnit> {
         let state = self.lock();
         let denied = state.units.range(units.clone()).map(|(unit, it)| DeniedUnit {
@@ -275,9 +277,9 @@ mod tests {
         failures.gave(at(8));
         assert_eq!(failures.overdue(begin, at(17)), None);
         assert_eq!(failures.overdue(begin, at(19)), Some(SECOND * 11));
-        // Who came later.
+        // A reader that came later has not waited long enough.
         assert_eq!(failures.overdue(at(12), at(19)), None);
-        // It may change meanwhile.
+        // The timeout may change while a reader waits.
         patience.set_wait(Some(SECOND * 5));
         assert_eq!(failures.overdue(at(12), at(19)), Some(SECOND * 7));
         patience.set_wait(None);
@@ -300,7 +302,7 @@ mod tests {
             assert_eq!(failures.disk_error().as_deref(), Some("two"));
             assert_eq!(pause(now), Some(seconds));
             now += Duration::from_secs(seconds);
-            // Without room it is not worth a try.
+            // Without room, a write is not tried.
             assert_eq!(failures.disk_pause(|| false, now).map(|it| it.as_secs()), Some(seconds));
             now += Duration::from_secs(seconds);
             assert_eq!(pause(now), None);
@@ -308,7 +310,7 @@ mod tests {
         }
         failures.came(&(0..1));
         assert_eq!((pause(now), failures.disk_error()), (None, None));
-        // What it took may have been the last.
+        // The last successful write may have filled the disk.
         failures.disk_failed(String::new(), now);
         assert_eq!(pause(now), Some(30));
         failures.came(&(0..1));
@@ -316,7 +318,7 @@ mod tests {
         failures.disk_failed(String::new(), now);
         assert_eq!(pause(now), Some(1));
         failures.came(&(0..1));
-        // Readers may have the last of it.
+        // Prefetching stops, but readers may use the last space.
         failures.no_room("tight".to_owned());
         assert_eq!((pause(now), failures.disk_error().as_deref()), (None, Some("tight")));
     }
@@ -332,7 +334,7 @@ mod tests {
         };
         assert_eq!(logged(1000, now), (10, 0));
         assert_eq!(logged(5, now + LINES_TIME - SECOND), (0, 0));
-        // All are counted in the end.
+        // The next line has the number of all failures in between.
         assert_eq!(logged(20, now + LINES_TIME), (10, 995));
         assert_eq!(logged(1, now + LINES_TIME * 2), (1, 10));
     }
@@ -346,7 +348,7 @@ mod tests {
         failures.failed(7..8, now);
         failures.failed(1000..1000 + UNITS_MAX * 2, now + SECOND / 2);
         assert_eq!(failures.lock().units.len(), UNITS_MAX);
-        // It is the one with the longest pause.
+        // The unit with the longest pause is kept.
         assert!(failures.denied(&(7..8), now).is_some());
     }
 }

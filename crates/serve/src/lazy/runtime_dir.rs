@@ -1,4 +1,4 @@
-//! The folder of a service: where it listens, and its lock.
+//! The folder of a service, which has its sockets and its lock.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,29 +13,30 @@ use super::client::LazyService;
 use super::last_holder::{self, LazyWatch, is_locked};
 use super::service::{LEAVE, ServiceError};
 
-/// How often a service is asked to leave.
+/// How often a running service is asked to exit.
 const ASK: Duration = Duration::from_millis(100);
-/// How often it is looked whether it has.
+/// How often it is checked whether it has exited.
 const TURN: Duration = Duration::from_millis(2);
-/// Locked by the one service of a folder.
+/// Locked by the folder's only service.
 pub(super) const LOCK: &str = "lock";
 
-/// The folder in which the service of a store listens. It is named by the store's directory, whatever its path is.
+/// Returns the folder of the service of a store. Its name contains the device and inode number of the store's
+/// directory, so it does not depend on the path.
 ///
 /// # Errors
-/// When the directory cannot be looked at.
+/// If the directory cannot be examined.
 pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
     let found = fs::metadata(store)?;
     let name = format!("lazy-{:x}-{}", found.dev(), found.ino());
     Ok(Path::new(container::boot_cache::FOLDER).join(name))
 }
 
-/// Whether a service that is there already is asked to leave.
+/// Whether a running service is asked to exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
-    /// Yes. Readers wait meanwhile.
+    /// Yes. Readers wait until the new service has taken over.
     Yes,
-    /// No: it stays.
+    /// No, it stays.
     No,
 }
 
@@ -51,10 +52,11 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     Err(ServiceError::Folder(folder.to_owned()))
 }
 
-/// The lock of a folder. Whoever was asked to leave may have been the last to hold a group: then the watch does.
+/// The lock of a folder. The service that was asked to exit may have been the last to hold its group; then the watch
+/// holds it.
 pub(super) type FolderLock = (File, Option<LazyWatch>);
 
-/// Makes the folder, and locks it for one service.
+/// Creates the folder and locks it for this process.
 pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderLock, ServiceError> {
     let path = folder.join(LOCK);
     let failed = |source| ServiceError::Path { path: path.clone(), source };
@@ -66,7 +68,7 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             options.write(true).create(true).truncate(false).open(&path).map_err(failed)
         });
         let file = match made {
-            // A service that ended has removed the folder this moment.
+            // A service that just ended has removed the folder.
             Err(ServiceError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 if begun.elapsed() > LEAVE {
                     return Err(failed(source));
@@ -75,14 +77,14 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             }
             made => made?,
         };
-        // What another service has is asked for below.
+        // A lock of another service is handled below.
         match last_holder::lock(&file, &|| replace == Replace::Yes) {
             Ok(()) if is_at(&file, &path) => return Ok((file, watch)),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
             Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
             Err(Errno::WOULDBLOCK) => {
-                // It may have begun only now, so it is asked again.
+                // The other service may have just started to listen, so it is asked repeatedly.
                 if asked.is_none_or(|it: Instant| it.elapsed() > ASK) {
                     if let Ok(Some(service)) = LazyService::connect(folder) {
                         watch = service.watch(folder).ok().or(watch);
@@ -98,7 +100,7 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
     }
 }
 
-/// Whether a service has the folder.
+/// Returns whether a service has locked the folder.
 pub(super) fn is_held(folder: &Path) -> io::Result<bool> {
     match File::open(folder.join(LOCK)) {
         Ok(lock) => is_locked(&lock),
@@ -107,7 +109,7 @@ pub(super) fn is_held(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether a path leads to this file still.
+/// Returns whether a path still leads to this file.
 fn is_at(file: &File, path: &Path) -> bool {
     let numbers = |found: io::Result<fs::Metadata>| found.map(|it| (it.dev(), it.ino())).ok();
     let there = numbers(fs::symlink_metadata(path));

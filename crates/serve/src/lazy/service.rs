@@ -1,4 +1,4 @@
-//! The service: lends lazy devices to those who mount them, and fills them while they are read.
+//! The service: hands out lazy devices to mounts, and fills them while they are read.
 
 mod lend;
 
@@ -34,90 +34,91 @@ use super::retry::SourcePatience;
 use super::runtime_dir::{self, Replace};
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
 
-/// The socket at which clients ask.
+/// Name of the socket for clients.
 pub(super) const SOCKET: &str = "service";
-/// How often devices are looked for that nothing has open any more.
+/// How often unused devices are looked for.
 const LOOK: Duration = Duration::from_secs(2);
-/// How often it is looked whether the disk has kept what was filled.
+/// How often it is checked whether the disk has kept the filled bytes.
 const CHECK: Duration = Duration::from_secs(1);
-/// How often a service looks whether it is to end.
+/// Timeout of a poll: the longest time until a service notices its end.
 const TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How often a thread that waits for the keeper looks whether all ends.
+/// How often a thread that waits for the keeper checks whether the service ends.
 const COMPLETE: Duration = Duration::from_millis(50);
-/// The pause after which it is tried again to start a keeper.
+/// Pause between attempts to start a keeper.
 const AGAIN: Duration = Duration::from_millis(200);
-/// How long a client may take to read an answer, or to ask the next question.
+/// How long a client may take to read a reply, or to send the next request.
 const CLIENT: Duration = Duration::from_secs(5);
-/// The most clients that are listened to at once. The others wait.
+/// Largest number of connected clients. Others wait in the socket's queue.
 const CLIENTS_MAX: usize = 64;
-/// How long a service that is asked to leave may take.
+/// How long a service that was asked to exit may take.
 pub(super) const LEAVE: Duration = Duration::from_secs(60);
 
-/// An error of any kind.
 pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where a service has the indexes and the bytes of devices from.
+/// The source of indexes and bytes of devices.
 pub trait Supply: Sync {
-    /// How a device is filled for the image of a manifest; `None` if there is no index of it. Without a manifest, by any.
+    /// Returns the index of a device for the image of a manifest, or any index of the device without a manifest.
+    /// `None` if there is none.
     ///
     /// # Errors
-    /// When an index is there, and cannot be used.
+    /// If an index exists, but cannot be used.
     fn index(
         &self,
         device: &DeviceId,
         manifest: Option<&Digest>,
     ) -> Result<Option<LayerIndex>, AnyError>;
 
-    /// Who has the blob of this index, for the image of this manifest.
+    /// Returns the source of the blob of this index, for the image of this manifest.
     fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_>;
 
-    /// A trace of an image; `None` if it has none of this name. Without a name, it is the one that is usual here.
+    /// Returns a trace of an image, or `None` if it has none with this name. Without a name, returns the default
+    /// trace.
     ///
     /// # Errors
-    /// When it cannot be used.
+    /// If the trace cannot be used.
     fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError>;
 
-    /// Where the files of a device are, in bytes and in their order: what is near a read may be wanted soon. None if that is
-    /// not known.
+    /// Returns the byte ranges of the files in a device, in order of their offsets, to prefetch the rest of a file.
+    /// Empty if they are unknown.
     fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
         let _unknown = device;
         Vec::new()
     }
 
-    /// All bytes of a device are here and synced, and match its id. Makes those images complete that have all of theirs now.
-    /// It ends soon once `cancel` is set. If it fails, it is called again later.
+    /// Completes the images that have all of their bytes now. Called when all bytes of a device are downloaded,
+    /// synced and verified, and again later if it fails. Returns soon after `cancel` is set.
     ///
     /// # Errors
-    /// When an image cannot be made complete.
+    /// If an image cannot be completed.
     fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError>;
 }
 
-/// Which devices are brought as a whole, behind what is read.
+/// Which devices are fetched as a whole, with less priority than their readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
-    /// Those for which clients ask.
+    /// Those that clients request.
     #[default]
     Asked,
-    /// All that are lent.
+    /// All that are handed out.
     Always,
 }
 
-/// What a service needs besides the store.
+/// The environment of a service, besides the store.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
-    /// Indexes and bytes.
+    /// The source of indexes and bytes.
     pub supply: &'a dyn Supply,
-    /// Where it listens: see [`folder_of`](super::folder_of).
+    /// The service's folder: see [`folder_of`](super::folder_of).
     pub folder: &'a Path,
-    /// How a keeper is started. It calls [`keep`](super::keep) with its standard input.
+    /// The program of a keeper. It calls [`keep`](super::keep) with its standard input.
     pub keeper: &'a Program,
-    /// Which devices are brought as a whole: asked for each.
+    /// Returns which devices are fetched as a whole. Called for each device.
     pub complete: &'a (dyn Fn() -> Completion + Sync),
-    /// How readers wait: asked for each device that is lent.
+    /// Returns how readers are made to wait. Called for each device that is handed out.
     pub door: &'a (dyn Fn() -> DoorWish + Sync),
-    /// How patient it is with sources.
+    /// The timeouts of sources.
     pub patience: &'a SourcePatience,
-    /// How long nothing is in use before it ends by itself; `None` if it does not.
+    /// The service exits when nothing was in use for this long; `None` for never.
     pub idle: Option<Duration>,
     /// Set to end the service.
     pub stop: &'a AtomicBool,
@@ -129,45 +130,38 @@ impl std::fmt::Debug for Surroundings<'_> {
     }
 }
 
-/// Why a service cannot begin, or ended before it was told to.
+/// Why a service cannot begin, or ended too early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// Another service has the folder.
+    /// Another service has locked the folder.
     #[error(
         "another process fills the lazy devices of this store already: `quire serve --lazy --replace` takes over"
     )]
     Another,
-    /// The service that was asked to leave goes on.
+    /// The service that was asked to exit still runs.
     #[error("the service that was asked to leave has not ended within {} seconds", LEAVE.as_secs())]
     Stays,
     /// Another user could write into the folder.
     #[error("{} belongs to another user, or others can write into it: remove it", .0.display())]
     Folder(PathBuf),
-    /// The folder, or a socket in it.
+    /// The folder or a file in it cannot be used.
     #[error("cannot use {}", path.display())]
-    Path {
-        /// The file or folder.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The keeper.
+    Path { path: PathBuf, source: io::Error },
+    /// The keeper cannot be started.
     #[error("cannot start the process that keeps lazy devices safe if the service dies")]
     Keeper(#[source] io::Error),
-    /// The kernel.
+    /// A fanotify call failed.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
-    /// The door.
+    /// The door failed.
     #[error(transparent)]
     Door(#[from] DoorError),
 }
 
-/// Serves the lazy devices of a store until `stop` is set, and returns how many are in use then. Their readers wait some
-/// seconds for another service, and get I/O errors after that. `ready` is called as soon as clients can ask.
-///
-/// # Errors
-/// [`ServiceError`].
+/// Serves the lazy devices of a store until `stop` is set, and returns whether devices are still in use. Their
+/// readers wait some seconds for another service, and get I/O errors after that. `ready` is called when clients can
+/// connect.
 pub fn serve(
     store: &Store,
     surroundings: &Surroundings<'_>,
@@ -178,7 +172,7 @@ pub fn serve(
     let (_lock, watch) = runtime_dir::lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, instance, journal, inherited, devices, connections } =
         begin(surroundings)?;
-    // The keeper died just as the service before left: its readers get I/O errors.
+    // The keeper died just when the last service exited, so the readers of its group get I/O errors.
     let orphans = watch.filter(|it| it.is_of_another(&instance));
     let door = Door::succeed(group, journal, inherited)?.with_cancel(surroundings.stop);
     let completer = Completer::new(store, surroundings.supply, &door);
@@ -202,7 +196,7 @@ pub fn serve(
     thread::scope(|scope| {
         let door = scope.spawn(|| {
             let served = readers.serve(&end);
-            // Then nothing else goes on either.
+            // Without a door, everything else ends as well.
             end.store(true, Ordering::Relaxed);
             served
         });
@@ -210,7 +204,7 @@ pub fn serve(
             let forget = |device: &DeviceId| {
                 let (done, is_done) = mpsc::channel();
                 let _waiting = forget.send((device.to_string(), done));
-                // At the end it is done below.
+                // At the end, the remaining devices are forgotten below.
                 while !end.load(Ordering::Relaxed) {
                     if is_done.recv_timeout(COMPLETE) != Err(mpsc::RecvTimeoutError::Timeout) {
                         break;
@@ -222,7 +216,7 @@ pub fn serve(
         let checking = scope.spawn(|| {
             while !end.load(Ordering::Relaxed) {
                 readers.check_written();
-                // At the end it is woken.
+                // The service unparks this thread at the end.
                 thread::park_timeout(CHECK);
             }
         });
@@ -243,7 +237,7 @@ pub fn serve(
         let left = service.release(&keeper, Unread::Go)?;
         service.leave(keeper, left);
         if left == 0 {
-            // Nothing needs it until the next service. That makes it anew if it waits for this lock.
+            // The folder is not needed until the next service, which creates it again if it waits for this lock.
             let _gone = fs::remove_file(folder.join(runtime_dir::LOCK));
             let _gone = fs::remove_file(folder.join(last_holder::LIFE));
             let _gone = fs::remove_dir(folder);
@@ -259,17 +253,16 @@ pub fn serve(
 /// The lazy devices that a service leaves behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// None.
     Nothing,
-    /// Another service has asked for them.
+    /// Devices that another service has asked for.
     ToAnother,
-    /// So many are in use, and wait for another service.
+    /// Number of devices that are in use and wait for another service.
     InUse(usize),
 }
 
 /// Takes over from a keeper, or starts one.
 fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
-    // A keeper that has just found that nothing is in use ends meanwhile.
+    // A keeper that has just found that nothing is in use may exit during the first attempt.
     for _ in 0..2 {
         match Keeper::succeed(surroundings.folder) {
             Ok(Some(found)) => return Ok(found),
@@ -277,7 +270,8 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
             Err(error) => tracing::info!(%error, "the keeper was about to end"),
         }
     }
-    // The filler has a file of its own. So events can be had also where the disk cannot be written any more.
+    // The files of events are opened read-only, because the filler has a separate one. So events also work when the
+    // disk can no longer be written.
     let group = Group::to_watch()?;
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
@@ -288,15 +282,15 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
 }
 
-/// Who asks.
+/// A connected client.
 struct Client {
     socket: OwnedFd,
-    /// When it came, or asked last.
+    /// When it connected or sent its last request.
     asked: Instant,
 }
 
 impl Client {
-    /// The next that has connected.
+    /// Accepts the next connection.
     fn accept(listener: BorrowedFd<'_>) -> io::Result<Self> {
         let socket = wire::accept(listener)?;
         for side in [Timeout::Recv, Timeout::Send] {
@@ -311,19 +305,19 @@ struct Service<'s, 'a> {
     surroundings: &'a Surroundings<'a>,
     door: &'s Door<'a>,
     completer: &'s Completer<'s, 'a>,
-    /// By which those know the group who watch it.
+    /// By which watchers know the group.
     instance: &'s str,
-    /// The readers of a group that nobody else has.
+    /// The group of an earlier service whose keeper died, for its readers.
     orphans: Option<LazyWatch>,
-    /// Whether another service has asked for its place.
+    /// Whether another service has asked this one to exit.
     is_replaced: AtomicBool,
 }
 
-/// Devices that the keeper need not hold any more, and who is told when that is done.
+/// Ids of devices that the keeper can release, each with a channel to signal that this is done.
 type Forgotten = mpsc::Receiver<(String, mpsc::Sender<()>)>;
 
 impl<'a> Service<'_, 'a> {
-    /// Answers clients, and sees to the keeper, until the service is to end.
+    /// Handles clients and watches the keeper until the service ends.
     fn talk(
         &self,
         listener: BorrowedFd<'_>,
@@ -333,7 +327,7 @@ impl<'a> Service<'_, 'a> {
     ) -> Result<Keeper, ServiceError> {
         let (mut looked, mut used) = (Instant::now(), Instant::now());
         let mut clients: Vec<Client> = Vec::new();
-        // What has been fetched, and whether memory for that may have been freed since.
+        // Number of fetched bytes, and whether their buffers may have been freed since.
         let (mut fetched, mut may_trim) = (0, false);
         let is_to_end =
             || end.load(Ordering::Relaxed) || self.surroundings.stop.load(Ordering::Relaxed);
@@ -387,7 +381,7 @@ impl<'a> Service<'_, 'a> {
                 if fetched != before {
                     may_trim = true;
                 } else if std::mem::take(&mut may_trim) {
-                    // What the threads that fetch have freed between what is in use.
+                    // Returns memory to the system that the fetching threads have freed between blocks in use.
                     kernel::process::trim_heap();
                 }
                 if left > 0 || !self.completer.is_idle() {
@@ -402,7 +396,7 @@ impl<'a> Service<'_, 'a> {
         Ok(keeper)
     }
 
-    /// Bytes of all blobs that were fetched for devices that are still filled.
+    /// Returns the number of fetched bytes of all devices that are still being filled.
     fn fetched(&self) -> u64 {
         self.door.fillers().iter().map(|it| it.counts().now().fetched).sum()
     }
@@ -426,7 +420,7 @@ impl<'a> Service<'_, 'a> {
         Ok(keeper)
     }
 
-    /// Leaves the devices that are in use to the keeper, and returns when it has them. Until then this process must not end.
+    /// Leaves the used devices to the keeper, and returns when it has them. This process must not exit before.
     fn leave(&self, mut keeper: Keeper, left: usize) {
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         let begun = Instant::now();
@@ -452,7 +446,7 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// Lets go of what nothing has open, and returns how many devices are left.
+    /// Releases unused devices, and returns how many are left.
     fn release(&self, keeper: &Keeper, unread: Unread) -> Result<usize, ServiceError> {
         for connection in self.door.ended_connections() {
             if let Err(error) = keeper.tell(&ToKeeper::Disconnect { connection }, None) {
@@ -467,12 +461,12 @@ impl<'a> Service<'_, 'a> {
         Ok(self.door.disarm(is_free, gone, unread)?)
     }
 
-    /// Answers a question that a client has asked. Returns whether it may ask another.
+    /// Handles a request of a client. Returns whether the client may send another one.
     fn hear(&self, client: &mut Client, keeper: &Keeper, end: &AtomicBool) -> bool {
         let answered = match wire::receive::<Ask>(client.socket.as_fd()) {
             Ok(Some((ask, _))) => self.answer(&client.socket, &ask, keeper, end),
             Ok(None) => return false,
-            // It may be of a later version.
+            // The client may be of a later version.
             Err(error) if wire::is_unknown(&error) => {
                 let reason = format!("this service does not know the question: {error}");
                 wire::send(client.socket.as_fd(), &Answer::Refused { reason }, None)
@@ -547,7 +541,7 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Stop => {
-                // If it goes on, so does what it fetches though nobody has it open.
+                // If the service goes on, it continues to fetch devices that are not open.
                 let refused = match self.release(keeper, Unread::Stay) {
                     Ok(left) => match left.saturating_sub(self.unread()) {
                         0 => None,
@@ -558,7 +552,7 @@ impl<'a> Service<'_, 'a> {
                 let answer = match refused {
                     Some(reason) => Answer::Refused { reason },
                     None => {
-                        // Nobody waits for what a source may still give.
+                        // Pending fetches have no readers, so they are cancelled.
                         self.surroundings.stop.store(true, Ordering::Relaxed);
                         Answer::Done
                     }
@@ -568,8 +562,8 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// How many devices nothing has open: they are completed, or a silent source has not given what a reader wanted that has
-    /// ended.
+    /// Returns the number of devices that are not open: they are being completed, or a fetch of a source that does
+    /// not respond still runs for a reader that has exited.
     fn unread(&self) -> usize {
         let is_unread = |it: &&Arc<LayerFiller<'_>>| {
             !self.door.kinds(it.device().id()).contains(&DoorKind::Fuse)
@@ -578,7 +572,7 @@ impl<'a> Service<'_, 'a> {
         self.door.fillers().iter().filter(is_unread).count()
     }
 
-    /// Begins to bring what a trace has of devices that are lent. Returns whether there is the trace.
+    /// Starts to prefetch a trace, for devices that were handed out. Returns whether the trace exists.
     fn bring(
         &self,
         (image, manifest): (&str, Option<&Digest>),
@@ -595,12 +589,12 @@ impl<'a> Service<'_, 'a> {
                 [run.unit, run.units].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
             Some((filler, start..start.saturating_add(units), most))
         });
-        // A trace may come from elsewhere.
+        // The trace may come from another host, so its size is bounded.
         self.door.bring_ahead(readahead::bounded(runs).collect());
         Ok(true)
     }
 
-    /// Begins to bring all of the devices of an image that are lent.
+    /// Starts to complete the devices of an image that were handed out.
     fn complete(
         &self,
         (image, manifest): (&str, Option<&Digest>),
@@ -615,10 +609,10 @@ impl<'a> Service<'_, 'a> {
         Ok(())
     }
 
-    /// Begins to bring all of a device.
+    /// Starts to complete a device.
     fn complete_device(&self, filler: &Arc<LayerFiller<'a>>, keeper: &Keeper) {
         self.door.complete(filler);
-        // The next service goes on with it.
+        // The keeper stores this state, so that the next service continues.
         let (device, file) = kept(filler);
         let manifest = filler.manifest().copied();
         let state = KeptState { is_completing: true, manifest, ..KeptState::default() };
@@ -628,14 +622,14 @@ impl<'a> Service<'_, 'a> {
     }
 }
 
-/// Has the keeper let a device go.
+/// Makes the keeper release a device.
 fn forget(keeper: &Keeper, device: String) {
     if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
         tracing::warn!(%error, "the keeper holds a device that is not in use");
     }
 }
 
-/// What a keeper holds of a device.
+/// Returns the id and the descriptor of a device for the keeper.
 fn kept<'f>(filler: &'f LayerFiller<'_>) -> (String, BorrowedFd<'f>) {
     (filler.device().id().to_string(), filler.device().file().as_fd())
 }
@@ -655,7 +649,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
     }
 }
 
-/// An error with its causes, in a line.
+/// Formats an error with its causes in one line.
 fn text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Starts the service for lazy devices where a mount needs it and none runs.
+//! Starts the lazy service when a mount needs it and none runs.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Read as _};
@@ -16,25 +16,26 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::client::LazyService;
 use super::keeper::Program;
 
-/// A service that was started like this ends when nothing was in use for so many seconds.
+/// Idle time in seconds after which a service that a mount started exits.
 pub const STARTED_IDLE: u32 = 300;
-/// How long it may take until it can be asked.
+/// How long a service may take until it accepts clients.
 const BEGIN: Duration = Duration::from_secs(30);
-/// One that ended at once found that another one was starting. That one may take so long.
+/// How long to wait for another service. A new service exits at once if it finds that another one is starting.
 const OTHER: Duration = Duration::from_secs(5);
 const TURN: Duration = Duration::from_millis(10);
-/// The most bytes of its messages that are shown.
+/// Largest part of the service's messages that is shown, in bytes.
 const TOLD: u64 = 2048;
 
-/// How the service of a store is found, or started where none runs.
+/// How to find or start the service of a store.
 pub struct Starter {
-    /// The program that is started. It prints a line once it can be asked, and ends [`STARTED_IDLE`] after its last use.
+    /// The program to start. It prints a line when it accepts clients, and exits [`STARTED_IDLE`] seconds after its
+    /// last use.
     pub program: Program,
-    /// Options of registries, as on a command line, that a service which runs already does not know.
+    /// Options for registries, as on a command line, which a running service does not know.
     pub options: Vec<String>,
-    /// The user: only the host's root starts one.
+    /// The user: only the host's root starts a service.
     pub who: Who,
-    /// Prints a remark for the user.
+    /// Shows a message to the user.
     pub remark: Box<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -48,55 +49,46 @@ impl std::fmt::Debug for Starter {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// It does not run, and this user may not start it.
+    /// The service does not run, and this user may not start it.
     #[error("no service fills the lazy devices of this store: root starts `quire serve --lazy`")]
     NotRoot,
-    /// It does not run, and does not start.
+    /// The service does not run, and starting it failed.
     #[error(
         "no service fills the lazy devices of this store, and none starts (its messages are in {})", log.display()
     )]
     Start {
-        /// The file with its messages.
+        /// Path of the file with its messages.
         log: PathBuf,
-        /// The reason.
         source: NotStarted,
     },
-    /// A socket is there that cannot be connected to.
+    /// The socket exists, but the connection failed.
     #[error("cannot connect to the service for lazy devices")]
     Connect(#[source] io::Error),
 }
 
-/// Why a service does not start.
+/// Why a service did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotStarted {
-    /// A file or directory for it.
+    /// A file or directory for it cannot be created.
     #[error("cannot make {}", path.display())]
-    Make {
-        /// The path.
-        path: PathBuf,
-        /// The disk's answer.
-        source: io::Error,
-    },
-    /// The program.
+    Make { path: PathBuf, source: io::Error },
+    /// The program cannot be started.
     #[error(transparent)]
     Spawn(#[from] ProcessError),
-    /// Its output or its socket.
+    /// Its output cannot be read, or its socket cannot be used.
     #[error("cannot talk to it")]
     Talk(#[source] io::Error),
-    /// It has ended.
+    /// The service exited; the text contains its messages.
     #[error("it ended: {0}")]
     Ended(String),
-    /// It does not listen.
+    /// The service did not accept clients before the timeout.
     #[error("it cannot be asked after {} seconds", BEGIN.as_secs())]
     Silent,
 }
 
 impl Starter {
-    /// Connects to the service in a folder (see [`folder_of`](super::folder_of)), and starts it if there is none.
-    ///
-    /// # Errors
-    /// [`StartError`].
+    /// Connects to the service in a folder (see [`folder_of`](super::folder_of)), and starts it if none runs.
     pub fn service(&self, folder: &Path) -> Result<LazyService, StartError> {
         if let Some(service) = LazyService::connect(folder).map_err(StartError::Connect)? {
             if !self.options.is_empty() {
@@ -121,7 +113,7 @@ impl Starter {
             |source| NotStarted::Make { path, source }
         };
         if let Some(parent) = log.parent() {
-            // As the service makes it.
+            // With the same mode as the service uses.
             let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
             made.map_err(failed(parent))?;
         }
@@ -139,7 +131,7 @@ impl Starter {
         let (mut ended, mut is_ready) = (None, false);
         loop {
             let found = LazyService::connect(folder).map_err(NotStarted::Talk)?;
-            // The one that was found may be another one, which was started at the same moment.
+            // The service that was found may be another one, which was started at the same moment.
             let is_known = is_ready || ended.is_some() || begun.elapsed() > BEGIN;
             if let Some(service) = found.filter(|_| is_known) {
                 if is_ready {
@@ -160,7 +152,7 @@ impl Starter {
                         &mut [PollFd::from_borrowed_fd(output.as_fd(), PollFlags::IN)],
                         Some(&wait),
                     );
-                    // It says something when it is ready. At its end there is nothing.
+                    // The service prints a line when it is ready, and the end of the pipe means that it exited.
                     if ready.is_ok_and(|it| it > 0) {
                         match output.read(&mut [0; 256]).map_err(NotStarted::Talk)? {
                             0 => ended = Some(Instant::now() + OTHER),
@@ -173,20 +165,22 @@ impl Starter {
     }
 }
 
-/// The service outlives the command that starts it. In a mount namespace that may end, it would keep that namespace, and so the
-/// lazy mounts in it, and it ends when there are none. So it has a copy, from before the mount.
+/// Returns the propagation for the service's copy of the mount namespace, or `None` in the namespace of process 1.
+/// The service outlives the command that starts it. In a namespace that should end with the command, it would keep
+/// that namespace and the lazy mounts in it alive, and it exits only when there are no such mounts. So it gets a copy
+/// that is made before the mount.
 fn own_mounts() -> Option<Propagation> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     (namespace("1")? != namespace("self")?).then_some(Propagation::Downstream)
 }
 
-/// Where a service that a mount started writes its messages. They stay when it ends.
+/// Returns the file for messages of a service that a mount started. It stays when the service exits.
 #[must_use]
 pub fn log_of(folder: &Path) -> PathBuf {
     folder.with_extension("log")
 }
 
-/// Removes the messages of a service that ends, if there are none.
+/// Removes the message file of a service that exits, if it is empty.
 pub fn remove_empty_log(folder: &Path) {
     let log = log_of(folder);
     if fs::metadata(&log).is_ok_and(|it| it.is_file() && it.len() == 0) {
@@ -194,7 +188,7 @@ pub fn remove_empty_log(folder: &Path) {
     }
 }
 
-/// The first lines of its messages, in one.
+/// Returns the beginning of the service's messages in one line.
 fn told(log: &Path) -> String {
     let mut text = String::new();
     let read = File::open(log).and_then(|it| it.take(TOLD).read_to_string(&mut text));
@@ -204,8 +198,8 @@ fn told(log: &Path) -> String {
     }
 }
 
-/// Leaves the control group of whoever wanted the mount. A service manager that ends that group with all its processes would
-/// end keeper and service at once, and readers would see zeros.
+/// Leaves the control group of the process that needed the mount. A service manager that kills all processes of that
+/// group would kill keeper and service at once, and readers would see zeros.
 pub fn leave_group() {
     let root = Path::new("/sys/fs/cgroup");
     if !root.join("cgroup.controllers").exists() {

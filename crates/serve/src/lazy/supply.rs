@@ -1,4 +1,4 @@
-//! What the service has from its store: indexes, traces, and images that become complete.
+//! Supplies the service from its store: with indexes, with traces, and by completing images.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -16,22 +16,22 @@ use super::fetch::StoreBlobs;
 use super::fill::LayerSource;
 use super::service::{AnyError, Supply};
 
-/// The name by which a mount asks for no trace.
+/// The name with which a mount requests no trace.
 pub const NO_TRACE: &str = "none";
 
-/// The resources of imports that a service makes. They show no progress.
+/// The resources of imports that a service runs. They show no progress.
 #[derive(Debug)]
 pub struct ImportResources {
     /// The clock.
     pub now: fn() -> Seconds,
-    /// Threads of an import.
+    /// Number of threads of an import.
     pub threads: NonZeroUsize,
-    /// The directory for unfinished files.
+    /// Directory for unfinished files.
     pub scratch: PathBuf,
 }
 
 impl ImportResources {
-    /// As an import takes them; it ends once `cancel` is set.
+    /// Returns the parameters of an import that ends when `cancel` is set.
     #[must_use]
     pub fn until<'a>(&'a self, cancel: &'a AtomicBool) -> ImportContext<'a> {
         ImportContext {
@@ -45,11 +45,11 @@ impl ImportResources {
     }
 }
 
-/// Where indexes and blobs come from: the store, and the registries that its images came from.
+/// Supplies indexes and blobs from the store, and from the registries that its images came from.
 pub struct StoreSupply<'a> {
     store: &'a Store,
     blobs: StoreBlobs<'a>,
-    /// The name of the trace for mounts that name none, asked for each.
+    /// Returns the name of the trace for mounts that name none. Called for each mount.
     usual_trace: &'a (dyn Fn() -> String + Sync),
     resources: &'a ImportResources,
 }
@@ -68,8 +68,9 @@ impl Supply for StoreSupply<'_> {
     ) -> Result<Option<LayerIndex>, AnyError> {
         let Some(index) = LayerIndex::load(self.store, device, manifest)? else { return Ok(None) };
         let mut sources = Vec::new();
-        // One record that is damaged keeps no other image from its bytes, and what is here needs no source.
-        // Only those who had such an image are asked for its layers. It may have no name any more, and be in use.
+        // A damaged record must not prevent other images from getting their bytes, and downloaded bytes need no
+        // source. Only registries of images with this device are asked for its layers. Such an image may have lost
+        // its name and still be in use.
         for image in self.images_with(device)? {
             match transfer::lazy::sources(self.store, &image) {
                 Ok(found) => sources.extend(found),
@@ -79,7 +80,7 @@ impl Supply for StoreSupply<'_> {
                 }
             }
         }
-        // Another image may have this device, too, and a registry that does not answer.
+        // Another image with this device may come from a registry that does not respond, so its registry comes later.
         sources.sort_by_key(|it| it.digest() != manifest);
         self.blobs.know((manifest.copied(), index.head.blob), &sources);
         Ok(Some(index))
@@ -115,10 +116,10 @@ impl Supply for StoreSupply<'_> {
         let named = self.store.refs.all()?.into_iter();
         let named = named.filter(|it| it.1.form == Form::Tar);
         let named = named.filter_map(|it| Some((it.1.image, it.1.manifest?)));
-        // A container keeps its image though the name has gone to another.
+        // A container keeps its image even if the name leads to another one now.
         let used = self.store.containers.all()?.into_iter();
         let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
-        // Engines have images that have no name.
+        // Images of engines have no names.
         let (snapshots, damaged) = self.store.snapshots.all()?;
         for error in damaged {
             let error: &dyn std::error::Error = &error;
@@ -128,14 +129,14 @@ impl Supply for StoreSupply<'_> {
         let of_engines = of_engines.map(|it| (it.image, it.manifest));
         let mut images = BTreeSet::new();
         for (image, manifest) in named.chain(used).chain(of_engines) {
-            // Or another import has brought the device, while it was filled.
+            // The second condition holds if an import has added the device while it was being filled.
             if self.store.lazy_devices(&image)?.contains(device)
                 || self.store.presence_of(&image, Some(&manifest))? == Presence::Unproven
             {
                 images.insert((image, manifest));
             }
         }
-        // One that cannot be made complete keeps no other from it.
+        // If one image cannot be completed, the others still are.
         let done = images.iter().map(|it| self.complete(&it.0, &it.1, cancel));
         let done: Vec<_> = done.collect();
         done.into_iter().collect()
@@ -143,7 +144,7 @@ impl Supply for StoreSupply<'_> {
 }
 
 impl<'a> StoreSupply<'a> {
-    /// Of a store, whose blobs come from `blobs`.
+    /// Creates a supply for a store, whose blobs come from `blobs`.
     #[must_use]
     pub fn new(
         store: &'a Store,
@@ -154,7 +155,7 @@ impl<'a> StoreSupply<'a> {
         Self { store, blobs, usual_trace, resources }
     }
 
-    /// All images of which this is a device that may lack something. One that cannot be read keeps no other from its bytes.
+    /// Returns all images with this incomplete device. An image that cannot be read is skipped.
     fn images_with(&self, device: &DeviceId) -> Result<Vec<ImageId>, store::DiskError> {
         let has = |image: &ImageId| match self.store.lazy_devices(image) {
             Ok(devices) => devices.contains(device),
@@ -167,7 +168,7 @@ impl<'a> StoreSupply<'a> {
         Ok(self.store.images.ids()?.into_iter().filter(has).collect())
     }
 
-    /// Makes an image complete if all bytes of its devices are here.
+    /// Completes an image if all bytes of its devices are downloaded.
     fn complete(
         &self,
         image: &ImageId,

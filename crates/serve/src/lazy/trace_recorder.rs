@@ -1,4 +1,4 @@
-//! Notes what programs read of devices.
+//! Records which units of devices programs read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -14,25 +14,22 @@ use store::TraceRun;
 
 use super::door::{DoorError, place};
 
-/// How long it may take until the end is seen.
+/// Timeout of a poll: the longest time until the end is noticed.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// Notes which units of devices are read, in the order of the first touch, by whoever opens them afterwards. A new mount has
-/// nothing in its cache, so all that its programs need is noted. Readers wait for no more than the note; if the recorder
-/// ends, they go on.
+/// Records which units of devices are read, in the order of the first access, through files that are opened
+/// afterwards. A new mount has an empty cache, so all units that its programs need are recorded. Readers wait only
+/// until the event is answered; if the recorder ends, they continue.
 #[derive(Debug)]
 pub struct Recorder {
     group: Group,
-    /// By the numbers of file system and inode.
+    /// The id and the length in bytes of each device, by file system and inode number.
     devices: HashMap<(u64, u64), (DeviceId, u64)>,
 }
 
 impl Recorder {
-    /// Watches files of devices of which every byte is here. If a service filled one, its own reads would wait for the
+    /// Watches files of complete devices. If a service were filling a device, its own reads would wait for the
     /// recorder.
-    ///
-    /// # Errors
-    /// [`DoorError`].
     pub fn new<'f>(
         devices: impl IntoIterator<Item = (DeviceId, &'f File)>,
     ) -> Result<Self, DoorError> {
@@ -46,15 +43,15 @@ impl Recorder {
         Ok(Self { group, devices: watched })
     }
 
-    /// What is read until `stop` is set.
+    /// Records reads until `stop` is set.
     ///
     /// # Errors
-    /// [`DoorError`]. Readers wait until the recorder is dropped.
+    /// After an error, readers wait until the recorder is dropped.
     pub fn record(&self, stop: &AtomicBool) -> Result<Vec<TraceRun>, DoorError> {
         let mut buffer = EventBuffer::default();
         let mut noted = Noted::default();
         loop {
-            // Readers that came before the end are noted.
+            // Readers that came before the end are still recorded.
             let is_last = stop.load(Ordering::Relaxed);
             match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&PATIENCE)) {
                 Ok(0) if is_last => return Ok(noted.runs),

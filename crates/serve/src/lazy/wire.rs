@@ -1,4 +1,4 @@
-//! Messages between the service, its keeper and its clients: one JSON document each, perhaps with a descriptor.
+//! Messages between the service, its keeper and its clients: one JSON document each, optionally with a descriptor.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -17,74 +17,75 @@ use super::door::{ConnectionId, DoorKind};
 use super::metrics::LazyCounts;
 use crate::descriptor;
 
-/// What this version of service and keeper can say to each other. A message says which version its sender has; without
-/// that, it is 0, which knows no journal.
+/// Version of the messages between service and keeper. A message contains the version of its sender; without one, it
+/// is 0, which has no journal.
 pub(super) const PROTOCOL: u32 = 1;
-/// The most bytes of a message.
+/// Largest message, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
 
-/// What a service tells its keeper. Each gets [`Told::Done`] for an answer.
+/// A message of a service to its keeper. The reply to each is [`Told::Done`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum ToKeeper {
-    /// Hold the group that comes along, or, without one, go on holding it. The service's events have numbers below this.
-    /// Watchers know the group by `instance`. The answer to the first one is [`Told::Keeps`], from protocol 1 on.
+    /// Hold the attached group, or, without one, continue to hold it. The service's events have numbers below
+    /// `numbers`. Watchers know the group by `instance`. From protocol 1 on, the reply to the first one is
+    /// [`Told::Keeps`].
     Group {
         numbers: i32,
         #[serde(default)]
         instance: String,
         #[serde(default)]
         protocol: u32,
-        /// Whether the keeper's journal is this service's. If not, who stands in it gets an I/O error.
+        /// Whether the keeper's journal is this service's. If not, its readers get an I/O error.
         #[serde(default)]
         has_journal: bool,
     },
-    /// Give the journal of the service before. It comes along with [`Told::Done`], if there is one.
+    /// Send the journal of the service before. It is attached to [`Told::Done`], if there is one.
     Inherit,
-    /// Hold the journal that comes along, instead of any other. Who stands in that one gets an I/O error.
+    /// Hold the attached journal instead of any other, whose readers get an I/O error.
     Journal,
-    /// Hold the file of a device that comes along.
+    /// Hold the attached file of a device.
     Keep {
         device: String,
         #[serde(flatten)]
         state: KeptState,
     },
-    /// Let a device go.
+    /// Release a device.
     Forget { device: String },
-    /// Hold the connection that comes along, of a file on FUSE that stands for a device.
+    /// Hold the attached connection of a file on FUSE that stands for a device.
     Connect {
         connection: ConnectionId,
         device: String,
-        /// Of the image that it was lent for.
+        /// Manifest of the image that the device was handed out for.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// Let a connection go.
+    /// Release a connection.
     Disconnect { connection: ConnectionId },
-    /// The service ends as it was told to, and devices are still in use.
+    /// The service exits as requested, and devices are still in use.
     Leave,
-    /// The service ends, and no device is in use.
+    /// The service exits, and no device is in use.
     End,
 }
 
-/// What the next service has to know of a device.
+/// The state of a device for the next service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct KeptState {
-    /// Whether all of it is here and verified: it has connections, and needs no filler.
+    /// Whether the device is complete and verified: it has connections, but needs no filler.
     pub(super) is_complete: bool,
-    /// Whether all of it is to come, though nobody reads it.
+    /// Whether the whole device should be fetched, even without readers.
     pub(super) is_completing: bool,
-    /// Of the image that it is filled for.
+    /// Manifest of the image that the device is filled for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) manifest: Option<Digest>,
 }
 
-/// What a keeper tells a service that comes to serve its group.
+/// A message of a keeper to a service.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Told {
-    /// The group comes along; devices follow.
+    /// The group is attached; devices follow.
     Group {
         instance: String,
         #[serde(default)]
@@ -92,120 +93,119 @@ pub(super) enum Told {
     },
     /// The keeper holds the group.
     Keeps { protocol: u32 },
-    /// The file of a device comes along.
+    /// The file of a device is attached.
     Device {
         device: String,
         #[serde(flatten)]
         state: KeptState,
     },
-    /// A connection comes along.
+    /// A connection is attached.
     Connection {
         connection: ConnectionId,
         device: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// That is all, or what was asked for is done.
+    /// The list is complete, or the request was carried out.
     Done,
-    /// It is not done: perhaps it is of a later version. The connection stays.
+    /// The request was not carried out, for example because it is of a later version. The connection stays open.
     Refused { reason: String },
 }
 
-/// What a client asks of a service.
+/// A request of a client to a service.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Ask {
-    /// To read a device, for the image of a manifest.
+    /// Open a device, for the image of a manifest.
     Lend {
         device: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// To bring, ahead of its readers, what a trace of an image has; without a name, the trace that the service is set to. Its
-    /// devices that are lent are meant.
+    /// Prefetch a trace of an image; without a name, the default trace. Affects only devices that were handed out.
     Bring {
         image: String,
         trace: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// To bring all of the devices of an image, behind all else. Those that are lent are meant.
+    /// Fetch all devices of an image, with the lowest priority. Affects only devices that were handed out.
     Complete {
         image: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// To hold the group, too.
+    /// Send the group, for a watcher.
     Watch,
-    /// To let go at once of what nothing has open.
+    /// Release unused devices at once.
     Release,
-    /// How far all devices are.
+    /// Return the progress of all devices.
     Status,
-    /// To end, whatever is in use, since another takes over.
+    /// Exit even if devices are in use, because another service takes over.
     Leave,
-    /// To end, unless something is in use.
+    /// Exit, unless devices are in use.
     Stop,
 }
 
-/// What a service answers.
+/// A reply of a service.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Answer {
-    /// The device comes along, open to read.
+    /// The device is attached, open for reading.
     Lent,
-    /// The group comes along, which is known by `instance`.
+    /// The group is attached, which is known by `instance`.
     Watched { instance: String },
-    /// It cannot, for this reason.
+    /// The request failed for this reason.
     Refused { reason: String },
-    /// There is no such thing.
+    /// The trace does not exist.
     Absent,
-    /// One device.
+    /// The status of one device.
     Device(Box<DeviceStatus>),
-    /// That is all, or it will be done.
+    /// The list is complete, or the request will be carried out.
     Done,
 }
 
-/// How far a lazy device is.
+/// The progress of a lazy device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceStatus {
-    /// Its id.
+    /// Id of the device.
     pub device: String,
-    /// The blob that it is filled from.
+    /// Digest of the blob that the device is filled from.
     pub blob: String,
-    /// Its length in bytes.
+    /// Length of the device, in bytes.
     pub bytes: u64,
-    /// How many of its units of 64 KiB are known to be there.
+    /// Number of units of 64 KiB that are known to be filled.
     pub filled: u64,
-    /// How many it has.
+    /// Number of all units.
     pub units: u64,
-    /// Whether all of it is to come, though nobody reads it.
+    /// Whether the whole device should be fetched, even without readers.
     #[serde(default)]
     pub is_completing: bool,
-    /// How its readers wait. None if nothing has it open.
+    /// How readers wait. Empty if the device is not open.
     #[serde(default)]
     pub doors: Vec<DoorKind>,
-    /// Why the disk took nothing of it, and has taken nothing since.
+    /// The last error of the disk, if it has not taken a write since.
     #[serde(default)]
     pub disk_error: Option<String>,
-    /// What was done for it since the service began.
+    /// Counters since the service began.
     #[serde(default)]
     pub counts: LazyCounts,
 }
 
-/// A socket of messages that are whole or not there.
+/// Creates a seqpacket socket, which keeps messages whole.
 pub(super) fn socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Two sockets that are connected.
+/// Creates two connected sockets.
 pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Listens under a name. A socket that nobody listens at goes.
+/// Listens at a path. An existing socket there is replaced.
 pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -217,7 +217,7 @@ pub(super) fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to who listens under a name; `None` if nobody does.
+/// Connects to a socket. Returns `None` if no process listens there.
 pub(super) fn connect(path: &Path) -> io::Result<Option<OwnedFd>> {
     let socket = socket()?;
     match rustix::net::connect(&socket, &SocketAddrUnix::new(path)?) {
@@ -231,7 +231,7 @@ pub(super) fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?)
 }
 
-/// Sends a message, with a descriptor or without.
+/// Sends a message, optionally with a descriptor.
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     message: &impl Serialize,
@@ -258,12 +258,12 @@ pub(super) fn send(
     }
 }
 
-/// Whether a message came that is not known, perhaps of another version. The next one may be.
+/// Returns whether an unknown message was received, perhaps of another version. The connection can still be used.
 pub(super) fn is_unknown(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData
 }
 
-/// Receives a message, and the descriptor that came along; `None` at the end.
+/// Receives a message with its descriptor. Returns `None` at the end of the connection.
 pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     socket: BorrowedFd<'_>,
 ) -> io::Result<Option<(T, Option<OwnedFd>)>> {
@@ -277,7 +277,7 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
         return Err(io::Error::other("the message is longer than any that is known"));
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {
-        // The connection is as good as before.
+        // The connection can still be used.
         let error = "there is no room for the descriptor that came along";
         return Err(io::Error::new(io::ErrorKind::InvalidData, error));
     }
@@ -286,7 +286,7 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
     Ok(Some((message, descriptor)))
 }
 
-/// What must have come, and the end is none.
+/// Makes the end of the connection an error.
 pub(super) fn expect<T>(received: io::Result<Option<T>>) -> io::Result<T> {
     received?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
@@ -320,7 +320,7 @@ mod tests {
         assert!(is_unknown(&receive::<ToKeeper>(other.as_fd()).unwrap_err()));
         rustix::io::write(&one, br#"{"later":{"device":"a"}}"#).unwrap();
         assert!(is_unknown(&receive::<ToKeeper>(other.as_fd()).unwrap_err()));
-        // Fields that are not known are passed over.
+        // Unknown fields are ignored.
         rustix::io::write(&one, br#"{"keep":{"device":"b","later":1}}"#).unwrap();
         let (message, _) = expect(receive::<ToKeeper>(other.as_fd())).unwrap();
         assert!(matches!(message, ToKeeper::Keep { device, .. } if device == "b"));

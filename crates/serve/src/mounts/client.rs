@@ -1,4 +1,4 @@
-//! How a program of a user's has an image lent.
+//! Client of the mount service: sends an image and gets a mount of it.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,27 +12,29 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use super::wire::{DescribeReply, LendAsk, LendReply, MountsError};
 use crate::varlink::{CallError, Client, Patience};
 
-/// How long the service may take once it has read what is asked. It works on one request of a user's at a time.
+/// Timeout of a reply, from the time when the service has read the request. The service works on one request of each
+/// user at a time.
 const ANSWER: Duration = Duration::from_secs(25);
-/// How long a user's connections may wait for each other. The service refuses them much earlier if none has its turn.
+/// Longest time in the queue of the user's connections. The service refuses them much earlier if the queue does not
+/// move.
 const LINE: Duration = Duration::from_secs(120);
 const PATIENCE: Patience = Patience { answer: ANSWER, line: LINE };
-/// How long it may take to say who it is.
+/// Timeout of `Describe`.
 const DESCRIBED: Duration = Duration::from_secs(2);
 /// Source: `linux/magic.h`, EROFS_SUPER_MAGIC_V1.
 const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
 
-/// Why no image is lent.
+/// Why the service mounted no image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountClientError {
-    /// The service says why.
+    /// The service refused, with a reason.
     #[error("the mount service refuses: {0}")]
     Refused(MountsError),
-    /// It cannot be talked to.
+    /// Exchanging messages with the service failed.
     #[error("cannot talk to the mount service: {0}")]
     Talk(String),
-    /// The image cannot be sent.
+    /// The image could not be copied into a memfd.
     #[error("cannot send the image to the mount service")]
     Send(#[source] io::Error),
 }
@@ -42,18 +44,16 @@ pub enum MountClientError {
 pub struct MountClient(Client);
 
 impl MountClient {
-    /// Connects to the service at a socket. `None` if there is none. No thread is started.
+    /// Connects to the service at a socket. Returns `None` if no service listens there. Starts no thread.
     ///
     /// # Errors
-    /// When a socket is there, and cannot be connected to.
+    /// If the socket exists, but the connection fails.
     pub fn connect(socket: &Path) -> io::Result<Option<Self>> {
         Ok(Client::connect(socket)?.map(Self))
     }
 
-    /// Has an image lent to a user namespace: a mount that is attached nowhere. `places` are files that it is to have.
-    ///
-    /// # Errors
-    /// [`MountClientError`].
+    /// Gets a detached mount of an image for a user namespace. `places` are paths of files that the mount must
+    /// contain, so that other files can be mounted over them.
     pub fn lend(
         &mut self,
         image: BorrowedFd<'_>,
@@ -89,10 +89,7 @@ impl MountClient {
         }
     }
 
-    /// Asks for the version and the limits: whether this user may ask at all.
-    ///
-    /// # Errors
-    /// [`MountClientError`].
+    /// Returns the service's version. Fails if this user may not use the service.
     pub fn describe(&mut self) -> Result<String, MountClientError> {
         let nothing = serde_json::Value::Null;
         let (reply, _): (DescribeReply, _) =
@@ -119,7 +116,7 @@ fn talk(error: impl std::fmt::Display) -> MountClientError {
     MountClientError::Talk(error.to_string())
 }
 
-/// The bytes of a file, in memory, where nobody can change them any more.
+/// Copies a file into a memfd and seals it, so that its bytes can no longer change.
 fn sealed_copy(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let copy = rustix::fs::memfd_create(c"quire-image", flags)?;

@@ -1,6 +1,6 @@
-//! The process that speaks with one client. A client's descriptors come here alone: to close one may take as long as the client
-//! likes, and so may a fork that copies it. What is neither an image in memory nor a user namespace goes no further. The process
-//! has no rights, and little room.
+//! The process that talks to one client. Only this process receives the client's descriptors, because closing a
+//! hostile descriptor, or forking with it open, may block as long as the client likes. It passes on only sealed
+//! memfds and user namespaces. It runs without privileges and with low resource limits.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -22,25 +22,25 @@ use crate::varlink::{
     Bounded, DescriptionReply, InfoReply, MethodCall, SERVICE_DESCRIPTION, WrongCall,
 };
 
-/// How long a client may take to ask.
+/// How long a client may take to send a call.
 const QUIET: Duration = Duration::from_secs(10);
-/// How long a client may take to read an answer.
+/// How long a client may take to read a reply.
 const ANSWER: Duration = Duration::from_secs(10);
-/// The most bytes in a message between this process and the service: the places of a request, with escapes.
+/// Largest message between this process and the service, in bytes: the places of a request, with JSON escapes.
 pub(super) const PIECE_MAX: usize = 64 << 10;
-/// The most descriptors of this process.
+/// Limit of open descriptors of this process.
 const DESCRIPTORS_MAX: u64 = 64;
-/// The most memory of this process, in bytes.
+/// Limit of this process's address space, in bytes.
 const MEMORY_MAX: u64 = 512 << 20;
 
-/// What the service answers to this process. The mount comes along.
+/// The reply of the service to this process. The mount's descriptor comes with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum LendAnswer {
     Lent(LendReply),
     Refused(MountsError),
 }
 
-/// What a client gets.
+/// The reply to a client.
 enum Given {
     Info(InfoReply),
     Description(DescriptionReply),
@@ -48,8 +48,8 @@ enum Given {
     Lent(LendReply, OwnedFd),
 }
 
-/// What such a process does: speaks with the client at standard input, and asks the service at standard output. `told` is what the
-/// service has told it. Returns its exit code.
+/// Runs such a process: talks to the client at standard input, and to the service at standard output. `told` is the
+/// JSON of a `DescribeReply` from the service. Returns the exit code.
 #[must_use]
 pub fn speak_with_client(told: &str) -> u8 {
     let spoken = serde_json::from_str(told).map_err(io::Error::other).and_then(|limits| {
@@ -58,11 +58,11 @@ pub fn speak_with_client(told: &str) -> u8 {
         let service = io::stdout().as_fd().try_clone_to_owned()?;
         speak(client, &service, &limits)
     });
-    // Whoever is at the other ends sees them closed.
+    // The peers see that their connections are closed.
     u8::from(spoken.is_err())
 }
 
-/// Bounds this process.
+/// Sets resource limits for this process and blocks new privileges.
 fn give_up_room() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
@@ -80,7 +80,7 @@ fn give_up_room() -> io::Result<()> {
 }
 
 fn speak(client: OwnedFd, service: &OwnedFd, limits: &DescribeReply) -> io::Result<()> {
-    // No thread is started.
+    // A current-thread runtime, because the process may not start threads.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let stream = std::os::unix::net::UnixStream::from(client);
@@ -91,7 +91,7 @@ fn speak(client: OwnedFd, service: &OwnedFd, limits: &DescribeReply) -> io::Resu
             let Ok(Ok((call, descriptors))) = call.await else { return Ok(()) };
             let given = answer_to(call.method(), &descriptors, service, limits);
             drop(descriptors);
-            // A client that wants no answer gets none.
+            // varlink's one-way calls get no reply.
             if !call.oneway() {
                 let told = tokio::time::timeout(ANSWER, answer(&mut connection, given));
                 let Ok(Ok(())) = told.await else { return Ok(()) };
@@ -100,7 +100,7 @@ fn speak(client: OwnedFd, service: &OwnedFd, limits: &DescribeReply) -> io::Resu
     })
 }
 
-/// Why a call is not answered.
+/// The error that a client gets.
 #[derive(Debug)]
 enum Refusal {
     Mounts(MountsError),
@@ -142,7 +142,7 @@ fn answer_to(
     })
 }
 
-/// Has the service lend an image.
+/// Passes a request on to the service and returns its reply.
 fn lend(
     ask: &LendAsk,
     descriptors: &[OwnedFd],
@@ -172,11 +172,11 @@ fn lend(
     }
 }
 
-/// Takes a client's image: bytes that nobody can change, in memory. It is open anew, since the client could move the place at which
-/// its own descriptor reads.
+/// Checks that a client's image is a sealed memfd of at most `bytes_max` bytes. Returns a new open file description,
+/// because the client can move the file offset of the one it sent.
 fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError> {
     let wanted = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
-    // Only files in memory have seals, and no others are asked for more.
+    // Only files in memory have seals, and no other call is made on a file of another kind.
     let seals = rustix::fs::fcntl_get_seals(image);
     if !seals.is_ok_and(|it| it.contains(wanted)) {
         return Err(MountsError::invalid(
@@ -194,14 +194,15 @@ fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError>
         )));
     }
     let path = format!("/proc/self/fd/{}", image.as_raw_fd());
-    // A lease of the client's is an error then, and nothing to wait for.
+    // With a lease of the client on the file, `O_NONBLOCK` makes the open fail instead of wait.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_err(failed)
 }
 
-/// Refuses what is no user namespace.
+/// Refuses a descriptor that is not a user namespace.
 fn check_namespace(file: BorrowedFd<'_>) -> Result<(), MountsError> {
-    // The name first. Files that a user serves by FUSE answer an ioctl when that user likes.
+    // The name is checked first, because a file on a user's FUSE mount could block an ioctl as long as the user
+    // likes.
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let is_named = link.is_ok_and(|it| it.as_os_str().as_encoded_bytes().starts_with(b"user:["));
     if is_named && matches!(namespace_kind(file), Ok(Some(Namespace::User))) {

@@ -1,4 +1,4 @@
-//! Copies of images, each in a file without a name, as long as somebody has it mounted.
+//! Copies of images in unnamed files. A copy is kept while it is mounted, and for a short time after.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,30 +13,30 @@ use super::users::MountLimits;
 use super::wire::MountsError;
 use super::writer::{self, WrittenImage};
 
-/// How long a copy is kept that nobody has mounted: the next container of the image may start soon.
+/// How long an unmounted copy is kept, because another container of the image may start soon.
 const IDLE: Duration = Duration::from_secs(60);
-/// The most copies of all users. Each has two descriptors.
+/// Largest number of copies for all users. Each needs two descriptors.
 const COPIES_MAX: usize = 1024;
-/// How many users may have all bytes that one may have.
+/// The total size of all copies is limited to this many times the limit of one user.
 const USERS_MAX: u64 = 16;
 
-/// What a copy depends on. Users share none, so that nobody learns what others use, and each one's count is its own.
+/// Everything that determines a copy. Users do not share copies, so that users cannot find out which images others
+/// use, and so that each user's count is independent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CopyKey {
     pub(super) user: u32,
     pub(super) image: ImageId,
-    /// Ids inside of the namespace: the first, and how many. Of users, and of groups.
+    /// The ranges of ids inside the namespace, as first id and count: of users, and of groups.
     pub(super) ids: [Vec<(u32, u32)>; 2],
     pub(super) places: Vec<String>,
 }
 
-/// A copy.
 #[derive(Debug)]
 pub(super) struct Copy {
     pub(super) written: WrittenImage,
-    /// Open for reading.
+    /// A descriptor open for reading.
     file: OwnedFd,
-    /// A mount of it, while the service keeps one.
+    /// The service's own mount of the copy, from which the clients' mounts are made.
     mount: Mutex<Option<Arc<LentImage>>>,
     used: Mutex<Instant>,
 }
@@ -46,12 +46,12 @@ impl Copy {
         Self { written, file, mount: Mutex::default(), used: Mutex::new(Instant::now()) }
     }
 
-    /// Whether a user may have it, by limits that may have changed since.
+    /// Checks the copy against limits that may have changed since it was written.
     pub(super) fn check(&self, limits: &MountLimits) -> Result<(), MountsError> {
         writer::check_inodes(self.written.inodes, limits.inodes)
     }
 
-    /// The mount of it that others are made of.
+    /// Returns the service's own mount of the copy, and creates it if necessary.
     pub(super) fn mount(&self) -> Result<Arc<LentImage>, MountsError> {
         *lock(&self.used) = Instant::now();
         let mut mount = lock(&self.mount);
@@ -66,10 +66,10 @@ impl Copy {
         Ok(made)
     }
 
-    /// Whether nobody has it mounted any more. The service's own mount ends.
+    /// Drops the service's own mount, and returns whether the copy is mounted nowhere else.
     fn is_free(&self) -> bool {
         *lock(&self.mount) = None;
-        // What cannot be found out counts as in use.
+        // On an error, the copy counts as in use.
         !kernel::lease::in_use(self.file.as_fd()).unwrap_or(true)
     }
 
@@ -78,7 +78,7 @@ impl Copy {
     }
 }
 
-/// All that there are.
+/// The copies of all users.
 #[derive(Debug, Default)]
 pub(super) struct Copies(Mutex<BTreeMap<CopyKey, Arc<Copy>>>);
 
@@ -87,7 +87,7 @@ impl Copies {
         lock(&self.0).get(key).cloned()
     }
 
-    /// Whether a user may have one more. What that user has no longer mounted is given up for it.
+    /// Checks whether a user may have another copy. If not, unmounted copies of this user are dropped first.
     pub(super) fn check_room(&self, user: u32, limits: &MountLimits) -> Result<(), MountsError> {
         let mut copies = lock(&self.0);
         if room(&copies, user, limits, 0).is_ok() {
@@ -98,7 +98,7 @@ impl Copies {
         room(&copies, user, limits, 0)
     }
 
-    /// Keeps one more, if the user may have it.
+    /// Adds a copy, if the user's limits allow it.
     pub(super) fn keep(
         &self,
         key: CopyKey,
@@ -112,7 +112,7 @@ impl Copies {
         Ok(copy)
     }
 
-    /// Gives up what nobody has had mounted for a while.
+    /// Drops copies that were not used for [`IDLE`] and are not mounted.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
         lock(&self.0).retain(|_, copy| {

@@ -1,4 +1,4 @@
-//! Gets images for containers from the mount service.
+//! Gets mounts of images for containers from the mount service.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use store::OpenImage;
 
 use super::client::MountClient;
 
-/// The service at a socket. Each image is a connection.
+/// A mount service at a socket. Each image uses a new connection.
 #[derive(Debug)]
 pub struct MountLender(PathBuf);
 
 impl MountLender {
-    /// The service that listens at this path, if there is one.
+    /// Creates a lender for the service at this path, which need not run.
     #[must_use]
     pub fn at(socket: &Path) -> Self {
         Self(socket.to_owned())
@@ -32,8 +32,8 @@ impl LendImage for MountLender {
     }
 }
 
-/// Asks the service whether this user may use it. `None` if it does not run.
-/// The error is a sentence for people.
+/// Asks the service whether this user may use it. Returns `None` if the service does not run. The error is a sentence
+/// for users.
 #[must_use]
 pub fn access_to_mounts(socket: &Path) -> Option<Result<(), String>> {
     match MountClient::connect(socket) {

@@ -1,10 +1,10 @@
-//! Lends images to users who may not have the kernel read one (decision 26): a client sends an image's bytes and its user
-//! namespace, and gets a mount of a copy that this service has written.
+//! Mounts images for users who may not mount EROFS in the kernel (decision 26): a client sends an image's bytes and
+//! its user namespace, and gets a mount of a copy that this service has written.
 //!
-//! `service` listens, and has a process speak with each client: `connection`, by the messages of `wire`. `users` says who may
-//! ask, and how much; `namespace` looks at user namespaces, `writer` makes the copy in a process without rights, and `images`
-//! keeps copies as long as somebody has them mounted. `client` asks, and `lender` does
-//! so for containers.
+//! `service` accepts connections and starts a process for each client: `connection`, which uses the messages of
+//! `wire`. `users` contains the policy and the limits of users; `namespace` checks user namespaces, `writer` makes
+//! the copy in a process without privileges, and `images` keeps copies while they are mounted. `client` is the
+//! client, and `lender` uses it for containers.
 
 mod client;
 mod connection;
@@ -26,5 +26,5 @@ pub use users::{MountLimits, MountPolicy};
 pub use wire::{INTERFACE, LendAsk, MountsAsk, MountsError, read_ask};
 pub use writer::{exercise_copy, write_for_user};
 
-/// Where the service listens, unless something else is set.
+/// Default socket of the service.
 pub const MOUNTS_SOCKET: &str = "/run/quire/mounts.sock";

@@ -1,4 +1,4 @@
-//! The user namespace that a client sends.
+//! Checks the user namespace that a client sends.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,16 +10,15 @@ use kernel::process::{
 use super::users::Peer;
 use super::wire::MountsError;
 
-/// Takes a descriptor of a client's for its user namespace: it belongs to the user at the other end, and its ids are that
-/// user, and those that are `given` to it. So what belongs to an id of the namespace is nothing that the user could not
-/// have anyway.
+/// Checks a client's user namespace: it must belong to the client's user, and may map only this user and the ids in
+/// `given`. So files that belong to ids of the namespace give the user no new access.
 pub(super) fn check(
     file: BorrowedFd<'_>,
     peer: &Peer,
     given: &IdMap,
 ) -> Result<IdMaps, MountsError> {
     let not_one = || MountsError::invalid("userNamespaceFileDescriptor is no user namespace");
-    // The process that speaks with the client passes on nothing else.
+    // The process that talks to the client passes on only user namespaces; this is a second check.
     if !matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
         return Err(not_one());
     }
@@ -49,7 +48,7 @@ pub(super) fn check(
     Ok(maps)
 }
 
-/// What a user has: itself, and what it was given.
+/// Returns the host ids that a user may map: its own and `given`.
 fn with(own: u32, given: &[IdRange]) -> Vec<IdRange> {
     let own = IdRange { inside: 0, outside: own, count: 1 };
     given.iter().copied().chain([own]).collect()
@@ -62,7 +61,7 @@ fn check_ranges(kind: &str, found: &[IdRange], allowed: &[IdRange]) -> Result<()
     if found.is_empty() {
         return Err(MountsError::invalid(format!("the user namespace has no {kind}s")));
     }
-    // Root's own files belong to nobody's namespace, whatever the files that give ids say.
+    // The host's root is never allowed, even if /etc/subuid or /etc/subgid lists it.
     let wrong = found.iter().find(|it| it.outside == 0 || !is_within(it));
     match wrong {
         Some(range) => Err(MountsError::denied(format!(
@@ -99,7 +98,7 @@ mod tests {
         for (found, expect) in cases {
             assert_eq!(check_ranges("user", found, &allowed).is_ok(), *expect, "{found:?}");
         }
-        // Even if a file gives it.
+        // Even if a file of subordinate ids lists root.
         assert!(check_ranges("user", &[range(0, 1)], &with(0, &[range(0, 10)])).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! What the service needs before it can serve: a user for its processes, and a directory for its copies.
+//! Prepares the service: finds an unused user id for its processes, and opens the directory for copies.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -13,46 +13,44 @@ use rustix::io::Errno;
 /// Source: `linux/magic.h`, TMPFS_MAGIC.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// Why the service cannot serve yet.
+/// Why the service cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// All numbers for its processes are taken.
+    /// All ids for the service's processes are in use.
     #[error(
         "serve --mounts: there is no user for processes without rights: users, or ranges in /etc/subuid, have all numbers from \
          2147418113 to 2147418368"
     )]
     NoUser,
-    /// The directory cannot be made or opened.
+    /// The directory cannot be created or opened.
     #[error("cannot {operation} {} for copies of images", path.display())]
     Directory {
-        /// What was tried.
+        /// The step that failed.
         operation: &'static str,
-        /// The directory.
         path: PathBuf,
-        /// The disk's answer.
         source: io::Error,
     },
-    /// Other users can write to it.
+    /// Other users can write to the directory.
     #[error(
         "{0} is for copies of images, and others can write to it: `chown root {0}; chmod 0700 {0}`, or set `copies` below \
          [mounts] to another directory"
     )]
     Open(String),
-    /// It is in memory.
+    /// The directory is on a tmpfs.
     #[error(
         "{0} is on a tmpfs, from whose files the kernel mounts no image: set `copies` below [mounts] to a directory on a disk"
     )]
     InMemory(String),
 }
 
-/// Finds a user and group number that nothing on this host has, so that no other process can end those of the service.
-/// `has_name` returns whether a database of users or groups (`passwd`, `group`) knows a number.
+/// Finds a user and group id that this host does not use, so that other processes cannot kill those of the service.
+/// `has_name` returns whether a database of users or groups (`passwd`, `group`) contains an id.
 ///
 /// # Errors
-/// [`PrepareError::NoUser`].
+/// [`PrepareError::NoUser`] if 256 ids are all in use.
 pub fn unused_id(has_name: &dyn Fn(&str, u32) -> bool) -> Result<u32, PrepareError> {
-    // The first one is that of root's pasta.
+    // The first id of the range is that of root's pasta.
     let mut ids = UNUSED_IDS.skip(1).take(256);
     let given: Vec<_> = ["/etc/subuid", "/etc/subgid"]
         .iter()
@@ -66,7 +64,7 @@ pub fn unused_id(has_name: &dyn Fn(&str, u32) -> bool) -> Result<u32, PrepareErr
     ids.find(is_unused).ok_or(PrepareError::NoUser)
 }
 
-/// The ranges in a file of subordinate ids. Source: subuid(5).
+/// Parses the ranges in a file of subordinate ids. Source: subuid(5).
 fn given_ranges(text: &str) -> Vec<Range<u64>> {
     let range = |line: &str| {
         let mut fields = line.split(':').skip(1).map(|it| it.trim().parse::<u64>().ok());
@@ -76,10 +74,8 @@ fn given_ranges(text: &str) -> Vec<Range<u64>> {
     text.lines().filter_map(range).collect()
 }
 
-/// Opens the directory for copies, and makes it if it is absent. Only root may write to it, and it must be on a disk.
-///
-/// # Errors
-/// [`PrepareError`].
+/// Opens the directory for copies, and creates it if it is absent. Only root may write to it, and it must not be on a
+/// tmpfs.
 pub fn open_copies(path: &Path) -> Result<OwnedFd, PrepareError> {
     let failed = |operation| {
         let path = path.to_owned();

@@ -1,4 +1,4 @@
-//! The service: takes connections, has a process speak with each client, and lends images.
+//! The service: accepts connections, starts a process for each client, and mounts images for them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,36 +35,36 @@ use super::wire::{DescribeReply, LendReply, MountsError};
 use super::writer;
 use crate::descriptor::{receive_piece, send_piece};
 
-/// How long a refused client has to read why.
+/// How long a refused client has to read the reason.
 const REFUSED: Duration = Duration::from_secs(1);
-/// The most refused clients that are told why at once. Others are not.
+/// Largest number of refused clients that get a reason at the same time. Further ones are closed without a reason.
 const REFUSED_MAX: usize = 64;
-/// How long a connection waits in its user's line while that does not move: none that is served ends. One that asks nothing ends
-/// within this time.
+/// How long a connection waits in its user's queue while the queue does not move, which means that none of the served
+/// connections ends. An idle connection is closed within this time.
 const CROWDED: Duration = Duration::from_secs(15);
-/// The most copies at a time that take long.
+/// Largest number of slow copies at the same time.
 const SLOW_MAX: usize = 1;
-/// How often copies are looked for that nobody has mounted any more.
+/// Interval at which unmounted copies are looked for.
 const SWEEP: Duration = Duration::from_secs(20);
-/// How long requests that are being answered may take when the service is to end.
+/// How long running requests may take after the service was asked to stop.
 const LAST: Duration = Duration::from_secs(5);
 
-/// What a service needs of its surroundings.
+/// The environment of a service.
 pub struct MountSurroundings {
-    /// Who may ask: read at each request, so that a change has effect at once.
+    /// Returns the policy. It is read again for each request, so that a change has effect at once.
     pub policy: Box<dyn Fn() -> Result<MountPolicy, String> + Send + Sync>,
-    /// Which ids a user with this group may have in a user namespace, besides its own.
+    /// Returns the ids that a user with this group may map in a user namespace, besides its own.
     pub ids: Box<dyn Fn(u32, u32) -> IdMap + Send + Sync>,
-    /// A program that calls [`write_for_user`](super::write_for_user) with what it is told.
+    /// Returns a program that calls [`write_for_user`](super::write_for_user) with the given string.
     pub writer: Box<dyn Fn(String) -> Command + Send + Sync>,
-    /// A program that calls [`speak_with_client`](super::speak_with_client) with what it is told.
+    /// Returns a program that calls [`speak_with_client`](super::speak_with_client) with the given string.
     pub speaker: Box<dyn Fn(String) -> Command + Send + Sync>,
-    /// The user and group on the host of the processes without rights. No other process should be that user, since it could end
-    /// them.
+    /// User and group id on the host of the unprivileged processes. Other processes must not have this id, because
+    /// they could kill them.
     pub id: u32,
-    /// A directory on a file system from whose files the kernel mounts images, not on tmpfs. Files in it have no names.
+    /// A directory for unnamed files, on a file system from whose files the kernel can mount images, so not on tmpfs.
     pub copies: OwnedFd,
-    /// Which version of the service this is, for clients to show.
+    /// Version of the service, for clients to show.
     pub version: &'static str,
 }
 
@@ -78,38 +78,30 @@ impl std::fmt::Debug for MountSurroundings {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountServiceError {
-    /// There is no socket.
+    /// The socket cannot be created.
     #[error("cannot listen on {}", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No threads could be started, or the socket cannot be used.
+    Listen { path: PathBuf, source: io::Error },
+    /// Threads cannot be started, or the socket cannot be used.
     #[error("cannot serve mounts")]
     Start(#[source] io::Error),
-    /// There can be no user namespace.
+    /// A user namespace cannot be created.
     #[error("cannot make a user namespace for processes without rights")]
     Namespace(#[source] ProcessError),
-    /// The kernel lets no user lead an overlay to objects.
+    /// The kernel cannot redirect an overlay to objects in a user namespace.
     #[error("lending images needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}")]
     Kernel(KernelVersion),
 }
 
-/// Listens at a socket to which everybody may connect.
+/// Listens at a socket to which every user may connect.
 ///
 /// # Errors
-/// [`MountServiceError::Listen`]: also where others could put a socket of their own in its place.
+/// [`MountServiceError::Listen`] if the socket cannot be created, or other users could replace it.
 pub fn listen_for_mounts(path: &Path, who: Who) -> Result<UnixListener, MountServiceError> {
     crate::socket::listen(path, who, 0o666)
         .map_err(|source| MountServiceError::Listen { path: path.to_owned(), source })
 }
 
-/// Lends images to those who connect, until `stop` is done. `ready` is called once they can.
-///
-/// # Errors
-/// [`MountServiceError`].
+/// Mounts images for clients until `stop` returns. Calls `ready` when clients can connect.
 pub fn serve_mounts(
     surroundings: MountSurroundings,
     listener: UnixListener,
@@ -151,7 +143,7 @@ pub fn serve_mounts(
             loop {
                 tokio::time::sleep(SWEEP).await;
                 let service = Arc::clone(&sweeper);
-                // It forgets nothing if it fails.
+                // If a sweep panics, copies only stay longer.
                 let _swept = tokio::task::spawn_blocking(move || service.copies.sweep()).await;
             }
         };
@@ -168,23 +160,23 @@ pub fn serve_mounts(
 
 struct Service {
     surroundings: MountSurroundings,
-    /// Its root is a user of the host who has nothing else: no other process has rights in it.
+    /// A user namespace whose root is an id of the host that owns nothing, so other processes have no rights in it.
     nobody: OwnedFd,
     copies: Copies,
     counts: Mutex<UserCounts>,
-    /// One request of a user's is worked on at a time, so that none keeps others from their turn.
+    /// One permit for each user, so that a user's requests run one at a time and do not block those of others.
     turns: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
-    /// For requests of all users.
+    /// Limits the requests of all users that run at the same time.
     work: Arc<Semaphore>,
-    /// For those of them whose copies take long.
+    /// Limits the slow copies among them.
     slow: Arc<Semaphore>,
-    /// Notified when a user is served one connection less.
+    /// Notified when a served connection of a user ends, or a queue moves.
     left: Notify,
-    /// For connections that are refused.
+    /// Limits the connections that are being refused.
     refused: Semaphore,
 }
 
-/// A place that a user has for a connection.
+/// A counted open connection of a user. Dropping it frees the place.
 struct Place {
     service: Arc<Service>,
     user: u32,
@@ -205,7 +197,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection that is served.
+/// A counted served connection. Dropping it lets the next one in.
 struct ServedConnection<'a>(&'a Place);
 
 impl Drop for ServedConnection<'_> {
@@ -216,7 +208,7 @@ impl Drop for ServedConnection<'_> {
     }
 }
 
-/// A connection in its user's line.
+/// A connection in its user's queue.
 struct LineUp<'a> {
     place: &'a Place,
     number: LineNumber,
@@ -233,19 +225,19 @@ impl Drop for LineUp<'_> {
     fn drop(&mut self) {
         let Place { service, user } = self.place;
         lock(&service.counts).step_out(*user, self.number);
-        // The next one may be the first now.
+        // The next connection may be the first now.
         service.left.notify_waiters();
     }
 }
 
-/// The right of a request to be worked on.
+/// The permit of a request that is running.
 struct WorkTurn {
     _permit: OwnedSemaphorePermit,
     slow: Arc<Semaphore>,
 }
 
 impl WorkTurn {
-    /// Lets others have their turn, if this may be one of the slow ones.
+    /// Exchanges the permit for one of a slow copy, so that other requests can run. Returns `false` if there is none.
     fn be_slow(&mut self) -> bool {
         let Ok(permit) = Arc::clone(&self.slow).try_acquire_owned() else { return false };
         self._permit = permit;
@@ -253,23 +245,23 @@ impl WorkTurn {
     }
 }
 
-/// The process that speaks with a client, and the socket at which it asks.
+/// The process that talks to a client, and the socket on which it sends requests.
 struct Speaker {
     process: Process,
     asks: tokio::net::UnixStream,
 }
 
 impl Speaker {
-    /// Ends the process, which has nothing left to do, and waits for it. Its client may keep it from its end.
+    /// Kills the process and waits for its end without blocking, because the client may delay it.
     async fn end(self) {
-        // It may have ended.
+        // The process may have exited already.
         let _ended = self.process.signal(Signal::KILL);
         let mut pause = Duration::from_millis(1);
         loop {
             let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
             match poll(&mut fds, Some(&Timespec::default())) {
                 Ok(0) => {}
-                // It has ended, or nobody knows.
+                // The process has exited, or polling failed.
                 _ => break,
             }
             tokio::time::sleep(pause).await;
@@ -286,15 +278,15 @@ impl Service {
                 Ok((stream, _)) => self.take(stream).await,
                 Err(error) => {
                     tracing::warn!(%error, "no connection can be taken");
-                    // There may be no descriptors for a moment.
+                    // Descriptors may have run out for a moment.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         }
     }
 
-    /// Finds out whose a connection is, before it takes anything that others need. A user who has all that one may have is
-    /// dropped without a word, at the price of one system call.
+    /// Finds the user of a connection before it uses shared resources. A user with too many connections is dropped
+    /// without a reply, which costs one system call.
     async fn take(self: &Arc<Self>, stream: tokio::net::UnixStream) {
         let Ok(found) = rustix::net::sockopt::socket_peercred(&stream) else { return };
         if !lock(&self.counts).has_room(found.uid.as_raw()) {
@@ -303,14 +295,14 @@ impl Service {
         let peer = match peer_of(&stream).await {
             Ok(peer) => peer,
             Err(error) => {
-                // A client that has gone, for one: it could fill the log.
+                // The client may have closed the connection. A client could fill the log with errors.
                 tracing::debug!(?error, "it is not known who has connected");
                 return;
             }
         };
         let service = Arc::clone(self);
         if let Err(error) = check_own(&peer) {
-            // Whoever that is could have any number of users.
+            // This client could appear as any number of users, so it is not counted as one.
             drop(tokio::spawn(async move { service.refuse(&stream, &error).await }));
             return;
         }
@@ -318,7 +310,7 @@ impl Service {
         drop(tokio::spawn(async move { service.connection(stream, &peer, &place).await }));
     }
 
-    /// Serves a client until it has gone, or is quiet. Nothing is read of it in this process.
+    /// Serves a client until it disconnects or times out. This process reads nothing from the client.
     async fn connection(
         self: Arc<Self>,
         stream: tokio::net::UnixStream,
@@ -351,12 +343,13 @@ impl Service {
         if let Err(error) = self.requests(peer, &speaker).await {
             tracing::debug!(%error, user = peer.user, "a connection has failed");
         }
-        // Until then it is in the client's count.
+        // Until the process has exited, it counts for the user.
         speaker.end().await;
         drop(served);
     }
 
-    /// Whether a user may have connections, and how long this one waits, so that there are not too many in a second.
+    /// Checks whether a user may connect, and returns how long this connection must wait to stay below the limit per
+    /// second.
     fn admit(&self, peer: &Peer) -> Result<(MountPolicy, Duration), MountsError> {
         let policy = self.policy()?;
         policy.admits(peer)?;
@@ -366,8 +359,8 @@ impl Service {
         Ok((policy, wait))
     }
 
-    /// Waits until the connection is the first of its user's, and the user may have one more that is served: as long as others
-    /// end, however long the line is.
+    /// Waits until the connection is the first in its user's queue and the user may have another served connection.
+    /// The wait has no limit as long as others end.
     async fn wait_to_be_served<'p>(
         &self,
         place: &'p Place,
@@ -377,7 +370,7 @@ impl Service {
         let in_line = LineUp::new(place);
         loop {
             let mut left = pin!(self.left.notified());
-            // Before the look, so that none is missed.
+            // Registered before the check, so that no notification is missed.
             left.as_mut().enable();
             let moved = {
                 let mut counts = lock(&self.counts);
@@ -395,7 +388,7 @@ impl Service {
                     CROWDED.as_secs()
                 )));
             }
-            // Whether it moved is looked at again.
+            // After a timeout, the loop checks again whether the queue moved.
             let _timed_out = tokio::time::timeout(patience, left).await;
         }
     }
@@ -407,13 +400,13 @@ impl Service {
         })
     }
 
-    /// Tells a client why, whatever it asks.
+    /// Sends a client the reason of a refusal before it has sent a call.
     async fn refuse(&self, stream: &tokio::net::UnixStream, error: &MountsError) {
         let Ok(_place) = self.refused.try_acquire() else { return };
         tracing::info!(%error, "a connection is refused");
         let Ok(mut told) = serde_json::to_vec(error) else { return };
         told.push(0);
-        // There is room in a new socket.
+        // The buffer of a new socket has room.
         let _told = stream.try_write(&told);
         tokio::time::sleep(REFUSED).await;
     }
@@ -437,7 +430,7 @@ impl Service {
         let mut program = (self.surroundings.speaker)(serde_json::to_string(&told)?);
         program.stdin(OwnedFd::from(stream)).stdout(theirs).current_dir("/");
         let process = spawn(program, &self.without_rights()).map_err(io::Error::other)?;
-        // tokio's own type for sockets: it asks nothing of them that depends on their kind.
+        // tokio has no type for seqpacket sockets. Its stream type works, because it only waits for readiness.
         let ours = std::os::unix::net::UnixStream::from(ours);
         Ok(Speaker { process: process.process, asks: tokio::net::UnixStream::from_std(ours)? })
     }
@@ -446,7 +439,7 @@ impl Service {
         Setup { own_session: true, root_of: Some(self.nobody.as_fd()), ..Setup::default() }
     }
 
-    /// Answers the requests that a process passes on, until it has ended.
+    /// Handles the requests that a process passes on, until the process exits.
     async fn requests(self: &Arc<Self>, peer: &Peer, speaker: &Speaker) -> io::Result<()> {
         let mut buffer = vec![0; PIECE_MAX];
         loop {
@@ -492,7 +485,7 @@ impl Service {
         let permit = Arc::clone(&self.work).acquire_owned().await.map_err(|_closed| ended())?;
         let mut work = WorkTurn { _permit: permit, slow: Arc::clone(&self.slow) };
         let (service, of_task, begun) = (Arc::clone(self), peer.clone(), Instant::now());
-        // A panic is an error of this one request.
+        // A panic fails only this request.
         let lent = tokio::task::spawn_blocking(move || {
             service.lend(&of_task, &policy, &places, &descriptors, &mut work)
         });
@@ -540,7 +533,7 @@ impl Service {
         Ok((reply, mount.into()))
     }
 
-    /// The copy of an image: the one that is there, or a new one.
+    /// Returns the copy of an image, and writes it if it does not exist.
     fn copy(
         &self,
         peer: &Peer,
@@ -571,7 +564,8 @@ impl Service {
         let written = writer::copy(program, &setup, file, into.as_fd(), &mut may_be_slow);
         lock(&self.counts).charge_copying(peer.user, begun.elapsed(), Instant::now());
         let written = written?;
-        // What the disk has no room for would be zeros once it is read again. After a crash there is no such file.
+        // Without room on the disk, pages that were not written back would later read as zeros. A crash removes the
+        // file.
         kernel::files::write_back(into.as_fd()).map_err(|errno| failed(&errno))?;
         let file = kernel::files::reopen_read_only(into.as_fd()).map_err(|errno| failed(&errno))?;
         drop(into);
@@ -579,7 +573,7 @@ impl Service {
     }
 }
 
-/// The process that speaks with a client passes on nothing else. It is looked at once more, which takes no time.
+/// Checks the seals and the length of an image once more, although the process that talks to the client has done so.
 fn check_sealed(image: BorrowedFd<'_>, policy: &MountPolicy) -> Result<(), MountsError> {
     let wanted = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     let seals = rustix::fs::fcntl_get_seals(image);
@@ -606,7 +600,7 @@ fn hash(image: BorrowedFd<'_>) -> Result<ImageId, MountsError> {
     }
 }
 
-/// Whether a client counts as the user that it is.
+/// Refuses a client whose user id may come from another user's namespace.
 fn check_own(peer: &Peer) -> Result<(), MountsError> {
     if peer.is_users_own {
         return Ok(());
@@ -618,16 +612,16 @@ fn check_own(peer: &Peer) -> Result<(), MountsError> {
     )))
 }
 
-/// Whether a client has closed its connection.
+/// Returns whether a client has closed its connection.
 fn has_gone(stream: &tokio::net::UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let polled = poll(&mut fds, Some(&Timespec::default()));
     polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
-/// Who is at the other end.
+/// Returns the credentials of a connection's peer.
 async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
-    // Of another descriptor of the same socket, since zlink takes it.
+    // From a duplicate of the descriptor, because zlink takes ownership.
     let again = std::os::unix::net::UnixStream::from(stream.as_fd().try_clone_to_owned()?);
     let again = Stream::try_from(again).map_err(io::Error::other)?;
     let found = again.fetch_peer_credentials().await?;

@@ -1,4 +1,4 @@
-//! Who may ask, and for how much.
+//! The policy and limits of the mount service, and the counts of each user.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,33 +7,32 @@ use image::verity::ImageId;
 
 use super::wire::MountsError;
 
-/// Who may have images lent, and which.
+/// Which users may use the service, and for which images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MountPolicy {
-    /// The users who may, if not all.
+    /// Allowed users; `None` allows all.
     pub users: Option<BTreeSet<u32>>,
-    /// The groups whose members may, if not all.
+    /// Groups whose members are allowed; `None` allows all.
     pub groups: Option<BTreeSet<u32>>,
-    /// The images that may be lent, if not all.
+    /// Allowed images; `None` allows all.
     pub images: Option<BTreeSet<ImageId>>,
-    /// How much each user may have.
     pub limits: MountLimits,
 }
 
-/// How much each user may have.
+/// The limits of each user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MountLimits {
-    /// Bytes in an image.
+    /// Size of an image, in bytes.
     pub image_bytes: u64,
-    /// Files, directories and links in an image.
+    /// Number of files, directories and links in an image.
     pub inodes: u64,
-    /// Images that are kept, or mounted, at once.
+    /// Number of images that are kept or mounted at the same time.
     pub images: u64,
-    /// Bytes in all of these, as the service has written them.
+    /// Total size of these images, in bytes, as the service has written them.
     pub bytes: u64,
-    /// Requests in each second, on average.
+    /// Average number of requests per second.
     pub requests: u64,
-    /// Connections at once.
+    /// Number of connections at the same time.
     pub connections: u64,
 }
 
@@ -50,19 +49,19 @@ impl Default for MountLimits {
     }
 }
 
-/// The other end of a connection.
+/// The credentials of a connection's peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) user: u32,
     pub(super) group: u32,
-    /// All groups, the first one among them.
+    /// All groups, including `group`.
     pub(super) groups: BTreeSet<u32>,
-    /// Whether it is in no user namespace of somebody else, where all numbers are that one's.
+    /// Whether the peer is outside user namespaces of other users, in which another user chooses the ids.
     pub(super) is_users_own: bool,
 }
 
 impl MountPolicy {
-    /// Whether a user may ask at all.
+    /// Checks whether a user may use the service.
     pub(super) fn admits(&self, peer: &Peer) -> Result<(), MountsError> {
         let by_user = self.users.as_ref().map(|it| it.contains(&peer.user));
         let by_group = self.groups.as_ref().map(|it| !it.is_disjoint(&peer.groups));
@@ -76,7 +75,7 @@ impl MountPolicy {
         }
     }
 
-    /// Whether an image may be lent.
+    /// Checks whether an image may be mounted.
     pub(super) fn allows(&self, image: &ImageId) -> Result<(), MountsError> {
         match &self.images {
             Some(allowed) if !allowed.contains(image) => Err(MountsError::denied(format!(
@@ -88,53 +87,54 @@ impl MountPolicy {
     }
 }
 
-/// How many requests at once a user who was quiet has for granted: those of so many seconds.
+/// An idle user may send the requests of this time at once.
 const BURST: Duration = Duration::from_secs(2);
-/// The longest that a request waits for its turn.
+/// Longest time that a request waits for its turn.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The most connections of all users that the service has open: served, waiting, and being refused.
+/// Largest number of open connections of all users: served, waiting, and being refused.
 pub(super) const OPEN_MAX: u64 = 1024;
-/// The most of these that one user has.
+/// Largest number of open connections of one user.
 const OPEN_EACH_MAX: u64 = 128;
 
-/// A user may have images copied for this time in each [`COPYING_PERIOD`], on average.
+/// Average time that copies of one user's images may take in each [`COPYING_PERIOD`].
 const COPYING: Duration = Duration::from_secs(20);
 /// The period of [`COPYING`].
 const COPYING_PERIOD: Duration = Duration::from_secs(60);
 
-/// What each user has of the service at this moment, except for images.
+/// The current use of the service by each user, except for images.
 #[derive(Debug, Default)]
 pub(super) struct UserCounts(BTreeMap<u32, UserCount>);
 
-/// A connection's place in the line of those of its user that wait.
+/// A number in the queue of a user's waiting connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LineNumber(u64);
 
 #[derive(Debug)]
 struct UserCount {
-    /// Connections that are open.
+    /// Number of open connections.
     open: u64,
-    /// Those of them that are served.
+    /// Number of them that are served.
     served: u64,
-    /// Those that wait for it, in the order in which they came.
+    /// Waiting connections, in the order in which they came.
     line: VecDeque<LineNumber>,
-    /// The number of the next one that waits.
+    /// The number for the next waiting connection.
     next_in_line: LineNumber,
-    /// When the last one that was served ended, or the first began to wait.
+    /// When the last served connection ended, or the first one began to wait.
     moved: Instant,
-    /// When the next connection has its turn, if all come as fast as they may. It may be in the past, by [`BURST`] at most.
+    /// The earliest turn of the next connection at the allowed rate. It may be in the past by at most [`BURST`].
     next_connection: Instant,
-    /// The same of the next request.
+    /// The same for the next request.
     next_request: Instant,
-    /// When the time that copies took will be made up for.
+    /// When the time that copies took is paid off.
     copies_paid: Instant,
 }
 
 impl UserCounts {
-    /// Takes a place for a connection that was accepted; returns whether there is one. Each place that is taken has to be given
-    /// back. A user may have no more places than are left for others, so that a few users who take all that they get leave
-    /// some. Source of the rule: Choudhury and Hahne, "Dynamic queue length thresholds", IEEE/ACM ToN 6(2), 1998.
+    /// Takes a place for an accepted connection; returns whether one was free. Each place must be given back with
+    /// [`close`](Self::close). A user may have at most as many places as are left for others, so that a few users who
+    /// take all that they can get leave some. Source of the rule: Choudhury and Hahne, "Dynamic queue length
+    /// thresholds", IEEE/ACM ToN 6(2), 1998.
     pub(super) fn open(&mut self, user: u32, now: Instant) -> bool {
         if !self.has_room(user) {
             return false;
@@ -154,26 +154,26 @@ impl UserCounts {
         true
     }
 
-    /// Whether a user may have another place.
+    /// Returns whether a user may have another place.
     pub(super) fn has_room(&self, user: u32) -> bool {
         let open = self.0.get(&user).map_or(0, |it| it.open);
         let all = self.0.values().map(|it| it.open).sum::<u64>();
         open < OPEN_EACH_MAX && open < OPEN_MAX.saturating_sub(all)
     }
 
-    /// Gives a place back.
+    /// Gives a place back, and forgets idle users.
     pub(super) fn close(&mut self, user: u32, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
             count.open = count.open.saturating_sub(1);
         }
-        // A user who is forgotten counts as one that was quiet.
+        // A new user starts with the same allowance as an idle one, so an idle one can be forgotten.
         self.0.retain(|_, it| {
             let is_quiet = it.next_request.max(it.next_connection) + BURST <= now;
             it.open > 0 || !is_quiet || it.copies_paid > now
         });
     }
 
-    /// Puts a connection that has a place at the end of its user's line.
+    /// Puts an open connection at the end of its user's queue.
     pub(super) fn line_up(&mut self, user: u32, now: Instant) -> LineNumber {
         let Some(count) = self.0.get_mut(&user) else { return LineNumber(0) };
         if count.line.is_empty() {
@@ -185,14 +185,14 @@ impl UserCounts {
         number
     }
 
-    /// Takes a connection out of the line, if it is in there.
+    /// Removes a connection from the queue, if it is in it.
     pub(super) fn step_out(&mut self, user: u32, number: LineNumber) {
         if let Some(count) = self.0.get_mut(&user) {
             count.line.retain(|it| *it != number);
         }
     }
 
-    /// Begins to serve the connection, if it is the first of the line and its user may have one more that is served.
+    /// Starts to serve a connection if it is the first of the queue and its user may have another served one.
     pub(super) fn serve(&mut self, user: u32, number: LineNumber, limits: &MountLimits) -> bool {
         match self.0.get_mut(&user) {
             Some(count)
@@ -206,7 +206,7 @@ impl UserCounts {
         }
     }
 
-    /// Stops to serve one.
+    /// Ends serving a connection.
     pub(super) fn leave(&mut self, user: u32, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
             count.served = count.served.saturating_sub(1);
@@ -214,12 +214,12 @@ impl UserCounts {
         }
     }
 
-    /// Since when a user's line has not moved.
+    /// Returns the last time when a user's queue moved.
     pub(super) fn moved(&self, user: u32) -> Option<Instant> {
         self.0.get(&user).map(|it| it.moved)
     }
 
-    /// How long something has to wait for its turn.
+    /// Returns how long a connection or request must wait for its turn.
     pub(super) fn turn(
         &mut self,
         of: TurnOf,
@@ -235,7 +235,7 @@ impl UserCounts {
         turn(next, user, limits, now)
     }
 
-    /// Whether a user may have an image copied.
+    /// Checks whether a user may have another image copied.
     pub(super) fn check_copying(&self, user: u32, now: Instant) -> Result<(), MountsError> {
         let paid = self.0.get(&user).map_or(now, |it| it.copies_paid);
         let wait = paid.saturating_duration_since(now);
@@ -250,7 +250,7 @@ impl UserCounts {
         )))
     }
 
-    /// Counts the time that a copy took, whether or not there is one now.
+    /// Charges a user for the time that a copy took, whether it succeeded or not.
     pub(super) fn charge_copying(&mut self, user: u32, took: Duration, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
             let price =
@@ -261,12 +261,11 @@ impl UserCounts {
     }
 }
 
-/// What has to wait for its turn.
+/// The kinds of events with a limited rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TurnOf {
-    /// A connection: each costs a process.
+    /// A connection, which costs a process.
     Connection,
-    /// A request.
     Request,
 }
 
@@ -325,18 +324,18 @@ mod tests {
         assert!(!counts.serve(1, second, &limits), "the first one is before it");
         assert!(counts.serve(1, first, &limits) && counts.serve(1, second, &limits));
         assert!(!counts.serve(1, third, &limits), "the third one waits");
-        // Another user does not wait for this one.
+        // The limits of users are independent.
         assert!(counts.open(2, now));
         let other = counts.line_up(2, now);
         assert!(counts.serve(2, other, &limits));
         let later = now + Duration::from_secs(1);
         counts.leave(1, later);
         assert_eq!((counts.moved(1), counts.moved(2)), (Some(later), Some(now)));
-        // Whoever goes away keeps nobody.
+        // A connection that leaves the queue does not block those behind it.
         counts.step_out(1, third);
         assert!(counts.serve(1, fourth, &limits));
         counts.close(1, now);
-        // Those of two seconds at once, and then one in each tenth of a second.
+        // The requests of two seconds at once, then one in each tenth of a second.
         let mut turn = |user, now| counts.turn(TurnOf::Request, user, &limits, now);
         let waits: Vec<_> = (0..22).map(|_| turn(1, now).unwrap()).collect();
         assert!(waits[..21].iter().all(|it| it.is_zero()), "{waits:?}");
@@ -344,7 +343,7 @@ mod tests {
         assert_eq!(turn(2, now), Ok(Duration::ZERO));
         assert_eq!((0..100).find(|_| turn(1, now).is_err()), Some(49));
         assert_eq!(counts.turn(TurnOf::Connection, 1, &limits, now), Ok(Duration::ZERO));
-        // What a user owes is not forgotten.
+        // A user's debt survives closing all connections.
         for _ in 0..3 {
             counts.leave(1, now);
             counts.close(1, now);
@@ -374,7 +373,7 @@ mod tests {
         counts.charge_copying(1, Duration::from_secs(20), after(20));
         assert_eq!(counts.check_copying(1, after(20)), Ok(()));
         counts.charge_copying(1, Duration::from_secs(20), after(40));
-        // Forty seconds are those of two minutes.
+        // Forty seconds of copying use up two minutes.
         assert!(counts.check_copying(1, after(40)).is_err());
         counts.close(1, after(41));
         let error = counts.check_copying(1, after(41)).unwrap_err();

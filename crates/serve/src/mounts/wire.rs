@@ -5,69 +5,66 @@ use zlink::ReplyError;
 
 use crate::varlink::{MethodCall, WrongCall};
 
-/// The interface.
+/// Name of the varlink interface.
 pub const INTERFACE: &str = "io.quire.Mounts";
 
-/// As varlink describes an interface, for `varlinkctl introspect`.
+/// Description of the interface in varlink's language, for `varlinkctl introspect`.
 pub(super) const DESCRIPTION: &str = include_str!("io.quire.Mounts.varlink");
 
-/// The most places that a client may name.
+/// Largest number of places in a request.
 pub(super) const PLACES_MAX: usize = 32;
-/// The most bytes in the path of one.
+/// Largest length of a place's path, in bytes.
 pub(super) const PLACE_MAX: usize = 255;
 
-/// What a client asks for.
+/// A method call of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MountsAsk {
-    /// Who the service is. Source: varlink's `org.varlink.service`.
+    /// `GetInfo`. Source: varlink's `org.varlink.service`.
     Info,
-    /// How an interface is described.
-    Description {
-        /// Its name.
-        interface: String,
-    },
-    /// What the limits are.
+    /// `GetInterfaceDescription`.
+    Description { interface: String },
+    /// Returns the version and the limits.
     Describe,
-    /// A mount of an image.
+    /// Mounts an image.
     Lend(LendAsk),
 }
 
-/// A mount of an image that is asked for.
+/// The parameters of `Lend`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LendAsk {
-    /// Which of the descriptors is the image: a memfd with the seals WRITE, SHRINK and GROW.
+    /// Index of the image's descriptor: a memfd with the seals WRITE, SHRINK and GROW.
     pub image_file_descriptor: usize,
-    /// Which of the descriptors is the client's user namespace.
+    /// Index of the descriptor of the client's user namespace.
     pub user_namespace_file_descriptor: usize,
-    /// Paths of files that have to be there, empty where the image lacks them, for others to be mounted on them. A path that ends
-    /// with a slash is a directory.
+    /// Paths of files that the mount must contain, so that others can be mounted over them. They are created empty
+    /// where the image lacks them. A path with a trailing slash is a directory.
     #[serde(default, deserialize_with = "none_for_null")]
     pub places: Vec<String>,
 }
 
-/// varlink's optional fields may be null.
+/// Reads null as empty, because varlink's optional fields may be null.
 fn none_for_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// What is lent.
+/// The reply to `Lend`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LendReply {
-    /// Which of the descriptors is the mount.
+    /// Index of the mount's descriptor.
     pub(super) mount_file_descriptor: usize,
-    /// The id of the image that was sent.
+    /// Id of the image that the client sent.
     pub(super) image: String,
-    /// The id of what is mounted.
+    /// Id of the mounted copy.
     pub(super) copy: String,
-    /// Files, directories and links in it.
+    /// Number of files, directories and links in the copy.
     pub(super) inodes: u64,
-    /// Device nodes that are left out.
+    /// Number of device nodes that were left out.
     pub(super) devices: u64,
 }
 
-/// The limits, for each user.
+/// The version and the limits of each user.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DescribeReply {
@@ -79,35 +76,20 @@ pub(super) struct DescribeReply {
     pub(super) requests_per_second: u64,
 }
 
-/// Why there is no mount. Each has a reason for people, with the next step.
+/// Why an image was not mounted. Each reason is a message for users, with advice.
 #[derive(Debug, Clone, PartialEq, Eq, ReplyError)]
 #[zlink(interface = "io.quire.Mounts")]
 pub enum MountsError {
-    /// The policy does not allow it, or the namespace is not the client's.
-    Denied {
-        /// Why.
-        reason: String,
-    },
-    /// A limit is reached.
-    TooMuch {
-        /// Which one.
-        reason: String,
-    },
-    /// The request, or the image, is wrong.
-    Invalid {
-        /// Why.
-        reason: String,
-    },
-    /// The service cannot do that.
-    Unsupported {
-        /// Why.
-        reason: String,
-    },
-    /// The service has failed.
-    Failed {
-        /// Why.
-        reason: String,
-    },
+    /// The policy does not allow the request, or the namespace belongs to another user.
+    Denied { reason: String },
+    /// A limit was reached.
+    TooMuch { reason: String },
+    /// The request or the image is invalid.
+    Invalid { reason: String },
+    /// The service does not support this kind of image.
+    Unsupported { reason: String },
+    /// An operation of the service failed.
+    Failed { reason: String },
 }
 
 impl std::fmt::Display for MountsError {
@@ -147,16 +129,16 @@ impl MountsError {
     }
 }
 
-/// Reads a call: bytes as they come from a client, for tests of hostile ones.
+/// Parses the bytes of a call, for fuzz tests.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the mistake in the call.
 pub fn read_ask(bytes: &[u8]) -> Result<MountsAsk, String> {
     let call: MethodCall = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     ask_of(&call).map_err(|wrong| format!("{wrong:?}"))
 }
 
-/// What a call asks for.
+/// Parses a method call.
 pub(super) fn ask_of(call: &MethodCall) -> Result<MountsAsk, WrongCall> {
     match &*call.method {
         "org.varlink.service.GetInfo" => Ok(MountsAsk::Info),
@@ -177,7 +159,7 @@ pub(super) fn ask_of(call: &MethodCall) -> Result<MountsAsk, WrongCall> {
     }
 }
 
-/// Whether a path names a file below a root, without a way up.
+/// Returns whether a path names a file below a root, without `.` and `..`.
 fn is_place(path: &str) -> bool {
     let is_name = |it: &str| !matches!(it, "." | "..") && !it.contains('\0');
     let mut names = path.split('/').filter(|it| !it.is_empty()).peekable();

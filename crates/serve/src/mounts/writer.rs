@@ -1,5 +1,6 @@
-//! The process that reads what a client sent, and writes the image that is mounted. It has no rights: it is another user, its
-//! files are the image, the copy and a pipe, its memory and time are bounded, and it can make few system calls.
+//! The process that reads a client's image and writes the copy that is mounted. It has no privileges: it runs as
+//! another user, its only files are the image, the copy and a pipe, its memory and time are limited, and seccomp
+//! allows few system calls.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,23 +23,23 @@ use serde::{Deserialize, Serialize};
 use super::users::MountLimits;
 use super::wire::MountsError;
 
-/// How long a copy may take. Source of the figure: an image of 64,000 files takes 0.1 s.
+/// Longest time of a copy. For comparison: an image of 64,000 files takes 0.1 s.
 const MOST: Duration = Duration::from_secs(20);
-/// After this time, a copy is a slow one, and needs leave to go on.
+/// After this time, a copy counts as slow and needs permission to continue.
 const SLOW: Duration = Duration::from_secs(2);
-/// Memory of the process, in bytes, besides [`MEMORY_EACH`].
+/// Memory limit of the process in bytes, besides [`MEMORY_EACH`].
 const MEMORY: u64 = 512 << 20;
-/// Memory for each byte of the image: its bytes, its tree, and the tables of the writer.
+/// Additional memory for each byte of the image: its bytes, its tree, and the tables of the writer.
 const MEMORY_EACH: u64 = 12;
-/// The most that it says, in bytes.
+/// Largest output of the process, in bytes.
 const SAID_MAX: u64 = 4096;
-/// Times the length of the image that its copy may have: escapes and longer places.
+/// Largest size of a copy as a multiple of the image's size limit: it grows by escapes and the added places.
 const GROWTH: u64 = 2;
 
-/// What is to be written.
+/// The parameters of a copy.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct WriteAsk {
-    /// Ids inside of the namespace: the first, and how many.
+    /// Ranges of ids inside the namespace, as first id and count.
     users: Vec<(u32, u32)>,
     groups: Vec<(u32, u32)>,
     places: Vec<String>,
@@ -46,7 +47,7 @@ struct WriteAsk {
     bytes_max: u64,
 }
 
-/// What was written, or why not.
+/// The result of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum WriteAnswer {
     Written(WrittenImage),
@@ -66,7 +67,7 @@ pub(super) struct WrittenImage {
     pub(super) has_acl: bool,
 }
 
-/// What a process that copies images is told.
+/// Returns the argument for a process that copies an image.
 pub(super) fn tell(
     maps: &IdMaps,
     places: &[String],
@@ -84,8 +85,8 @@ pub(super) fn tell(
         .map_err(|error| MountsError::failed("cannot copy the image", &error))
 }
 
-/// Has an image copied into a file, by a process of `program`, which calls [`write_for_user`]. `may_be_slow` is asked once if
-/// that takes long; if it refuses, the copy is given up.
+/// Copies an image into a file, in a process of `program`, which calls [`write_for_user`]. `may_be_slow` is called
+/// once if the copy takes long; if it returns `false`, the copy is abandoned.
 pub(super) fn copy(
     mut program: Command,
     setup: &Setup<'_>,
@@ -116,7 +117,7 @@ pub(super) fn copy(
         }
     }
     let answer = serde_json::from_slice(&said).ok();
-    // It has said all, or had its time.
+    // The process has written its result, or its time is over.
     let _ended = started.process.signal(Signal::KILL);
     started.process.wait().map_err(|error| failed(&error))?;
     match answer {
@@ -136,7 +137,7 @@ pub(super) fn copy(
     }
 }
 
-/// Whether there may be so many files in an image.
+/// Checks the number of files in an image against the limit.
 pub(super) fn check_inodes(inodes: u64, most: u64) -> Result<(), MountsError> {
     if inodes <= most {
         return Ok(());
@@ -169,8 +170,8 @@ fn read_until(pipe: &OwnedFd, deadline: Instant, said: &mut Vec<u8>) -> io::Resu
     }
 }
 
-/// What such a process does: reads an image from standard input, writes the copy to standard output, and says to standard error
-/// how it went. Returns its exit code.
+/// Runs such a process: reads an image from standard input, writes the copy to standard output, and the result as
+/// JSON to standard error. Returns the exit code.
 #[must_use]
 pub fn write_for_user(ask: &str) -> u8 {
     let answer = match serde_json::from_str::<WriteAsk>(ask) {
@@ -184,7 +185,7 @@ pub fn write_for_user(ask: &str) -> u8 {
     };
     let is_well = matches!(answer, WriteAnswer::Written(_));
     let told = serde_json::to_vec(&answer).unwrap_or_default();
-    // Without an answer, the service says that there was none.
+    // If this fails, the service reports that the process ended too early.
     let _told = io::stderr().write_all(&told);
     u8::from(!is_well)
 }
@@ -192,7 +193,7 @@ pub fn write_for_user(ask: &str) -> u8 {
 fn write_asked(ask: &WriteAsk) -> Result<WrittenImage, WriteAnswer> {
     let mut bytes = Vec::new();
     let failed = |error: io::Error| WriteAnswer::Failed(format!("cannot read the image: {error}"));
-    // A memfd that is sealed, whose length was looked at.
+    // The input is a sealed memfd whose length was checked.
     io::stdin().lock().take(ask.bytes_max).read_to_end(&mut bytes).map_err(failed)?;
     let out = io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(failed)?;
     let mut out = BufWriter::with_capacity(1 << 18, out);
@@ -205,7 +206,7 @@ fn not_written(error: &io::Error) -> WriteAnswer {
     WriteAnswer::Failed(format!("cannot write the copy of the image: {error}"))
 }
 
-/// Says all that an error says.
+/// Formats an error with all its sources.
 fn chain(doing: &str, error: &(dyn std::error::Error + 'static)) -> String {
     std::iter::successors(Some(error), |it| it.source())
         .fold(doing.to_owned(), |text, error| format!("{text}: {error}"))
@@ -225,14 +226,15 @@ fn write_copy(
         error => WriteAnswer::Invalid(chain("cannot read the image", &error)),
     }
     };
-    // Without a cache: the bytes are in memory, and to copy them in pieces takes long where neighbours of the tree are far apart.
+    // Without a cache, because the bytes are in memory, and copying blocks takes long where parts of the tree are far
+    // apart.
     let image = Image::open(bytes).map_err(unread)?;
     let superblock = image.superblock();
     let count = |inodes| match check_inodes(inodes, ask.inodes_max) {
         Err(MountsError::TooMuch { reason }) => Err(WriteAnswer::TooMuch(reason)),
         _ => Ok(()),
     };
-    // What it says itself, and what there is.
+    // First the count in the superblock, then the real number.
     count(superblock.inodes)?;
     let has_acl = superblock.may_have_acl();
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet)).map_err(unread)?.tree;
@@ -262,8 +264,8 @@ fn write_copy(
     })
 }
 
-/// Copies any bytes, for a fuzzer: what is written is an image that can be read, without devices, xattrs of `trusted.` and owners
-/// that the user lacks. Answers whether there is a copy.
+/// Copies arbitrary bytes, for a fuzzer. Panics unless the result is a readable image without devices, without
+/// `trusted.` xattrs, and without owners that the user lacks. Returns whether a copy was written.
 #[doc(hidden)]
 #[must_use]
 pub fn exercise_copy(bytes: &[u8]) -> bool {
@@ -304,18 +306,19 @@ fn ids_of(ask: &WriteAsk) -> OwnIds {
     OwnIds::of(ranges(&ask.users), ranges(&ask.groups))
 }
 
-/// Bounds this process, and takes from it what it does not need. Whatever happens to it then happens to nobody else.
+/// Sets resource limits and a seccomp filter for this process, so that a malicious image can harm only this process.
 fn give_up_rights(bytes_max: u64) -> io::Result<()> {
-    // It is the first one to go, if memory is short. Some kernels and settings do not let it.
+    // This process should be the first one that the kernel kills if memory is short. Some kernels and settings forbid
+    // it.
     let _first_to_go = std::fs::write("/proc/self/oom_score_adj", "1000");
     rustix::thread::set_no_new_privs(true)?;
-    // Nobody else looks into it.
+    // Other processes of the same user cannot inspect this one.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let limits = [
         (Resource::As, bytes_max.saturating_mul(MEMORY_EACH).saturating_add(MEMORY)),
         (Resource::Cpu, MOST.as_secs()),
         (Resource::Fsize, bytes_max.saturating_mul(GROWTH)),
-        // Standard input, output and error, and output once more.
+        // Standard input, output and error, and a duplicate of output.
         (Resource::Nofile, 4),
         (Resource::Nproc, 0),
         (Resource::Core, 0),
@@ -331,7 +334,7 @@ fn give_up_rights(bytes_max: u64) -> io::Result<()> {
     seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
-/// What reading bytes, and writing them, needs: files that are open, memory, and an end.
+/// The system calls that reading and writing open files needs, with those for memory and exit.
 const CALLS: [i64; 26] = [
     libc::SYS_read,
     libc::SYS_readv,
@@ -375,7 +378,7 @@ mod tests {
         assert!(out.contains("1 passed"), "{out}{err}");
     }
 
-    /// In a process of its own: it is never given back.
+    /// Runs in another process, because rights cannot be regained.
     #[test]
     #[ignore = "what another test has a process do"]
     fn what_it_can_do() {

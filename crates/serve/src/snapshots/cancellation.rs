@@ -1,19 +1,19 @@
-//! Whether an engine still waits for the answer to a call.
+//! Cancels the work of a call when the engine no longer waits for the reply.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-/// Part of a call: it is dropped with it. That is also when the engine gives up, or goes.
+/// Owned by a call, and dropped with it. This happens when the engine gives up or disconnects as well.
 #[derive(Debug)]
 pub(super) struct Caller {
     is_gone: Arc<AtomicBool>,
-    /// Dropped, it tells all that wait.
+    /// Dropping the sender wakes all receivers.
     _told: watch::Sender<()>,
 }
 
-/// What ends the work for a call that nobody waits for any more.
+/// Ends the work of a call that was dropped.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
     is_gone: Arc<AtomicBool>,
@@ -35,14 +35,14 @@ impl Drop for Caller {
 }
 
 impl Wanted {
-    /// Set once nobody waits for the work.
+    /// Returns a flag that is set when the call was dropped.
     pub(super) fn cancel(&self) -> &AtomicBool {
         &self.is_gone
     }
 
-    /// Ends once nobody waits for the work.
+    /// Waits until the call is dropped.
     pub(super) async fn gone(&mut self) {
-        // Nothing is ever sent: it ends with the sender.
+        // Messages are never sent: the loop ends when the sender is dropped.
         while self.told.changed().await.is_ok() {}
     }
 }

@@ -1,7 +1,7 @@
-//! Space that an engine has dropped is freed soon after, by a thread of the service.
+//! Frees the space of data that an engine has dropped, in a thread of the service.
 //!
-//! Engines call `Remove` with a lock of their own held, and `Cleanup` once they have ended a collection of theirs. They wait
-//! for the thread in `Cleanup` alone, and only on a disk that is nearly full.
+//! Engines call `Remove` while they hold a lock, and `Cleanup` after a garbage collection. They wait for the thread
+//! only in `Cleanup`, and only if the disk is nearly full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,19 +15,20 @@ use tokio::sync::oneshot;
 use super::settings::CollectChoices;
 use super::snapshotter::Snapshotter;
 
-/// Time from one collection to the next on a disk that is nearly full.
+/// Time between two collections on a disk that is nearly full.
 const AT_ONCE: Duration = Duration::from_secs(1);
-/// Nice value of the thread. Programs come first, but what waits for the store's lock is not to wait long for a processor.
+/// Nice value of the thread. Other programs have priority, but calls that wait for the store's lock should not wait
+/// long for a processor.
 const NICE: i32 = 5;
-/// How long a collection may take to end when the service ends.
+/// How long a collection may take to stop when the service ends.
 const ENDING: Duration = Duration::from_secs(10);
-/// How long `Cleanup` waits for a collection. Engines have longer patience: kubelet gives up a removal after two minutes.
+/// How long `Cleanup` waits for a collection. Engines wait longer: kubelet gives up a removal after two minutes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Dropped once a collection that began after it was sent has ended.
+/// Dropped when a collection that began after the request has ended.
 type Waiting = oneshot::Sender<()>;
 
-/// The thread. It ends with all [`CollectRequests`].
+/// The collector thread. It ends when all [`CollectRequests`] are dropped.
 #[derive(Debug)]
 pub(super) struct Collector {
     stop: Arc<AtomicBool>,
@@ -35,7 +36,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Starts it.
+    /// Starts the thread.
     pub(super) fn start(
         snapshotter: &Arc<Snapshotter>,
         choices: CollectChoices,
@@ -45,20 +46,20 @@ impl Collector {
         let stop = Arc::new(AtomicBool::new(false));
         let (snapshotter, stopped) = (Arc::clone(snapshotter), Arc::clone(&stop));
         thread::spawn(move || {
-            // Source: setpriority(2): on Linux it is the calling thread's.
+            // Source: setpriority(2): on Linux, this changes only the calling thread.
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
                 tracing::debug!(%error, "collections have the priority of the service");
             }
             work(&snapshotter, choices, &ask, &stopped);
             drop(snapshotter);
-            // Nobody may wait any more.
+            // The receiver may have timed out.
             let _told = end.send(());
         });
         (Self { stop, ended }, CollectRequests { asked, choices })
     }
 }
 
-/// Asks the thread for collections.
+/// Sends requests to the thread.
 #[derive(Debug)]
 pub(super) struct CollectRequests {
     asked: Sender<Waiting>,
@@ -66,14 +67,14 @@ pub(super) struct CollectRequests {
 }
 
 impl CollectRequests {
-    /// Asks for a collection. On a disk that is nearly full, it waits for the end of the collection: kubelet measures the disk
-    /// as soon as it has removed images, and evicts pods if too little is available then.
+    /// Requests a collection. On a disk that is nearly full, waits for its end, because kubelet measures the disk
+    /// directly after it has removed images, and evicts pods if too little is available.
     pub(super) async fn send(&self, snapshotter: &Snapshotter) {
         let (waiting, ended) = oneshot::channel();
-        // The thread ends after this only.
+        // The thread outlives this value.
         let _asked = self.asked.send(waiting);
         if snapshotter.is_nearly_full(self.choices) {
-            // Nothing is ever sent: it ends with the sender.
+            // Messages are never sent: the wait ends when the sender is dropped.
             let _ended = tokio::time::timeout(PATIENCE, ended).await;
         }
     }
@@ -97,7 +98,7 @@ fn work(
     while let Ok(first) = asked.recv() {
         let mut waiting = vec![first];
         while let Some(last) = last {
-            // The disk may fill while others ask.
+            // The disk may fill up while requests arrive.
             let apart = match snapshotter.is_nearly_full(choices) {
                 true => AT_ONCE.min(choices.apart),
                 false => choices.apart,
@@ -120,7 +121,7 @@ impl Snapshotter {
         self.disk_use() > choices.at_once_above
     }
 
-    /// Percentage of the store's disk that is in use, as df computes it. Source: coreutils, `df.c`.
+    /// Returns the used percentage of the store's disk, as df computes it. Source: coreutils, `df.c`.
     fn disk_use(&self) -> u8 {
         let Ok(disk) = rustix::fs::statvfs(self.store.path()) else { return 0 };
         let used = disk.f_blocks.saturating_sub(disk.f_bfree);
@@ -128,7 +129,7 @@ impl Snapshotter {
         u8::try_from(used.saturating_mul(100).div_ceil(all)).unwrap_or(100)
     }
 
-    /// Frees what nothing needs. A failure costs space, and nothing else.
+    /// Collects garbage. A failure only costs space.
     fn collect(&self, stop: &AtomicBool) {
         let begun = Instant::now();
         if let Some(lazy) = &self.surroundings.lazy {

@@ -1,4 +1,4 @@
-//! What was written becomes what others stand on.
+//! Commits active snapshots.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use super::labels::{Labels, check_labels, check_name, is_unpacked};
 use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
-    /// Commits an active snapshot, which has another name from then on. What the engine has unpacked becomes a layer. What
-    /// else was written stays a directory, until a layer is put on it.
+    /// Commits an active snapshot under a new name. A layer that the engine has unpacked becomes a layer of the
+    /// store. Other changes stay a directory until a layer is put on it.
     ///
     /// # Errors
-    /// [`SnapshotterError`]; then it is active, as it was.
+    /// On an error, the snapshot stays active and unchanged.
     pub fn commit(&self, name: &str, key: &str, labels: &Labels) -> Result<(), SnapshotterError> {
         check_name(name)?;
         check_labels(labels)?;
@@ -44,7 +44,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Makes what the snapshot has from then on, and its record.
+    /// Makes the content of the committed snapshot, and writes its record.
     fn settle(
         &self,
         number: u64,
@@ -53,19 +53,19 @@ impl Snapshotter {
         labels: &Labels,
     ) -> Result<SnapshotRecord, SnapshotterError> {
         self.unmount_root(number)?;
-        // The host may have started anew.
+        // After a reboot of the host, the filestore must be mounted again.
         self.attach_limit(number)?;
         let upper = self.instance.changes(number).join("upper");
         let map = self.map_of(number, record)?;
         let is_layer = record.content().is_none()
             && (is_unpacked(&record.name)
-                // A root on it may have another map.
+                // Another root on this snapshot may have another id map.
                 || map.is_some()
-                // Its file is only for what is written.
+                // The filestore is only for the changes of this root.
                 || self.is_limited(number)
                 || !self.has_room_above(record.parent));
         if let (true, Some(parent)) = (is_layer, record.parent) {
-            // No `gc` is to wait for registries.
+            // Downloaded before the store is locked, so that `gc` does not wait for registries.
             self.bring_layers(parent)?;
         }
         let new = |kind| {
@@ -104,7 +104,7 @@ impl Snapshotter {
         self.resources.ingest(&self.store, &base, (upper, &owners), now)
     }
 
-    /// Writes the record that `make` makes, with a layer or an image. No `gc` takes these before the record names them.
+    /// Writes the record that `make` returns with a new layer or image. Until the record names it, `gc` is held off.
     pub(super) fn settle_made<T>(
         &self,
         number: u64,
@@ -125,7 +125,7 @@ fn never_mounted(record: &SnapshotRecord) -> SnapshotterError {
     }
 }
 
-/// Makes a directory last, and measures it.
+/// Syncs a directory and measures it.
 fn finish(upper: &Path) -> Result<SnapshotSize, SnapshotterError> {
     let usage = usage_of(upper).map_err(SnapshotterError::Directory)?;
     sync(upper).map_err(SnapshotterError::Directory)?;

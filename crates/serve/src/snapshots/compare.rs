@@ -1,4 +1,4 @@
-//! Layers for engines that compare roots: what was written to a container, without a walk of its image.
+//! Makes layers for engines that compare two roots, from the changes of a container and without reading its image.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -17,21 +17,21 @@ use super::layer_from_dir::{tell_of_skipped, tree_of};
 use super::snapshotter::Snapshotter;
 use super::state::Work;
 
-/// How often changes are read if the container writes to them meanwhile.
+/// How often changes are read if the container writes to them at the same time.
 const TRIES: u32 = 3;
 
-/// Two roots of which one stands on the other.
+/// The difference between two roots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Compared {
-    /// Between them is what was written to an active snapshot so far.
+    /// The changes of an active snapshot so far.
     Written(ActiveSnapshot),
-    /// Between them is a layer of the store.
+    /// A layer of the store.
     Layer(Digest),
-    /// Between them is the directory of a committed snapshot, of this number.
+    /// The directory of the committed snapshot with this number.
     Directory(u64),
 }
 
-/// An active snapshot, and what it stands on.
+/// An active snapshot and its parent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ActiveSnapshot {
     number: u64,
@@ -39,17 +39,18 @@ pub(super) struct ActiveSnapshot {
     parent: Option<u64>,
 }
 
-/// How a layer is to be written.
+/// How to write a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerWish {
-    /// None for a tar.
+    /// Compression; `None` for a plain tar.
     pub(super) encoding: Option<Encoding>,
-    /// The latest time that a file may have.
+    /// Upper limit for the times of files.
     pub(super) latest: Option<Timestamp>,
 }
 
 impl Snapshotter {
-    /// What is between two roots of this service: of a view, and of a snapshot on the same one. None for other paths.
+    /// Returns the difference between two roots of this service: of a view, and of a snapshot with the same parent.
+    /// Returns `None` for other paths.
     pub(super) fn compared(&self, left: &Path, right: &Path) -> Option<Compared> {
         let state = self.state();
         let at = |root: &Path| {
@@ -59,7 +60,7 @@ impl Snapshotter {
         let (_, left) = at(left)?;
         let (number, right) = at(right)?;
         let below = left.record.parent;
-        // Others may have been written to.
+        // Roots that are no views may have been written to.
         if left.record.kind != SnapshotKind::View {
             return None;
         }
@@ -76,7 +77,8 @@ impl Snapshotter {
                 let committed = &state.entries.get(&number)?.record;
                 match committed.content() {
                     _ if committed.parent != below => None,
-                    // The engine's own differ reads what is not here, through the mounts.
+                    // A layer that is not downloaded is left to the engine's differ, which reads it through the
+                    // mounts.
                     Some(content) if content.lazy.is_some() => None,
                     Some(content) => Some(Compared::Layer(content.layer)),
                     None => Some(Compared::Directory(number)),
@@ -86,7 +88,7 @@ impl Snapshotter {
         }
     }
 
-    /// Writes what is between two roots.
+    /// Writes the difference between two roots as a layer.
     pub(super) fn write_compared(
         &self,
         compared: &Compared,
@@ -98,7 +100,7 @@ impl Snapshotter {
             Compared::Written(active) => self.write_changes(active, wish, wanted, out),
             Compared::Layer(layer) => self.write_layer(layer, wish, wanted, out),
             Compared::Directory(number) => {
-                // An image has layers only.
+                // An image consists of layers only, so this makes a layer of the directory.
                 self.image_of(*number)?;
                 let layers = self.layers_below(Some(*number)).unwrap_or_default();
                 let layer = layers.last();
@@ -121,7 +123,8 @@ impl Snapshotter {
         Ok(pack(tar, size, wish.encoding, out, &options)?)
     }
 
-    /// The container may go on writing. What it is caught at is read again.
+    /// Writes the changes of an active snapshot. The container may still write: if a file changes while it is read,
+    /// all is read again.
     fn write_changes(
         &self,
         active: &ActiveSnapshot,
@@ -136,7 +139,7 @@ impl Snapshotter {
         let mut tries = 1;
         loop {
             let written = self.try_changes(active, &image, (wish, wanted), out);
-            // What somebody takes away looks as if the container had removed it.
+            // A snapshot that is being removed would look as if the container had deleted its files.
             self.check_active(active)?;
             match written {
                 Err(SnapshotterError::Changes(source @ ChangesError::Changed(_))) => {

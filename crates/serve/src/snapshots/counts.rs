@@ -1,4 +1,4 @@
-//! What a snapshotter has done since it began: calls by their outcome, how long they took, and layers.
+//! Counters of a snapshotter since it began: calls by outcome and duration, and layers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,7 +17,7 @@ use containerd_api::counts::counts_client::CountsClient;
 use containerd_api::counts::counts_server::Counts as CountsService;
 use containerd_api::counts::{CallCounts, GetCountsRequest, GetCountsResponse, OutcomeCount};
 
-/// The upper ends of the ranges of times that calls take, in microseconds. The last range has no end.
+/// Upper ends of the ranges of call durations, in microseconds. The last range has no end.
 pub const CALL_TIMES: [u64; 12] = [
     300,
     1_000,
@@ -33,12 +33,12 @@ pub const CALL_TIMES: [u64; 12] = [
     100_000_000,
 ];
 
-/// Names of calls that are counted one by one. Whoever calls may invent others.
+/// Names of calls that are counted separately. The list is fixed, because a client could invent names.
 const CALLS: [&str; 12] = [
     "Apply", "Cleanup", "Commit", "Diff", "List", "Mounts", "Prepare", "Remove", "Stat", "Update",
     "Usage", "View",
 ];
-/// All other calls.
+/// Name of the counter for all other calls.
 const OTHERS: &str = "other";
 
 #[derive(Debug, Default)]
@@ -79,36 +79,36 @@ impl Counts {
         calls.micros = calls.micros.saturating_add(micros);
     }
 
-    /// A layer was read from its blob; its tar has so many bytes.
+    /// Counts a layer that was read from its blob. `bytes` is the size of its tar.
     pub(super) fn read(&self, bytes: u64) {
         add(&self.read_layers, 1);
         add(&self.read_bytes, bytes);
     }
 
-    /// A layer was known by its blob, and not unpacked.
+    /// Counts a layer that was known by its blob, and not unpacked.
     pub(super) fn known(&self) {
         add(&self.known_layers, 1);
     }
 
-    /// A layer was not downloaded.
+    /// Counts a layer that was not downloaded.
     pub(super) fn skipped(&self) {
         add(&self.skipped_layers, 1);
     }
 
-    /// A layer was made of what was written to a root.
+    /// Counts a layer that was made of the changes of a root.
     pub(super) fn committed(&self, bytes: u64) {
         add(&self.committed_layers, 1);
         add(&self.committed_bytes, bytes);
     }
 
-    /// What nothing needed was removed: so many files, which took so many bytes.
+    /// Counts a collection with the number and the size in bytes of the removed files.
     pub(super) fn collected(&self, items: u64, bytes: u64) {
         add(&self.collections, 1);
         add(&self.collected_items, items);
         add(&self.collected_bytes, bytes);
     }
 
-    /// A collection failed.
+    /// Counts a failed collection.
     pub(super) fn not_collected(&self) {
         add(&self.failed_collections, 1);
     }
@@ -143,7 +143,7 @@ impl Counts {
     }
 }
 
-/// As gRPC spells it. Source: gRPC, "Status codes and their use", as clients in Go print them.
+/// Returns the name of a status code. Source: gRPC, "Status codes and their use", in the spelling of Go clients.
 const fn name_of(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
@@ -166,7 +166,7 @@ const fn name_of(code: Code) -> &'static str {
     }
 }
 
-/// A service whose calls are counted.
+/// A service that counts its calls.
 #[derive(Debug, Clone)]
 pub(super) struct Counted<S> {
     pub(super) service: S,
@@ -193,7 +193,7 @@ where
         let counts = Arc::clone(&self.counts);
         Box::pin(async move {
             let answer = answer.await?;
-            // An answer that says nothing before its body is a good one so far.
+            // A response without a status in its header counts as OK.
             let status = Status::from_header_map(answer.headers());
             let code = status.map_or(Code::Ok, |it| it.code());
             counts.called(&path, code, begun.elapsed());
@@ -206,7 +206,7 @@ impl<S: NamedService> NamedService for Counted<S> {
     const NAME: &'static str = S::NAME;
 }
 
-/// Answers what was counted.
+/// The service that returns the counters.
 pub(super) struct Asked {
     pub(super) instance: String,
     pub(super) counts: Arc<Counts>,
@@ -222,10 +222,10 @@ impl CountsService for Asked {
     }
 }
 
-/// What the snapshotter at a socket has counted; `None` if nobody listens there.
+/// Returns the counters of the snapshotter at a socket, or `None` if no service listens there.
 ///
 /// # Errors
-/// When it cannot be asked.
+/// If the request fails.
 pub fn ask_counts(socket: &Path) -> io::Result<Option<GetCountsResponse>> {
     match std::os::unix::net::UnixStream::connect(socket) {
         Ok(_) => {}
@@ -247,7 +247,7 @@ pub fn ask_counts(socket: &Path) -> io::Result<Option<GetCountsResponse>> {
     })
 }
 
-/// How long a service may take to answer.
+/// Timeout of a reply.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Kubernetes' image service, passed on to the engine: the credentials that kubelet pulls with are heard on the way.
+//! A proxy for Kubernetes' image service of the engine, which reads the credentials that kubelet pulls with.
 //!
-//! Nothing is changed. Only requests to pull are looked at; each is held in memory while it is passed on.
+//! Requests are passed on unchanged. Only pull requests are parsed; each is held in memory for that.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -28,10 +28,10 @@ const PULL: &str = "/runtime.v1.ImageService/PullImage";
 /// Source: gRPC's `PROTOCOL-HTTP2.md`.
 const STATUS: &str = "grpc-status";
 
-/// The most bytes of a request to pull. gRPC itself takes no more, unless one asks for it.
+/// Largest pull request, in bytes, which is gRPC's default limit.
 const REQUEST_MAX: usize = 4 << 20;
 
-/// The fields that are looked at. Source: as above.
+/// The fields of a pull request that are used. Source: as above.
 #[derive(Clone, PartialEq, prost::Message)]
 struct PullImageRequest {
     #[prost(message, optional, tag = "1")]
@@ -65,7 +65,7 @@ impl fmt::Debug for AuthConfig {
 }
 
 impl AuthConfig {
-    /// Name and password. Tokens are not used: few registries give any to kubelet.
+    /// Returns user name and password. Tokens are not used, because few registries give any to kubelet.
     fn password(self) -> Option<(String, String)> {
         if !self.username.is_empty() {
             return Some((self.username, self.password));
@@ -76,7 +76,8 @@ impl AuthConfig {
     }
 }
 
-/// The credentials in a request to pull, as gRPC has it: a byte for compression, four for the length, and the message.
+/// Returns the credentials in a pull request in gRPC's framing: a byte for compression, four for the length, and the
+/// message.
 fn secret(request: &[u8]) -> Option<PullSecret> {
     let message = request.strip_prefix(&[0])?.get(4..)?;
     let PullImageRequest { image, auth } = PullImageRequest::decode(message).ok()?;
@@ -84,7 +85,7 @@ fn secret(request: &[u8]) -> Option<PullSecret> {
     Some(PullSecret { image: image?.image, user, password: Secret::new(password) })
 }
 
-/// The service in front of an engine's.
+/// The proxy service.
 #[derive(Clone)]
 pub(super) struct ImageService {
     engine: Channel,
@@ -92,7 +93,7 @@ pub(super) struct ImageService {
 }
 
 impl ImageService {
-    /// The engine need not be there yet.
+    /// Creates the proxy. The engine need not run yet.
     pub(super) fn new(
         engine: &Path,
         images: Arc<dyn LazyImages>,
@@ -123,8 +124,8 @@ impl ImageService {
         engine.call(request).await.map_err(failed)
     }
 
-    /// Passes on a request to pull. The engine asks for layers meanwhile, so the credentials count from before it. If the
-    /// registry refuses them, those count again that were there.
+    /// Passes on a pull request. The engine requests layers during the pull, so the credentials are stored before it.
+    /// If the pull fails, the earlier ones are restored.
     async fn pull(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let body = Limited::new(body, REQUEST_MAX).collect().await;
@@ -144,7 +145,7 @@ impl ImageService {
         answer
     }
 
-    /// Does what reads and writes files.
+    /// Runs blocking work on files on another thread.
     async fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn LazyImages) -> T + Send + 'static,
@@ -154,7 +155,7 @@ impl ImageService {
     }
 }
 
-/// An answer with all that belongs to it, and whether it says that all went well.
+/// Reads a response completely, and returns whether its status is OK.
 async fn whole(answer: Response<Body>) -> (Result<Response<Body>, Status>, bool) {
     let (head, body) = answer.into_parts();
     let body = match Limited::new(body, REQUEST_MAX).collect().await {
@@ -163,7 +164,7 @@ async fn whole(answer: Response<Body>) -> (Result<Response<Body>, Status>, bool)
     };
     let said = body.trailers().and_then(|it| it.get(STATUS)).or_else(|| head.headers.get(STATUS));
     let is_well = said.is_some_and(|it| it == "0");
-    // An error comes in the header alone, and must go on so: a client that is told of a body wants trailers behind it.
+    // An error has only a header and must be passed on like this, because a client expects trailers after a body.
     let is_header_alone = body.trailers().is_none() && head.headers.contains_key(STATUS);
     let body = if is_header_alone { Body::empty() } else { Body::new(body) };
     (Ok(Response::from_parts(head, body)), is_well)
@@ -194,7 +195,7 @@ impl Service<Request<Body>> for ImageService {
 mod tests {
     use super::*;
 
-    /// Engines answer errors so. A client says nothing of the cause if the header does not end the answer.
+    /// Engines send errors in the header only. A client loses the message if the header does not end the response.
     #[test]
     fn an_error_goes_on_as_it_came() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -224,7 +225,7 @@ mod tests {
             user: "me".to_owned(),
             password: Secret::new("p:w".to_owned()),
         };
-        // By `printf me:p:w | base64`.
+        // Made with `printf me:p:w | base64`.
         for given in [auth("me", "p:w", ""), auth("", "", "bWU6cDp3")] {
             assert_eq!(secret(&request(given)), Some(expect.clone()));
         }
@@ -233,7 +234,7 @@ mod tests {
         {
             assert_eq!(secret(&request(nothing)), None);
         }
-        // A client may send anything.
+        // A client may send arbitrary bytes.
         let whole = request(auth("me", "p", ""));
         for length in 0..whole.len() {
             assert!(secret(&whole[..length]).is_none_or(|it| it.user == "me"), "{length}");

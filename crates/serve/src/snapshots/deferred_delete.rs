@@ -1,4 +1,4 @@
-//! Folders of removed snapshots.
+//! Deletes the folders of removed snapshots in the background.
 
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread::JoinHandle;
@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use kernel::mount::Detached;
 use store::HiddenSnapshot;
 
-/// What removes folders, behind its callers' backs.
+/// A thread that deletes folders.
 #[derive(Debug)]
 pub(super) struct Trash {
     bin: Option<Sender<Thrown>>,
@@ -15,9 +15,9 @@ pub(super) struct Trash {
 
 pub(super) enum Thrown {
     Folder(HiddenSnapshot),
-    /// A root that is attached nowhere any more.
+    /// A root that is no longer attached.
     Root(Detached),
-    /// All before it is to be gone.
+    /// Signals that everything before it was deleted.
     Emptied(SyncSender<()>),
 }
 
@@ -36,7 +36,7 @@ impl Trash {
                             );
                         }
                     }
-                    // The kernel syncs what was written to it.
+                    // The kernel syncs the changes of the root here.
                     Thrown::Root(root) => drop(root),
                     Thrown::Emptied(told) => drop(told.send(())),
                 }
@@ -46,14 +46,14 @@ impl Trash {
     }
 
     pub(super) fn throw(&self, it: Thrown) {
-        // The thread ends after this only.
+        // The thread outlives this value.
         drop(self.bin.as_ref().map(|bin| bin.send(it)));
     }
 
     pub(super) fn empty(&self) {
         let (told, emptied) = mpsc::sync_channel(1);
         self.throw(Thrown::Emptied(told));
-        // The thread ends after this only.
+        // The thread outlives this value.
         let _emptied = emptied.recv();
     }
 }

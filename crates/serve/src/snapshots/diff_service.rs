@@ -1,5 +1,5 @@
-//! The differ as containerd calls it: layers go into the store without being unpacked anywhere, and come from there
-//! without a walk of any image.
+//! containerd's differ service: layers are read into the store without unpacking them, and are written from the store
+//! without reading an image.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Diff for Differ {
             .digest
             .parse()
             .map_err(|error| Status::invalid_argument(format!("the descriptor: {error}")))?;
-        // Others are for the engine's own differ.
+        // Other mounts are left to the engine's differ.
         let [mount] = &mounts[..] else {
             return Err(Status::unimplemented("only roots of this snapshotter are unpacked to"));
         };
@@ -83,7 +83,7 @@ impl Diff for Differ {
             "" => GZIP.to_owned(),
             media_type => media_type.to_owned(),
         };
-        // What this differ does not do is for the engine's own one, which it asks next for that code alone.
+        // After `Unimplemented`, and only then, the engine tries its own differ.
         let encoding = encoding(&media_type)
             .ok_or_else(|| Status::unimplemented(format!("no layers of the type {media_type}")))?;
         let compared = self.compared(&request).ok_or_else(|| {
@@ -112,7 +112,7 @@ impl Diff for Differ {
 }
 
 impl Differ {
-    /// Also says whether the layer was there.
+    /// Reads a layer for a snapshot. Also returns whether the store had it.
     async fn apply_layer(
         &self,
         key: String,
@@ -125,7 +125,7 @@ impl Differ {
         if let Some(layer) = known {
             let key = key.clone();
             let applied = self.work(move |snapshotter| kept(snapshotter.apply_known(&key, &layer)));
-            // A `gc` may have taken it since it was looked for. Then its blob is read.
+            // A `gc` may have removed the layer in between. Then its blob is read.
             if let Some(applied) = applied.await? {
                 return Ok((applied, true));
             }
@@ -138,7 +138,7 @@ impl Differ {
         Ok((applied.await?, false))
     }
 
-    /// What is to be compared, if it is for this differ.
+    /// Returns the difference that is requested, if this differ can write it.
     fn compared(&self, request: &DiffRequest) -> Option<Compared> {
         let root = |mounts: &[Mount]| match mounts {
             [mount] if mount.r#type == "bind" => Some(PathBuf::from(&mount.source)),
@@ -146,7 +146,7 @@ impl Differ {
         };
         let (left, right) = (root(&request.left)?, root(&request.right)?);
         match self.snapshotter.compared(&left, &right)? {
-            // No time in a layer of the store can be changed.
+            // The times in layers of the store are fixed.
             Compared::Layer(_) | Compared::Directory(_) if request.source_date_epoch.is_some() => {
                 None
             }
@@ -175,7 +175,7 @@ impl Differ {
         .await
     }
 
-    /// Does what waits for disks where nobody else waits.
+    /// Runs blocking work on a thread for that.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Snapshotter) -> Result<T, SnapshotterError> + Send + 'static,
@@ -187,7 +187,7 @@ impl Differ {
     }
 }
 
-/// How layers of a media type are packed, if they are made here. The inner `None` is a tar.
+/// Returns the compression for a media type, if it can be written. The inner `None` is a plain tar.
 fn encoding(media_type: &str) -> Option<Option<Encoding>> {
     match media_type {
         TAR => Some(None),
@@ -202,7 +202,7 @@ fn timestamp(it: prost_types::Timestamp) -> Timestamp {
     Timestamp { seconds: it.seconds, nanoseconds }
 }
 
-/// `None` for a layer that was gone when its record was written.
+/// Returns `None` for a layer that was gone when its record was written.
 fn kept<T>(applied: Result<T, SnapshotterError>) -> Result<Option<T>, SnapshotterError> {
     match applied {
         Err(SnapshotterError::Store(SnapshotError::Gone(_))) => Ok(None),

@@ -1,4 +1,4 @@
-//! Why an engine's wish is refused.
+//! Errors of requests of an engine.
 
 use std::path::PathBuf;
 
@@ -19,107 +19,105 @@ use super::content::ContentError;
 use super::filter::FilterError;
 use super::settings::LazyError;
 
-/// Why an engine's wish is refused, or failed. Nothing has changed then.
+/// Why a request was refused or failed. It has changed nothing then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotterError {
-    /// The name is taken.
+    /// The name is in use.
     #[error("snapshot {}: already exists", .0.escape_debug())]
     Exists(String),
-    /// The engine need not bring the layer of this snapshot. It takes this error for a success.
+    /// The engine need not download the layer of this snapshot. It treats this error as success.
     #[error("snapshot {}: already exists, and so its layer need not be brought", .0.escape_debug())]
     Skipped(String),
-    /// There is none.
+    /// The snapshot does not exist.
     #[error("snapshot {}: not found", .0.escape_debug())]
     Absent(String),
-    /// It cannot be mounted.
+    /// A committed snapshot has no mounts.
     #[error("snapshot {} is committed: only active ones and views have mounts", .0.escape_debug())]
     Committed(String),
-    /// It cannot be committed.
+    /// Only active snapshots can be committed.
     #[error("snapshot {} is not active, so it cannot be committed", .0.escape_debug())]
     NotActive(String),
-    /// A layer can only be applied where nothing was written.
+    /// A layer can only be applied to an unchanged snapshot.
     #[error("something was written to snapshot {} already, so no layer can be applied to it", .0.escape_debug())]
     Written(String),
-    /// An engine's own differ has unpacked elsewhere.
+    /// The engine's own differ has unpacked to another place.
     #[error(
         "no layer was applied to snapshot {}, and its root was not mounted: let containerd use the differ of this service \
          for all layers of an image, or for none",
         .0.escape_debug()
     )]
     NeverUnpacked(String),
-    /// Nothing can have been written to it.
+    /// The root was never mounted, so there are no changes.
     #[error(
         "the root of snapshot {} was never mounted, so nothing was written to it: ask for its mounts first",
         .0.escape_debug()
     )]
     NeverMounted(String),
-    /// It stands on one whose record could not be read.
+    /// The record of a snapshot below could not be read.
     #[error(
         "what it stands on is not known: the record of number {0} of this instance was damaged when the service began, \
          and the log names it. Remove the snapshots above it, and let the engine bring the image again"
     )]
     Broken(u64),
-    /// Nothing can stand on it.
+    /// A parent must be committed.
     #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
     NotCommitted(String),
-    /// Others stand on it.
+    /// A snapshot with children cannot be removed.
     #[error("cannot remove snapshot {}: snapshot {} stands on it", .0.escape_debug(), .1.escape_debug())]
     HasChild(String, String),
-    /// Another parent than the one that it stands on.
+    /// The engine named another parent than the snapshot has.
     #[error(
         "snapshot {} stands on {}: this snapshotter puts it on no other (capability rebase)",
         .0.escape_debug(), .1.escape_debug()
     )]
     OtherParent(String, String),
-    /// A name that is none.
+    /// The name is empty or too long.
     #[error("the name of a snapshot has 1 to {MAX} bytes", MAX = super::NAME_MAX)]
     Name,
-    /// The map of its owners is damaged.
+    /// The id map of the snapshot's changes is damaged.
     #[error(
         "the map of the owners of snapshot number {number} cannot be read, so nobody knows whose its files are"
     )]
     Owners {
-        /// The snapshot.
+        /// Number of the snapshot.
         number: u64,
-        /// Why.
         source: std::io::Error,
     },
-    /// A label that is too long.
+    /// A label is too long.
     #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = super::LABEL_MAX)]
     Label(String),
-    /// Too many labels.
+    /// The labels are too long together.
     #[error("all labels together have more than {MAX} bytes", MAX = super::LABELS_MAX)]
     Labels,
     /// Only labels can be changed.
     #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]
     Field(String),
-    /// A map of ids that is none.
+    /// The labels contain an invalid id map.
     #[error(
         "the labels of snapshot {} ask for a map of ids that cannot be: uidmapping and gidmapping are CONTAINER:HOST:SIZE",
         name.escape_debug()
     )]
     Map {
-        /// The snapshot.
+        /// Name of the snapshot.
         name: String,
-        /// Why.
         source: MapError,
     },
-    /// A limit that is none.
+    /// The labels contain an invalid size limit.
     #[error(
         "the labels of snapshot {} ask for at most {} bytes: max-size is {SIZE_MIN} to {SIZE_MAX} bytes",
         name.escape_debug(), size.escape_debug()
     )]
     Size {
-        /// The snapshot.
+        /// Name of the snapshot.
         name: String,
-        /// What they ask for.
+        /// The value of the label.
         size: String,
     },
-    /// What is written cannot be limited.
+    /// The size limit cannot be set up.
     #[error("cannot limit what is written to a root")]
     Limit(#[from] LimitError),
-    /// A filter that is none.
+    /// A filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
     /// The policies cannot be read.
@@ -128,7 +126,7 @@ pub enum SnapshotterError {
     /// A policy refuses the image.
     #[error(transparent)]
     Refused(Box<UseError>),
-    /// A policy refuses images of unknown origin, as those are whose layers an engine has brought.
+    /// A policy refuses images of unknown origin, which include those whose layers an engine has downloaded.
     #[error(
         "image {image} is refused by the default of {}: its layers came from the engine, so its origin is unknown, and no \
          rule matches it. Only default = \"any\" accepts it; a last [[rule]] there with match = [\"**\", \"local\"] and \
@@ -136,9 +134,8 @@ pub enum SnapshotterError {
         file.display()
     )]
     UnknownOrigin {
-        /// The image.
         image: String,
-        /// The policy.
+        /// Path of the policy.
         file: PathBuf,
     },
     /// The image cannot be opened.
@@ -146,29 +143,14 @@ pub enum SnapshotterError {
     Image(Box<OpenImageError>),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
-    Tree {
-        /// The image.
-        image: ImageId,
-        /// Why.
-        source: Box<ContentsError>,
-    },
-    /// The image cannot be mounted before its layers are here.
+    Tree { image: ImageId, source: Box<ContentsError> },
+    /// An image whose layers are not downloaded cannot be mounted.
     #[error("cannot mount image {image}, whose layers are not here: see `quire ps --lazy`")]
-    Lend {
-        /// The image.
-        image: ImageId,
-        /// Why.
-        source: LazyError,
-    },
-    /// Layers cannot be had.
+    Lend { image: ImageId, source: LazyError },
+    /// The layers of an image cannot be downloaded.
     #[error("cannot bring the layers of image {image}, which something is to be made of")]
-    Bring {
-        /// The image.
-        image: ImageId,
-        /// Why.
-        source: LazyError,
-    },
-    /// The map of ids lacks the owner of the root directory.
+    Bring { image: ImageId, source: LazyError },
+    /// The id map lacks the owner of the root directory.
     #[error(
         "the root directory of {image} belongs to user {user} and group {group}, and the map of ids in the labels lacks one \
          or both. An engine maps owners by itself, and so twice, if its [proxy_plugins] lacks capabilities = \
@@ -176,7 +158,7 @@ pub enum SnapshotterError {
          prints it, start the engine anew, and make the container again"
     )]
     Unmapped {
-        /// The image.
+        /// Name of the image.
         image: String,
         /// Owner of its root directory.
         user: u32,
@@ -189,23 +171,23 @@ pub enum SnapshotterError {
     /// The root cannot be attached or detached.
     #[error("cannot attach or detach the root of a snapshot")]
     Mount(#[from] MountError),
-    /// The directory for what is written cannot be opened.
+    /// The directory with the changes cannot be opened.
     #[error("cannot open the directory for what is written to a snapshot")]
     Directory(#[source] std::io::Error),
-    /// What was written cannot be read.
+    /// The changes cannot be read.
     #[error(transparent)]
     Changes(#[from] ChangesError),
-    /// What was written changed each time that it was read.
+    /// The changes were modified each time they were read.
     #[error(
         "read {tries} times what was written to a container, which went on writing: pause it, or try again"
     )]
     Busy {
-        /// How often.
+        /// Number of attempts.
         tries: u32,
-        /// What changed last.
+        /// The last modification.
         source: ChangesError,
     },
-    /// No layer can be made of what was written.
+    /// The changes cannot be made a layer.
     #[error(transparent)]
     Import(Box<ImportError>),
     /// A layer of the store cannot be read.
@@ -217,7 +199,7 @@ pub enum SnapshotterError {
     /// A layer cannot be packed.
     #[error(transparent)]
     Pack(#[from] CopyError),
-    /// The engine's content store does not do what is needed.
+    /// A call of the engine's content store failed.
     #[error(transparent)]
     Content(#[from] ContentError),
     /// The record cannot be written.

@@ -1,4 +1,4 @@
-//! Snapshots on which one call works at a time, however it ends.
+//! Locks of snapshots, which are released even after a panic.
 
 use std::sync::PoisonError;
 
@@ -10,7 +10,7 @@ use super::labels::{Labels, asked_map, asked_size, check_labels, check_name};
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, Work};
 
-/// A snapshot on which nobody else works meanwhile.
+/// A locked snapshot.
 #[derive(Debug)]
 pub(super) struct Taken<'s> {
     pub(super) snapshotter: &'s Snapshotter,
@@ -19,7 +19,7 @@ pub(super) struct Taken<'s> {
 }
 
 impl Taken<'_> {
-    /// Changes what is in memory of it.
+    /// Changes the entry in memory.
     pub(super) fn change(&self, change: impl FnOnce(&mut SnapshotEntry)) {
         if let Some(entry) = self.snapshotter.state().entries.get_mut(&self.number) {
             change(entry);
@@ -34,19 +34,19 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A snapshot in the making. It goes again unless it is kept.
+/// A snapshot that is being made. Dropping it removes it, unless it is kept.
 #[derive(Debug)]
 pub(super) struct NewSnapshot<'s> {
     pub(super) snapshotter: &'s Snapshotter,
     pub(super) number: u64,
     pub(super) record: SnapshotRecord,
-    /// Whether there is a folder of it to remove.
+    /// Whether its folder exists.
     pub(super) is_made: bool,
     pub(super) is_kept: bool,
 }
 
 impl NewSnapshot<'_> {
-    /// It is there from now on.
+    /// Completes the snapshot.
     pub(super) fn keep(mut self, change: impl FnOnce(&mut SnapshotEntry)) {
         self.is_kept = true;
         if let Some(entry) = self.snapshotter.state().entries.get_mut(&self.number) {
@@ -60,7 +60,7 @@ impl Drop for NewSnapshot<'_> {
     fn drop(&mut self) {
         if !self.is_kept {
             self.snapshotter.state().forget(self.number);
-            // What is still mounted in there goes with the next start.
+            // If an unmount fails, the next start of the service repeats it.
             let _gone = self.snapshotter.drop_limit(self.number);
             if self.is_made
                 && let Ok(folder) = self.snapshotter.instance.hide(self.number)
@@ -73,7 +73,7 @@ impl Drop for NewSnapshot<'_> {
 }
 
 impl Snapshotter {
-    /// Takes a name for a new snapshot, on which somebody works from then on, and makes its folder.
+    /// Reserves a name for a new snapshot, which is locked from then on, and creates its folder.
     pub(super) fn make(
         &self,
         key: &str,
@@ -106,7 +106,7 @@ impl Snapshotter {
         Ok(new)
     }
 
-    /// Waits until nobody works on a snapshot, and takes it.
+    /// Waits until a snapshot is free, and locks it.
     pub(super) fn take(
         &self,
         key: &str,

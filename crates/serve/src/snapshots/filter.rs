@@ -1,21 +1,20 @@
-//! containerd's filters for lists. Source: its package `filters`: `fieldpath`, or `fieldpath operator value`, with commas
-//! between those that all have to hold.
+//! containerd's filters for lists. Source: its package `filters`: `fieldpath`, or `fieldpath operator value`,
+//! separated by commas, all of which must match.
 
 use regex::Regex;
 
-/// A filter that is no filter.
+/// A syntax error in a filter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("filter \"{}\", at character {at}: {why}", filter.escape_debug())]
 pub struct FilterError {
-    /// The filter.
     filter: String,
-    /// Where in it, counted from 1.
+    /// Position in characters, counted from 1.
     at: usize,
-    /// What is wrong there.
+    /// The mistake at this position.
     why: String,
 }
 
-/// Filters of which one has to hold; with none, all does.
+/// Filters of which at least one must match. An empty list matches everything.
 #[derive(Debug, Default)]
 pub struct Filters(Vec<Vec<Selector>>);
 
@@ -34,16 +33,13 @@ enum Test {
 }
 
 impl Filters {
-    /// Reads filters.
-    ///
-    /// # Errors
-    /// [`FilterError`].
+    /// Parses filters.
     pub fn parse<'a>(filters: impl IntoIterator<Item = &'a str>) -> Result<Self, FilterError> {
         let parsed = filters.into_iter().map(|filter| Parser { filter, at: 0 }.selectors());
         parsed.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether one of them holds for something whose fields `value` knows: `None` of a field that is not there.
+    /// Returns whether a filter matches. `value` returns the value of a field, or `None` if the field is absent.
     pub fn hold<'v>(&self, value: impl Fn(&[String]) -> Option<&'v str>) -> bool {
         let holds = |it: &Selector| it.holds(value(&it.field));
         self.0.is_empty() || self.0.iter().any(|all| all.iter().all(holds))
@@ -51,7 +47,7 @@ impl Filters {
 }
 
 impl Selector {
-    /// A field that is not there is empty.
+    /// Compares a field. An absent field counts as empty.
     fn holds(&self, value: Option<&str>) -> bool {
         match &self.test {
             Test::Present => value.is_some(),
@@ -141,7 +137,7 @@ impl<'a> Parser<'a> {
         Ok(value.to_owned())
     }
 
-    /// From a quote to the next one like it. Between them, `\` stands before a quote, another `\`, and n, r and t.
+    /// Parses a quoted value. A backslash escapes the quote, another backslash, and n, r and t.
     fn quoted(&mut self) -> Result<String, FilterError> {
         let begin = self.at;
         let quote = self.next();
@@ -160,7 +156,7 @@ impl<'a> Parser<'a> {
                         Some('r') => '\r',
                         Some('t') => '\t',
                         Some(char) if char == '\\' || Some(char) == quote => char,
-                        // A pattern has these for itself.
+                        // A pattern keeps its own escapes.
                         Some(char) if matches!(quote, Some('/' | '|')) => {
                             value.push('\\');
                             char

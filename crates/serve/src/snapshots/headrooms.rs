@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use container::root::headroom::Headroom;
 
-/// What reserves space for filestores, in a thread of its own.
+/// A thread that reserves space for filestores.
 #[derive(Debug)]
 pub(super) struct Headrooms {
     told: Option<Sender<Told>>,
@@ -49,11 +49,11 @@ impl Headrooms {
     }
 
     pub(super) fn add(&self, number: u64, headroom: Headroom) {
-        // The thread ends after this only.
+        // The thread outlives this value.
         drop(self.told.as_ref().map(|it| it.send(Told::Add(number, Box::new(headroom)))));
     }
 
-    /// Lets go of a filestore, and waits for that.
+    /// Stops reserving space for a filestore, and waits for that.
     pub(super) fn drop(&self, number: u64) {
         let (done, is_done) = mpsc::channel();
         drop(self.told.as_ref().map(|it| it.send(Told::Drop(number, done))));
@@ -70,5 +70,5 @@ impl Drop for Headrooms {
     }
 }
 
-/// How long nobody looks where there is no filestore.
+/// How long the thread sleeps without filestores.
 const IDLE: Duration = Duration::from_secs(3600);

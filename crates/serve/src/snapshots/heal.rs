@@ -1,4 +1,4 @@
-//! Layers that have lost something are read again, from the engine's content store, before something runs on them.
+//! Reads damaged layers again from the engine's content store before a container uses them.
 
 use std::io::Read;
 
@@ -11,17 +11,17 @@ use super::labels::is_unpacked;
 use super::layer_from_dir::LayerClaim;
 use super::snapshotter::Snapshotter;
 
-/// A layer that has lost something.
+/// A layer of which data was lost.
 #[derive(Debug, Clone)]
 pub(super) struct LostLayer {
     pub(super) diff_id: Digest,
-    /// The blobs that give it.
+    /// The blobs that contain it.
     pub(super) blobs: Vec<LayerClaim>,
 }
 
 impl Snapshotter {
-    /// The layers below a snapshot that have lost something. Nothing is looked at unless a repair has marked their image, or
-    /// it has to be made; and nothing for a snapshot that a layer is unpacked on, of which no root is needed.
+    /// Returns the layers below a snapshot that have lost data. This is checked only if a repair has marked their
+    /// image, or the image must be made. Snapshots for unpacking are skipped, because they need no root.
     pub(super) fn lost_layers(&self, key: &str, parent: &str) -> Vec<LostLayer> {
         if parent.is_empty() || is_unpacked(key) {
             return Vec::new();
@@ -51,7 +51,7 @@ impl Snapshotter {
         .collect()
     }
 
-    /// Reads the blob of a layer again. What the store has of the layer stays as it is.
+    /// Reads the blob of a layer again. The existing data of the layer is not changed.
     pub(super) fn read_again(
         &self,
         claim: &LayerClaim,

@@ -12,7 +12,7 @@ use super::labels::asked_map;
 use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
-    /// The map of a snapshot's root. What was written has one already, whatever its labels say by now.
+    /// Returns the id map of a snapshot's root. Once it was written to, the map is fixed, even if the labels change.
     pub(super) fn map_of(
         &self,
         number: u64,
@@ -24,7 +24,7 @@ impl Snapshotter {
         }
     }
 
-    /// The map of what was written to a snapshot. One that cannot be read is not taken for none.
+    /// Returns the id map of a snapshot's changes. A map that cannot be read is an error.
     pub(super) fn noted_map(&self, number: u64) -> Result<Option<IdMap>, SnapshotterError> {
         let failed = |source| SnapshotterError::Owners { number, source };
         match fs::read_to_string(self.instance.changes(number).join(USERNS)) {

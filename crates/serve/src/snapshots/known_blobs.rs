@@ -5,22 +5,23 @@ use std::collections::{BTreeSet, HashMap};
 use image::digest::Digest;
 use store::Store;
 
-/// Which layer a blob gives, of the store's: all bytes of the blob were hashed while it did.
+/// The layers of the store by the digest of their blob. Only blobs that were hashed completely are included.
 #[derive(Debug, Default)]
 pub(super) struct KnownBlobs {
     layers: HashMap<Digest, Digest>,
-    /// Layers that were looked at.
+    /// The layers that were examined.
     seen: BTreeSet<Digest>,
 }
 
 impl KnownBlobs {
     pub(super) fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
-        // One that has lost something is read again.
+        // A layer that has lost data is read again.
         let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
         if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {
             return Some(*layer);
         }
-        // A layer may have been read from one more blob meanwhile: then it is read once more, which only takes time.
+        // A layer that was examined may have been read from another blob since. Then it is read again, which only
+        // takes time.
         for layer in store.layers.diff_ids().unwrap_or_default() {
             if self.seen.insert(layer)
                 && let Ok(Some(opened)) = store.layers.open(&layer)

@@ -10,11 +10,12 @@ use image::digest::Digest;
 use super::error::SnapshotterError;
 use super::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 
-/// Labels of a snapshot.
+/// The labels of a snapshot.
 pub type Labels = BTreeMap<String, String>;
 
-/// Whether containerd unpacks a layer on it: it calls these `extract-… DIGEST`, below a namespace and a number. No container
-/// can have such a name, since there is a space in it. Source: containerd's `core/unpack/unpacker.go`.
+/// Returns whether containerd unpacks a layer on this snapshot. The name is `extract-… DIGEST` then, below a
+/// namespace and a number. Containers cannot have such a name, because it contains a space. Source: containerd's
+/// `core/unpack/unpacker.go`.
 pub(super) fn is_unpacked(name: &str) -> bool {
     let name = name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
     name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())
@@ -28,7 +29,7 @@ pub(super) fn check_name(name: &str) -> Result<(), SnapshotterError> {
 }
 
 pub(super) fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
-    // All of a record is to be read again.
+    // A record must stay small enough to be read again.
     if labels.iter().map(|it| it.0.len() + it.1.len()).sum::<usize>() > LABELS_MAX {
         return Err(SnapshotterError::Labels);
     }
@@ -38,7 +39,7 @@ pub(super) fn check_labels(labels: &Labels) -> Result<(), SnapshotterError> {
     }
 }
 
-/// As containerd changes labels: a field that `new` lacks is removed.
+/// Changes labels like containerd: a label in `fields` that `new` lacks is removed.
 pub(super) fn change_labels(
     labels: &mut Labels,
     new: &Labels,
@@ -65,10 +66,10 @@ pub(super) fn change_labels(
     Ok(())
 }
 
-/// The chain id that a snapshot is to have. Source: containerd's `unpacker.go`, `labelSnapshotRef`.
+/// Label with the chain id of the future snapshot. Source: containerd's `unpacker.go`, `labelSnapshotRef`.
 const TARGET: &str = "containerd.io/snapshot.ref";
 
-/// The digest of the layer's blob. Source: containerd's `pkg/snapshotters/annotations.go`.
+/// Label with the digest of the layer's blob. Source: containerd's `pkg/snapshotters/annotations.go`.
 const BLOB: &str = "containerd.io/snapshot/cri.layer-digest";
 
 pub(super) fn target(labels: &Labels) -> Option<Digest> {
@@ -79,13 +80,14 @@ pub(super) fn layer_blob(labels: &Labels) -> Option<Digest> {
     labels.get(BLOB)?.parse().ok()
 }
 
-/// How an engine asks for a map: `CONTAINER:HOST:SIZE`, several with commas. Source: containerd's
+/// Labels with an id map: `CONTAINER:HOST:SIZE`, several separated by commas. Source: containerd's
 /// `core/snapshots/snapshotter.go`, `LabelSnapshotUIDMapping` and `LabelSnapshotGIDMapping`.
 const USERS: &str = "containerd.io/snapshot/uidmapping";
 
 const GROUPS: &str = "containerd.io/snapshot/gidmapping";
 
-/// The map that labels ask for. Of a root on which a layer is unpacked, the image's manifest may have brought the labels.
+/// Returns the id map in labels. Ignored for a root on which a layer is unpacked, because its labels may come from the
+/// image's manifest.
 ///
 /// # Errors
 /// [`SnapshotterError::Map`].
@@ -106,13 +108,11 @@ pub(super) fn asked_map(name: &str, labels: &Labels) -> Result<Option<IdMap>, Sn
     }
 }
 
-/// How an engine asks for a limit, in bytes. Source: containerd's `core/snapshots/snapshotter.go`, `LabelSnapshotMaxSize`.
+/// Label with a limit in bytes. Source: containerd's `core/snapshots/snapshotter.go`, `LabelSnapshotMaxSize`.
 const SIZE: &str = "containerd.io/snapshot/max-size";
 
-/// The limit that labels ask for. Of a root on which a layer is unpacked, the image's manifest may have brought the labels.
-///
-/// # Errors
-/// [`SnapshotterError::Size`].
+/// Returns the limit in labels. Ignored for a root on which a layer is unpacked, because its labels may come from the
+/// image's manifest.
 pub(super) fn asked_size(
     name: &str,
     labels: &Labels,
@@ -138,7 +138,7 @@ mod tests {
         for wrong in ["", "0", "-1", "16777215", "17592186044417", "1G", "99999999999999999999"] {
             assert_eq!(asked("default/1/one", wrong), None, "{wrong}");
         }
-        // A manifest may have said so.
+        // The label may come from a manifest.
         let unpacked = format!("default/1/extract-1-a {}", image::digest::Digest::sha256(b""));
         assert_eq!(asked(&unpacked, "1"), Some(None));
         assert_eq!(asked_size("default/1/one", &Labels::new()).unwrap(), None);

@@ -1,4 +1,4 @@
-//! What was written to a root becomes a layer, and an image on the one below.
+//! Makes a layer of the changes of a root, and an image of it and the one below.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,36 +21,36 @@ use transfer::import::{
 use super::cancellation::Wanted;
 use super::error::SnapshotterError;
 
-/// Resources for layers.
+/// The resources for making layers.
 #[derive(Debug)]
 pub(super) struct Resources {
     pub(super) threads: NonZeroUsize,
     pub(super) scratch: PathBuf,
-    /// Set to end soon.
+    /// Set to end running work.
     pub(super) cancel: AtomicBool,
 }
 
-/// What an engine says of a blob. All of it is compared.
+/// The engine's description of a blob. All of it is verified.
 #[derive(Debug, Clone)]
 pub(super) struct LayerClaim {
     pub(super) digest: Digest,
-    /// In bytes.
+    /// Size in bytes.
     pub(super) size: Option<u64>,
-    /// Empty if it is not known.
+    /// Empty if unknown.
     pub(super) media_type: String,
 }
 
-/// What a layer is put on.
+/// The base of a new layer.
 #[derive(Debug, Clone)]
 pub(super) struct Base {
-    /// None for nothing.
+    /// `None` for an empty base.
     pub(super) image: Option<ImageId>,
-    /// The layers of the image, from the lowest up.
+    /// The layers of the image, from the lowest.
     pub(super) layers: Vec<Digest>,
 }
 
 impl Resources {
-    /// Makes layer and image of all that is in `upper`, whose owners these are.
+    /// Makes layer and image of everything in `upper`. `ids` maps its owners.
     pub(super) fn ingest(
         &self,
         store: &Store,
@@ -80,14 +80,14 @@ impl Resources {
         Ok(SnapshotContent { inodes: changes.entries, ..content(&report) })
     }
 
-    /// Makes the image of nothing at all.
+    /// Makes an empty image.
     pub(super) fn nothing(&self, store: &Store, now: Seconds) -> Result<ImageId, SnapshotterError> {
         let below = Below { tree: &Builder::new().finish(), diff_ids: &[] };
         // Two blocks of zeros end a tar.
         Ok(self.add(store, below, &[0; 1024][..], now)?.image)
     }
 
-    /// Reads a blob into the store. The layer is kept from `gc` until the keeper ends.
+    /// Reads a blob into the store. The layer is kept from `gc` until the keeper is dropped.
     pub(super) fn layer(
         &self,
         keeper: &Transaction<'_>,
@@ -111,14 +111,14 @@ impl Resources {
             diff_id: None,
         })?;
         let committed = layers.committed();
-        // The service waits for the next one, perhaps for days.
+        // Freed memory is returned to the system, because the next layer may come days later.
         kernel::memory::give_back();
         let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
         let bytes = committed.object_bytes;
         Ok(SnapshotContent { layer, image: None, lazy: None, bytes, inodes: committed.objects })
     }
 
-    /// Makes the image of layers, and says how many bytes it has.
+    /// Makes the image of layers, and returns it with its size in bytes.
     pub(super) fn stack(
         &self,
         store: &Store,
@@ -152,7 +152,7 @@ impl Resources {
     }
 }
 
-/// Logs what no layer can hold.
+/// Logs files that a layer cannot contain.
 pub(super) fn tell_of_skipped(changes: &changes::Report) {
     for path in &changes.skipped {
         let path = path.escape_ascii();

@@ -1,4 +1,4 @@
-//! Layers that come as blobs, or are here already: nothing is unpacked for them.
+//! Layers that come as blobs, or are already in the store. They are never unpacked.
 
 use std::io::Read;
 use std::path::Path;
@@ -18,11 +18,11 @@ use super::snapshotter::Snapshotter;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AppliedLayer {
     pub(super) diff_id: Digest,
-    /// Size of its tar.
+    /// Size of its tar, in bytes.
     pub(super) bytes: u64,
 }
 
-/// The id of a chain of layers, from that of all but the last one. Source: OCI image-spec, "Layer ChainID".
+/// Returns the chain id of layers, from that of all but the last one. Source: OCI image-spec, "Layer ChainID".
 pub(super) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     match below {
         None => *diff_id,
@@ -31,7 +31,7 @@ pub(super) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
 }
 
 impl Snapshotter {
-    /// The snapshot that has its root here, if a layer can be applied to it.
+    /// Returns the snapshot with this root, if a layer can be applied to it.
     pub(super) fn unpacked_at(&self, root: &Path) -> Option<String> {
         let state = self.state();
         let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
@@ -40,7 +40,7 @@ impl Snapshotter {
         is_open.then(|| record.name.clone())
     }
 
-    /// The layer that a blob gives, if the store has it.
+    /// Returns the layer of a blob, if the store has it.
     pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
         match self.surroundings.skip {
             SkipLayers::Never => None,
@@ -48,14 +48,14 @@ impl Snapshotter {
         }
     }
 
-    /// Reads a blob into the store, as the layer of a snapshot to which nothing was written yet.
+    /// Reads a blob into the store as the layer of an unchanged snapshot.
     pub(super) fn apply(
         &self,
         key: &str,
         claim: &LayerClaim,
         blob: (impl Read + Send, &Wanted),
     ) -> Result<AppliedLayer, SnapshotterError> {
-        // No record names the layer yet when it is in the store.
+        // The keeper protects the layer from `gc` until a record names it.
         let keeper = self.keeper()?;
         let applied = self.apply_with(key, |now| {
             let content = self.resources.layer(&keeper, claim, blob, now)?;
@@ -65,12 +65,12 @@ impl Snapshotter {
         self.applied(&applied).inspect(|it| self.counts.read(it.bytes))
     }
 
-    /// Keeps what is imported for it from `gc`, as long as it is there.
+    /// Starts a transaction that keeps imported data from `gc` until it is dropped.
     pub(super) fn keeper(&self) -> Result<Transaction<'_>, SnapshotterError> {
         Ok(self.store.begin().map_err(ImportError::Transaction)?)
     }
 
-    /// The same for a layer that the store has.
+    /// Applies a layer that the store already has.
     pub(super) fn apply_known(
         &self,
         key: &str,
@@ -108,11 +108,12 @@ impl Snapshotter {
         Ok(layer)
     }
 
-    /// Tells an engine that a layer is here, if it may have it. `labels` come from the image's manifest, in part: a chain of
-    /// layers counts only if it has the id that is asked for, and a layer only if this very blob gave it.
+    /// Makes a snapshot of a layer that the store has, if the engine may use it. `labels` come in part from the
+    /// image's manifest, so the chain of layers must have the requested chain id, and the layer must have been read
+    /// from this very blob.
     ///
     /// # Errors
-    /// [`SnapshotterError::Skipped`] if the layer is here: there is a committed snapshot with these labels then.
+    /// [`SnapshotterError::Skipped`] if the store has the layer. Then a committed snapshot with these labels exists.
     pub fn skip(&self, parent: &str, labels: &Labels) -> Result<(), SnapshotterError> {
         if self.surroundings.skip != SkipLayers::Download {
             return Ok(());
@@ -121,14 +122,14 @@ impl Snapshotter {
         let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
             return Ok(());
         };
-        // A record must not be without its layer, also if the service ends between the two.
+        // `gc` is held off until the record names the layer, and a record never lacks its layer even after a crash.
         let _hold = self.store.hold()?;
         let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
         let below = match parent {
             "" => None,
             parent => {
                 let number = self.state().committed(parent)?;
-                // What stands on a directory has no chain id.
+                // A snapshot on a directory has no chain id.
                 let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
                 layers.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
             }
@@ -139,7 +140,8 @@ impl Snapshotter {
         self.give(parent, labels, &target, shared(&layer))
     }
 
-    /// Makes a committed snapshot that the engine did not bring, and tells it so. No `gc` takes what it needs meanwhile.
+    /// Makes a committed snapshot whose layer the engine did not download, and returns the error that informs the
+    /// engine. The caller must hold off `gc`.
     pub(super) fn give(
         &self,
         parent: &str,
@@ -160,10 +162,10 @@ impl Snapshotter {
     }
 }
 
-/// How snapshots are named that the engine did not have to bring: no engine's own names begin so.
+/// Prefix of such snapshots. Names of engines never begin with it.
 const SKIPPED: &str = "quire/";
 
-/// A layer that was here before: the snapshot brings nothing.
+/// Returns the content of a snapshot whose layer was in the store before, so it uses no additional space.
 fn shared(layer: &Digest) -> SnapshotContent {
     SnapshotContent { layer: *layer, image: None, lazy: None, bytes: 0, inodes: 0 }
 }

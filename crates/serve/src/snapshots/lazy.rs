@@ -1,8 +1,8 @@
-//! Images that an engine starts before their layers are here: their devices are filled when they are read.
+//! Images that an engine starts before their layers are downloaded: their devices are filled on demand.
 //!
-//! A layer that is not here cannot be compared with its diff id. So containerd's name for it, the chain id, is only as good
-//! as the index that came with the image. Whoever is believed about that decides what other images of this engine get for
-//! layers of the same name, until all of it is here: see `docs/threat-model.md`.
+//! The diff id of a missing layer cannot be verified. So the chain id, which is containerd's name for it, is only as
+//! trustworthy as the index of the image. The source of that index determines what other images of this engine get
+//! for layers of the same name, until everything is downloaded: see `docs/threat-model.md`.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -20,18 +20,19 @@ use super::layers::chain_id;
 use super::lazy_memory::LazyLookup;
 use super::snapshotter::Snapshotter;
 
-/// The name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`, `TargetRefLabel`.
+/// Label with the name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`,
+/// `TargetRefLabel`.
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
-/// The digest of its manifest. Source: the same, `TargetManifestDigestLabel`.
+/// Label with the digest of its manifest. Source: the same, `TargetManifestDigestLabel`.
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
-/// On content: the repositories that the engine has it from, with commas. The label's name ends with the registry's host.
-/// Source: containerd's `core/remotes/docker/handler.go`, `AppendDistributionSourceLabel`.
+/// Label on content with the repositories that the engine has it from, separated by commas. The label's name ends
+/// with the registry's host. Source: containerd's `core/remotes/docker/handler.go`, `AppendDistributionSourceLabel`.
 const SOURCE: &str = "containerd.io/distribution.source";
 
-/// An image that an engine brings a layer of, as the labels say.
+/// The image of a layer that an engine unpacks, according to labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LazyWanted {
-    /// With the digest of the manifest.
+    /// The reference, with the digest of the manifest.
     reference: Reference,
     pub(super) manifest: Digest,
 }
@@ -43,10 +44,11 @@ impl LazyWanted {
         Some(Self { reference: reference.with_digest(manifest), manifest })
     }
 
-    /// Whether the engine has the manifest from this repository of this host: then its own credentials have been enough for
-    /// the image. Labels alone may be what another image's manifest says. The engine does not note the registry's port.
+    /// Returns whether the engine has the manifest from this repository of this host, because then the engine's own
+    /// credentials were sufficient for the image. The labels of a snapshot are not enough, because another image's
+    /// manifest may contain them. The engine does not record the registry's port.
     pub(super) fn is_from(&self, labels: &HashMap<String, String>) -> bool {
-        // Without its port.
+        // The host without the port.
         let registry = self.reference.registry();
         let host = registry.rsplit_once(':').map_or(registry, |it| it.0);
         let source = format!("{SOURCE}.{host}");
@@ -55,8 +57,8 @@ impl LazyWanted {
     }
 }
 
-/// A name that an image has until a record names it. It is of this instance, so that the next service removes those that a
-/// killed one has left.
+/// A temporary name for an image until a record names it. It contains the instance, so that the next service removes
+/// those of a killed one.
 #[derive(Debug)]
 struct Named<'s> {
     store: &'s Store,
@@ -80,15 +82,15 @@ fn forget_name(store: &Store, name: &RefName) {
 }
 
 impl Snapshotter {
-    /// Whether an engine may get images whose layers are not here.
+    /// Returns whether an engine may use images without their layers.
     pub(super) fn starts_lazily(&self) -> bool {
         self.surroundings.lazy.as_ref().is_some_and(|it| it.starts)
     }
 
-    /// Tells an engine that a layer is here, if its image can be had without its layers.
+    /// Makes a snapshot without downloading its layer, if its image can be used without its layers.
     ///
     /// # Errors
-    /// [`SnapshotterError::Skipped`] if so: there is a committed snapshot with these labels then.
+    /// [`SnapshotterError::Skipped`] on success. Then a committed snapshot with these labels exists.
     pub(super) fn skip_lazily(
         &self,
         parent: &str,
@@ -102,12 +104,12 @@ impl Snapshotter {
             "" => Vec::new(),
             parent => {
                 let number = self.state().committed(parent)?;
-                // What stands on a directory has no chain id.
+                // A snapshot on a directory has no chain id.
                 let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
                 layers
             }
         };
-        // A `gc` may have taken it since it was here.
+        // A `gc` may have removed the image since it was found, so this is tried twice.
         for _ in 0..2 {
             let named = self.new_name(&wanted.manifest);
             let Some(image) = self.lazy_image(wanted, &named.name) else { return Ok(()) };
@@ -141,7 +143,8 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// The image of a manifest without its layers, if it is here or can be had. One that comes has this name.
+    /// Returns the image of a manifest without its layers, if it is in the store or can be pulled. A new one gets
+    /// this name.
     fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
         let LazyWanted { reference, manifest } = wanted;
         let mut asking = match self.lazy.ask(manifest) {
@@ -177,7 +180,7 @@ impl Snapshotter {
         pulled.ok().flatten()
     }
 
-    /// Brings the layers of a snapshot and of those below it, as far as they are not here. They are as others then.
+    /// Downloads the missing layers of a snapshot and of those below it, which become normal snapshots then.
     pub(super) fn bring_layers(&self, top: u64) -> Result<(), SnapshotterError> {
         let without: Vec<_> = {
             let state = self.state();
@@ -193,7 +196,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Nobody else waits for the snapshot while registries are asked: it can be removed meanwhile.
+    /// Downloads the layer of a snapshot. The snapshot is not locked during the download, so it can be removed.
     fn bring_layer(
         &self,
         number: u64,
@@ -207,7 +210,7 @@ impl Snapshotter {
         let wanted = self.state().entries.get(&number).and_then(|it| layer_of(&it.record));
         if let Some(layer) = wanted.filter(|it| !has_layer(*it)) {
             let _bringing = self.lazy.bring(&lazy.manifest);
-            // Somebody else may have brought it while this call waited.
+            // Another call may have downloaded the layer while this one waited.
             if !has_layer(layer) {
                 let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
                 let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
@@ -219,7 +222,7 @@ impl Snapshotter {
         let taken = self.take(name, |_| Ok(()))?;
         let content = taken.record.content().filter(|_| taken.number == number);
         let Some(content) = content.filter(|it| it.lazy.as_ref() == Some(lazy)) else {
-            // Somebody else has noted it meanwhile.
+            // Another call has updated the record in the meantime.
             return Ok(());
         };
         let content = SnapshotContent { lazy: None, image: None, ..content.clone() };
@@ -230,7 +233,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// A name that no other call uses.
+    /// Returns a name that no other call uses.
     fn new_name(&self, manifest: &Digest) -> Named<'_> {
         let number = self.lazy.names.fetch_add(1, Ordering::Relaxed);
         let manifest = manifest.to_string().replace(':', "-");
@@ -238,14 +241,14 @@ impl Snapshotter {
         Named { store: &self.store, name: name.parse().expect("it is made of hex digits") }
     }
 
-    /// What all of these names begin with.
+    /// Returns the common prefix of all of these names.
     fn names(&self) -> String {
-        // Names of instances have letters that names of images cannot have.
+        // Hashed, because names of instances may contain characters that names of images cannot.
         let instance = Digest::sha256(self.instance.name().as_bytes()).to_string();
         format!("quire-engine/{}", instance.trim_start_matches("sha256:"))
     }
 
-    /// Removes the names that a service before this one has left.
+    /// Removes the names that an earlier service has left.
     pub(super) fn forget_names(&self) {
         let Ok((names, _)) = self.store.refs.readable() else { return };
         let ours = self.names() + ":";

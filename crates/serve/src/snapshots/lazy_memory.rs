@@ -1,4 +1,4 @@
-//! What is known of images whose layers are not in the store, and which calls ask for them.
+//! Known states of images whose layers are not in the store, and the calls that request them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::verity::ImageId;
 
-/// What is known of images that are not here.
+/// The known states of images without their layers.
 #[derive(Debug, Default)]
 pub(super) struct LazyMemory {
     known: Mutex<HashMap<Digest, Known>>,
-    /// Something is known of one more.
+    /// Signalled when the state of an image is known.
     told: Condvar,
-    /// Manifests whose layers somebody brings.
+    /// Manifests whose layers are being downloaded.
     bringing: Mutex<HashSet<Digest>>,
-    /// Somebody has ended that.
+    /// Signalled when such a download ends.
     brought: Condvar,
-    /// Names that were given.
+    /// Number of names that were given.
     pub(super) names: AtomicU64,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Known {
-    /// Somebody asks for it.
+    /// Another call is requesting the image.
     Asked,
-    /// It was not to be had, at this time.
+    /// The request failed at this time.
     No(Instant),
     Here(ImageId),
 }
@@ -36,7 +36,7 @@ impl LazyMemory {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what is known of an image, or has the caller find out.
+    /// Returns the known state of an image, or makes the caller request it.
     pub(super) fn ask(&self, manifest: &Digest) -> LazyLookup<'_> {
         let begun = Instant::now();
         let mut known = self.known();
@@ -65,7 +65,7 @@ impl LazyMemory {
         self.bringing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has one call at a time bring the layers of an image.
+    /// Waits until no other call downloads the layers of this image.
     pub(super) fn bring(&self, manifest: &Digest) -> Bringing<'_> {
         let mut bringing = self.bringing();
         while !bringing.insert(*manifest) {
@@ -74,7 +74,7 @@ impl LazyMemory {
         Bringing { memory: self, manifest: *manifest }
     }
 
-    /// Forgets an image that is not here any more.
+    /// Forgets an image that is no longer in the store.
     pub(super) fn forget(&self, manifest: &Digest) {
         let mut known = self.known();
         if matches!(known.get(manifest), Some(Known::Here(_))) {
@@ -85,11 +85,11 @@ impl LazyMemory {
 
 pub(super) enum LazyLookup<'m> {
     Known(Option<ImageId>),
-    /// Others wait for what the caller finds.
+    /// The caller must find out; other calls wait for that.
     Ask(Asking<'m>),
 }
 
-/// Tells those who wait what was found, however it ends.
+/// Publishes the result when it is dropped, even after a panic.
 pub(super) struct Asking<'m> {
     memory: &'m LazyMemory,
     manifest: Digest,
@@ -104,7 +104,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-/// Others wait for the same image meanwhile.
+/// Lets the next call for the same image continue when it is dropped.
 pub(super) struct Bringing<'m> {
     memory: &'m LazyMemory,
     manifest: Digest,
@@ -117,20 +117,20 @@ impl Drop for Bringing<'_> {
     }
 }
 
-/// How long a call waits for another one that asks for the same image. Then the engine brings its layers.
+/// How long a call waits for another call that requests the same image. After that, the engine downloads its layers.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// How long an image without an index is not asked for again: each of its layers would do so.
+/// How long an image without an index is not requested again, because each of its layers would cause a request.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Of so many images it is known whether they can be had. More are asked for again.
+/// Largest number of images whose state is remembered. Further ones are requested again.
 const KNOWN: usize = 1024;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Others would wait for it each time.
+    /// A call that panics must not block others, which would otherwise wait for their whole timeout.
     #[test]
     fn a_call_that_ends_without_an_answer_keeps_no_other_waiting() {
         let (memory, manifest) = (LazyMemory::default(), Digest::sha256(b"manifest"));
@@ -140,7 +140,7 @@ mod tests {
             drop(asking);
             assert!(waiting.join().unwrap());
         });
-        // Of another image nothing is known.
+        // The state of another image is not known.
         assert!(matches!(memory.ask(&Digest::sha256(b"other")), LazyLookup::Ask(_)));
     }
 }

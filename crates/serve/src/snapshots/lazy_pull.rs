@@ -1,4 +1,4 @@
-//! Images that container engines start before their layers are here.
+//! Pulls and opens images that container engines start before their layers are downloaded.
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -29,22 +29,22 @@ use crate::lazy::{
     ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of, release,
 };
 
-/// Returns the settings of registries, whose transfers end when the flag is set.
+/// Returns the settings of registries. Transfers end when the flag is set.
 pub type RegistrySettings = dyn Fn(&Arc<AtomicBool>) -> Result<Settings, LazyError> + Send + Sync;
 
-/// What pulls of an engine's images depend on.
+/// Settings for images of an engine.
 pub struct EngineChoices {
-    /// The policies in force, asked at each pull.
+    /// Returns the policies in force. Called for each pull.
     pub policies: Box<dyn Fn() -> Result<Policies, LazyError> + Send + Sync>,
-    /// The settings of registries, asked at each pull, which ends when the flag is set.
+    /// Returns the settings of registries. Called for each pull, which ends when the flag is set.
     pub registries: Box<RegistrySettings>,
-    /// Whether the administrator has named a file with credentials, which comes before kubelet's.
+    /// Whether the administrator has configured a file with credentials, which has precedence over kubelet's.
     pub has_credentials: bool,
-    /// Whose indexes are used.
+    /// Which indexes are trusted.
     pub trust: TrustIndex,
-    /// How the service for lazy devices is started.
+    /// How the lazy service is started.
     pub starter: Starter,
-    /// For imports.
+    /// Resources for imports.
     pub resources: ImportResources,
 }
 
@@ -54,17 +54,17 @@ impl fmt::Debug for EngineChoices {
     }
 }
 
-/// What an engine's snapshotter does with images whose layers are not here.
+/// The source of an engine's images without their layers.
 pub struct EngineImages {
     choices: EngineChoices,
     /// Set when the service ends.
     cancel: Arc<AtomicBool>,
-    /// Where credentials are.
+    /// Path of the file with kubelet's credentials.
     secrets: Option<PathBuf>,
     watches: Watches,
 }
 
-/// Why an image cannot be had without its layers.
+/// Why an image cannot be used without its layers.
 #[derive(Debug, thiserror::Error)]
 enum EngineImageError {
     #[error("the store does not know where it is from")]
@@ -87,7 +87,8 @@ impl fmt::Debug for EngineImages {
 }
 
 impl EngineImages {
-    /// `store` may have roots mounted already, of a service before this one.
+    /// Creates the source for a store. Roots of an earlier service may still be mounted, so the lazy service is
+    /// watched from the beginning.
     #[must_use]
     pub fn new(store: &Store, choices: EngineChoices) -> Self {
         let this = Self {
@@ -125,7 +126,7 @@ impl EngineImages {
         Ok(with_pull_secrets(settings, store, self.choices.has_credentials))
     }
 
-    /// Does `work` with the resources of an import.
+    /// Calls `work` with the resources of an import.
     fn import<T>(&self, work: impl FnOnce(&ImportContext<'_>) -> T) -> T {
         work(&self.choices.resources.until(&self.cancel))
     }
@@ -216,14 +217,14 @@ impl EngineImages {
             self.watches.add(service.watch(&folder_of(store.path())?)?);
             match service.bring(&opened.image().id, None) {
                 Ok(_has_trace) => {}
-                // It starts without.
+                // The image works without prefetching.
                 Err(error) => tracing::warn!(%error, "nothing is fetched ahead of its readers"),
             }
         }
         Ok(opened)
     }
 
-    /// Compares an image with its layers, if they have come in another way meanwhile.
+    /// Verifies an image against its layers, if those were downloaded in another way in the meantime.
     fn prove(&self, store: &Store, image: &Permitted) -> Result<(), LazyError> {
         let found = image.found();
         if !matches!(
@@ -302,11 +303,11 @@ impl LazyImages for EngineImages {
     }
 }
 
-/// Asks the service for devices, and starts it where there is none.
+/// Requests devices from the lazy service, and starts it if necessary.
 struct Lender<'a> {
     images: &'a EngineImages,
     store: &'a Store,
-    /// Of the image.
+    /// Manifest of the image.
     manifest: Option<Digest>,
 }
 
@@ -321,20 +322,21 @@ impl Lender<'_> {
 impl LendDevices for Lender<'_> {
     fn lend(&self, device: &DeviceId) -> Result<std::fs::File, LazyError> {
         let service = self.service()?;
-        // An earlier one may have died. Its devices are none of its group once all containers of it have ended.
+        // An earlier service may have died. Its group must release the device when all of its containers have ended.
         self.images.watches.let_go(self.store, device);
         Ok(service.lend(device)?)
     }
 }
 
-/// Groups of services, held for the readers of this engine's roots: no readers see zeros, whoever else dies.
+/// The fanotify groups of lazy services, held for the readers of this engine's roots, so that they never see zeros,
+/// whichever other processes die.
 #[derive(Debug, Default)]
 struct Watches(Arc<Mutex<Watched>>);
 
 #[derive(Debug, Default)]
 struct Watched {
     all: Vec<LazyWatch>,
-    /// Whether a thread looks at them.
+    /// Whether a thread checks the watches.
     is_watched: bool,
 }
 
@@ -347,7 +349,7 @@ impl Watches {
         watched.all.push(watch);
         if !std::mem::replace(&mut watched.is_watched, true) {
             let watched = Arc::clone(&self.0);
-            // It ends with the last of them, or with the process.
+            // The thread ends with the last watch, or with the process.
             thread::spawn(move || {
                 loop {
                     let wait = look(&mut lock(&watched));
@@ -360,7 +362,7 @@ impl Watches {
 }
 
 impl Watches {
-    /// Has no group of a dead service keep a device from the next one.
+    /// Unmarks a device for groups of dead services, so that the next service can fill it.
     fn let_go(&self, store: &Store, device: &DeviceId) {
         let Ok(Some((file, _))) = store.lazy_devices.open(device) else { return };
         for watch in &lock(&self.0).all {
@@ -372,7 +374,7 @@ impl Watches {
     }
 }
 
-/// Looks at all. Returns when to look again, if anything is left.
+/// Checks all watches. Returns the time until the next check, or `None` if none are left.
 fn look(watched: &mut Watched) -> Option<Duration> {
     watched.all.retain(|it| !it.is_done());
     let wait = watched.all.iter().map(LazyWatch::look).min();
@@ -380,13 +382,13 @@ fn look(watched: &mut Watched) -> Option<Duration> {
     wait
 }
 
-/// Where credentials of repositories are that kubelet has pulled from, for a store. It is in memory, as all of `/run`, and
-/// only root reads it.
+/// Returns the path of kubelet's credentials for a store. The file is in memory, like all of `/run`, and only root
+/// can read it.
 fn pull_secrets(store: &Store) -> Option<PathBuf> {
     Some(folder_of(store.path()).ok()?.with_extension("secrets"))
 }
 
-/// The same settings, with what kubelet pulls with. Only a file that the administrator has named comes before.
+/// Adds kubelet's credentials to settings. Only a file that the administrator has configured has precedence.
 #[must_use]
 pub fn with_pull_secrets(mut settings: Settings, store: &Store, has_named: bool) -> Settings {
     let named = usize::from(has_named);
@@ -394,14 +396,14 @@ pub fn with_pull_secrets(mut settings: Settings, store: &Store, has_named: bool)
     settings
 }
 
-/// Changes the credentials of a store, one process after the other.
+/// Changes the credentials of a store, with a lock against other processes.
 fn change_secrets<T>(
     path: &Path,
     change: impl FnOnce(&Keyring) -> Result<T, LazyError>,
 ) -> Result<T, LazyError> {
     let failed = |source| EngineImageError::Lock { path: path.to_owned(), source };
     if let Some(folder) = path.parent() {
-        // As the service for lazy devices makes it.
+        // With the same mode as the lazy service uses.
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
     }
     let mut options = File::options();

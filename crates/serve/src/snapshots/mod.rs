@@ -1,7 +1,7 @@
-//! Snapshots for container engines, as containerd's proxy snapshotters have them (decision 20).
+//! Snapshots for container engines, as a proxy snapshotter of containerd (decision 20).
 //!
-//! [`Snapshotter`] has the snapshots of one engine: records in the store, and roots that `container` mounts. What is written
-//! to a root becomes a layer of the store at its commit. [`serve_snapshots`] is the gRPC service over it.
+//! [`Snapshotter`] manages the snapshots of one engine: records in the store, and roots that `container` mounts. At a
+//! commit, the changes of a root become a layer of the store. [`serve_snapshots`] is the gRPC service.
 
 mod cancellation;
 mod collect;
@@ -50,9 +50,9 @@ pub use settings::{
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;
 
-/// The most bytes in the name of a snapshot: names have those of namespaces and containers in them.
+/// Largest length of a snapshot's name, in bytes. Names contain those of namespaces and containers.
 pub const NAME_MAX: usize = 4096;
-/// The most bytes in a label and its value together. Source: containerd's `snapshots.proto`.
+/// Largest length of a label with its value, in bytes. Source: containerd's `snapshots.proto`.
 pub const LABEL_MAX: usize = 4096;
-/// The most bytes in all labels of a snapshot.
+/// Largest length of all labels of a snapshot, in bytes.
 pub const LABELS_MAX: usize = 128 << 10;

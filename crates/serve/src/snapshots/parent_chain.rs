@@ -1,4 +1,5 @@
-//! What a snapshot stands on: an image of layers, and perhaps directories above it that other roots were written to.
+//! Parent chain of a snapshot: an image of layers, and perhaps directories above it that were written to through
+//! other roots.
 
 use container::changes::Owners;
 use image::digest::Digest;
@@ -12,12 +13,12 @@ use super::roots::Below;
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, State, Work};
 
-/// The most directories above an image. Overlayfs takes 500 layers.
+/// Largest number of directories above an image. Overlayfs supports 500 layers.
 const DIRECTORIES_MAX: usize = 64;
 
 impl Snapshotter {
-    /// The layers up to a snapshot, from the lowest; `None` if not all of it is known, or if there are directories among
-    /// them, which are no layers.
+    /// Returns the layers up to a snapshot, from the lowest. Returns `None` if the chain is incomplete or has
+    /// directories, which are no layers.
     pub(super) fn layers_below(&self, parent: Option<u64>) -> Option<Vec<Digest>> {
         let state = self.state();
         state.check_whole(parent).ok()?;
@@ -31,7 +32,7 @@ impl Snapshotter {
         Some(layers)
     }
 
-    /// What a root on this snapshot is made of. The image is made, if nobody has needed it yet.
+    /// Returns the lower layers of a root on this snapshot. Makes the image if it does not exist.
     pub(super) fn below(&self, parent: Option<u64>) -> Result<Below, SnapshotterError> {
         let base = self.base_of(parent)?;
         let directories = self.state().directories(parent);
@@ -43,7 +44,8 @@ impl Snapshotter {
             let state = self.state();
             let content = state.entries.get(&number).and_then(|it| it.record.content());
             let content = content.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
-            // Somebody may have brought its layers in between: then its image is made of them.
+            // Another call may have downloaded the layers in between. Then the next iteration makes the image of
+            // them.
             if let Some(image) = content.image {
                 let lazy = content.lazy.map(|it| it.manifest);
                 return Ok(Below { image, lazy, directories });
@@ -51,7 +53,7 @@ impl Snapshotter {
         }
     }
 
-    /// The highest layer that a root on a snapshot has below it.
+    /// Returns the highest layer below a root on a snapshot.
     pub(super) fn base_of(&self, parent: Option<u64>) -> Result<Option<u64>, SnapshotterError> {
         let state = self.state();
         state.check_whole(parent)?;
@@ -59,29 +61,29 @@ impl Snapshotter {
         Ok(state.chain(parent).nth(above).map(|it| it.0))
     }
 
-    /// Whether what is written on this snapshot may stay a directory.
+    /// Returns whether a commit on this snapshot may stay a directory.
     pub(super) fn has_room_above(&self, parent: Option<u64>) -> bool {
         self.state().directories(parent).len() < DIRECTORIES_MAX
     }
 
-    /// What a layer on this snapshot is put on. Directories become layers for it.
+    /// Returns the base of a new layer on this snapshot. Directories in the chain are made layers.
     pub(super) fn base(&self, parent: Option<u64>) -> Result<Base, SnapshotterError> {
         let image = parent.map(|it| self.whole_image_of(it)).transpose()?;
         Ok(Base { image, layers: self.known_layers(parent)? })
     }
 
-    /// The same of a snapshot without directories: nobody makes a directory of a layer.
+    /// Returns the layers of a chain that has no directories, because layers never become directories.
     fn known_layers(&self, parent: Option<u64>) -> Result<Vec<Digest>, SnapshotterError> {
         let layers = self.layers_below(parent);
         layers.ok_or_else(|| SnapshotterError::Broken(parent.unwrap_or_default()))
     }
 
-    /// How a snapshot's layer came, if it came without its bytes.
+    /// Returns the lazy image of a snapshot, if its layer is not downloaded.
     pub(super) fn lazy_of(&self, number: u64) -> Option<LazySnapshot> {
         self.state().entries.get(&number)?.record.content()?.lazy
     }
 
-    /// The image of a committed snapshot, all of which is here.
+    /// Returns the image of a committed snapshot after downloading all of its layers.
     pub(super) fn whole_image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
         if self.lazy_of(number).is_some() {
             self.bring_layers(number)?;
@@ -89,7 +91,7 @@ impl Snapshotter {
         self.image_of(number)
     }
 
-    /// The image of a committed snapshot, which is made when it is first needed.
+    /// Returns the image of a committed snapshot. Makes the image at the first call.
     pub(super) fn image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
         let (name, directories) = {
             let state = self.state();
@@ -102,11 +104,11 @@ impl Snapshotter {
             let directories: Vec<_> = of_directories.map(|it| it.0).collect();
             (entry.record.name.clone(), directories)
         };
-        // An image has layers only.
+        // An image consists of layers only.
         for directory in directories.into_iter().rev() {
             self.make_layer(directory)?;
         }
-        // It is made of its layers.
+        // The image is made of its layers.
         self.bring_layers(number)?;
         let taken = self.take(&name, |_| Ok(()))?;
         let (record, image) = self.make_image(number, taken.record.clone())?;
@@ -114,13 +116,13 @@ impl Snapshotter {
         Ok(image)
     }
 
-    /// Makes the image of a committed snapshot, before it is needed.
+    /// Makes the image of a committed snapshot before it is needed.
     pub(super) fn make_ready(&self, name: &str) {
         let number = self.state().committed(name);
         let made = number.and_then(|it| self.image_of(it));
         if let Err(error) = made {
             let error: &dyn std::error::Error = &error;
-            // Whoever needs it is told.
+            // The error is repeated when the image is needed.
             tracing::debug!(error, name = %name.escape_debug(), "no image is made ahead");
         }
     }
@@ -133,7 +135,7 @@ impl Snapshotter {
         let SnapshotKind::Committed(content) = &record.kind else {
             return Err(SnapshotterError::NotCommitted(record.name));
         };
-        // Somebody else has made it meanwhile.
+        // Another call has made the image in the meantime.
         if let Some(image) = content.image {
             return Ok((record, image));
         }
@@ -141,7 +143,7 @@ impl Snapshotter {
         let content = content.clone();
         self.settle_made(number, || {
             let now = Seconds((self.surroundings.now)().seconds);
-            // What was pulled into the store needs not be made again.
+            // An image that was pulled into the store need not be made again.
             let (image, bytes) = match image_of_layers(&self.store, &layers) {
                 Some(image) => (image, 0),
                 None => self.resources.stack(&self.store, &layers, now)?,
@@ -152,13 +154,13 @@ impl Snapshotter {
         })
     }
 
-    /// Makes layer and image of a directory that others stand on. All below it are layers.
+    /// Makes layer and image of a directory that has children. All snapshots below it must be layers.
     fn make_layer(&self, number: u64) -> Result<(), SnapshotterError> {
         let Some(name) = self.state().entries.get(&number).map(|it| it.record.name.clone()) else {
             return Ok(());
         };
         let taken = self.take(&name, |_| Ok(()))?;
-        // Somebody else may have made it meanwhile.
+        // Another call may have made the layer in the meantime.
         if is_directory(&taken.record) {
             let base = self.base(taken.record.parent)?;
             let upper = self.instance.changes(number).join("upper");
@@ -177,7 +179,7 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// Removes the directories of snapshots that are layers by now, but for those which roots may have below them.
+    /// Removes the directories of snapshots that have become layers, unless a root may use them.
     pub(super) fn drop_spare(&self) {
         let free: Vec<_> = {
             let mut state = self.state();
@@ -202,7 +204,7 @@ const fn is_directory(record: &SnapshotRecord) -> bool {
 }
 
 impl State {
-    /// A snapshot and those below it, from the top. Nobody removes what something stands on.
+    /// Returns a snapshot and those below it, from the top. Snapshots with children cannot be removed.
     pub(super) fn chain(
         &self,
         top: Option<u64>,
@@ -211,12 +213,12 @@ impl State {
             let number = number?;
             self.entries.get(&number).map(|it| (number, &it.record))
         };
-        // A damaged record may name one above it.
+        // A damaged record may name a parent with a higher number.
         let below = move |it: &(u64, &SnapshotRecord)| entry(it.1.parent.filter(|up| *up < it.0));
         std::iter::successors(entry(top), below)
     }
 
-    /// Refuses a chain of which a record is missing: it could not be read when the service began.
+    /// Refuses a chain with a missing record, which could not be read when the service began.
     fn check_whole(&self, top: Option<u64>) -> Result<(), SnapshotterError> {
         let lowest = self.chain(top).last();
         match lowest.map_or(top, |it| it.1.parent) {
@@ -225,21 +227,21 @@ impl State {
         }
     }
 
-    /// The directories above the highest layer of a chain, uppermost first.
+    /// Returns the directories above the highest layer of a chain, uppermost first.
     fn directories(&self, top: Option<u64>) -> Vec<u64> {
         let directories = self.chain(top).take_while(|it| is_directory(it.1));
         directories.map(|it| it.0).collect()
     }
 
-    /// The image that the root of a snapshot has below it, if it was made.
+    /// Returns the image below the root of a snapshot, if it was made.
     pub(super) fn image_below(&self, entry: &SnapshotEntry) -> Option<ImageId> {
         let base = self.chain(entry.record.parent).find(|it| !is_directory(it.1));
         base?.1.content()?.image
     }
 
-    /// Whether a root that stands on a snapshot is mounted, or is about to be.
+    /// Returns whether a root with this snapshot below it is mounted, or may soon be.
     fn is_below_a_root(&self, number: u64) -> bool {
-        // Where not all of it is known, nobody knows what is below.
+        // If the chain is incomplete, assume that the snapshot is in use.
         let has_root =
             self.entries.values().filter(|it| it.root != Root::No || it.work != Work::None);
         has_root.into_iter().any(|it| {

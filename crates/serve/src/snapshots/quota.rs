@@ -1,4 +1,4 @@
-//! Roots that may be written only so much: a filestore each, attached where the others have a plain directory.
+//! Roots with a size limit: each has a filestore, which is mounted in place of the plain directory.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -12,12 +12,12 @@ use super::roots::detach;
 use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
-    /// Whether what is written to a snapshot is limited.
+    /// Returns whether a snapshot has a size limit.
     pub(super) fn is_limited(&self, number: u64) -> bool {
         self.instance.filestore(number).exists()
     }
 
-    /// Sees to it that a root has its limit, before it is mounted. One that was written to without keeps having none.
+    /// Sets up the limit of a root before it is mounted. A root that was written to without a limit stays unlimited.
     pub(super) fn limit(
         &self,
         number: u64,
@@ -37,7 +37,7 @@ impl Snapshotter {
         self.attach_limit(number)
     }
 
-    /// Mounts the file of a limited root, if it is not. Of others, nothing is done.
+    /// Mounts the filestore of a limited root, if it is not mounted. Does nothing for other roots.
     pub(super) fn attach_limit(&self, number: u64) -> Result<(), SnapshotterError> {
         let (file, at) = (self.instance.filestore(number), self.instance.changes(number));
         match file.exists() && !is_mounted(&at) {
@@ -46,7 +46,7 @@ impl Snapshotter {
         }
     }
 
-    /// Has room made for a limited root, which is mounted.
+    /// Starts to reserve space for a mounted filestore.
     pub(super) fn make_room(&self, number: u64) {
         let (file, at) = (self.instance.filestore(number), self.instance.changes(number));
         if !is_mounted(&at) {
@@ -61,7 +61,7 @@ impl Snapshotter {
         }
     }
 
-    /// Unmounts what limits a root that is not mounted any more; what is in it is not needed.
+    /// Unmounts the filestore of a root that is no longer mounted. Its data is not needed, so it is not synced.
     pub(super) fn drop_limit(&self, number: u64) -> Result<(), SnapshotterError> {
         let at = self.instance.changes(number);
         if !is_mounted(&at) {
@@ -73,7 +73,7 @@ impl Snapshotter {
     }
 }
 
-/// Whether something else is mounted at a directory than what it lies in.
+/// Returns whether a directory is a mount point.
 fn is_mounted(directory: &Path) -> bool {
     let device = |it: &Path| it.metadata().ok().map(|it| it.dev());
     let (here, above) = (device(directory), directory.parent().and_then(device));

@@ -1,4 +1,4 @@
-//! Roots of snapshots: where they are mounted, and what they share.
+//! Mounts roots of snapshots, and shares the mounts of their images.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -24,16 +24,16 @@ use super::error::SnapshotterError;
 use super::settings::{LazyImages, SnapshotAccess};
 use super::state::{Root, State};
 
-/// What a root is for.
+/// The purpose of a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Something may run in it, or look at it: the policy is asked.
+    /// A container may run in it, or a user may read it, so the policy is checked.
     Use,
     /// A layer is unpacked on it.
     Unpack,
 }
 
-/// The policies in force, as the store asks them.
+/// The policies in force, in the form that the store calls.
 struct InForce<'a>(&'a Policies, Purpose);
 
 impl UsePolicy for InForce<'_> {
@@ -47,7 +47,7 @@ impl UsePolicy for InForce<'_> {
     }
 }
 
-/// Mounts of images that roots share. As long as a root is mounted that this service has made, its image's is here.
+/// Mounts of images that roots share. Each is kept while a root that this service has mounted uses it.
 #[derive(Debug, Default)]
 pub(super) struct Roots {
     shared: Mutex<HashMap<ImageId, Shared>>,
@@ -57,34 +57,34 @@ pub(super) struct Roots {
 struct Shared {
     superblock: Superblock,
     uses: usize,
-    /// Where it is attached for the next service, below the instance; `None` if it could not be.
+    /// Name of its mount below the instance, for the next service; `None` if it could not be attached.
     name: Option<String>,
 }
 
-/// What a root is made of.
+/// The lower layers of a root.
 #[derive(Debug, Clone)]
 pub(super) struct Below {
     pub(super) image: ImageId,
-    /// The manifest of the image, if it is here without its layers.
+    /// Manifest of the image, if its layers are not downloaded.
     pub(super) lazy: Option<Digest>,
-    /// The snapshots whose directories lie above it, uppermost first.
+    /// The snapshots whose directories are above the image, uppermost first.
     pub(super) directories: Vec<u64>,
 }
 
-/// Where a root is mounted, and what it is made of.
+/// A root's place and layers.
 #[derive(Clone, Copy)]
 pub(super) struct RootPlace<'a> {
     pub(super) instance: &'a SnapshotInstance,
     pub(super) number: u64,
     pub(super) below: &'a Below,
-    /// What opens the image, if it is here without its layers.
+    /// Opens the image if its layers are not downloaded.
     pub(super) lazy: Option<&'a dyn LazyImages>,
-    /// The owners that it shows, if they are others than the image's.
+    /// Id map of the root; `None` for the image's owners.
     pub(super) map: Option<&'a IdMap>,
 }
 
 impl Roots {
-    /// Mounts a root. Every byte that is written to it outlives a crash as far as its writer has synced it.
+    /// Mounts a root. Writes to it survive a crash if their program has synced them.
     pub(super) fn mount(
         &self,
         store: &Store,
@@ -93,7 +93,7 @@ impl Roots {
         (purpose, access): (Purpose, SnapshotAccess),
     ) -> Result<(), SnapshotterError> {
         let RootPlace { instance, number, below, lazy, map } = place;
-        // Directories above it came from nobody whom a policy knows.
+        // With directories above it, the image's origin is unknown to policies.
         let manifest = below.lazy.filter(|_| below.directories.is_empty());
         let found = Resolved { image: below.image, name: None, manifest };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
@@ -141,7 +141,7 @@ impl Roots {
         Ok(())
     }
 
-    /// A mount that another root has.
+    /// Returns the mount of an image that another root has.
     fn take(&self, image: &ImageId) -> Option<Superblock> {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.get(image)?.superblock.again()
@@ -156,7 +156,7 @@ impl Roots {
         of_image.uses += 1;
     }
 
-    /// A root of this image that this service had made or taken over is unmounted.
+    /// Records that a root of this image was unmounted.
     pub(super) fn release(&self, instance: &SnapshotInstance, image: &ImageId) {
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(of_image) = shared.get_mut(image) {
@@ -171,7 +171,8 @@ impl Roots {
         }
     }
 
-    /// Takes over the images that roots have below them which stay mounted, and says so in `state`. Others are unmounted.
+    /// Takes over the mounts of images below roots that stay mounted, and records the roots in `state`. Unmounts the
+    /// others.
     pub(super) fn adopt(
         instance: &SnapshotInstance,
         state: &mut State,
@@ -204,14 +205,14 @@ impl Roots {
     }
 }
 
-/// Attaches an image where the next service finds it: a name among mounts outlives the process. Without it, the next one
-/// mounts the image once more.
+/// Attaches an image's mount below the instance, because a mount with a name outlives the process. Without it, the
+/// next service mounts the image again.
 fn attach_shared(
     instance: &SnapshotInstance,
     image: &ImageId,
     superblock: &Superblock,
 ) -> Option<String> {
-    // A loop device's would have to be told, too.
+    // With a loop device, the next service would need the device as well.
     let (again, identity) = (superblock.again()?, superblock.file_identity()?);
     let name = format!("{image}{MARK}{}", identity.replace(':', "-"));
     let attached = instance.make_shared(&name).map_err(SnapshotterError::from);
@@ -227,7 +228,7 @@ fn attach_shared(
     }
 }
 
-/// Between image and identity in the name of a shared mount.
+/// Separates image and identity in the name of a shared mount.
 const MARK: char = '+';
 
 fn read_name(name: &str) -> Option<(ImageId, String)> {
@@ -240,47 +241,47 @@ fn detach_shared(instance: &SnapshotInstance, name: &str) -> Result<(), Snapshot
     Ok(instance.drop_shared(name)?)
 }
 
-/// Unmounts a root, and answers it by a descriptor. When the last mount of a root goes, the kernel syncs the file system that
-/// it was written to. That may take long: whoever drops this waits for it.
+/// Unmounts a root and returns a descriptor that keeps it alive. When the last mount of a root is closed, the kernel
+/// syncs the file system with its changes. That may take long, and dropping the descriptor waits for it.
 pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
     let kept = match mounted_at(path) {
         Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One)?),
-        // Nothing is mounted there, or it was never made.
+        // The root is not mounted, or was never made.
         Ok(None) | Err(_) => None,
     };
     detach(path)?;
     Ok(kept)
 }
 
-/// What is mounted at a path, of another file system than the directory around it.
+/// Opens the mount at a path, if it is of another file system than its parent directory.
 fn mounted_at(path: &Path) -> std::io::Result<Option<File>> {
     let root = File::open(path)?;
     let is_mount = root.metadata()?.dev() != path.parent().unwrap_or(path).metadata()?.dev();
     Ok(is_mount.then_some(root))
 }
 
-/// Whether a root that was mounted still is. When in doubt it is not.
+/// Returns whether a root is still mounted. On an error, it counts as not mounted.
 pub(super) fn is_mounted(path: &Path) -> bool {
     matches!(mounted_at(path), Ok(Some(_)))
 }
 
-/// Unmounts what is mounted at a path; at once, unless somebody is in there. What others have mounted of it stays theirs.
+/// Unmounts a path: at once, or lazily if it is in use. Mounts in other namespaces stay.
 pub(super) fn detach(path: &Path) -> Result<(), MountError> {
     match unmount(path, Unmount::Now) {
         Err(error) if error.errno() == Some(Errno::BUSY) => unmount(path, Unmount::Lazy),
-        // Nothing is mounted there, or never was.
+        // The path is not a mount point, or does not exist.
         Err(error) if matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => Ok(()),
         done => done,
     }
 }
 
-/// The numbers of the snapshots whose roots are mounted, of those that may have one. What else is mounted in the folder of
-/// the instance is unmounted, but for images: a service that was killed has left it.
+/// Returns the numbers of snapshots whose roots are mounted, among those that may have one. Unmounts all other mounts
+/// in the folder of the instance, except for images, because a killed service has left them.
 pub(super) fn adopt(
     instance: &SnapshotInstance,
     may_have: &dyn Fn(u64) -> bool,
 ) -> Result<Vec<u64>, SnapshotterError> {
-    // Paths in the table have no links in them.
+    // Paths in the mount table are resolved.
     let folder = instance.path().canonicalize().map_err(SnapshotterError::Directory)?;
     let shared = below_folder(instance, &instance.shared());
     let (mut found, mut strays) = (Vec::new(), Vec::new());
@@ -300,7 +301,7 @@ pub(super) fn adopt(
             _ => strays.push(mount.point),
         }
     }
-    // What was mounted on another mount comes later in the table.
+    // A mount on another mount comes later in the table.
     for stray in strays.into_iter().rev() {
         tracing::warn!(mount = %stray.display(), "unmounting what a service has left");
         detach(&stray)?;
@@ -308,7 +309,7 @@ pub(super) fn adopt(
     Ok(found)
 }
 
-/// A path below the folder of its instance.
+/// Returns a path relative to the folder of its instance.
 fn below_folder(instance: &SnapshotInstance, path: &Path) -> PathBuf {
     path.strip_prefix(instance.path()).map(Path::to_owned).unwrap_or_else(|_other| path.to_owned())
 }

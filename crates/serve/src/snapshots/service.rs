@@ -1,4 +1,4 @@
-//! The snapshotter as containerd calls it: gRPC on a socket.
+//! The snapshotter as a gRPC service of containerd on a socket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -35,37 +35,29 @@ use containerd_api::diff::diff_server::DiffServer;
 use containerd_api::snapshots::snapshots_server::{Snapshots, SnapshotsServer};
 use containerd_api::{snapshots as api, types};
 
-/// Snapshots in one message of a list: messages may have 4 MiB, and labels 4 KiB each.
+/// Number of snapshots in one message of a list: messages may have 4 MiB, and labels 4 KiB each.
 const LIST_PART: usize = 64;
 
-/// How long calls that run may take to end.
+/// How long running calls may take to end.
 const LAST_CALLS: Duration = Duration::from_secs(10);
 
 /// Why a snapshotter cannot serve.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeSnapshotsError {
-    /// There is no socket.
+    /// The socket cannot be created.
     #[error("cannot listen on {}", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// No threads could be started.
+    Listen { path: PathBuf, source: io::Error },
+    /// Threads cannot be started.
     #[error("cannot start")]
     Start(#[source] io::Error),
-    /// The connection of an engine failed.
+    /// The gRPC server failed.
     #[error("cannot serve")]
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Serves an engine, which calls at `socket` and is called at `engine`, until `stop` is done. `ready` is called once it can
-/// connect.
-///
-/// # Errors
-/// [`ServeSnapshotsError`].
+/// Serves an engine at `socket` until `stop` returns. `engine` is the engine's own socket. `ready` is called when the
+/// engine can connect.
 pub fn serve_snapshots(
     snapshotter: Snapshotter,
     (socket, engine): (&Path, &Path),
@@ -103,11 +95,11 @@ pub fn serve_snapshots(
         let (told, tell) = tokio::sync::oneshot::channel::<()>();
         let ended = server.serve_with_incoming_shutdown(incoming, async {
             drop(stopped.await);
-            // The other end may be gone.
+            // The receiver may be gone.
             let _told = told.send(());
         });
         let late = async {
-            // An engine that keeps its connection open does not keep the service.
+            // An engine that keeps its connection open must not delay the end.
             drop(tell.await);
             drop(over);
             tokio::time::sleep(LAST_CALLS).await;
@@ -126,12 +118,13 @@ pub fn serve_snapshots(
     });
     let lazy = snapshotter.surroundings.lazy.as_ref();
     if let Some(images) = lazy.and_then(|it| it.image_service.as_ref()) {
-        // One that is another's has kept this one from being made.
+        // A socket of another service has prevented this one from being created.
         if !matches!(&served, Err(ServeSnapshotsError::Listen { path, .. }) if path == images) {
             drop(fs::remove_file(images));
         }
     }
-    // Nobody connects to what nobody serves. Without a listener, the socket there is another's.
+    // The socket is removed, because clients could not connect. If listening failed, the socket belongs to another
+    // service.
     if !matches!(served, Err(ServeSnapshotsError::Listen { .. })) {
         drop(fs::remove_file(socket));
     }
@@ -141,7 +134,7 @@ pub fn serve_snapshots(
     served
 }
 
-/// Serves kubelet the engine's image service, if that is wanted, until `is_over`.
+/// Serves the proxy of the engine's image service, if it is configured, until `is_over` changes.
 fn serve_images(
     snapshotter: &Snapshotter,
     engine: &Path,
@@ -154,7 +147,7 @@ fn serve_images(
     let failed = |source| ServeSnapshotsError::Listen { path: socket.clone(), source };
     let incoming = UnixListenerStream::new(listen(socket, snapshotter).map_err(failed)?);
     let over = async move {
-        // Nothing is ever sent: it ends with the sender.
+        // Messages are never sent: the wait ends when the sender is dropped.
         let _ended = is_over.changed().await;
     };
     let served =
@@ -167,7 +160,7 @@ fn serve_images(
     })))
 }
 
-/// For root alone.
+/// Listens at a socket to which only root may connect.
 fn listen(socket: &Path, snapshotter: &Snapshotter) -> io::Result<UnixListener> {
     let listener = crate::socket::listen(socket, snapshotter.store.who(), 0o600)?;
     listener.set_nonblocking(true)?;
@@ -177,7 +170,7 @@ fn listen(socket: &Path, snapshotter: &Snapshotter) -> io::Result<UnixListener> 
 /// Calls that change nothing. Kubernetes makes two of them every ten seconds for each snapshot of a node.
 const READS: [&str; 4] = ["list", "mounts", "stat", "usage"];
 
-/// A call that changes nothing, and takes longer, is worth a line in the log: the engine's own patience is some seconds.
+/// A call that changes nothing and takes longer is logged, because the engine's own timeout is some seconds.
 const SLOW: Duration = Duration::from_secs(1);
 
 struct Service {
@@ -187,8 +180,8 @@ struct Service {
 }
 
 impl Service {
-    /// Does what may wait for disks where it keeps no connection waiting. Each call is a line of the log, at the level
-    /// `info` if it changes something, was refused or took long.
+    /// Runs the blocking work of a call on another thread. Each call is logged, at the level `info` if it changes
+    /// something, was refused or took long.
     async fn call<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -213,13 +206,13 @@ impl Service {
             Err(error) => {
                 let status = status(&error);
                 if let SnapshotterError::Skipped(snapshot) = error {
-                    // To engines it is an error, and means that all is well.
+                    // For engines this error means success.
                     tracing::info!(call, key = %name.escape_debug(), ?took, skipped = %snapshot, "done");
                     return Err(status);
                 }
                 let is_question = READS.contains(&call) && status.code() == Code::NotFound;
                 if is_question && took < SLOW {
-                    // Engines ask so whether they have to make a snapshot.
+                    // Engines use this call to find out whether they must make a snapshot.
                     tracing::debug!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
                 } else {
                     tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
@@ -231,7 +224,7 @@ impl Service {
 }
 
 impl Service {
-    /// Reads layers again that have lost something. If that fails, who wants a root is told what is lost.
+    /// Reads damaged layers again. If that fails, a request for a root fails and reports the lost data.
     async fn heal(&self, key: &str, parent: &str, headers: &EngineHeaders) {
         let (name, below) = (key.to_owned(), parent.to_owned());
         let snapshotter = Arc::clone(&self.snapshotter);
@@ -266,7 +259,7 @@ impl Service {
         }
     }
 
-    /// The image that an engine brings a layer of, if it may start before its layers are here.
+    /// Returns the image of a layer that an engine prepares, if it may start before its layers are downloaded.
     async fn lazy_wanted(
         &self,
         labels: &HashMap<String, String>,
@@ -292,16 +285,16 @@ impl Service {
     }
 }
 
-/// The digests of a layer's blob and of those above it, with commas. Source: containerd's
+/// Label with the digests of a layer's blob and of those above it, separated by commas. Source: containerd's
 /// `pkg/snapshotters/annotations.go`, `TargetImageLayersLabel`.
 const LAYERS_ABOVE: &str = "containerd.io/snapshot/cri.image-layers";
 
-/// Whether nothing is unpacked on a layer, as far as its labels say: a container is what comes next.
+/// Returns whether a layer is the last one of its image, according to its labels, so that a container comes next.
 fn is_last_layer(labels: &HashMap<String, String>) -> bool {
     labels.get(LAYERS_ABOVE).is_some_and(|it| !it.is_empty() && !it.contains(','))
 }
 
-/// Makes an image meanwhile that a container is about to need. Whoever needs it first waits for it.
+/// Starts to make an image that a container will need soon. A call that needs it earlier waits for it.
 fn make_ready(snapshotter: &Arc<Snapshotter>, name: String) {
     let snapshotter = Arc::clone(snapshotter);
     drop(tokio::task::spawn_blocking(move || snapshotter.make_ready(&name)));

@@ -12,27 +12,28 @@ use oci::reference::Reference;
 use oci::registry::Secret;
 use store::{LazySnapshot, Moment, Permitted, PermittedImage, RefName, Store};
 
-/// Resources and rules of a service.
+/// The resources and settings of a service.
 pub struct SnapshotSurroundings {
-    /// The policies in force, asked at each root.
+    /// Returns the policies in force. Called for each root.
     pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
-    /// The time of day.
+    /// Returns the current time.
     pub now: Box<dyn Fn() -> Moment + Send + Sync>,
-    /// The time of day in an hour, as RFC 3339 writes it: until then an engine keeps layers that it has not named yet.
+    /// Returns the time in an hour in the format of RFC 3339. Until then, an engine keeps layers that it has not
+    /// named yet.
     pub in_an_hour: Box<dyn Fn() -> String + Send + Sync>,
     /// Number of threads that make a layer.
     pub threads: NonZeroUsize,
     /// Directory for unnamed temporary files.
     pub scratch: PathBuf,
-    /// Where programs are looked for, as `PATH` says.
+    /// Search path for programs, in the format of `PATH`.
     pub search: OsString,
-    /// When the engine need not bring layers that the store has.
+    /// When the engine may skip layers that the store has.
     pub skip: SkipLayers,
-    /// Images that start before their layers are here; `None` for none.
+    /// How images start before their layers are downloaded; `None` if they do not.
     pub lazy: Option<LazyChoices>,
-    /// When space is freed that the engine has dropped; `None` for never.
+    /// When dropped data is freed; `None` for never.
     pub collect: Option<CollectChoices>,
-    /// How long the engine's content store may be silent: [`PATIENCE`](super::PATIENCE) but for tests.
+    /// Timeout of calls to the engine's content store: [`PATIENCE`](super::PATIENCE) except in tests.
     pub patience: Duration,
 }
 
@@ -46,49 +47,49 @@ impl std::fmt::Debug for SnapshotSurroundings {
     }
 }
 
-/// What can be done with the root of a new snapshot.
+/// The access to the root of a new snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotAccess {
-    /// Containerd's `View`.
+    /// Read-only, as containerd's `View`.
     Read,
-    /// Containerd's `Prepare`.
+    /// Writable, as containerd's `Prepare`.
     Write,
 }
 
-/// When space is freed that an engine has dropped.
+/// When dropped data is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CollectChoices {
-    /// Time from one collection to the next.
+    /// Time between two collections.
     pub apart: Duration,
-    /// Percentage of the disk. With more of it in use, collections are a second apart.
+    /// Percentage of the disk. While more of it is in use, collections are one second apart.
     pub at_once_above: u8,
 }
 
 impl CollectChoices {
-    /// Time from one collection to the next: a node that stops many containers has one.
+    /// Default time between two collections, so that a node that stops many containers runs only one.
     pub const APART: Duration = Duration::from_secs(10);
 }
 
-/// When an engine is told that it need not bring a layer.
+/// When an engine may skip a layer that the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipLayers {
-    /// Before it downloads the blob. It cannot push or export the image then.
+    /// Before it downloads the blob. The engine cannot push or export the image then.
     Download,
-    /// When it has the blob: unpacking takes no time.
+    /// After it has downloaded the blob, so that only unpacking is skipped.
     Unpack,
-    /// Never: each blob is read.
+    /// Layers are never skipped: each blob is read.
     Never,
 }
 
-/// Why an image cannot be had without its layers, or not be mounted.
+/// Why an image cannot be used without its layers, or cannot be mounted.
 pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What has images whose layers are not here: registries, and the service that fills devices.
+/// A source of images without their layers: registries, and the service that fills devices.
 pub trait LazyImages: Send + Sync {
-    /// Brings an image without its layers, and gives it a name. `None` if no index says how to fill it, or none is trusted.
+    /// Pulls an image without its layers, and gives it a name. Returns `None` if it has no trusted index.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// If pulling fails.
     fn pull(
         &self,
         store: &Store,
@@ -96,49 +97,49 @@ pub trait LazyImages: Send + Sync {
         reference: &Reference,
     ) -> Result<Option<ImageId>, LazyError>;
 
-    /// Brings all layers of an image that is here without them, and gives it a name.
+    /// Downloads all layers of an image that was pulled without them, and gives it a name.
     ///
     /// # Errors
-    /// Why they cannot be had.
+    /// If downloading fails.
     fn bring(&self, store: &Store, name: &RefName, lazy: &LazySnapshot) -> Result<(), LazyError>;
 
-    /// Opens an image to mount it. What is missing is lent by the service that fills it.
+    /// Opens an image for mounting. The service that fills its devices provides them.
     ///
     /// # Errors
-    /// Why it cannot be mounted.
+    /// If the image cannot be mounted.
     fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
 
-    /// Keeps credentials that an engine pulls an image with. Returns those that it had for the same repository.
+    /// Stores credentials that an engine pulls an image with. Returns the earlier ones for the same repository.
     fn keep(&self, secret: &PullSecret) -> Option<PullSecret>;
 
-    /// Goes back to those that it had: the registry has refused the new ones.
+    /// Restores the earlier credentials, because the registry has refused the new ones.
     fn restore(&self, image: &str, before: Option<PullSecret>);
 
-    /// Has devices let go that nothing uses any more, so that they can be removed.
+    /// Makes the service release unused devices, so that they can be removed.
     fn release(&self, store: &Store);
 
-    /// Ends what takes long.
+    /// Ends running downloads.
     fn stop(&self);
 }
 
 /// Credentials that an engine pulls an image with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullSecret {
-    /// The image, as its user gave it.
+    /// Name of the image, as its user gave it.
     pub image: String,
-    /// The user's name.
+    /// Name of the user.
     pub user: String,
-    /// The password, or a personal token.
+    /// A password or a personal token.
     pub password: Secret,
 }
 
-/// Images whose layers are not here, for an engine.
+/// How images without their layers are used for an engine.
 pub struct LazyChoices {
-    /// Where they come from.
+    /// The source of the images.
     pub images: Arc<dyn LazyImages>,
-    /// Whether images are brought so. Without it, only those that are here already are used.
+    /// Whether new images are started this way. Otherwise, only existing ones are used.
     pub starts: bool,
-    /// Where kubelet finds the engine's image service, if its credentials are to be heard.
+    /// Socket of a proxy for the engine's image service, which reads kubelet's credentials; `None` for no proxy.
     pub image_service: Option<PathBuf>,
 }
 

@@ -1,4 +1,4 @@
-//! The snapshots of one engine, and what can be done with them: containerd's rules, without its words on the wire.
+//! The snapshots of one engine and the operations on them: containerd's rules, without gRPC.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,12 +25,11 @@ use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SnapshotAccess, SnapshotSurroundings};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 
-/// A mount that an engine makes to reach a root.
+/// A mount with which an engine reaches a root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotMount {
-    /// Where the root is.
+    /// Path of the root.
     pub source: PathBuf,
-    /// Whether it can be written.
     pub is_writable: bool,
 }
 
@@ -44,10 +43,10 @@ pub struct Snapshotter {
     blobs: Mutex<KnownBlobs>,
     pub(super) lazy: LazyMemory,
     roots: Roots,
-    /// The image of nothing.
+    /// The empty image.
     nothing: OnceLock<ImageId>,
     state: Mutex<State>,
-    /// Somebody is done with a snapshot.
+    /// Signalled when a snapshot is released.
     pub(super) released: Condvar,
     pub(super) trash: Trash,
     pub(super) headrooms: Headrooms,
@@ -55,10 +54,10 @@ pub struct Snapshotter {
 }
 
 impl Snapshotter {
-    /// Opens the snapshots of an engine in a store. Roots that a service before this one had mounted stay mounted.
+    /// Opens the snapshots of an engine in a store. Roots that an earlier service has mounted stay mounted.
     ///
     /// # Errors
-    /// [`SnapshotterError`], also if another service has them.
+    /// Also if another service uses the instance.
     pub fn open(
         store: Store,
         instance: &str,
@@ -75,12 +74,13 @@ impl Snapshotter {
             record.is_some_and(|it| !it.kind.is_committed())
         };
         let mounted = roots::adopt(&instance, &may_have)?;
-        // A folder that cannot be read keeps its number.
+        // The number of a folder that cannot be read is not reused.
         let mut state = State { next: instance.free_number()?, ..State::default() };
         for (number, record) in records {
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
-            // Roots needed it when it became a layer, or a service died in between.
+            // Mounted roots needed the directory when the snapshot became a layer, or the service died before it was
+            // removed.
             let is_layer = matches!(record.kind, SnapshotKind::Committed(_));
             if is_layer && instance.changes(number).exists() {
                 state.spare.insert(number);
@@ -118,10 +118,10 @@ impl Snapshotter {
         Ok(it)
     }
 
-    /// Makes a snapshot, and mounts its root.
+    /// Makes a snapshot and mounts its root.
     ///
     /// # Errors
-    /// [`SnapshotterError`]; then there is none.
+    /// On an error, the snapshot does not exist.
     pub fn prepare(
         &self,
         key: &str,
@@ -144,8 +144,8 @@ impl Snapshotter {
         Ok(mount)
     }
 
-    /// Whether only the differ is to have this root. It needs none, and without one nobody pays for the image of each layer
-    /// that another one is put on. Where the engine's own differ is used, the layers below have images already.
+    /// Returns whether only the differ will use this snapshot. Then it needs no root, and without a root, no image is
+    /// built for each intermediate layer. If the engine's own differ is used, the layers below already have images.
     fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
         let Some(parent) = record.parent else { return false };
         let state = self.state();
@@ -153,10 +153,7 @@ impl Snapshotter {
         is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none() || it.lazy.is_some())
     }
 
-    /// How a root is reached. One that is not mounted is mounted: the host may have started anew.
-    ///
-    /// # Errors
-    /// [`SnapshotterError`].
+    /// Returns the mount of a root. Mounts the root if necessary, for example after a reboot of the host.
     pub fn mounts(&self, key: &str) -> Result<SnapshotMount, SnapshotterError> {
         let taken = self.take(key, |record| match record.kind {
             SnapshotKind::View | SnapshotKind::Active(_) => Ok(()),
@@ -166,13 +163,14 @@ impl Snapshotter {
         let mut root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
         let path = self.instance.root(number);
         if root != Root::No && !roots::is_mounted(&path) {
-            // A program in there would get an empty directory of the store.
+            // Otherwise, a program would see an empty directory of the store.
             tracing::warn!(key, root = %path.display(), "somebody has unmounted it: it is mounted again");
             self.unmount_root(number)?;
             root = Root::No;
         }
         if root == Root::No {
-            // What was written to belongs to one overlay at a time, and the one before may be on its way out.
+            // A directory with changes may be used by only one overlay at a time, so this waits for the end of the
+            // old one.
             self.trash.empty();
             let root = self.mount_root(number, record)?;
             taken.change(|entry| entry.root = root);
@@ -180,10 +178,7 @@ impl Snapshotter {
         Ok(self.mount_of(number, record))
     }
 
-    /// Refuses another parent than the one that a snapshot stands on. An empty name is none.
-    ///
-    /// # Errors
-    /// [`SnapshotterError`].
+    /// Checks that a snapshot has this parent. An empty name is always accepted.
     pub fn check_parent(&self, key: &str, parent: &str) -> Result<(), SnapshotterError> {
         let own = self.stat(key)?.parent;
         match parent.is_empty() || parent == own {
@@ -192,10 +187,10 @@ impl Snapshotter {
         }
     }
 
-    /// Removes a snapshot, and what was written to it.
+    /// Removes a snapshot and its changes.
     ///
     /// # Errors
-    /// [`SnapshotterError`]; then it is still there.
+    /// On an error, the snapshot still exists.
     pub fn remove(&self, key: &str) -> Result<(), SnapshotterError> {
         let taken = self.take(key, |_| Ok(()))?;
         let number = taken.number;
@@ -211,20 +206,18 @@ impl Snapshotter {
         Ok(())
     }
 
-    /// What is known of a snapshot.
-    ///
-    /// # Errors
-    /// [`SnapshotterError::Absent`].
+    /// Returns the record of a snapshot.
     pub fn stat(&self, key: &str) -> Result<SnapshotInfo, SnapshotterError> {
         let state = self.state();
         let number = state.number(key)?;
         Ok(state.info(&state.entries[&number].record))
     }
 
-    /// Changes labels: those of `fields`, written `labels` or `labels.NAME`; all, if there are no fields.
+    /// Changes the labels of `fields`, which are written `labels` or `labels.NAME`, or all labels if `fields` is
+    /// empty.
     ///
     /// # Errors
-    /// [`SnapshotterError`]; then nothing has changed.
+    /// On an error, the labels are unchanged.
     pub fn update(
         &self,
         key: &str,
@@ -247,7 +240,7 @@ impl Snapshotter {
         self.stat(key)
     }
 
-    /// All snapshots for which a filter holds, in the order in which they were made.
+    /// Returns all snapshots that match a filter, in the order in which they were made.
     #[must_use]
     pub fn list(&self, filters: &Filters) -> Vec<SnapshotInfo> {
         let state = self.state();
@@ -255,10 +248,7 @@ impl Snapshotter {
         infos.filter(|it| filters.hold(|field| it.field(field))).collect()
     }
 
-    /// What a snapshot has brought.
-    ///
-    /// # Errors
-    /// [`SnapshotterError`].
+    /// Returns the space that a snapshot uses in addition to its parent.
     pub fn usage(&self, key: &str) -> Result<Usage, SnapshotterError> {
         let (number, record) = {
             let state = self.state();
@@ -273,7 +263,7 @@ impl Snapshotter {
             }
             SnapshotKind::Directory(SnapshotSize { bytes, inodes }) => Ok(Usage { bytes, inodes }),
             SnapshotKind::Active(None) => {
-                // The host may have started anew.
+                // After a reboot of the host, the filestore must be mounted again.
                 if self.is_limited(number) {
                     let taken = self.take(key, |_| Ok(()))?;
                     self.attach_limit(taken.number)?;
@@ -284,12 +274,12 @@ impl Snapshotter {
         }
     }
 
-    /// Waits until what removed snapshots had is gone.
+    /// Waits until the data of removed snapshots is deleted.
     pub fn cleanup(&self) {
         self.trash.empty();
     }
 
-    /// Ends what takes long. Roots stay mounted, for a successor.
+    /// Ends running work. Roots stay mounted for the next service.
     pub fn stop(&self) {
         self.resources.cancel.store(true, Ordering::Relaxed);
         if let Some(lazy) = &self.surroundings.lazy {
@@ -306,7 +296,8 @@ impl Snapshotter {
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
-        // No record names the image of nothing. Of others, some come from far away, and no `gc` is to wait for that.
+        // Records do not name the empty image, so `gc` is held off. Other images may be downloads; `gc` must not wait
+        // for those.
         let is_nothing = self.base_of(record.parent)?.is_none();
         let _hold = is_nothing.then(|| self.store.hold()).transpose()?;
         let below = self.below(record.parent)?;
@@ -334,7 +325,7 @@ impl Snapshotter {
     }
 
     pub(super) fn empty_image(&self) -> Result<ImageId, SnapshotterError> {
-        // `gc` may have taken it since.
+        // `gc` may have removed the image.
         if let Some(image) = self.nothing.get()
             && self.store.open_image(image).is_ok()
         {
@@ -364,10 +355,10 @@ impl Snapshotter {
     }
 }
 
-/// How long a service may take to end that was killed, or told to.
+/// How long an earlier service may take to exit.
 const ENDING: Duration = Duration::from_secs(3);
 
-/// Takes the snapshots of an instance, as soon as a service that is about to end has left them.
+/// Opens the snapshots of an instance. Waits for an earlier service that is about to exit.
 fn open_snapshots(store: &Store, instance: &str) -> Result<SnapshotInstance, SnapshotError> {
     let begun = Instant::now();
     loop {

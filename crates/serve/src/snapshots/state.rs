@@ -8,17 +8,16 @@ use store::{SnapshotKind, SnapshotRecord};
 
 use super::error::SnapshotterError;
 
-/// What an engine is told of a snapshot.
+/// The description of a snapshot for an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotInfo {
-    /// Its record.
     pub record: SnapshotRecord,
-    /// The name of the one that it stands on; empty for none.
+    /// Name of the parent; empty for none.
     pub parent: String,
 }
 
 impl SnapshotInfo {
-    /// A field, as filters name it.
+    /// Returns the value of a field of a filter.
     pub(super) fn field(&self, field: &[String]) -> Option<&str> {
         match field {
             [name] if name == "name" => Some(&self.record.name),
@@ -39,10 +38,10 @@ impl SnapshotInfo {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) entries: BTreeMap<u64, SnapshotEntry>,
-    /// Also names that a commit is about to give, with the number of the active snapshot.
+    /// Numbers by name. Includes names that running commits have reserved, with the number of the active snapshot.
     pub(super) names: HashMap<String, u64>,
     pub(super) next: u64,
-    /// Snapshots that are layers, and whose directories are there still.
+    /// Snapshots that have become layers, but whose directories still exist.
     pub(super) spare: BTreeSet<u64>,
 }
 
@@ -53,12 +52,12 @@ pub(super) struct SnapshotEntry {
     pub(super) work: Work,
 }
 
-/// What is done with a snapshot just now.
+/// The running work on a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     None,
     Some,
-    /// It is removed: nothing may begin to stand on it.
+    /// The snapshot is being removed and cannot get children.
     Removal,
 }
 
@@ -66,9 +65,9 @@ pub(super) enum Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Root {
     No,
-    /// By this service, of this image.
+    /// Mounted by this service, from this image.
     Ours(ImageId),
-    /// By one before it.
+    /// Mounted by an earlier service.
     Adopted,
 }
 
@@ -76,12 +75,12 @@ impl State {
     pub(super) fn number(&self, key: &str) -> Result<u64, SnapshotterError> {
         let absent = || SnapshotterError::Absent(key.to_owned());
         let number = *self.names.get(key).ok_or_else(absent)?;
-        // A name that is only about to be given is none.
+        // A name that is only reserved does not count.
         let is_its = self.entries.get(&number).is_some_and(|it| it.record.name == key);
         is_its.then_some(number).ok_or_else(absent)
     }
 
-    /// Takes a name.
+    /// Reserves a name.
     pub(super) fn reserve(&mut self, name: &str, number: u64) -> Result<(), SnapshotterError> {
         match self.names.entry(name.to_owned()) {
             Entry::Occupied(_) => Err(SnapshotterError::Exists(name.to_owned())),

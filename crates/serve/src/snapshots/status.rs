@@ -9,7 +9,7 @@ use transfer::export::CopyError;
 
 use super::error::SnapshotterError;
 
-/// An error as engines know it, with all its causes.
+/// Converts an error to a gRPC status with all causes in its message.
 pub(super) fn status(error: &SnapshotterError) -> Status {
     let code = match error {
         SnapshotterError::Exists(_) | SnapshotterError::Skipped(_) => Code::AlreadyExists,

@@ -1,5 +1,5 @@
-//! Images as volumes of systemd's `io.systemd.StorageProvider` (decision 27): `storagectl` lists them, and `mount -t storage`
-//! mounts them. `wire` has the messages.
+//! Offers images as volumes of systemd's `io.systemd.StorageProvider` (decision 27): `storagectl` lists them, and
+//! `mount -t storage` mounts them.
 
 mod wire;
 
@@ -30,67 +30,63 @@ use wire::{
     SystemError, VolumeReply, VolumeType, ask_of,
 };
 
-/// Where systemd's tools look for this provider. Source: storagectl(1).
+/// Socket at which systemd's tools look for this provider. Source: storagectl(1).
 pub const STORAGE_SOCKET: &str = "/run/systemd/io.systemd.StorageProvider/quire";
 
-/// How long a volume is there after its client has gone: until then it clones the mount.
+/// How long a volume's mount is kept after its client disconnects. The client may still clone the mount in this time.
 const HELD: Duration = Duration::from_secs(30);
 
-/// How long somebody who is refused may take to ask.
+/// How long an unauthorized client may take to send its first call.
 const REFUSED: Duration = Duration::from_secs(1);
 
-/// A volume in a list.
+/// An entry of the list of volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    /// Its name.
     pub name: String,
-    /// Other names that lead to it.
+    /// Other names of the volume.
     pub aliases: Vec<String>,
-    /// What its files have, in bytes, if it is known.
+    /// Size of the volume's files in bytes, if known.
     pub used: Option<u64>,
 }
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why there is no volume.
+/// Why a volume was not mounted.
 #[derive(Debug)]
 pub enum VolumeError {
-    /// No image has the name.
+    /// An image with this name does not exist.
     Absent,
-    /// A policy does not allow it.
+    /// A policy forbids the image.
     Refused(AnyError),
-    /// It cannot be mounted.
+    /// Mounting failed.
     Failed(AnyError),
 }
 
-/// What has volumes.
+/// A provider of volumes.
 pub trait Volumes {
-    /// Those of which a name or another name will do.
+    /// Returns the volumes for which `wanted` returns true. It gets all names of a volume.
     ///
     /// # Errors
-    /// What cannot be read.
+    /// If the store cannot be read.
     fn list(&self, wanted: &dyn Fn(&[&str]) -> bool) -> Result<Vec<Volume>, AnyError>;
 
-    /// Mounts one, attached nowhere, read-only, and such that its ids can be mapped.
-    ///
-    /// # Errors
-    /// [`VolumeError`].
+    /// Mounts a volume detached and read-only, in a way that allows id-mapped mounts.
     fn acquire(&self, name: &str) -> Result<Detached, VolumeError>;
 }
 
-/// Listens at a socket to which root alone may connect.
+/// Listens at a socket to which only root may connect.
 ///
 /// # Errors
-/// There can be no socket, or others could put one of their own in its place.
+/// If the socket cannot be created, or other users could replace it.
 pub fn listen_for_storage(path: &Path, who: Who) -> io::Result<UnixListener> {
     crate::socket::listen(path, who, 0o600)
 }
 
-/// Speaks with a client until it has gone. `version` is the program's. Volumes that it got are there for 30 seconds more. No
-/// thread is started.
+/// Serves a client until it disconnects, and keeps the mounts of its volumes for 30 seconds more. `version` is that
+/// of the program. Starts no thread.
 ///
 /// # Errors
-/// The connection's. An error of a volume's is told the client.
+/// If the connection fails. Errors of volumes are sent to the client.
 pub fn serve_volumes(client: OwnedFd, volumes: &dyn Volumes, version: &str) -> io::Result<()> {
     let peer = rustix::net::sockopt::socket_peercred(&client)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -106,7 +102,7 @@ pub fn serve_volumes(client: OwnedFd, volumes: &dyn Volumes, version: &str) -> i
             return told(connection.send_error(&Error::PermissionDenied, Vec::new()).await);
         }
         loop {
-            // Also the end of what it has to say.
+            // An error here is usually the end of the connection.
             let Ok((call, _)) = connection.receive_call::<MethodCall>().await else {
                 return Ok(());
             };
@@ -125,7 +121,7 @@ fn told(sent: zlink::Result<()>) -> io::Result<()> {
     sent.map_err(io::Error::other)
 }
 
-/// What answers one call.
+/// The state that handlers of one call need.
 struct Speech<'a> {
     connection: &'a mut Connection<Bounded>,
     volumes: &'a dyn Volumes,
@@ -154,7 +150,7 @@ impl Speech<'_> {
                 self.error(&Error::ExpectedMore).await
             }
             Ok(StorageAsk::ListVolumes(ask)) => self.list(&ask).await,
-            // An error is the end of an empty list.
+            // The interface has no empty list: it expects this error.
             Ok(StorageAsk::ListTemplates(_)) => self.error(&StorageError::NoSuchTemplate).await,
         }
     }
@@ -199,7 +195,7 @@ impl Speech<'_> {
             Err(error) => return self.failed("list", &*error).await,
         };
         if volumes.peek().is_none() {
-            // An error is the end of an empty list.
+            // The interface has no empty list: it expects this error.
             return self.error(&StorageError::NoSuchVolume).await;
         }
         while let Some(Volume { name, aliases, used }) = volumes.next() {
@@ -211,7 +207,7 @@ impl Speech<'_> {
         Ok(())
     }
 
-    /// The interface has no words for it, so the log has them.
+    /// Logs an error and sends a plain I/O error, because the interface has no error messages.
     async fn failed(
         &mut self,
         name: &str,
@@ -231,7 +227,8 @@ impl Speech<'_> {
     }
 }
 
-/// What a pattern of fnmatch(3) fits. It has no braces, and what is no pattern stands for itself.
+/// Returns a function that matches names against a pattern of fnmatch(3). fnmatch has no braces, so they are escaped.
+/// An invalid pattern matches only itself.
 fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
     let escaped = pattern.replace('{', "[{]").replace('}', "[}]");
     let glob = Glob::new(&escaped).ok().map(|it| it.compile_matcher());
@@ -239,17 +236,18 @@ fn matcher(pattern: &str) -> impl Fn(&str) -> bool {
     move |name| glob.as_ref().map_or(name == pattern, |glob| glob.is_match(name))
 }
 
-/// The root of a mount, opened for reading: clients refuse a descriptor that is only a path.
+/// Opens the root of a mount for reading, because clients refuse `O_PATH` descriptors.
 fn root_of(mount: &Detached) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(mount.as_fd(), ".", flags, Mode::empty())
 }
 
-/// The most clients at a time, with those of the last 30 seconds that got volumes.
+/// Largest number of clients at a time. Clients that got volumes count for 30 seconds after they disconnect.
 const CLIENTS_MAX: usize = 1024;
 
-/// Starts a process for each client, with the connection as its standard input, until the process ends. `speaker` makes its
-/// command. A process that serves an image by FUSE must start from one with a single thread.
+/// Starts a process for each client, with the connection as its standard input, and waits for it in a thread.
+/// `speaker` returns the command. A separate process is needed because a FUSE server must be started by a process
+/// with one thread.
 pub fn accept_clients(listener: &UnixListener, speaker: &dyn Fn() -> Command) {
     let clients = Arc::new(AtomicUsize::new(0));
     loop {

@@ -1,17 +1,17 @@
-//! The messages of `io.systemd.StorageProvider`. Source: systemd 261, `src/shared/varlink-io.systemd.StorageProvider.c`.
+//! The messages of `io.systemd.StorageProvider`. Source: systemd 261,
+//! `src/shared/varlink-io.systemd.StorageProvider.c`.
 
 use serde::{Deserialize, Serialize};
 use zlink::ReplyError;
 
 use crate::varlink::{MethodCall, WrongCall};
 
-/// The interface.
 pub(super) const INTERFACE: &str = "io.systemd.StorageProvider";
 
-/// As varlink describes it.
+/// Description of the interface in varlink's language.
 pub(super) const DESCRIPTION: &str = include_str!("io.systemd.StorageProvider.varlink");
 
-/// The kinds of volumes, by the kinds of their files.
+/// The kinds of volumes, named like kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum VolumeType {
@@ -23,65 +23,60 @@ pub(super) enum VolumeType {
     Dir,
 }
 
-/// Whether a volume may be made.
+/// Whether `Acquire` may create a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum CreateMode {
-    /// If it is not there.
+    /// Create the volume if it does not exist.
     Any,
-    /// It must be.
+    /// Always create it; it must not exist.
     New,
-    /// No.
+    /// Do not create it; it must exist.
     Open,
 }
 
-/// What a client asks for.
+/// A method call of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum StorageAsk {
-    /// Who the service is. Source: varlink's `org.varlink.service`.
+    /// `GetInfo`. Source: varlink's `org.varlink.service`.
     Info,
-    /// How an interface is described.
-    Description {
-        /// Its name.
-        interface: String,
-    },
-    /// A volume.
+    /// `GetInterfaceDescription`.
+    Description { interface: String },
+    /// Mounts a volume.
     Acquire(AcquireAsk),
-    /// The names of volumes.
+    /// Lists the names of volumes.
     ListVolumes(ListAsk),
-    /// The names of templates for new ones.
+    /// Lists the names of templates for new volumes.
     ListTemplates(ListAsk),
 }
 
-/// A volume that is asked for.
+/// The parameters of `Acquire`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct AcquireAsk {
-    /// Its name.
     pub(super) name: String,
-    /// Whether it may be made.
     pub(super) create_mode: Option<CreateMode>,
-    /// After which template.
+    /// Template for a new volume.
     pub(super) template: Option<String>,
-    /// Whether it is not to be written to. It never is.
+    /// Whether the client wants a read-only volume. All volumes are read-only.
     pub(super) read_only: Option<bool>,
-    /// What it must be.
+    /// The kind of volume that the client requires.
     pub(super) request_as: Option<VolumeType>,
-    /// The size of a new one, in bytes.
+    /// Size of a new volume, in bytes.
     pub(super) create_size_bytes: Option<u64>,
-    /// Whether a person may be asked for a password. Nobody is.
+    /// Whether the service may ask a person for a password, which it never does.
     pub(super) allow_interactive_authentication: Option<bool>,
 }
 
-/// Names that are asked for.
+/// The parameters of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct ListAsk {
-    /// Only those that this pattern fits, as fnmatch(3) has it.
+    /// Pattern of fnmatch(3) that names must match.
     pub(super) match_name: Option<String>,
 }
 
-/// A volume that is given.
+/// The reply to `Acquire`.
 #[derive(Debug, Serialize)]
 pub(super) struct AcquireReply {
     #[serde(rename = "fileDescriptorIndex")]
@@ -96,7 +91,7 @@ pub(super) struct AcquireReply {
     pub(super) base_gid: u32,
 }
 
-/// A volume in a list.
+/// An entry of a list of volumes.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VolumeReply {
@@ -109,7 +104,7 @@ pub(super) struct VolumeReply {
     pub(super) used_bytes: Option<u64>,
 }
 
-/// Why there is no volume. The interface has no words for people.
+/// An error of the interface, which carries no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ReplyError)]
 #[zlink(interface = "io.systemd.StorageProvider")]
 pub(super) enum StorageError {
@@ -119,17 +114,17 @@ pub(super) enum StorageError {
     CreateNotSupported,
 }
 
-/// An error of the system. Source: systemd, `src/libsystemd/sd-varlink/sd-varlink.c`, `sd_varlink_error_errno`.
+/// A system error. Source: systemd, `src/libsystemd/sd-varlink/sd-varlink.c`, `sd_varlink_error_errno`.
 #[derive(Debug, Clone, PartialEq, Eq, ReplyError)]
 #[zlink(interface = "io.systemd")]
 pub(super) enum SystemError {
     System { origin: String, errno: i32 },
 }
 
-/// What a call asks for.
+/// Parses a method call.
 pub(super) fn ask_of(call: &MethodCall) -> Result<StorageAsk, WrongCall> {
     let wrong = |error: serde_json::Error| WrongCall::Parameter(error.to_string());
-    // Without parameters it is as if none were set.
+    // Absent parameters count as an empty object.
     let list = || match &call.parameters {
         serde_json::Value::Null => Ok(ListAsk::default()),
         set => ListAsk::deserialize(set).map_err(wrong),
@@ -149,7 +144,7 @@ pub(super) fn ask_of(call: &MethodCall) -> Result<StorageAsk, WrongCall> {
 }
 
 impl AcquireAsk {
-    /// Refuses what no volume of ours can be: none is made here or written to, and all are directories.
+    /// Refuses volumes that this service cannot offer: it creates none, and all are read-only directories.
     pub(super) fn check(&self) -> Result<(), StorageError> {
         match self {
             Self { template: Some(name), .. } if !name.is_empty() => {
@@ -161,8 +156,8 @@ impl AcquireAsk {
             Self { request_as: Some(VolumeType::Blk | VolumeType::Reg), .. } => {
                 Err(StorageError::TypeNotSupported)
             }
-            // Also when it is to be written to: mount(8) always tells a helper `ro` or `rw`, as it does for a disk that is
-            // write-protected, and the answer says what it is.
+            // A request for a writable volume is accepted, because mount(8) always passes `ro` or `rw` to a helper.
+            // The reply says that the volume is read-only, as for a write-protected disk.
             _ => Ok(()),
         }
     }
@@ -186,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_asked_for_can_be_one_of_ours() {
-        // As mount.storage of systemd 262 sends it.
+        // The call that mount.storage of systemd 262 sends.
         let usual =
             r#"{"name": "debian", "requestAs": "dir", "allowInteractiveAuthentication": true}"#;
         assert_eq!(acquire(usual), Ok(()));

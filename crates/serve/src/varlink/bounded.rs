@@ -1,17 +1,17 @@
-//! A connection that takes only so much of its peer: a message may have a hundred megabytes and a thousand descriptors in
-//! zlink's own.
+//! A connection with limits on the bytes and descriptors that its peer may send. zlink itself would accept messages
+//! of a hundred megabytes and a thousand descriptors.
 
 use std::io;
 
 use zlink::connection::socket::{ReadHalf, ReadResult, Socket};
 use zlink::tokio::unix::Stream;
 
-/// The most bytes that a client may send on one connection.
+/// Largest number of bytes that a client may send on one connection.
 const BYTES_MAX: usize = 1 << 20;
-/// The most descriptors that come along with one piece of them.
+/// Largest number of descriptors in one read.
 const DESCRIPTORS_MAX: usize = 2;
 
-/// A socket with limits.
+/// A socket that limits its peer.
 #[derive(Debug)]
 pub(crate) struct Bounded(pub(crate) Stream);
 
@@ -27,7 +27,7 @@ impl Socket for Bounded {
     }
 }
 
-/// What is read of it.
+/// The half of the socket that reads and counts.
 #[derive(Debug)]
 pub(crate) struct BoundedRead {
     inner: <Stream as Socket>::ReadHalf,

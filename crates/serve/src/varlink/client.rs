@@ -1,4 +1,4 @@
-//! A program that asks a service.
+//! A varlink client that makes blocking calls.
 
 use std::fmt::Debug;
 use std::io;
@@ -15,25 +15,25 @@ use zlink::tokio::unix::{self, Connection};
 
 use super::MethodCall;
 
-/// How long a client tries to get into the queue of a service.
+/// How long `connect` retries while the service's connection queue is full.
 const QUEUED: Duration = Duration::from_secs(5);
-/// The time between two attempts.
+/// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How often a client looks whether the service has read its call.
+/// How often a client checks whether the service has read its call.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// How long a client waits.
+/// How long a client waits for a reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
-    /// For the answer, once the service has read the call.
+    /// Timeout of the reply, from the time when the service has read the call.
     pub(crate) answer: Duration,
-    /// Until the service reads the call. One that has connections wait says itself when they have waited for too long. This is
-    /// for one that has stopped.
+    /// Longest time until the service reads the call. A service that queues connections itself refuses those that
+    /// waited too long, so this limit is for a service that has stopped.
     pub(crate) line: Duration,
 }
 
 impl From<Duration> for Patience {
-    /// For a service that has no connection wait.
+    /// For a service that does not queue connections.
     fn from(answer: Duration) -> Self {
         Self { answer, line: Duration::ZERO }
     }
@@ -44,26 +44,26 @@ impl From<Duration> for Patience {
 pub(crate) struct Client {
     runtime: tokio::runtime::Runtime,
     connection: Connection,
-    /// The same socket.
+    /// A duplicate of the connection's socket, to check whether the service has read the call.
     socket: OwnedFd,
 }
 
-/// Why there is no answer.
+/// Why a call got no reply.
 #[derive(Debug)]
 pub(crate) enum CallError<E> {
-    /// The service says why.
+    /// The service returned an error of its interface.
     Refused(E),
-    /// It does not know the method, or a parameter.
+    /// The service does not know the method, or a parameter.
     Unknown(zlink::varlink_service::OwnedError),
-    /// It cannot be talked to.
+    /// Exchanging messages failed, or a timeout was over.
     Talk(String),
 }
 
 impl Client {
-    /// Connects to the service at a socket. `None` if there is none. No thread is started.
+    /// Connects to the service at a socket. Returns `None` if no service listens there. Starts no thread.
     ///
     /// # Errors
-    /// When a socket is there, and cannot be connected to.
+    /// If the socket exists, but the connection fails for another reason than a service that has ended.
     pub(crate) fn connect(socket: &Path) -> io::Result<Option<Self>> {
         if rustix::fs::stat(socket).is_err() {
             return Ok(None);
@@ -73,7 +73,7 @@ impl Client {
             let deadline = Instant::now() + QUEUED;
             loop {
                 match unix::connect(socket).await {
-                    // More connections wait for the service than its queue takes: unix(7), `EAGAIN`.
+                    // The service's connection queue is full: unix(7), `EAGAIN`.
                     Err(zlink::Error::Io(error))
                         if error.kind() == io::ErrorKind::WouldBlock
                             && Instant::now() < deadline =>
@@ -90,7 +90,7 @@ impl Client {
                 Ok(Some(Self { runtime, connection, socket }))
             }
             Err(zlink::Error::Io(error)) => match error.kind() {
-                // One that has ended without taking it away.
+                // The service has ended and left its socket file behind.
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Ok(None),
                 _ => Err(error),
             },
@@ -98,7 +98,7 @@ impl Client {
         }
     }
 
-    /// Calls a method, with descriptors, and waits for the answer. `E` reads the service's own errors.
+    /// Calls a method with descriptors, and waits for the reply. `E` is the type of the service's own errors.
     pub(crate) fn call<R: DeserializeOwned + Debug, E: DeserializeOwned + Debug>(
         &mut self,
         method: &str,
@@ -151,7 +151,7 @@ mod tests {
         count: u32,
     }
 
-    /// What a client gets of a service that answers after a second, and reads nothing.
+    /// Calls a service that replies after a second and reads nothing.
     fn ask(patience: Patience) -> Result<u32, String> {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
@@ -160,7 +160,7 @@ mod tests {
             scope.spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
                 std::thread::sleep(Duration::from_secs(1));
-                // A client that has gone hears nothing.
+                // The client may have closed the connection.
                 let _told = stream.write_all(b"{\"parameters\":{\"count\":7}}\0");
             });
             let mut client = Client::connect(&socket).unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! What all services that speak varlink have in common: the interface `org.varlink.service`, and limits of a connection. Their
-//! clients have one way to ask.
+//! The parts that all varlink services share: the interface `org.varlink.service`, limits of a connection, and a
+//! client.
 
 mod bounded;
 mod client;
@@ -11,13 +11,13 @@ use zlink::varlink_service::Error;
 pub(crate) use bounded::Bounded;
 pub(crate) use client::{CallError, Client, Patience};
 
-/// varlink's own interface.
+/// Name of varlink's standard interface.
 pub(crate) const SERVICE: &str = "org.varlink.service";
 
-/// As varlink describes its own interface.
+/// Description of varlink's standard interface in varlink's language.
 pub(crate) const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 
-/// A method that a client calls, before its parameters are looked at.
+/// A method call whose parameters are not parsed yet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct MethodCall {
     pub(crate) method: String,
@@ -26,7 +26,8 @@ pub(crate) struct MethodCall {
 }
 
 impl MethodCall {
-    /// The interface that a `GetInterfaceDescription` asks for: a service has this one and varlink's own.
+    /// Returns the interface that a `GetInterfaceDescription` asks for, which must be `own` or varlink's standard
+    /// one.
     pub(crate) fn interface(&self, own: &str) -> Result<String, WrongCall> {
         let interface = self.parameters.get("interface").and_then(Value::as_str);
         let interface = interface.ok_or_else(|| WrongCall::Parameter("interface".to_owned()))?;
@@ -38,7 +39,7 @@ impl MethodCall {
     }
 }
 
-/// What a call is not, in varlink's own errors.
+/// Why a call is invalid, as one of varlink's standard errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WrongCall {
     Method(String),

@@ -1,4 +1,4 @@
-//! Services that die with their keeper, or again and again.
+//! Tests services that die together with their keeper, or repeatedly.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -20,7 +20,7 @@ fn with_a_watcher_nobody_sees_bytes_that_are_not_there() {
     let mut service = served.start();
     let watch = served.service().watch(&served.path("run")).unwrap();
     let mount = served.mount();
-    // As long as one of the two lives, it does nothing.
+    // As long as service or keeper lives, the watch does nothing.
     let wait = watch.look();
     served.signal("service.pid", Signal::KILL);
     service.wait().unwrap();
@@ -50,11 +50,11 @@ fn with_a_watcher_nobody_sees_bytes_that_are_not_there() {
     };
     let units = served.stage.index.head.units.len() as u64;
     assert!(unread < units && errors() > 0);
-    // Another service has another group, and does not lend what is mounted.
+    // Another service has another group, and does not hand out a device that is mounted.
     let service = served.start();
     assert!(errors() > 0);
     assert!(served.service().lend(&served.stage.device()).is_err());
-    // First the mount, then its watcher, as when a container ends. Then nothing is left of the old group.
+    // The mount is dropped before its watcher, as when a container ends. Then the old group has no marks left.
     drop(mount);
     drop(watch);
     assert_eq!(served.read(&served.mount(), 8), 0);
@@ -70,7 +70,7 @@ fn a_reader_that_each_service_dies_of_gets_an_error_and_others_go_on() {
     assert_eq!(served.read_device(&device, 1), 1);
     fs::remove_file(served.path("die")).unwrap();
     service.wait().unwrap();
-    // The last one may have died this moment.
+    // The last service may have died a moment ago.
     wait_for("a service", || {
         let service = LazyService::connect(&served.path("run")).ok().flatten();
         service.is_some_and(|it| it.status().is_ok())
@@ -92,9 +92,9 @@ fn bytes_that_the_disk_has_lost_are_errors_behind_fuse() {
     a_disk_loses_bytes(DoorKind::Fuse);
 }
 
-/// A disk in a file whose own disk is full: what is written is lost when it is written back.
+/// Uses a disk in a file on another disk that is full, so that written data is lost at the writeback.
 fn a_disk_loses_bytes(door: DoorKind) {
-    // All disks of the host are written at once.
+    // These tests sync all disks of the host, so they run one at a time.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(served) = Served::new(door) else { return };
@@ -112,7 +112,7 @@ fn a_disk_loses_bytes(door: DoorKind) {
     let _room = Unmount(room.clone());
     let image = room.join("image");
     File::create(&image).unwrap().set_len(256 << 20).unwrap();
-    // All of its own structures are there before.
+    // All metadata of the file system is allocated in advance.
     run(
         "mkfs.ext4",
         &["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", &text(&image)],
@@ -131,17 +131,17 @@ fn a_disk_loses_bytes(door: DoorKind) {
     let mut full = File::create(&filler).unwrap();
     while full.write_all(&[1; 1 << 16]).is_ok() {}
     assert_eq!(served.read_device(&device, 64), 0);
-    // What is read meanwhile is in memory, and right. The disk says that it lost it.
+    // Until the loss is reported, reads return the right data from memory.
     let forget = || fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     wait_for("errors", || {
         rustix::fs::sync();
         if door == DoorKind::Fuse {
-            // What the kernel has cached of the file on FUSE is right, and comes to nobody.
+            // The page cache of the file on FUSE would return the right data, so it is dropped.
             forget();
         }
         served.read_device(&device, 64) > 0
     });
-    // Then nothing is left but the disk.
+    // After this, reads need the disk.
     forget();
     assert_eq!(served.read_device(&device, 64), 64);
     drop(device);

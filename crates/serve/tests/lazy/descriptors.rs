@@ -1,4 +1,4 @@
-//! A service without descriptors.
+//! Tests a service that runs out of descriptors.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -14,10 +14,10 @@ use rustix::process::{Resource, Rlimit};
 
 use super::{FindFiles, Stage, through};
 
-/// Without descriptors for events, readers get the right bytes or an error, and the door goes on.
+/// Without descriptors for events, readers get the right bytes or an error, and the door continues to work.
 #[test]
 fn few_descriptors_cost_errors_and_no_wrong_byte() {
-    // The limit is one of the whole process, so it gets one of its own.
+    // The limit affects the whole process, so the test runs in a separate one.
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([
         "--exact",

@@ -1,4 +1,4 @@
-//! A disk that is full: what it would not take is not fetched.
+//! Tests a full disk: data that it cannot take is not fetched.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use testing::skipped;
 
 use super::{Stage, store};
 
-/// A file system of its own, as long as this lives.
+/// A separate file system, which is unmounted at the end.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -37,7 +37,7 @@ impl Disk {
         }
     }
 
-    /// Takes all but so many bytes.
+    /// Fills the disk except for this number of bytes.
     fn leave(&self, bytes: u64) {
         let mut file = File::create(self.0.join("filler")).unwrap();
         for piece in [1 << 20, 4096] {
@@ -69,7 +69,7 @@ fn nothing_is_fetched_that_a_full_disk_would_not_take() {
     assert!(matches!(read(0), Err(FillError::Write(_))));
     let reason = filler.disk_error().unwrap();
     assert!(reason.contains("No space left"), "{reason}");
-    // However many readers come, and whatever they read: it is tried once, and after each pause.
+    // There is one attempt at once and one after each pause, however many readers come and whichever units they read.
     let (begun, before) = (Instant::now(), asked());
     let mut tries = 0;
     while begun.elapsed() < longest * 4 {
@@ -84,12 +84,12 @@ fn nothing_is_fetched_that_a_full_disk_would_not_take() {
     let pauses = begun.elapsed().as_millis() / longest.as_millis();
     assert!(u128::from(tries) <= 3 + pauses, "{tries} tries");
     assert!(asked() - before <= tries << 20, "{tries} tries");
-    // The last of the disk is for those who wait.
+    // The last free space is reserved for readers.
     fs::remove_file(disk.0.join("filler")).unwrap();
     disk.leave(stage.index.head.device_bytes.min(400 << 10));
     wait_for("the bytes", || read(0).is_ok());
     let all = || filler.bring_ahead(0..stage.index.head.spans.len(), Cause::Completion);
-    // It is looked at once in a while.
+    // The free space is checked only from time to time.
     wait_for("the reserve", || matches!(all(), Err(FillError::Room(_))));
     assert!(filler.disk_error().is_some());
     fs::remove_file(disk.0.join("filler")).unwrap();

@@ -1,4 +1,4 @@
-//! What differs where files on FUSE stand for devices.
+//! Tests behaviour that is specific to files on FUSE.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -12,7 +12,7 @@ use testing::fake::wait_for;
 
 use super::service::{Served, words};
 
-/// Ends service and keeper at the same moment: neither can replace the other.
+/// Kills service and keeper at the same moment, so that neither can replace the other.
 fn kill_both(served: &Served, service: &mut Child) {
     let keeper = served.pid("keeper.pid");
     kill_process(keeper, Signal::STOP).unwrap();
@@ -30,7 +30,7 @@ fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
     let mut service = served.start();
     let mount = served.mount();
     assert_eq!(served.read(&mount, 1), 0);
-    // Some wait while both die, and others come later.
+    // Some readers wait while both die, and others come later.
     fs::write(served.path("wait"), "").unwrap();
     thread::scope(|scope| {
         let readers = scope.spawn(|| served.read(&mount, 64));
@@ -40,7 +40,7 @@ fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
     });
     fs::remove_file(served.path("wait")).unwrap();
     assert!(served.read(&mount, 64) > 0);
-    // The device is lent at once to others, whose readers get all of it. The old mount stays as it is.
+    // The device is handed out again at once, and its new readers get all of it. The old mount stays broken.
     let service = served.start();
     let another = served.mount();
     assert_eq!(served.read(&another, 64), 0);
@@ -59,7 +59,7 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
     served.wait_for_all();
     assert!(served.service().status().unwrap().is_empty());
     assert_eq!(served.read(&mount, 64), 0);
-    // The next service goes on, also if the file has lost its name.
+    // The next service continues to serve it, even if the file has lost its name.
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let link = path.with_extension("link");
     fs::hard_link(&path, &link).unwrap();
@@ -70,7 +70,7 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
     fs::hard_link(&link, &path).unwrap();
     fs::remove_file(&link).unwrap();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
-    // New mounts have the file itself, and need nobody.
+    // New mounts use the file itself, and need no service.
     let plain = served.mount();
     let (plain_reads, lazy_reads) = {
         let keeper = served.pid("keeper.pid");
@@ -93,7 +93,7 @@ fn bytes_that_changed_on_the_disk_are_errors() {
     let service = served.start();
     let device = served.lend();
     assert_eq!(served.read_device(&device, 1), 0);
-    // In the unit that is read, but not in what is read of it.
+    // The change is in the unit that is read, but outside the range that is read.
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let file = fs::File::options().write(true).open(path).unwrap();
     file.write_all_at(b"other bytes", 60_000).unwrap();
@@ -115,7 +115,7 @@ fn readers_without_a_service_get_errors_after_a_while() {
     let mount = served.mount();
     served.leave();
     assert!(service.wait().unwrap().success());
-    // The keeper is patient for ten seconds.
+    // The keeper waits ten seconds for a service.
     assert!(served.read(&mount, 8) > 0);
     let service = served.start();
     wait_for("the bytes", || served.read(&mount, 8) == 0);
@@ -147,7 +147,7 @@ fn a_reader_that_waits_can_be_killed() {
     served.end(service);
 }
 
-/// A service may find devices that were lent in another way.
+/// A new service may find devices that were handed out through another kind of door.
 #[test]
 fn another_door_goes_on_with_what_was_lent_through_the_first() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };

@@ -1,4 +1,4 @@
-//! Images that have a device in common: what one of them claims, and who has its bytes, is no affair of another.
+//! Tests images with a common device: wrong indexes and failing sources of one image must not affect another.
 
 use std::fs;
 use std::io::{self, Read};
@@ -18,10 +18,9 @@ use testing::fake::wait_for;
 use super::service::{Files, STOP, Served};
 use super::{Stage, store};
 
-/// A manifest of whose image the registry is silent while a file says so.
+/// Manifest of an image whose registry does not respond while a file exists.
 pub(super) const SILENT: &[u8] = b"silent";
 
-/// The source of that image.
 pub(super) struct SilentBlob<'a>(pub(super) &'a Files);
 
 impl BlobSource for SilentBlob<'_> {
@@ -38,7 +37,7 @@ impl BlobSource for SilentBlob<'_> {
     }
 }
 
-/// Two images have the same device. What the index of one of them says is its own affair.
+/// Two images have the same device, and the index of one of them is wrong.
 #[test]
 fn an_index_that_lies_takes_nothing_from_another_image() {
     let Some(stage) = Stage::new() else { return };
@@ -57,15 +56,15 @@ fn an_index_that_lies_takes_nothing_from_another_image() {
     liar.ensure(all.clone(), |_| ()).unwrap_err();
     assert!(liar.is_denied(&all) && !honest.is_denied(&all));
     honest.ensure(all.clone(), |_| ()).unwrap();
-    // They are the right bytes, so they are there for both.
+    // The bytes are verified, so both fillers have them.
     assert!(liar.has(&all) && liar.is_full() && liar.ensure(all, |_| ()).is_ok());
-    // Nobody can tell which of two that contradict each other lies.
+    // With contradicting indexes, it is unknown which one is wrong, so the second filler is refused.
     let mut other = stage.index.clone();
     other.head.units[0][0] ^= 1;
     assert!(honest.beside(other, source(b"other")).is_none());
 }
 
-/// Two images have the same layer, and the registry of one of them stops to answer.
+/// Two images have the same layer, and the registry of one of them stops responding.
 #[test]
 fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
     let Some(served) = Served::new(DoorKind::Fuse) else { return };
@@ -78,7 +77,7 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
     let (silent, other) = (lend(SILENT), lend(b"another"));
     let head = &served.stage.index.head;
     let length = head.device_bytes;
-    // More than there are threads for one image.
+    // More units than threads for one image.
     assert!(head.units.len() > 100, "{}", head.units.len());
     thread::scope(|scope| {
         let mut waiting = Vec::new();
@@ -99,14 +98,15 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
             }
         };
         compare(0..90);
-        // A service that has to begin again knows for whom it lends.
+        // A restarted service knows the image of each connection.
         service.kill().unwrap();
         service.wait().unwrap();
         compare(90..head.units.len());
-        // No reader waits until a source has been silent for too long.
+        // Readers of the other image did not wait for a timeout.
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
         fs::remove_file(served.path("silent")).unwrap();
-        // What the other one has brought is theirs, too. Before Linux 6.9 a killed service fails what it had taken.
+        // The waiting readers get the bytes that the other image fetched. Before Linux 6.9, requests that a killed
+        // service had taken fail.
         for reader in waiting {
             let read = reader.join().unwrap();
             assert!(read.is_ok() || !served.resends, "{read:?}");
@@ -117,7 +117,7 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
     served.end(service);
 }
 
-/// A source may be silent for minutes after the last reader has been killed.
+/// A request to a source may last minutes after the last reader was killed.
 #[test]
 fn a_silent_source_does_not_keep_a_service_without_readers() {
     let Some(served) = Served::new(DoorKind::Fuse) else { return };
@@ -131,7 +131,7 @@ fn a_silent_source_does_not_keep_a_service_without_readers() {
     reader.kill().unwrap();
     reader.wait().unwrap();
     drop(client);
-    // The kernel lets go of the device a moment later.
+    // The kernel releases the device a moment later.
     wait_for("the end of the service", || served.service().stop().is_ok());
     assert!(service.wait().unwrap().success());
     served.is_over();

@@ -1,4 +1,5 @@
-//! An image whose device is filled while it is read: from a layer as tar and gzip made it, to files through the kernel.
+//! Tests an image whose device is filled while it is read: from a layer made by tar and gzip to files in a kernel
+//! mount.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod deaths;
@@ -41,7 +42,7 @@ use transfer::lazy::{IndexedLayer, LayerIndex};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// The one blob that there is, which counts what is asked of it, and may lie.
+/// The only blob, which counts the requested bytes and may lie.
 struct OneBlob {
     bytes: Vec<u8>,
     asked: AtomicU64,
@@ -51,13 +52,13 @@ struct OneBlob {
 #[derive(Clone, Copy, PartialEq)]
 enum Lie {
     None,
-    /// One wrong byte in each answer.
+    /// Each reply has one wrong byte.
     Always,
-    /// Only in the next answer.
+    /// Only the next reply has one.
     Once,
-    /// No answer.
+    /// Replies are empty.
     Silent,
-    /// None either, and the connection stays, until it is told to do something else.
+    /// Calls block until the value is changed; the reply is empty then.
     Hangs,
 }
 
@@ -93,10 +94,10 @@ impl BlobSource for OneBlob {
     }
 }
 
-/// The length of a file in it.
+/// Length of a file in the layer.
 const MODULE: usize = 1_500_000;
 
-/// A tree, its layer, its image in a store that has all of it, and the index.
+/// A tree, its layer, its image in a store with all bytes, and the index.
 struct Stage {
     folder: tempfile::TempDir,
     tree: PathBuf,
@@ -107,7 +108,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// `None`, after saying so, where this cannot run.
+    /// Returns `None` with a message where the test cannot run.
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("needs root");
@@ -119,13 +120,13 @@ impl Stage {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let tree = folder.path().join("tree");
         testing::trees::rich_tree(&tree);
-        // Native images have none.
+        // Native images cannot contain whiteouts.
         let _absent = fs::remove_file(tree.join("whiteout"));
-        // Several spans, and most of them with a window.
+        // Large enough for several spans, most of which have a window.
         let words = testing::noise(2 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
         fs::write(tree.join("words"), &text).unwrap();
-        // A file that comes as a whole.
+        // A file that is prefetched as a whole.
         fs::write(tree.join("module"), &text[text.len() - MODULE..]).unwrap();
         let tar = folder.path().join("layer.tar");
         assert!(testing::trees::run(
@@ -168,7 +169,7 @@ impl Stage {
         self.index.head.device
     }
 
-    /// Waits while the source hangs. In vain, it hangs no longer, so that the test ends.
+    /// Waits while the source hangs. If the wait fails, the source continues, so that the test ends.
     fn wait_for(&self, what: &str, is_so: impl FnMut() -> bool) {
         let wait = std::panic::AssertUnwindSafe(|| wait_for(what, is_so));
         if let Err(panic) = std::panic::catch_unwind(wait) {
@@ -177,7 +178,7 @@ impl Stage {
         }
     }
 
-    /// A device whose filler is gone. A process that another test starts may have its lock until it runs its program.
+    /// Opens a device whose filler was dropped. A child process of another test may hold its lock until its `exec`.
     fn device_again<'a>(&self, store: &'a Store) -> LazyDeviceFill<'a> {
         let mut device = None;
         wait_for("its lock", || {
@@ -187,7 +188,7 @@ impl Stage {
         device.unwrap()
     }
 
-    /// A device in a store of its own, empty unless it was there, and its filler.
+    /// Returns a filler of a device in another store, which is created empty if it does not exist.
     fn filler<'a>(&'a self, store: &'a Store) -> LayerFiller<'a> {
         let (id, bytes) = (self.device(), self.index.head.device_bytes);
         let there = store.fill_lazy_device(&id).unwrap();
@@ -200,7 +201,7 @@ fn store(path: &Path) -> Store {
     Store::open(path, store::Who::this_process(), OpenOptions::create()).unwrap()
 }
 
-/// Every file below has the same bytes, and every folder the same names.
+/// Checks that two folders have the same names and files with the same bytes.
 fn compare(expect: &Path, actual: &Path) {
     let names = |folder: &Path| {
         let names = fs::read_dir(folder).unwrap().map(|it| it.unwrap().file_name());
@@ -225,7 +226,7 @@ fn compare(expect: &Path, actual: &Path) {
     }
 }
 
-/// Whether readers of files in this folder can wait for events. If not, it says so.
+/// Returns whether files in this folder can have pre-content events. Prints a message if not.
 fn has_events(folder: &Path) -> bool {
     let probe = File::create(folder.join("probe")).unwrap();
     match Group::new().and_then(|it| it.mark(probe.as_fd())) {
@@ -244,9 +245,9 @@ fn has_events(folder: &Path) -> bool {
     }
 }
 
-/// Mounts the image over an empty device, through each door, and has `look` look at it while the door is served.
+/// Mounts the image over an empty device, through each kind of door, and calls `look` while the door is served.
 fn through_the_kernel(stage: &Stage, look: impl Fn(&Path)) {
-    // Each reader's attempt counts.
+    // Without pauses, each read is a new attempt.
     let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
     with_patience(stage, &patience, look);
 }
@@ -255,7 +256,7 @@ fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl Fn(&Path))
     with_files(stage, patience, Vec::new, |root, _| look(root));
 }
 
-/// The same, where the places of files of the device are known.
+/// Does the same with a function that finds the places of files.
 fn with_files(
     stage: &Stage,
     patience: &SourcePatience,
@@ -268,10 +269,9 @@ fn with_files(
     }
 }
 
-/// Finds the places of files.
 type FindFiles = Arc<dyn Fn() -> Vec<Range<u64>> + Send + Sync>;
 
-/// The store that a test fills through a door. It may have put something there.
+/// Returns the store that a test fills through a door. The test may have written to it before.
 fn lazy_store(stage: &Stage, kind: DoorKind) -> Store {
     store(&stage.folder.path().join(format!("lazy-{kind:?}")))
 }
@@ -308,7 +308,7 @@ fn through(
             let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
             let mounted = erofs(image.image.fd(), &options).unwrap();
             let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
-            // The mount goes before the door.
+            // The mount is dropped before the door.
             look(Path::new(&root), &door);
         };
         let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
@@ -336,7 +336,7 @@ fn files_are_fetched_when_they_are_read() {
         let one = asked();
         assert!(one > 0 && one < stage.blob.bytes.len() as u64 / 2, "{one} bytes");
         compare(&stage.tree, root);
-        // Again: all is here.
+        // The second time, all bytes are downloaded.
         let all = asked();
         compare(&stage.tree, root);
         assert_eq!(asked(), all);
@@ -361,8 +361,8 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
     });
 }
 
-/// An index says where bytes are, and which digests they have. Whatever it says, readers get the bytes of those digests, or an
-/// error.
+/// An index contains the places of bytes and their digests. Even with a wrong index, readers get bytes with these
+/// digests, or an error.
 #[test]
 fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
     let Some(stage) = Stage::new() else { return };
@@ -397,7 +397,7 @@ fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
     // The digests of another layer.
     check("no unit is right", &|it| it.head.units.iter_mut().for_each(|it| it[0] ^= 1), 0..1);
     check("units are exchanged", &|it| it.head.units.reverse(), 0..units / 2);
-    // Each place is then one of another span.
+    // Each place is in another span then.
     let moved = |it: &mut LayerIndex| it.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
     check("spans are elsewhere", &moved, 0..units / 2);
     let exchanged = |it: &mut LayerIndex| {
@@ -432,12 +432,12 @@ fn a_unit_that_failed_is_not_asked_for_again_at_once() {
             assert!(is_io_error(read()));
         }
         assert_eq!(stage.blob.asked.load(Ordering::Relaxed), asked);
-        // Others are not concerned.
+        // Other units are not affected.
         let other = fs::read(root.join("usr/lib/511")).unwrap();
         assert!(other == fs::read(stage.tree.join("usr/lib/511")).unwrap());
         assert!(stage.blob.asked.load(Ordering::Relaxed) > asked);
     });
-    // With a short pause it heals, and a success ends the pauses.
+    // After a short pause the unit is fetched again, and a success ends the pauses.
     let lazy = store(&stage.folder.path().join("short"));
     let patience = SourcePatience::default().with_pauses(Duration::from_millis(1), hour);
     let filler = stage.filler(&lazy).with_patience(&patience);
@@ -453,7 +453,7 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
     let Some(stage) = Stage::new() else { return };
     let wait = Duration::from_millis(300);
     let patience = SourcePatience::new(Some(wait)).with_pauses(Duration::ZERO, Duration::ZERO);
-    // More readers than there are threads that fetch, each of another part.
+    // More readers than fetching threads, each of another part.
     let readers = 50;
     let wanted = |number: u64| number * (7 << 12);
     with_patience(&stage, &patience, |root| {
@@ -466,14 +466,14 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
         };
         thread::scope(|scope| {
             let all: Vec<_> = (0..readers).map(|it| scope.spawn(move || read(it))).collect();
-            // The source is as silent as before.
+            // The readers end although the source still hangs.
             stage.wait_for("the readers", || all.iter().all(|it| it.is_finished()));
             *stage.blob.lie.lock().unwrap() = Lie::None;
             for reader in all {
                 assert!(is_io_error(reader.join().unwrap().map(|it| it.len())));
             }
         });
-        // It goes on, and those who come later get it.
+        // When the source responds again, later readers get the bytes.
         for number in 0..readers {
             let start = usize::try_from(wanted(number)).unwrap();
             wait_for("the bytes", || match read(number) {
@@ -490,7 +490,8 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
     });
 }
 
-/// Nothing says what an earlier boot has filled but the bytes themselves, and a crash may have lost or torn any of them.
+/// Only the bytes themselves show which units an earlier boot has filled, and a crash may have lost or torn any of
+/// them.
 #[test]
 fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     let Some(stage) = Stage::new() else { return };
@@ -516,7 +517,7 @@ fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     through_the_kernel(&stage, |root| compare(&stage.tree, root));
     assert!(stage.blob.asked.load(Ordering::Relaxed) > before);
 
-    // What is here needs no source.
+    // Units that are on the disk need no source.
     let lazy = lazy_store(&stage, DoorKind::Fuse);
     let filler = stage.filler(&lazy);
     *stage.blob.lie.lock().unwrap() = Lie::Silent;
@@ -531,13 +532,13 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     let lazy = store(&stage.folder.path().join("lazy"));
     let filler = stage.filler(&lazy);
     let length = stage.index.head.device_bytes;
-    // Backwards, so that no unit finds its neighbours.
+    // Backwards, so that each unit is fetched before its neighbours.
     for unit in (0..length.div_ceil(UNIT)).rev() {
         filler.ensure(unit * UNIT..unit * UNIT + 1, |_| ()).unwrap();
         assert!(filler.has(&(unit * UNIT..(unit + 1) * UNIT)));
     }
     assert_eq!(filler.filled() as u64, length.div_ceil(UNIT));
-    // Behind the end there is nothing to wait for.
+    // A range behind the end of the device is always present.
     filler.ensure(length..length + 1, |_| ()).unwrap();
     drop(filler);
     stage.device_again(&lazy).seal().unwrap();
@@ -549,7 +550,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
     let places = stage.full.file_places(&stage.image, &stage.device()).unwrap();
     let has_length = |it: &&Range<u64>| it.end - it.start == MODULE as u64;
     let module = places.iter().find(has_length).unwrap().clone();
-    // It is where the tar has it.
+    // The place is the one in the tar.
     let device = stage.full.open_image(&stage.image).unwrap().devices.remove(0).file;
     let mut bytes = vec![0; MODULE];
     device.read_exact_at(&mut bytes, module.start).unwrap();
@@ -565,7 +566,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
     };
     with_files(&stage, &patience, find, |root, door| {
         is_known.store(false, Ordering::Relaxed);
-        // Whoever reads first has the places of files looked up.
+        // The first read starts the search for the places of files.
         page(root, "words", 0);
         wait_for("the places", || is_known.load(Ordering::Relaxed));
         thread::sleep(Duration::from_millis(100));
@@ -578,7 +579,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
     });
 }
 
-/// Spans begin in the middle of units. Whichever of two neighbours comes first, none of them is fetched for the other's sake.
+/// Spans begin in the middle of units. In each order of spans, none is fetched again because of a neighbour.
 #[test]
 fn a_device_that_is_completed_fetches_its_blob_once() {
     let Some(stage) = Stage::new() else { return };
@@ -597,10 +598,10 @@ fn a_device_that_is_completed_fetches_its_blob_once() {
         }
         assert!(filler.is_full(), "order {number}");
         let asked = stage.blob.asked.load(Ordering::Relaxed) - before;
-        // A span that begins within a byte has that byte in common with the one before.
+        // A span that begins within a byte shares that byte with the one before.
         let all = stage.blob.bytes.len() + spans;
         assert!(asked <= all as u64, "{asked} bytes of {all}, order {number}");
-        // Nothing is missing any more.
+        // The device is complete, so this fetches nothing.
         filler.bring_ahead(0..spans, Cause::Completion).unwrap();
         assert_eq!(stage.blob.asked.load(Ordering::Relaxed) - before, asked);
         drop(filler);
@@ -617,7 +618,7 @@ fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
     let before = stage.blob.asked.load(Ordering::Relaxed);
     for start in (0..length).step_by(usize::try_from(step).unwrap()) {
         let range = start..(start + step).min(length);
-        // What is wanted soon comes beside it.
+        // Prefetching runs at the same time.
         let soon = |all: Vec<Range<usize>>| {
             all.into_iter().for_each(|it| assert!(filler.bring_ahead(it, Cause::Stream).is_ok()));
         };
@@ -632,7 +633,7 @@ fn a_device_that_is_read_in_order_fetches_hardly_more_than_its_blob() {
 #[test]
 fn a_trace_has_all_that_was_read() {
     let Some(stage) = Stage::new() else { return };
-    // Of the store that has all bytes.
+    // In the store that has all bytes.
     let opened = stage.full.open_image(&stage.image).unwrap();
     let recorder = match Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file))) {
         Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
@@ -661,7 +662,7 @@ fn a_trace_has_all_that_was_read() {
     let all = stage.index.head.units.len() as u64;
     assert!((16..all / 2).contains(&units), "{units} of {all}");
     assert!(runs.iter().all(|it| it.device == stage.device()));
-    // With what the trace has, the same is read without the blob.
+    // After the trace was fetched, the same reads need no source.
     let lazy = store(&stage.folder.path().join("traced"));
     let filler = stage.filler(&lazy);
     for run in &runs {

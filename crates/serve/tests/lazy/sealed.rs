@@ -1,4 +1,4 @@
-//! Devices all of which is here: behind a mark, they need nobody.
+//! Tests complete devices: behind a mark, they need no service.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
     let mut service = served.start();
     let mount = served.mount();
     served.wait_for_all();
-    // Whoever wrote it may be about to.
+    // The file may exist before its content was written.
     let sealed = || fs::read_to_string(served.path("sealed")).unwrap();
     wait_for("the device's id", || sealed() == served.stage.device().to_string());
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
@@ -24,17 +24,18 @@ fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
     assert!(fs::read(path).unwrap() == fs::read(full).unwrap());
     assert!(served.service().status().unwrap().is_empty());
     assert_eq!(served.read(&mount, 64), 0);
-    // It is lent to whoever does not know yet.
+    // A client that still asks for the device gets it.
     let lent = served.service().lend(&served.stage.device()).unwrap();
     drop(lent);
-    // With nobody there, a lazy device would give zeros. Nothing was read before of most of this.
+    // Without any process that holds the group, a lazy device would return zeros. Most of this file was not read
+    // before.
     let keeper = served.pid("keeper.pid");
     kill_process(keeper, Signal::STOP).unwrap();
     served.signal("service.pid", Signal::KILL);
     served.signal("keeper.pid", Signal::KILL);
     service.wait().unwrap();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
-    // The next service lends it at once, though it is mounted.
+    // The next service hands the device out at once, although it is mounted.
     let service = served.start();
     let again = served.mount();
     assert_eq!(served.read(&again, 64), 0);
@@ -61,7 +62,7 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     let mut service = served.start();
     let mount = served.mount();
     let keeper = served.pid("keeper.pid");
-    // It is not told any more.
+    // The keeper receives no more messages.
     kill_process(keeper, Signal::STOP).unwrap();
     assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
     wait_for("the seal", || served.state() == Some(LazyDeviceState::Sealed));
@@ -72,7 +73,7 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     service.wait().unwrap();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
     served.wait_for_all();
-    // That one has nothing to do for the mount.
+    // The new service has no work for the mount.
     served.leave();
     wait_for("the keeper's end", || !served.path("run/keeper").exists());
     assert_eq!(served.read(&mount, 64), 0);

@@ -1,4 +1,4 @@
-//! The service and its keeper as processes, which are killed.
+//! Tests the service and its keeper as processes that are killed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -29,12 +29,12 @@ use transfer::lazy::LayerIndex;
 use super::images::{SILENT, SilentBlob};
 use super::{OneBlob, Stage, store};
 
-/// The first Linux version that asks again what a dead server had taken.
+/// The first Linux version that resends requests that a dead server had taken.
 const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
-/// Where the processes of a test find what they need.
+/// Environment variable with the folder of a test.
 const FOLDER: &str = "QUIRE_TEST_FOLDER";
 
-/// What a service has in the folder of a test.
+/// A service's files in the folder of a test.
 pub(super) struct Files {
     pub(super) folder: PathBuf,
     pub(super) blob: FolderBlob,
@@ -43,7 +43,7 @@ pub(super) struct Files {
 /// Set to end the service of this process.
 pub(super) static STOP: AtomicBool = AtomicBool::new(false);
 
-/// The one blob, which is not there, or does not come, while a file says so.
+/// The only blob, which is missing, or blocks, while certain files exist.
 pub(super) struct FolderBlob {
     blob: OneBlob,
     gone: PathBuf,
@@ -58,7 +58,7 @@ impl BlobSource for FolderBlob {
             thread::sleep(std::time::Duration::from_millis(5));
         }
         if self.die.exists() {
-            // As after an error of ours, or without memory.
+            // Simulates a bug, or a lack of memory.
             std::process::abort();
         }
         assert!(fs::remove_file(&self.panic).is_err(), "a thread that fetches panics");
@@ -116,7 +116,7 @@ impl Supply for Files {
             let runs = vec![TraceRun { device, unit, units }];
             return Ok(Some(Trace { name: "words".to_owned(), runs }));
         }
-        // More than there is: a trace may come from elsewhere.
+        // More units than exist, because a trace may come from another host.
         let all = TraceRun { device, unit: 0, units: u32::MAX };
         let runs = vec![TraceRun { unit: 2, units: 1, ..all }, all];
         Ok((name == Some("all")).then(|| Trace { name: "all".to_owned(), runs }))
@@ -127,7 +127,7 @@ impl Supply for Files {
         device: &DeviceId,
         _: &AtomicBool,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        // A test has it fail with this.
+        // The file makes the call fail.
         if self.folder.join("refuse").exists() {
             return Err("refused".into());
         }
@@ -176,7 +176,7 @@ fn a_service() {
     serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
 }
 
-/// Says who this process is, at once.
+/// Writes the number of this process atomically.
 #[expect(clippy::disallowed_methods, reason = "it is gone after the test")]
 fn note(folder: &Path, name: &str) {
     let draft = folder.join(format!("{name}.draft"));
@@ -186,7 +186,7 @@ fn note(folder: &Path, name: &str) {
 
 /// A store with an empty device, and a service for it.
 pub(super) struct Served {
-    /// Whether the kernel asks again what a service on FUSE had taken.
+    /// Whether the kernel resends FUSE requests that a dead service had taken.
     pub(super) resends: bool,
     pub(super) stage: Stage,
     store: Store,
@@ -214,7 +214,7 @@ impl Served {
         self.stage.folder.path().join(name)
     }
 
-    /// Starts a service, and waits until it can be asked.
+    /// Starts a service, and waits until clients can connect.
     pub(super) fn start(&self) -> Child {
         let _before = fs::remove_file(self.path("service.pid"));
         let Program { path, arguments } = program(self.stage.folder.path(), "a_service");
@@ -232,13 +232,14 @@ impl Served {
         Pid::from_raw(text.parse().unwrap()).unwrap()
     }
 
-    /// Sends a signal to a process that noted its number, which is a note no longer.
+    /// Sends a signal to the process whose number is in a file, and removes the file.
     pub(super) fn signal(&self, name: &str, signal: Signal) -> Pid {
         loop {
             let pid = self.pid(name);
             fs::remove_file(self.path(name)).unwrap();
             match kill_process(pid, signal) {
-                // On a busy machine a keeper may start two services. One replaces the other, and notes its number last.
+                // On a busy machine, a keeper may start two services. One replaces the other, and writes its number
+                // last.
                 Err(Errno::SRCH) => wait_for("the next one", || self.path(name).exists()),
                 killed => {
                     killed.unwrap();
@@ -264,7 +265,7 @@ impl Served {
         erofs(image.image.fd(), &options).unwrap().mount
     }
 
-    /// Reads parts of a file from many threads at once, and returns how many got an I/O error. None gets wrong bytes.
+    /// Reads parts of a file in many threads, and returns how many got an I/O error. Panics on wrong bytes.
     pub(super) fn read(&self, mount: &Detached, readers: usize) -> usize {
         let path = words(mount);
         let failed = AtomicUsize::new(0);
@@ -280,7 +281,7 @@ impl Served {
                         if number >= readers {
                             return;
                         }
-                        // All over the file.
+                        // Spread over the whole file.
                         let place = number * 7919 % pages * 4096;
                         match file.read_exact_at(&mut bytes, place as u64) {
                             Ok(()) => assert!(bytes[..] == self.expect[place..place + 4096]),
@@ -297,12 +298,13 @@ impl Served {
         failed.into_inner()
     }
 
-    /// The device itself. Each read of it is an event, and each answer is what its reader sees.
+    /// Returns the device itself. Each read of it is an event or a request, without the page cache of EROFS in
+    /// between.
     pub(super) fn lend(&self) -> File {
         self.service().lend(&self.stage.device()).unwrap()
     }
 
-    /// As [`read`](Self::read), of the device itself.
+    /// Does the same as [`read`](Self::read) with the device itself.
     pub(super) fn read_device(&self, device: &File, readers: usize) -> usize {
         let expect = self.path("full/data").join(self.stage.device().to_string());
         let expect = fs::read(expect).unwrap();
@@ -326,7 +328,7 @@ impl Served {
         failed.into_inner()
     }
 
-    /// Ends the service, which has nothing to serve, and sees that its keeper ends, too.
+    /// Ends a service without used devices, and checks that its keeper exits as well.
     pub(super) fn end(&self, service: Child) {
         self.leave();
         self.is_gone(service);
@@ -342,13 +344,13 @@ impl Served {
         Some(self.store.lazy_devices.stat(&self.stage.index.head.device).unwrap()?.state)
     }
 
-    /// Waits until all of the device is here, and images could be made complete with it.
+    /// Waits until the device is sealed and its images were completed.
     pub(super) fn wait_for_all(&self) {
         wait_for("all of the device", || self.path("sealed").exists());
         assert_eq!(self.state(), Some(LazyDeviceState::Sealed));
     }
 
-    /// Sees that a service that was asked to leave ends, and its keeper, too.
+    /// Checks that a service that was asked to exit does so, and its keeper as well.
     pub(super) fn is_gone(&self, mut service: Child) {
         assert!(service.wait().unwrap().success());
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
@@ -356,7 +358,7 @@ impl Served {
 
     pub(super) fn is_over(&self) {
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
-        // All of it may have come.
+        // The device may have been completed.
         if self.state() != Some(LazyDeviceState::Sealed) {
             let fill = self.store.fill_lazy_device(&self.stage.device()).unwrap();
             assert!(fill.is_some(), "it is let go");
@@ -365,7 +367,7 @@ impl Served {
 }
 
 impl Drop for Served {
-    /// Whatever a test that failed leaves.
+    /// Kills the processes that a failed test leaves.
     fn drop(&mut self) {
         if thread::panicking() {
             for name in ["service.pid", "keeper.pid"] {
@@ -377,7 +379,7 @@ impl Drop for Served {
     }
 }
 
-/// Tests of what is the same for both ways to wait.
+/// Tests that run with both kinds of doors.
 macro_rules! for_both_doors {
     ($($name:ident)*) => {$(
         mod $name {
@@ -418,7 +420,7 @@ fn a_service_that_is_killed_is_succeeded(door: DoorKind) {
     let mut service = served.start();
     let mount = served.mount();
     let units = usize::try_from(served.stage.index.head.device_bytes.div_ceil(UNIT)).unwrap();
-    // The source is silent, so all readers wait when the service dies.
+    // The source hangs, so all readers wait when the service dies.
     for round in 0..3 {
         fs::write(served.path("wait"), "").unwrap();
         thread::scope(|scope| {
@@ -429,12 +431,12 @@ fn a_service_that_is_killed_is_succeeded(door: DoorKind) {
             served.wait_for_service();
             let failed = readers.join().unwrap();
             match door {
-                // What the service had taken fails with it.
+                // Requests that the service had taken fail with it.
                 DoorKind::Fuse if !served.resends => assert!(failed < 64, "in round {round}"),
                 DoorKind::Fanotify | DoorKind::Fuse => assert_eq!(failed, 0, "in round {round}"),
             }
         });
-        // The keeper has started another one.
+        // The keeper has started another service.
         assert_eq!(served.read(&mount, 64), 0);
     }
     service.wait().unwrap();
@@ -453,7 +455,7 @@ fn a_keeper_that_is_killed_is_replaced(door: DoorKind) {
         served.signal("keeper.pid", Signal::KILL);
         assert_eq!(served.read(&mount, 8), 0);
         wait_for("another keeper", || served.path("keeper.pid").exists());
-        // The new one has all that the old one had: it starts a service that serves the mount.
+        // The new keeper has everything that the old one had: it starts a service that serves the mount.
         wait_for("its socket", || served.path("run/keeper").exists());
         thread::sleep(std::time::Duration::from_millis(100));
         served.signal("service.pid", Signal::KILL);
@@ -471,7 +473,7 @@ fn readers_wait_for_the_next_service(door: DoorKind) {
     let mut first = served.start();
     let mount = served.mount();
     assert_eq!(served.read(&mount, 3), 0);
-    // As `--replace` does: no reader sees anything of it.
+    // As with `--replace`: readers do not notice the change.
     let mut second = thread::scope(|scope| {
         let readers = scope.spawn(|| served.read(&mount, 1000));
         let second = served.start();
@@ -479,7 +481,7 @@ fn readers_wait_for_the_next_service(door: DoorKind) {
         second
     });
     assert!(first.wait().unwrap().success());
-    // With pauses between them.
+    // With a pause between the two services.
     served.leave();
     assert!(second.wait().unwrap().success());
     let third = thread::scope(|scope| {
@@ -516,7 +518,7 @@ fn what_was_mounted_without_anybody_is_not_lent() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let mount = served.mount();
-    // Both at once: neither can replace the other.
+    // Both are killed at once, so that neither can replace the other.
     let keeper = served.pid("keeper.pid");
     kill_process(keeper, Signal::STOP).unwrap();
     served.signal("service.pid", Signal::KILL);
@@ -539,7 +541,7 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
     let service = served.start();
     let mount = served.mount();
     assert!(!served.service().bring(&served.stage.image, Some("other")).unwrap());
-    // A device all of which is here is served no longer: this trace has the units of one file.
+    // A complete device would no longer be served, so this trace has the units of only one file.
     let device = served.stage.device().to_string();
     let device = fs::read(served.path("full/data").join(device)).unwrap();
     let begins = |it: &[u8]| it == &served.expect[..4096];
@@ -550,7 +552,7 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
     assert!(served.service().bring(&served.stage.image, Some("words")).unwrap());
     let status = || served.service().status().unwrap().remove(0);
     let mut there = status();
-    // What came with the last of them may still be on its way into the device.
+    // Other units of the same requests may still be written to the device.
     wait_for("its units", || {
         thread::sleep(std::time::Duration::from_millis(300));
         let before = std::mem::replace(&mut there, status());
@@ -575,7 +577,7 @@ fn a_reader_that_reads_on_finds_its_bytes(door: DoorKind) {
     let mount = served.mount();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
     let counts = || served.service().status().unwrap().remove(0).counts;
-    // Not every event had to wait, and no more is there in vain than was read.
+    // Some reads did not have to wait, and the number of prefetched units that were not read is limited.
     wait_for("what is on its way", || counts().touched_units > 0);
     let now = counts();
     assert!(now.ahead_units > 0 && now.waits < served.expect.len() as u64 / UNIT, "{now:?}");
@@ -587,7 +589,7 @@ fn a_reader_that_reads_on_finds_its_bytes(door: DoorKind) {
 
 fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     let Some(mut served) = Served::new(door) else { return };
-    // The index is of the right bytes, but says that they are another device.
+    // The index has the right digests of units, but the id of another device.
     let id = DeviceId::from_bytes(&[9; 32]).unwrap();
     served.stage.index.head.device = id;
     Files::write(served.stage.folder.path(), &served.stage);
@@ -635,7 +637,7 @@ fn a_device_is_completed_though_its_source_fails_for_a_while(door: DoorKind) {
     thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(status().filled, 0);
     fs::remove_file(served.path("gone")).unwrap();
-    // Nobody reads it any more, and it is completed all the same.
+    // The device is completed without readers.
     drop(mount);
     served.wait_for_all();
     served.leave();
@@ -648,7 +650,7 @@ fn the_next_service_completes_what_the_one_before_was_asked_for(door: DoorKind) 
     fs::write(served.path("complete"), "").unwrap();
     let mut service = served.start();
     let mount = served.mount();
-    // The next one is not set to complete all devices.
+    // The next service is not configured to complete all devices.
     fs::remove_file(served.path("complete")).unwrap();
     served.signal("service.pid", Signal::KILL);
     service.wait().unwrap();

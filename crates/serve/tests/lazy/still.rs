@@ -1,4 +1,4 @@
-//! Clients that stay, and a thread that panics: nobody else waits for them.
+//! Tests that idle clients and a panicking thread do not block others.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ fn a_client_that_asks_on_and_on_keeps_no_other_waiting() {
     thread::scope(|scope| {
         let client = served.service();
         client.status().unwrap();
-        // Another one, which says nothing.
+        // Another client, which sends nothing.
         let silent = served.service();
         let asks = scope.spawn(|| {
             let client = client;
@@ -48,7 +48,7 @@ fn more_clients_than_are_listened_to_are_answered_in_turn() {
     let clients: Vec<LazyService> = (0..100).map(|_| served.service()).collect();
     thread::scope(|scope| {
         for client in clients {
-            // Whoever is done goes, and makes room.
+            // A client that got its reply disconnects, which makes room.
             scope.spawn(move || assert!(client.status().unwrap().is_empty()));
         }
     });
@@ -76,7 +76,7 @@ fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let full = served.path("full/data").join(served.stage.device().to_string());
     let bytes = fs::read(full).unwrap();
-    // One unit of it is wrong: it is fetched again.
+    // One unit is wrong, so it is fetched again.
     let mut written = bytes.clone();
     written[70_000] ^= 1;
     fs::OpenOptions::new()
@@ -95,7 +95,7 @@ fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
     served.is_gone(service);
 }
 
-/// Nor does who asks again: the kernel reads ahead, and asks for less after an error.
+/// A repeated read must not wait either: the kernel reads ahead, and reads less after an error.
 #[test]
 fn a_reader_does_not_wait_for_ever_for_what_another_brings() {
     let Some(stage) = Stage::new() else { return };
@@ -116,7 +116,7 @@ fn a_reader_does_not_wait_for_ever_for_what_another_brings() {
         assert!(matches!(second.join().unwrap(), Err(FillError::Silent(_))));
         first.join().unwrap().unwrap();
         assert!(is_denied);
-        // What comes late is there.
+        // The late bytes are used.
         assert!(!filler.is_denied(&(1..2)));
         filler.ensure(1..2, |_| ()).unwrap();
     });

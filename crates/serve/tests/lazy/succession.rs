@@ -1,4 +1,4 @@
-//! What passes from one service to the next, and between versions.
+//! Tests the handover from one service to the next, also between versions.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut};
@@ -27,7 +27,7 @@ fn a_service_that_is_killed_costs_no_reader_anything() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let (device, mount) = (served.lend(), served.mount());
-    // The source is silent, so all readers wait when the service dies.
+    // The source hangs, so all readers wait when the service dies.
     for round in 0..3 {
         fs::write(served.path("wait"), "").unwrap();
         thread::scope(|scope| {
@@ -40,7 +40,7 @@ fn a_service_that_is_killed_costs_no_reader_anything() {
             assert_eq!(readers.join().unwrap(), 0, "in round {round}");
             assert_eq!(others.join().unwrap(), 0, "in round {round}");
         });
-        // The keeper has started another one.
+        // The keeper has started another service.
         assert_eq!(served.read(&mount, 64), 0);
     }
     service.wait().unwrap();
@@ -62,7 +62,7 @@ fn a_service_that_is_killed_twice_in_a_row_costs_no_reader_anything() {
             served.signal("service.pid", Signal::KILL);
             served.wait_for_service();
         }
-        // The last one died before it was there.
+        // The last one is killed before it was ready.
         thread::sleep(Duration::from_millis(100));
         served.signal("service.pid", Signal::KILL);
         fs::remove_file(served.path("wait")).unwrap();
@@ -112,14 +112,14 @@ fn a_keeper_that_is_killed_as_the_service_is_replaced_costs_no_wrong_byte() {
             let next = served.start();
             killer.join().unwrap();
             service.wait().unwrap();
-            // Right bytes or errors: it sees to that.
+            // Readers may get errors, but `read` panics on wrong bytes.
             readers.join().unwrap();
             next
         });
         wait_for("a keeper", || served.path("keeper.pid").exists());
         let status = served.service().status().unwrap();
         if status.is_empty() {
-            // The keeper died when nobody else had the devices.
+            // The keeper died when it was the only one to hold the devices.
             drop(mount);
             mount = served.mount();
         }
@@ -129,7 +129,7 @@ fn a_keeper_that_is_killed_as_the_service_is_replaced_costs_no_wrong_byte() {
     served.end(service);
 }
 
-/// What was recorded of another version, with a device's id in it.
+/// Returns a message that was recorded with another version, with a device's id inserted.
 fn recorded(name: &str, device: &str) -> String {
     let all = include_str!("protocol-0.txt");
     let of = |line: &'static str| line.split_once('\t').filter(|it| it.0 == name);
@@ -163,7 +163,7 @@ fn receive(socket: &OwnedFd) -> (String, Option<OwnedFd>) {
     (String::from_utf8(bytes).unwrap(), descriptor)
 }
 
-/// As services make it.
+/// Creates the folder like a service.
 fn make_folder(served: &Served) {
     fs::DirBuilder::new().mode(0o700).create(served.path("run")).unwrap();
 }
@@ -173,7 +173,7 @@ fn socket() -> OwnedFd {
     rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// A service that is none, and its keeper.
+/// A fake service with a real keeper.
 struct Acted {
     socket: OwnedFd,
     group: Group,
@@ -189,7 +189,7 @@ impl Acted {
         make_folder(served);
         let mut command = Command::new(path);
         let keeper = command.args(arguments).stdin(Stdio::from(theirs)).spawn().unwrap();
-        // Which closes its end of the socket here.
+        // Dropping the command closes its end of the socket in this process.
         drop(command);
         let group = Group::new().unwrap();
         send(&socket, first, Some(group.as_fd()));
@@ -199,7 +199,7 @@ impl Acted {
         Self { socket, group, device }
     }
 
-    /// Has the keeper hold the device, and marks it.
+    /// Gives the device to the keeper, and marks it.
     fn arm(&self, served: &Served) -> kernel::mount::Detached {
         let device = served.stage.device().to_string();
         send(&self.socket, &recorded("keep", &device), Some(self.device.as_fd()));
@@ -209,7 +209,7 @@ impl Acted {
         served.mount_with(&File::open(path).unwrap())
     }
 
-    /// Takes an event, writes nothing down, and is gone. Returns how many readers got an error.
+    /// Takes an event without writing a journal, and drops everything. Returns how many readers got an error.
     fn die_with_a_reader(self, served: &Served) -> usize {
         let device = served.stage.device().to_string();
         let device = File::open(served.path("lazy/lazy").join(device)).unwrap();
@@ -230,7 +230,7 @@ impl Acted {
 fn a_keeper_understands_a_service_of_an_earlier_version() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let acted = Acted::new(&served, &recorded("group", ""));
-    // To the letter: it knows no other answers.
+    // The reply must be exactly this one, because the earlier version knows no other.
     assert_eq!(receive(&acted.socket).0, recorded("done", ""));
     let mount = acted.arm(&served);
     for name in ["forget", "keep"] {
@@ -238,7 +238,7 @@ fn a_keeper_understands_a_service_of_an_earlier_version() {
         send(&acted.socket, &recorded(name, &served.stage.device().to_string()), file);
         assert_eq!(receive(&acted.socket).0, recorded("done", ""));
     }
-    // It has no journal: the event that it had taken is known to nobody.
+    // The earlier version has no journal, so the event that it had taken is lost.
     assert_eq!(acted.die_with_a_reader(&served), 1);
     assert_eq!(served.read(&mount, 64), 0);
     drop(mount);
@@ -276,7 +276,7 @@ fn a_journal_that_is_none_costs_errors_and_no_wrong_byte() {
         rustix::fs::fcntl_add_seals(&file, seals).unwrap();
         file
     };
-    // As long as one of this version: 512 words, 32,768 for the kernel, and five for each number.
+    // The length of a journal of this version: 512 words, 32,768 for the kernel, and five for each number.
     let whole = (512 + 32_768 + 5 * 65_536) * 8;
     let noise = |head: &[u64]| {
         let file = memory(whole, SealFlags::SHRINK);
@@ -289,7 +289,7 @@ fn a_journal_that_is_none_costs_errors_and_no_wrong_byte() {
     let journals = [
         ("other version", noise(&[magic, 2, 100])),
         ("noise", noise(&[])),
-        // This one is believed, and there is no event in it.
+        // This journal is accepted, but its slots contain no event.
         ("noise in slots", noise(&[magic, 1, u64::MAX])),
         ("short", memory(4096, SealFlags::SHRINK)),
         ("can be shortened", memory(whole, SealFlags::GROW)),
@@ -330,9 +330,9 @@ fn a_service_succeeds_a_keeper_of_an_earlier_version() {
             send(&socket, &recorded("told-group", ""), Some(group.as_fd()));
             send(&socket, &recorded("told-device", &id), Some(device.as_fd()));
             send(&socket, &recorded("done", ""), None);
-            // It would take anything else for the service's end.
+            // The earlier keeper would treat any other message as the service's end.
             let (first, descriptor) = receive(&socket);
-            // With fields behind it that are passed over.
+            // Further fields follow, which the earlier keeper ignores.
             assert!(first.starts_with(r#"{"group":{"numbers":"#), "{first}");
             assert!(first.contains(r#","instance":"0123456789abcdef","#), "{first}");
             assert!(descriptor.is_none());
@@ -365,7 +365,7 @@ fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keep
     let group = Group::new().unwrap();
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     group.mark(File::open(path).unwrap().as_fd()).unwrap();
-    // A service whose keeper died as it was asked to leave.
+    // A service whose keeper died when it was asked to exit.
     let lock = File::create(served.path("run/lock")).unwrap();
     rustix::fs::flock(&lock, FlockOperation::LockExclusive).unwrap();
     let listener = socket();
@@ -382,7 +382,7 @@ fn a_filler_does_not_wait_for_itself_behind_the_mark_of_a_service_without_a_keep
     });
     let service = served.start();
     before.join().unwrap();
-    // The filler has read what the device has, and written to it, before any reader is let go.
+    // The filler has read and written the device before the first reader continues.
     let mount = served.mount();
     assert_eq!(served.read(&mount, 64), 0);
     drop(mount);

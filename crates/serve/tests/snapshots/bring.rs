@@ -1,4 +1,4 @@
-//! Layers that are brought because something is made of them.
+//! Tests that layers are downloaded when something is made of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use tonic::{Code, Status};
 
 use crate::{Engine, Stage, code, connect, is_root, two_layers, unpacked};
 
-/// A registry that has one layer, and hands it out when the test says so.
+/// A registry with one layer, which it returns when the test allows it.
 struct Slow {
-    /// Where the layer is, and where it is to be.
+    /// Current and future path of the layer.
     layer: [PathBuf; 2],
     asked: Mutex<Sender<()>>,
     go_on: Mutex<Receiver<()>>,
@@ -57,7 +57,7 @@ impl LazyImages for Slow {
     fn stop(&self) {}
 }
 
-/// Has the snapshot of the upper layer be as one whose layer is not here. Returns where the layer was.
+/// Makes the snapshot of the upper layer look as if its layer were not downloaded. Returns the path of the layer.
 fn forget_layer(stage: &Stage) -> PathBuf {
     let store = stage.store();
     let bytes = br#"{"schemaVersion":2,"layers":[]}"#;
@@ -79,7 +79,7 @@ fn forget_layer(stage: &Stage) -> PathBuf {
     files.find(|it| it.to_string_lossy().contains(&layer)).unwrap()
 }
 
-/// Makes a layer of a root, as another client of the service.
+/// Commits a root, as another client of the service.
 fn commit(socket: &Path, text: &str) -> Result<(), Status> {
     let (runtime, channel) = connect(socket);
     let (name, key) = (format!("sha256:of-{text}"), unpacked(text));
@@ -87,7 +87,8 @@ fn commit(socket: &Path, text: &str) -> Result<(), Status> {
     runtime.block_on(SnapshotsClient::new(channel).commit(request)).map(drop)
 }
 
-/// A registry may take minutes. Meanwhile engines ask for what is below, and each of them once more.
+/// A registry may take minutes. During that time, engines may use the layers below, and a second commit must not
+/// download them again.
 #[test]
 fn nobody_else_waits_while_layers_are_brought() {
     if !is_root() {
@@ -117,7 +118,7 @@ fn nobody_else_waits_while_layers_are_brought() {
     let mut engine = Engine::serve(&stage, snapshotter);
     for text in ["3", "4"] {
         engine.prepare(&unpacked(text), "sha256:b").unwrap();
-        // Most layers are applied by the differ, which needs no root.
+        // Usually the differ applies layers, and needs no root.
         let root = engine.mounts(&unpacked(text)).unwrap();
         fs::write(root.join("etc").join(text), text).unwrap();
     }
@@ -133,7 +134,7 @@ fn nobody_else_waits_while_layers_are_brought() {
             commit.join().unwrap().unwrap();
         }
     });
-    // The second one has found what the first one brought.
+    // The second commit found the layer that the first one had downloaded.
     assert_eq!(slow.times.load(Ordering::Relaxed), 1);
     let root = engine.prepare("upon", "sha256:of-3").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");

@@ -1,4 +1,4 @@
-//! Space that an engine has dropped is freed by the service.
+//! Tests that the service frees the space of data that an engine has dropped.
 
 use std::fs;
 use std::thread;
@@ -22,7 +22,7 @@ fn counts(stage: &Stage) -> GetCountsResponse {
     ask_counts(&stage.socket()).unwrap().unwrap()
 }
 
-/// Waits for the thread of the service.
+/// Waits until the service's thread has done its work.
 fn eventually(mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -35,7 +35,7 @@ fn left(stage: &Stage) -> [usize; 2] {
     ["images", "layers"].map(|it| stage.count(it))
 }
 
-/// Removes all that `two_layers` has made, as an engine does that collects garbage.
+/// Removes the snapshots of `two_layers`, as the garbage collection of an engine does.
 fn drop_layers(engine: &mut Engine) {
     for key in ["sha256:b", "sha256:a"] {
         engine.remove(key).unwrap();
@@ -56,7 +56,7 @@ fn what_an_engine_has_dropped_is_freed() {
     engine.remove("view").unwrap();
     let before = left(&stage);
     assert!(before[1] >= 2, "{before:?}");
-    // Engines remove with a lock held, so nothing is freed then.
+    // Engines hold a lock while they remove snapshots, so `remove` must not free anything.
     engine.remove("sha256:b").unwrap();
     assert_eq!(left(&stage), before);
     engine.remove("sha256:a").unwrap();
@@ -65,7 +65,7 @@ fn what_an_engine_has_dropped_is_freed() {
     assert_eq!(left(&stage), [0, 0]);
     let counted = counts(&stage);
     assert!(counted.collected_items > 4 && counted.collected_bytes > 0, "{counted:?}");
-    // Those that come within an hour are one.
+    // Requests within the hour are merged into one collection.
     two_layers(&mut engine);
     let before = left(&stage);
     drop_layers(&mut engine);
@@ -74,7 +74,7 @@ fn what_an_engine_has_dropped_is_freed() {
     engine.end();
 }
 
-/// Kubelet measures the disk as soon as it has removed images.
+/// kubelet measures the disk directly after it has removed images.
 #[test]
 fn a_disk_that_is_nearly_full_does_not_wait() {
     if !is_root() {
@@ -90,7 +90,7 @@ fn a_disk_that_is_nearly_full_does_not_wait() {
     engine.end();
 }
 
-/// The layer of a pull that failed.
+/// Such a layer remains after a failed pull.
 #[test]
 fn a_layer_that_nothing_stands_on_is_freed() {
     if !is_root() {
@@ -113,7 +113,7 @@ fn a_layer_that_nothing_stands_on_is_freed() {
     engine.end();
 }
 
-/// What stops a collection costs space, and nothing else.
+/// A failed collection must only cost space.
 #[test]
 fn a_collection_that_fails_stops_nothing() {
     if !is_root() {

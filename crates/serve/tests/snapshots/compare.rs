@@ -1,4 +1,4 @@
-//! Layers of what was written to a root.
+//! Tests layers that are made of the changes of a root.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::{Engine, Stage, code, is_root, two_layers, unpacked};
 
 pub(crate) const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// A request to compare two roots, as containerd makes it.
+/// Returns a request to compare two roots, as containerd sends it.
 pub(crate) fn request(left: &Path, right: &Path, media_type: &str) -> DiffRequest {
     let mount = |root: &Path| Mount {
         r#type: "bind".to_owned(),
@@ -44,7 +44,7 @@ impl Engine {
     }
 }
 
-/// The names in a tar, with what they are; small files have their bytes behind a colon.
+/// Returns the names in a tar with marks for their kinds; small files have their bytes after a colon.
 pub(crate) fn names(tar: &[u8]) -> Vec<String> {
     let mut reader = Reader::new(tar);
     let mut names = Vec::new();
@@ -69,7 +69,7 @@ pub(crate) fn names(tar: &[u8]) -> Vec<String> {
     names
 }
 
-/// What another program makes of packed bytes.
+/// Unpacks bytes with another program.
 fn unpack(program: &str, bytes: &[u8]) -> Vec<u8> {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), bytes).unwrap();
@@ -79,7 +79,7 @@ fn unpack(program: &str, bytes: &[u8]) -> Vec<u8> {
     done.stdout
 }
 
-/// A root on two layers, and one of what it stands on.
+/// Returns a view of two layers, and a root on the same layers.
 pub(crate) fn roots(engine: &mut Engine) -> (PathBuf, PathBuf) {
     two_layers(engine);
     let right = engine.prepare("container", "sha256:b").unwrap();
@@ -98,7 +98,7 @@ fn what_was_written_becomes_a_layer() {
     fs::remove_file(right.join("link")).unwrap();
     fs::write(right.join("etc/new"), "newer").unwrap();
     fs::create_dir(right.join("dir")).unwrap();
-    // Where it leads is the container's affair.
+    // Links are not followed, so their targets do not matter.
     symlink("/etc/shadow", right.join("dir/away")).unwrap();
     symlink("/", right.join("dir/root")).unwrap();
     fs::write(right.join("dir/mine"), "mine").unwrap();
@@ -130,17 +130,17 @@ fn what_was_written_becomes_a_layer() {
     {
         let kept = store.kept.lock().unwrap();
         assert_eq!(kept.headers.get("containerd-namespace").unwrap(), "mine");
-        // Until the engine has named the layer.
+        // The lease lasts until the engine has named the layer.
         assert_eq!(kept.headers.get("containerd-lease").unwrap(), "lease-0");
         let lease = labels(&[("containerd.io/gc.expire", "2030-01-01T00:00:00Z")]);
         assert_eq!((&kept.leases["lease-0"], kept.begun.len()), (&lease, 0));
     }
-    // One that the engine has is used.
+    // A lease of the engine's call is used.
     let mut wish = Request::new(request(&left, &right, TAR));
     wish.metadata_mut().insert("containerd-lease", "other".parse().unwrap());
     engine.runtime.block_on(engine.differ.diff(wish)).unwrap();
     assert_eq!(store.kept.lock().unwrap().headers.get("containerd-lease").unwrap(), "other");
-    // Packed, it is the same tar, also for other programs.
+    // Compressed layers contain the same tar, which other programs can unpack.
     for (media_type, program) in [("", "gzip"), (&*format!("{TAR}+zstd"), "zstd")] {
         let packed = engine.diff(request(&left, &right, media_type)).unwrap();
         let found = store.blob(&packed.digest);
@@ -151,13 +151,13 @@ fn what_was_written_becomes_a_layer() {
         let media_type =
             if media_type.is_empty() { format!("{TAR}+gzip") } else { media_type.to_owned() };
         assert_eq!(packed.media_type, media_type);
-        // The same bytes again: the engine has them, and gets the label that it had lost.
+        // If the engine has the same bytes already, only the missing label is added.
         store.kept.lock().unwrap().blobs.get_mut(&packed.digest).unwrap().labels.clear();
         assert_eq!(engine.diff(request(&left, &right, &media_type)).unwrap(), packed);
         let found = store.blob(&packed.digest);
         assert_eq!(found.labels["containerd.io/uncompressed"], plain.digest);
     }
-    // No file has a later time than the engine says, and all else is as it was.
+    // Only times are limited to the requested one; everything else is unchanged.
     let mut wish = request(&left, &right, TAR);
     wish.source_date_epoch = Some(prost_types::Timestamp { seconds: 7, nanos: 9 });
     let early = engine.diff(wish).unwrap();
@@ -171,7 +171,7 @@ fn what_was_written_becomes_a_layer() {
     engine.end();
 }
 
-/// The layer that a commit makes is the one that a diff has made, before and after it.
+/// The layer of a diff before the commit, of the commit, and of a diff after it must be the same.
 #[test]
 fn a_committed_snapshot_gives_its_layer() {
     if !is_root() {
@@ -189,7 +189,7 @@ fn a_committed_snapshot_gives_its_layer() {
     assert_eq!(engine.diff(request(&left, &right, TAR)).unwrap(), before);
     let layers = stage.0.path().join("store/layers");
     assert!(layers.join(before.digest.replace(':', "-")).exists());
-    // One without anything below.
+    // A layer with an empty base.
     let nothing = engine.view("nothing", "").unwrap();
     let first = engine.view("first", "sha256:a").unwrap();
     let layer = engine.diff(request(&nothing, &first, TAR)).unwrap();
@@ -242,7 +242,7 @@ fn other_roots_are_for_the_differ_of_the_engine() {
     engine.end();
 }
 
-/// What was committed stays a directory until an engine wants a layer of it.
+/// A committed directory becomes a layer when an engine requests a diff of it.
 #[test]
 fn a_committed_directory_becomes_a_layer() {
     if !is_root() {
@@ -256,14 +256,14 @@ fn a_committed_directory_becomes_a_layer() {
     fs::remove_file(right.join("link")).unwrap();
     engine.commit("saved", "container").unwrap();
     let saved = engine.view("view", "saved").unwrap();
-    // Its times cannot be changed, before it is a layer or after.
+    // The times of a committed directory are fixed, before and after it becomes a layer.
     let mut early = request(&left, &saved, TAR);
     early.source_date_epoch = Some(prost_types::Timestamp { seconds: 7, nanos: 0 });
     code(engine.diff(early.clone()), Code::Unimplemented, "root");
     let layer = engine.diff(request(&left, &saved, TAR)).unwrap();
     assert_eq!(names(&store.blob(&layer.digest).bytes), ["/", ".wh.link", "etc/", "etc/new:newer"]);
     code(engine.diff(early), Code::Unimplemented, "root");
-    // Once no root has it below, it is there as a layer only.
+    // The directory is removed when no root uses it any more.
     let changes = saved.parent().unwrap().with_file_name("3").join("changes");
     assert!(changes.join("upper").exists());
     engine.remove("view").unwrap();
@@ -271,7 +271,7 @@ fn a_committed_directory_becomes_a_layer() {
     engine.end();
 }
 
-/// A file is written to while it is read: then all is read again, and at last the engine is told.
+/// If a file is written while it is read, everything is read again. After three attempts, the engine gets an error.
 #[test]
 fn a_container_may_go_on_writing() {
     if !is_root() {
@@ -282,7 +282,7 @@ fn a_container_may_go_on_writing() {
     let mut engine = Engine::start(&stage, None);
     let (left, right) = roots(&mut engine);
     let file = right.join("file");
-    // More than is under way at once, so that it is not read to its end before the store has its beginning.
+    // Larger than all buffers, so that the file is not read completely before the store has its beginning.
     fs::write(&file, testing::noise(32 << 20)).unwrap();
     let append = |file: &Path| {
         let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();
@@ -304,23 +304,23 @@ fn a_container_may_go_on_writing() {
     let writing = std::thread::spawn(move || std::io::Write::write_all(&mut input, &bytes));
     let mut unpacked = Vec::new();
     tar.stdout.take().unwrap().read_to_end(&mut unpacked).unwrap();
-    // It need not read the end of the tar.
+    // tar need not read its input to the end.
     let _written = writing.join().unwrap();
     assert!(tar.wait().unwrap().success());
     assert!(unpacked == fs::read(&file).unwrap());
-    // One that never stops.
+    // A container that never stops writing.
     let path = file.clone();
     store.kept.lock().unwrap().hook = Some(Box::new(move || append(&path)));
     code(engine.diff(request(&left, &right, TAR)), Code::Aborted, "pause it");
     wait_for("nothing is left", || store.kept.lock().unwrap().begun.is_empty());
-    // One that is removed meanwhile.
+    // A container that was removed in the meantime.
     store.kept.lock().unwrap().hook = None;
     engine.remove("container").unwrap();
     code(engine.diff(request(&left, &right, TAR)), Code::Unimplemented, "root");
     engine.end();
 }
 
-/// The layer of a snapshot on which an engine has unpacked one, before its commit.
+/// A layer that an engine has unpacked without the differ can be compared before its commit.
 #[test]
 fn what_an_engine_has_unpacked_is_a_layer() {
     if !is_root() {

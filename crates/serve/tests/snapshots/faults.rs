@@ -1,4 +1,4 @@
-//! A full disk, and others at work.
+//! Tests with a full disk and with concurrent work.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use tonic::Code;
 use crate::lies::{Bringer, apply};
 use crate::{Engine, Stage, code, is_root, two_layers, unpacked};
 
-/// A full disk costs an engine the call, and nothing else.
+/// With a full disk, calls fail and change nothing.
 #[test]
 fn a_full_disk_leaves_everything_as_it_was() {
     if !is_root() {
@@ -29,7 +29,7 @@ fn a_full_disk_leaves_everything_as_it_was() {
     tmpfs(&options).unwrap().attach_at(&store).unwrap();
     let mut engine = Engine::start(&stage, None);
     two_layers(&mut engine);
-    // Random bytes, as far as a compressor or a store of pieces can tell.
+    // Random bytes, which neither compression nor deduplication makes smaller.
     let mut bytes = Vec::new();
     while bytes.len() < 5 << 20 {
         bytes.extend_from_slice(Digest::sha256(&bytes.len().to_le_bytes()).as_bytes());
@@ -54,7 +54,7 @@ fn a_full_disk_leaves_everything_as_it_was() {
     let root = engine.prepare("container", "sha256:c").unwrap();
     assert!(fs::read(root.join("large")).unwrap() == bytes);
     fill();
-    // What frees space needs none.
+    // Calls that free space must work on a full disk.
     for key in ["container", "sha256:c", "sha256:b", "sha256:a"] {
         engine.remove(key).unwrap();
     }
@@ -68,7 +68,7 @@ fn a_full_disk_leaves_everything_as_it_was() {
     assert_eq!(left, [0, 0, 0]);
 }
 
-/// No record names a layer before it is in the store.
+/// Until a record names a layer, only its transaction protects it.
 #[test]
 fn no_gc_takes_a_layer_that_is_being_applied() {
     if !is_root() {
@@ -106,7 +106,7 @@ fn no_gc_takes_a_layer_that_is_being_applied() {
     assert_eq!(["images", "layers", "tmp"].map(|it| stage.count(it)), [0, 0, 0]);
 }
 
-/// Two engines on one store, with the same layers, and a `gc` that has always begun.
+/// Two engines use one store with the same layers, while `gc` runs all the time.
 #[test]
 fn engines_and_gc_do_not_wait_for_each_other_in_vain() {
     if !is_root() {

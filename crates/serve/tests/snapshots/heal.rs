@@ -1,4 +1,4 @@
-//! Layers that have lost something.
+//! Tests layers of which data was lost.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tonic::Code;
 use crate::lies::{Bringer, apply};
 use crate::{Engine, Stage, code, is_root, unpacked};
 
-/// The only file of this size or more in a folder.
+/// Returns the only file of at least this size in a folder.
 fn file(folder: &Path, least: u64) -> PathBuf {
     let entries = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
     let found = entries.filter_map(|it| match it.is_dir() {
@@ -19,7 +19,7 @@ fn file(folder: &Path, least: u64) -> PathBuf {
     found.into_iter().find(|it| fs::metadata(it).unwrap().len() >= least).unwrap()
 }
 
-/// Source: containerd's `unpacker.go`: it applies a layer of which it has no snapshot.
+/// Source: containerd's `unpacker.go`: it applies a layer if it has no snapshot of it.
 #[test]
 fn a_layer_that_has_lost_something_is_read_again() {
     if !is_root() {
@@ -61,14 +61,14 @@ fn a_layer_that_has_lost_something_is_read_again() {
             engine.remove("container").unwrap();
         }
     }
-    // Nobody has looked: the file is an error, and is not taken for one that does not exist.
+    // The loss is not known yet: reading the file is an error, and differs from a file that does not exist.
     fs::remove_file(object()).unwrap();
     let root = engine.prepare("container", &first).unwrap();
     let read = fs::read(root.join("file")).unwrap_err();
     assert_eq!(read.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
     engine.remove("container").unwrap();
     bring(&mut engine);
-    // After a repair, the blob is read before something runs without the file.
+    // After a repair, the blob is read again before a container starts without the file.
     let lose = || {
         fs::remove_file(object()).unwrap();
         let report = stage.store().fsck(FsckOptions::default()).unwrap();
@@ -79,7 +79,7 @@ fn a_layer_that_has_lost_something_is_read_again() {
     let root = engine.prepare("container", &first).unwrap();
     assert_eq!(fs::read_to_string(root.join("file")).unwrap(), text);
     engine.remove("container").unwrap();
-    // If the engine has no blob, nothing runs, until it brings the layer again.
+    // If the engine has no blob, no root can be made until it applies the layer again.
     lose();
     let kept = std::mem::take(&mut store.kept.lock().unwrap().blobs);
     code(engine.prepare("container", &first), Code::FailedPrecondition, "lacks the data of 1 file");

@@ -1,4 +1,4 @@
-//! Content stores that lie, hang or say nothing.
+//! Tests content stores that lie, hang or do not respond.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::compare::{TAR, request, roots};
 use crate::store::{FakeStore, Lie};
 use crate::{Engine, Stage, code, is_root, unpacked};
 
-/// A request to unpack a blob on a root.
+/// Returns a request to unpack a blob on a root.
 pub(crate) fn apply(root: &Path, digest: &Digest, size: usize) -> ApplyRequest {
     let mount = Mount {
         r#type: "bind".to_owned(),
@@ -38,7 +38,7 @@ impl Engine {
     }
 }
 
-/// A tar with a file.
+/// Returns a tar with a file.
 fn tar(stage: &Stage) -> Vec<u8> {
     let tree = stage.0.path().join("tree");
     fs::create_dir(&tree).unwrap();
@@ -102,16 +102,16 @@ fn no_lie_of_a_content_store_becomes_a_layer() {
     let absent = Digest::sha256(b"a blob that is not there");
     let error = engine.apply(apply(&root, &absent, 0)).unwrap_err();
     assert!(error.message().contains("no such blob"), "{error}");
-    // Nothing of all that is in the store, and the true blob is taken.
+    // The store has no layer of the failed calls, and accepts the right blob.
     let layers = || fs::read_dir(stage.0.path().join("store/layers")).unwrap().count();
-    // The one of nothing.
+    // The layer of the empty image.
     assert_eq!(layers(), 1);
     let applied = engine.apply(apply(&root, &digest, bytes.len())).unwrap().applied.unwrap();
     assert_eq!(applied.digest, digest.to_string());
     engine.commit("layer", &key).unwrap();
     assert_eq!(layers(), 2);
     drop(store);
-    // Nobody listens there any more.
+    // The content store has closed its socket.
     let root = engine.prepare(&unpacked("2"), "").unwrap();
     code(engine.apply(apply(&root, &absent, 0)), Code::Unavailable, "--engine");
     engine.end();
@@ -151,7 +151,7 @@ fn a_layer_is_given_to_no_liar() {
     engine.end();
 }
 
-/// The engine gives up, as at the Ctrl-C of a pull: nobody works for it, or waits, any more.
+/// When the engine cancels a call, as after Ctrl-C of a pull, its work and its connections must end.
 #[test]
 fn a_call_that_is_given_up_ends_its_work() {
     if !is_root() {
@@ -181,14 +181,14 @@ fn a_call_that_is_given_up_ends_its_work() {
                     answer = differ.diff(diff), if call == "diff" => panic!("{answer:?}"),
                     () = until_open => {}
                 }
-                // The connection tells the service.
+                // Gives the service time to notice the closed connection.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             });
             wait_for(&format!("{call} has ended: {lie:?}"), || !is_open());
             wait_for("nothing is left", || store.kept.lock().unwrap().begun.is_empty());
         }
     }
-    // Who waited for the snapshot has it.
+    // A later call gets the snapshot.
     store.lie(Lie::None);
     engine.apply(apply(&root, &digest, bytes.len())).unwrap();
     engine.commit("layer", &key).unwrap();

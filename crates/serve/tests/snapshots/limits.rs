@@ -1,4 +1,4 @@
-//! Roots that may be written only so much.
+//! Tests roots with a size limit.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ fn prepare(engine: &mut Engine, key: &str, size: &str) -> Result<PathBuf, Status
     Ok(answer.mounts.into_iter().next().unwrap().source.into())
 }
 
-/// Writes until there is no more room, at most twice the limit. Returns how much was written.
+/// Writes until the file system is full, at most twice the limit. Returns the number of written bytes.
 fn fill(root: &Path) -> u64 {
     let mut file = File::create(root.join("large")).unwrap();
     let piece = vec![1; 1 << 20];
@@ -41,7 +41,7 @@ fn fill(root: &Path) -> u64 {
     panic!("there is no limit")
 }
 
-/// As after a restart of the host: nothing is mounted.
+/// Simulates a reboot of the host, after which the roots are not mounted.
 fn restart(stage: &Stage, engine: Engine) -> Engine {
     engine.end();
     for mount in stage.mounts().into_iter().rev() {
@@ -50,7 +50,7 @@ fn restart(stage: &Stage, engine: Engine) -> Engine {
     Engine::start(stage, None)
 }
 
-/// If it is unmounted at the last moment, the file system below is not shut down in its place.
+/// If a filestore was unmounted a moment ago, the file system below must not be shut down in its place.
 #[test]
 fn only_an_attached_filestore_is_shut_down() {
     if !is_root() || testing::program("mkfs.ext4").is_none() {
@@ -59,7 +59,7 @@ fn only_an_attached_filestore_is_shut_down() {
     let stage = Stage::new();
     let store = stage.store();
     let (folder, size) = (stage.0.path(), NonZeroU64::new(LIMIT).unwrap());
-    // It stands for the host's.
+    // Stands for the host's file system.
     let host = folder.join("host");
     fs::create_dir(&host).unwrap();
     let search = OsStr::new("/usr/sbin:/sbin");
@@ -90,14 +90,14 @@ fn a_root_takes_no_more_than_its_limit() {
     let written = fill(&root);
     assert!((LIMIT / 2..LIMIT).contains(&written), "{written}");
     assert!(engine.usage("one").0.cast_unsigned() >= written);
-    // Another one has the host's disk.
+    // A root without a limit uses the host's disk.
     fs::write(other.join("large"), vec![1; 64 << 20]).unwrap();
     fs::remove_file(root.join("large")).unwrap();
     fs::write(root.join("etc/new"), "changed").unwrap();
     File::open(root.join("etc/new")).unwrap().sync_all().unwrap();
     engine.end();
 
-    // The next service goes on with it.
+    // The next service keeps the limit.
     let mut engine = Engine::start(&stage, None);
     assert_eq!(engine.mounts("one").unwrap(), root);
     assert!(fill(&root) >= LIMIT / 2);
@@ -110,7 +110,7 @@ fn a_root_takes_no_more_than_its_limit() {
     assert!(fill(&root) >= LIMIT / 2);
     fs::remove_file(root.join("large")).unwrap();
 
-    // What becomes of it has no limit, and needs no file.
+    // A commit makes a layer, which has no limit and needs no filestore.
     let mut engine = restart(&stage, engine);
     engine.commit("sha256:c", "one").unwrap();
     let view = engine.view("view", "sha256:c").unwrap();

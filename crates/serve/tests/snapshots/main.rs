@@ -1,4 +1,4 @@
-//! Snapshots of an engine, as it asks for them: through the socket, with roots that the kernel mounts.
+//! Tests the snapshot service as an engine uses it: through its socket, with mounted roots.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bring;
@@ -51,8 +51,8 @@ fn is_root() -> bool {
     root
 }
 
-/// A store on the disk that the build is on, whose roots are unmounted at the end; how long its service waits for the
-/// engine's content store; and a folder for the service's socket.
+/// A store on the disk of the build, whose roots are unmounted at the end; the timeout for the engine's content
+/// store; and a folder for the service's socket.
 struct Stage(tempfile::TempDir, Duration, tempfile::TempDir);
 
 impl Stage {
@@ -65,12 +65,13 @@ impl Stage {
         Self(store, patience, tempfile::tempdir().unwrap())
     }
 
-    /// Of the service: the folder of the build may be in another user's, where it listens nowhere.
+    /// Socket of the service. The folder of the build may belong to another user, and the service refuses to listen
+    /// there.
     fn socket(&self) -> PathBuf {
         self.2.path().join("socket")
     }
 
-    /// Where its engine listens.
+    /// Socket of the engine.
     fn engine(&self) -> PathBuf {
         self.0.path().join("engine")
     }
@@ -123,7 +124,7 @@ impl Stage {
         all.filter(|it| it.starts_with(&here)).collect()
     }
 
-    /// The mounts of images that roots share, and all others.
+    /// Returns the shared mounts of images, and all other mounts.
     fn images_and_roots(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         let shared = self.0.path().canonicalize().unwrap().join("store/snapshots/test/shared");
         self.mounts().into_iter().partition(|it| it.starts_with(&shared))
@@ -186,10 +187,10 @@ impl Engine {
         Self { runtime, client: SnapshotsClient::new(channel), differ, stop, service }
     }
 
-    /// Ends the service; what it has mounted stays.
+    /// Ends the service; its mounts stay.
     fn end(self) {
         let Self { runtime, client, differ, stop, service } = self;
-        // Nobody drives the connection who could hear that it ends.
+        // Dropped first, because without a running runtime the connection would not notice the end.
         drop((client, differ, runtime));
         stop.send(()).unwrap();
         service.join().unwrap();
@@ -207,12 +208,12 @@ impl Engine {
         Ok(mount.source.into())
     }
 
-    /// As containerd asks before it fetches a layer.
+    /// Sends the request that containerd sends before it fetches a layer.
     fn prepare_layer(&mut self, parent: &str, chain: &Digest, blob: &Digest) -> Result<(), Status> {
         self.prepare_layers(parent, chain, &[blob])
     }
 
-    /// The same, with the blobs of the layers that are to come.
+    /// Does the same with the blobs of this layer and of those above it.
     fn prepare_layers(
         &mut self,
         parent: &str,
@@ -297,12 +298,12 @@ fn code<T: std::fmt::Debug>(result: Result<T, Status>, code: Code, text: &str) {
     assert!(status.message().contains(text), "{status}");
 }
 
-/// A name as containerd gives to what it unpacks a layer on.
+/// Returns a name that containerd would give to a snapshot for unpacking.
 fn unpacked(text: &str) -> String {
     format!("default/7/extract-{text} {}", Digest::sha256(text.as_bytes()))
 }
 
-/// A layer with a file that a link has too, and one above it that removes, replaces and renames.
+/// Makes a layer with a hard link, and one above it that removes and adds a file.
 fn two_layers(engine: &mut Engine) {
     let root = engine.prepare(&unpacked("1"), "").unwrap();
     fs::create_dir(root.join("etc")).unwrap();
@@ -336,10 +337,10 @@ fn layers_become_roots_that_share_one_image() {
         assert!(!root.join("etc/old").exists());
         assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     }
-    // No other user can reach a root, in which programs may be root's.
+    // Other users cannot reach a root, because it may contain set-user-id programs of root.
     let above = stage.0.path().join("store/snapshots");
     assert_eq!(fs::metadata(above).unwrap().permissions().mode() & 0o777, 0o700);
-    // What one writes is its own.
+    // Changes of one root are not visible in others.
     fs::write(roots[0].join("etc/new"), "mine").unwrap();
     assert_eq!(fs::read_to_string(roots[1].join("etc/new")).unwrap(), "new");
     assert_eq!(
@@ -382,11 +383,12 @@ fn wishes_that_are_refused() {
     code(engine.remove("none"), Code::NotFound, "none");
     code(engine.stat("none"), Code::NotFound, "none");
     code(engine.list(&["kind=active"]), Code::InvalidArgument, "character 5");
-    // None of that has changed anything.
+    // The refused calls have changed nothing.
     assert_eq!(engine.list(&[]).unwrap(), ["sha256:a", "sha256:b", "active"]);
     let root = engine.mounts("active").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
-    // Another service cannot have the same snapshots.
+    // A second service is refused: for a socket in use, a file that is not a socket, a directory that others can
+    // write to, and an instance in use.
     let socket = stage.socket();
     let at = |socket: &Path| {
         let stage = Stage::new();
@@ -395,9 +397,9 @@ fn wishes_that_are_refused() {
         testing::chain(&error)
     };
     let other = || at(&socket);
-    // Nor its socket, and nothing that is no socket.
+    // The socket is in use.
     assert!(other().contains("--socket"));
-    // Nor one that others can put theirs in the place of.
+    // Other users could replace the socket.
     let folder = stage.2.path().join("open");
     for (mode, owner, expect) in [(0o777, 0, "others may write"), (0o755, 65534, "user 65534")] {
         fs::create_dir(&folder).unwrap();
@@ -456,7 +458,7 @@ fn labels_are_changed_and_found() {
     assert_eq!(engine.list(&["kind==active,labels.l1==new"]).unwrap(), ["a"]);
     assert_eq!(engine.list(&["kind==view", "labels.l2"]).unwrap(), [] as [&str; 0]);
     engine.end();
-    // All of it is on the disk.
+    // The labels are stored on the disk.
     let mut engine = Engine::start(&stage, None);
     assert_eq!(engine.stat("a").unwrap().labels, map(&[("l1", "new")]));
     engine.end();
@@ -475,7 +477,7 @@ fn roots_outlive_their_service() {
     let gone = engine.prepare("removed behind its back", "sha256:b").unwrap();
     engine.end();
     fs::write(root.join("written"), "meanwhile").unwrap();
-    // What a crash may leave: a torn record, and something mounted in a folder without a record.
+    // A crash may leave a torn record, and a mount in a folder without a record.
     let number = gone.parent().unwrap();
     fs::write(number.join("snapshot.json"), "torn").unwrap();
     let stray = stage.0.path().join("store/snapshots/test/99");
@@ -487,14 +489,14 @@ fn roots_outlive_their_service() {
     assert_eq!(engine.mounts("running").unwrap(), root);
     assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
     engine.end();
-    // As after a restart of the host: nothing is mounted, and what was written is there.
+    // As after a reboot of the host: the root is not mounted, but its changes still exist.
     unmount(&root, Unmount::Now).unwrap();
     let mut engine = Engine::start(&stage, None);
     assert_eq!(engine.mounts("running").unwrap(), root);
     assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     engine.remove("running").unwrap();
-    // What cannot be read is nobody's to overwrite.
+    // A record that cannot be read must not be overwritten.
     let torn = fs::read_to_string(number.join("snapshot.json")).unwrap();
     engine.prepare("new", "").unwrap();
     engine.remove("new").unwrap();
@@ -521,7 +523,7 @@ fn gc_keeps_what_snapshots_need() {
     store.gc(Seconds(0)).unwrap();
     let root = engine.prepare("a", "sha256:b").unwrap();
     assert_eq!(fs::read_to_string(root.join("link")).unwrap(), "kept".repeat(5000));
-    // Also the image of nothing, which no record names.
+    // Also the empty image, which records do not name.
     let root = engine.prepare("b", "").unwrap();
     fs::write(root.join("file"), "file").unwrap();
     engine.remove("a").unwrap();
@@ -538,7 +540,7 @@ fn gc_keeps_what_snapshots_need() {
     assert_eq!(left, [0, 0, 0]);
 }
 
-/// An image that comes without its layers has a name until a record names it.
+/// An image that was pulled without its layers has a temporary name until a record names it.
 #[test]
 fn names_that_a_killed_service_has_left_are_removed() {
     if !is_root() {
@@ -575,15 +577,15 @@ fn a_policy_is_asked_before_something_runs() {
     let policy = stage.0.path().join("policy.toml");
     fs::write(&policy, "default = \"none\"\n").unwrap();
     let mut engine = Engine::start(&stage, Some(&policy));
-    // A layer can be unpacked.
+    // Unpacking is allowed despite the policy.
     two_layers(&mut engine);
-    // Whoever names a container does not name a policy.
+    // Names that only look like those for unpacking do not bypass the policy.
     for key in ["container", "extract-container", "default/8/extract-1-sha256", "extract-x y"] {
         let way_out = "Only default = \"any\" accepts it";
         code(engine.prepare(key, "sha256:b"), Code::PermissionDenied, way_out);
     }
     code(engine.view("view", "sha256:b"), Code::PermissionDenied, "");
-    // As the refusal says it.
+    // The policy that the error message recommends.
     let others = "[[rule]]\nmatch = [\"**\", \"local\"]\naccept = \"none\"\n";
     fs::write(&policy, format!("default = \"any\"\n{others}")).unwrap();
     engine.prepare("accepted", "sha256:b").unwrap();
@@ -596,7 +598,7 @@ fn a_policy_is_asked_before_something_runs() {
     fs::write(&policy, "default = ").unwrap();
     code(engine.prepare("other", "sha256:b"), Code::PermissionDenied, "policies");
     fs::write(&policy, "default = \"any\"\nrul = 1\n").unwrap();
-    // The cause, too.
+    // The message contains the cause as well.
     code(engine.prepare("other", "sha256:b"), Code::PermissionDenied, "\"rul\"");
     engine.end();
 }
@@ -626,7 +628,7 @@ fn usage_is_what_was_written() {
     engine.end();
 }
 
-/// A layer of one file, in the store by the blob that is its tar.
+/// Imports a layer with one file from a tar, which is its blob.
 fn layer(stage: &Stage, name: &str) -> Digest {
     let tree = stage.0.path().join(name);
     fs::create_dir(&tree).unwrap();
@@ -650,7 +652,7 @@ fn layer(stage: &Stage, name: &str) -> Digest {
     digest
 }
 
-/// A manifest names blobs and chains as it likes. A layer is only given to who names the blob that gave it.
+/// A manifest may name arbitrary blobs and chains. A layer is only used for the blob that it was read from.
 #[test]
 fn labels_give_nobody_a_layer() {
     if !is_root() {
@@ -667,7 +669,7 @@ fn labels_give_nobody_a_layer() {
         engine.remove(&format!("default/1/extract-1 {chain}")).unwrap();
     }
     code(engine.prepare_layer("", &lower, &lower), Code::AlreadyExists, &below);
-    // Containerd finds it by these two.
+    // containerd finds the snapshot by these two fields.
     let filter = format!("labels.\"containerd.io/snapshot.ref\"=={lower},parent==\"\"");
     assert_eq!(engine.list(&[&filter]).unwrap(), [&*below]);
     let top = chain(&lower, &upper);
@@ -677,14 +679,14 @@ fn labels_give_nobody_a_layer() {
     }
     let above = format!("quire/{top}");
     code(engine.prepare_layer(&below, &top, &upper), Code::AlreadyExists, &above);
-    // Asked again, it is the same one.
+    // A repeated request gets the same snapshot.
     code(engine.prepare_layer(&below, &top, &upper), Code::AlreadyExists, &above);
     let root = engine.prepare("container", &above).unwrap();
     for name in ["lower", "upper"] {
         assert_eq!(fs::read_to_string(root.join(name)).unwrap(), name);
     }
     engine.end();
-    // Who wants each blob is given nothing.
+    // With `SkipLayers::Unpack`, the engine must download each blob.
     let mut engine = Engine::start(&stage, None);
     engine.remove("container").unwrap();
     engine.remove(&above).unwrap();

@@ -1,4 +1,4 @@
-//! What roots stand on: images that they share, directories, and owners that are mapped.
+//! Tests the lower layers of roots: shared images, directories, and mapped owners.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,7 +17,7 @@ use tonic::Code;
 
 use crate::{Engine, Stage, code, is_root, layer, two_layers, unpacked};
 
-/// Docker has a directory of its own below each container, and others are what a build makes.
+/// Docker makes a directory below each container, and builds make others.
 #[test]
 fn what_was_written_stays_a_directory() {
     if !is_root() {
@@ -30,7 +30,7 @@ fn what_was_written_stays_a_directory() {
     let layers = stage.count("layers");
     fs::write(root.join("etc/hosts"), "mine").unwrap();
     fs::remove_file(root.join("etc/new")).unwrap();
-    // In the directory, this file has no data: overlayfs keeps the image's.
+    // In the directory, this file has no data, because overlayfs copies only its metadata.
     fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::create_dir(root.join("empty")).unwrap();
     rustix::fs::rename(root.join("etc"), root.join("moved")).unwrap();
@@ -52,20 +52,20 @@ fn what_was_written_stays_a_directory() {
     shows(&view);
     fs::remove_file(running.join("moved/hosts")).unwrap();
     engine.remove("view").unwrap();
-    // One more on that one, as a build goes on.
+    // Another directory on the first one, as a build makes.
     let step = engine.prepare("step", "1-init").unwrap();
     fs::remove_dir(step.join("empty")).unwrap();
     fs::create_dir(step.join("empty")).unwrap();
     engine.commit("built", "step").unwrap();
     shows(&engine.view("view", "built").unwrap());
     engine.remove("view").unwrap();
-    // The service may begin anew in between.
+    // The service may be restarted in between.
     engine.end();
     let mut engine = Engine::start(&stage, None);
     assert_eq!(stage.count("layers"), layers);
     shows(&engine.view("view", "built").unwrap());
     engine.remove("view").unwrap();
-    // A layer is put on it: then it is one, too. Who has it below goes on.
+    // When a layer is put on directories, they become layers. Roots that use them continue to work.
     let root = engine.prepare(&unpacked("3"), "built").unwrap();
     fs::write(root.join("third"), "third").unwrap();
     engine.commit("sha256:c", &unpacked("3")).unwrap();
@@ -80,7 +80,7 @@ fn what_was_written_stays_a_directory() {
         let paths = fs::read_dir(stage.0.path().join("store/snapshots/test")).unwrap();
         paths.filter(|it| it.as_ref().unwrap().path().join("changes/upper").exists()).count()
     };
-    // The container that runs has one below it.
+    // The running container uses one of them.
     assert!(directories() > 1);
     for key in ["view", "1", "2", "sha256:c"] {
         engine.remove(key).unwrap();
@@ -100,7 +100,7 @@ fn what_was_written_stays_a_directory() {
     assert_eq!((left, stage.mounts()), ([0, 0, 0], vec![]));
 }
 
-/// Overlayfs takes so many directories only.
+/// Overlayfs supports only a limited number of directories.
 #[test]
 fn many_directories_become_layers() {
     if !is_root() {
@@ -125,7 +125,7 @@ fn many_directories_become_layers() {
     engine.end();
 }
 
-/// A container with a user namespace has the image's files by the owners that its own ids are on the host.
+/// In a container with a user namespace, files belong to the host ids that the namespace maps their owners to.
 #[test]
 fn owners_are_mapped_for_a_container() {
     if !is_root() {
@@ -137,7 +137,7 @@ fn owners_are_mapped_for_a_container() {
     fs::write(root.join("file"), "file").unwrap();
     chown(root.join("file"), Some(33), Some(44)).unwrap();
     engine.commit("sha256:a", &unpacked("1")).unwrap();
-    // A directory between the image and the container has owners, too.
+    // The owners in a directory between the image and the container are mapped as well.
     let root = engine.prepare("init-key", "sha256:a").unwrap();
     fs::write(root.join("init"), "init").unwrap();
     chown(root.join("init"), Some(1), Some(2)).unwrap();
@@ -174,16 +174,16 @@ fn owners_are_mapped_for_a_container() {
             "map of ids",
         );
     }
-    // The root directory is that of the directory: nobody in the container would own it.
+    // The root's owner comes from the directory, and the map lacks it.
     let labels = maps("0:100000:65536", "0:200000:1000");
     let lost = mapped("lost", "other", labels).unwrap_err();
     for words in ["belongs to user 70000", "remap-ids"] {
         code::<PathBuf>(Err(lost.clone()), Code::Internal, words);
     }
-    // An image's manifest may bring labels to what its layers are unpacked on.
+    // Labels of a snapshot for unpacking may come from the image's manifest, so they are ignored.
     let root = mapped(&unpacked("2"), "init", maps("0:100000:65536", "0:200000:1000")).unwrap();
     assert_eq!(owner(root.join("file")), (33, 44));
-    // The labels change, and the files have their owners.
+    // Changed labels do not change the owners of existing files.
     let info = Info { name: "container".to_owned(), ..Info::default() };
     let request = UpdateSnapshotRequest { info: Some(info), ..UpdateSnapshotRequest::default() };
     engine.runtime.block_on(engine.client.update(request)).unwrap();
@@ -202,7 +202,7 @@ fn owners_are_mapped_for_a_container() {
     engine.end();
 }
 
-/// As long as a root needs an image, it is mounted once, whichever service has mounted it.
+/// An image is mounted once as long as a root needs it, even across services.
 #[test]
 fn an_image_stays_mounted_once() {
     if !is_root() {
@@ -222,7 +222,7 @@ fn an_image_stays_mounted_once() {
     assert_eq!(stage.images_and_roots().0, image);
     engine.remove("after").unwrap();
     assert_eq!(stage.mounts(), [] as [PathBuf; 0]);
-    // A service that is killed may leave one that nobody needs.
+    // A killed service may leave a mount that is not needed.
     let root = engine.prepare("again", "sha256:b").unwrap();
     engine.end();
     unmount(&root, Unmount::Now).unwrap();
@@ -232,7 +232,7 @@ fn an_image_stays_mounted_once() {
     engine.end();
 }
 
-/// A root is never less than its image: where a record below is damaged, there is none.
+/// With a damaged record in its chain, a root must not be made of the remaining layers.
 #[test]
 fn nothing_stands_on_what_cannot_be_read() {
     if !is_root() {
@@ -259,7 +259,7 @@ fn nothing_stands_on_what_cannot_be_read() {
     let key = unpacked("3");
     code(engine.prepare(&key, "second"), Code::Internal, "damaged");
     engine.end();
-    // Nothing was removed meanwhile.
+    // The service has removed nothing.
     fs::write(&torn, right).unwrap();
     let mut engine = Engine::start(&stage, None);
     let root = engine.mounts("container").unwrap();
@@ -268,7 +268,7 @@ fn nothing_stands_on_what_cannot_be_read() {
     engine.end();
 }
 
-/// Files whose owners nobody knows are shown to nobody.
+/// Files with unknown owners must not be shown.
 #[test]
 fn a_damaged_map_of_owners_is_not_taken_for_none() {
     if !is_root() {
@@ -295,7 +295,7 @@ fn a_damaged_map_of_owners_is_not_taken_for_none() {
     engine.end();
 }
 
-/// Nothing is unpacked on the last layer: a container comes next, and finds its image made.
+/// After the last layer of an image, a container comes next, so its image is made in advance.
 #[test]
 fn the_image_of_the_last_layer_is_made_ahead() {
     if !is_root() {
@@ -310,14 +310,14 @@ fn the_image_of_the_last_layer_is_made_ahead() {
     let below = format!("quire/{lower}");
     code(engine.prepare_layers(&below, &top, &[&upper]), Code::AlreadyExists, "quire/");
     wait_for("the image is made", || stage.count("images") > before);
-    // One, of both layers: whoever needs it makes none.
+    // Only one image was made, of both layers.
     let root = engine.view("container", &format!("quire/{top}")).unwrap();
     assert!(root.join("lower").exists() && root.join("upper").exists());
     assert_eq!(stage.count("images"), before + 1);
     engine.end();
 }
 
-/// A program that starts in there must not find the bare directory of the store.
+/// A program that starts in the root must not see the bare directory of the store.
 #[test]
 fn a_root_that_somebody_has_unmounted_is_mounted_again() {
     if !is_root() {
@@ -341,7 +341,7 @@ fn a_root_that_somebody_has_unmounted_is_mounted_again() {
     engine.end();
 }
 
-/// A service that was killed may hold its lock for a moment.
+/// A killed service may hold its lock for a moment.
 #[test]
 fn a_service_waits_for_the_one_before_it() {
     if !is_root() {

@@ -1,4 +1,4 @@
-//! The content store of an engine, as a test wants it: it keeps blobs, lies, or says nothing.
+//! A fake content store of an engine: it keeps blobs, lies, or does not respond.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -24,38 +24,37 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::Stage;
 
-/// What it does wrong.
+/// A fault of the content store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Lie {
     #[default]
     None,
     /// Blobs lack their last byte.
     Short,
-    /// Blobs have one byte more.
+    /// Blobs have one additional byte.
     Long,
-    /// One byte of each blob is another.
+    /// One byte of each blob is wrong.
     Wrong,
-    /// Parts come in another order.
+    /// Parts have wrong offsets.
     Order,
-    /// Messages without a byte come without an end.
+    /// Empty messages are sent without end.
     Empty,
-    /// It reads no further than the first part of a blob.
+    /// Reads and writes stop after the first part of a blob.
     Stuck,
-    /// It answers nothing at all.
+    /// All calls stay without a reply.
     Silent,
-    /// It has taken fewer bytes than it was given.
+    /// Replies claim fewer bytes than were sent.
     Taken,
-    /// It ends a write early.
+    /// Writes end early.
     Ended,
-    /// At a commit it names another digest.
+    /// The reply to a commit has another digest.
     Digest,
-    /// It has each blob that is committed, but of another length.
+    /// Each committed blob exists already, with another length.
     Length,
-    /// It refuses each commit.
+    /// Each commit is refused.
     Refusal,
 }
 
-/// A blob, and its labels.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Blob {
     pub(crate) bytes: Vec<u8>,
@@ -68,27 +67,27 @@ type Hook = Box<dyn Fn() + Send>;
 pub(crate) struct Kept {
     pub(crate) blobs: BTreeMap<String, Blob>,
     pub(crate) lie: Lie,
-    /// The headers of the last call.
+    /// Headers of the last call.
     pub(crate) headers: MetadataMap,
-    /// What was begun and is not committed.
+    /// Blobs that were begun and not committed.
     pub(crate) begun: BTreeMap<String, Vec<u8>>,
-    /// Labels of leases, by their names.
+    /// Labels of leases, by id.
     pub(crate) leases: BTreeMap<String, HashMap<String, String>>,
-    /// Called at each first part of a blob.
+    /// Called at the first part of each blob.
     pub(crate) hook: Option<Hook>,
 }
 
-/// A content store that serves.
+/// A running content store.
 pub(crate) struct FakeStore {
     pub(crate) kept: Arc<Mutex<Kept>>,
-    /// Reads and writes that clients have not ended.
+    /// Number of reads and writes that clients have not ended.
     pub(crate) open: Arc<AtomicUsize>,
     stop: Arc<Notify>,
     server: Option<JoinHandle<()>>,
 }
 
 impl FakeStore {
-    /// Serves at the socket of the stage's engine.
+    /// Starts a content store at the socket of the stage's engine.
     pub(crate) fn start(stage: &Stage) -> Self {
         let mut it =
             Self { kept: Arc::default(), open: Arc::default(), stop: Arc::default(), server: None };
@@ -183,7 +182,7 @@ impl Service {
         Ok(Info { digest: digest.to_owned(), size, labels })
     }
 
-    /// Takes a message of a write.
+    /// Handles a message of a write.
     fn take(
         &self,
         reference: &str,
@@ -199,7 +198,7 @@ impl Service {
         if action == WriteAction::Stat {
             kept.begun.entry(reference.to_owned()).or_default();
         }
-        // As in containerd, what was removed meanwhile does not begin anew.
+        // As in containerd, a removed blob does not begin again.
         let bytes = kept.begun.get_mut(reference).ok_or_else(|| Status::aborted("removed"))?;
         if action != WriteAction::Stat {
             let offset = usize::try_from(message.offset).unwrap();
@@ -311,7 +310,7 @@ impl Content for Service {
             let parts: Vec<_> = bytes.chunks(4096).enumerate().collect();
             let shift = usize::from(lie == Lie::Order);
             for (at, bytes) in parts {
-                // Whoever reads has enough of it.
+                // An error means that the reader has closed the call.
                 if give.send(part((at + shift) * 4096, bytes)).await.is_err() {
                     return;
                 }
@@ -372,7 +371,7 @@ impl Content for Service {
     }
 }
 
-/// Labels as a request has them.
+/// Returns labels as in a request.
 pub(crate) fn labels(all: &[(&str, &str)]) -> HashMap<String, String> {
     all.iter().map(|it| (it.0.to_owned(), it.1.to_owned())).collect()
 }

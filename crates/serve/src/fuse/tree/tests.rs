@@ -1,4 +1,4 @@
-//! Tests of the core, without a kernel.
+//! Tests of the core without a kernel.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::as_conversions,
@@ -16,7 +16,7 @@ use zerocopy::little_endian::{U32, U64};
 
 use super::*;
 
-/// Objects whose bytes are their offsets, but for one that is damaged.
+/// Objects in which each byte is its offset modulo 251. Only the object with this id can be read.
 #[derive(Debug)]
 struct Offsets(ObjectId);
 
@@ -38,7 +38,8 @@ impl FileData for Offsets {
 
 const NAMES: usize = 300;
 
-/// A composefs image with many names, one file with an object that is whole, one with another, small ones, and a whiteout.
+/// Returns a composefs image, and the id of its readable object. It has a directory with many names, a file whose
+/// object can be read, one whose object is damaged, small files, and optionally a whiteout.
 fn image(xattrs: &[(&[u8], &[u8])], has_whiteout: bool) -> (Vec<u8>, ObjectId) {
     let whole = ObjectId::new(digest(Algorithm::Sha256, b"whole"));
     let damaged = ObjectId::new(digest(Algorithm::Sha256, b"damaged"));
@@ -58,7 +59,7 @@ fn image(xattrs: &[(&[u8], &[u8])], has_whiteout: bool) -> (Vec<u8>, ObjectId) {
         (b"gone", Node::CharDevice(0), XattrsId::NONE),
         (b"link", Node::Symlink(b"target"), XattrsId::NONE),
     ];
-    // The directory of a whiteout has an xattr that is shown.
+    // The whiteout is optional because its directory gets an xattr.
     let some = nodes.into_iter().filter(|it| has_whiteout || it.0 != b"gone");
     for (name, node, set) in some {
         let inode = builder.inode(&Metadata::IMPLICIT, set, node).unwrap();
@@ -83,7 +84,7 @@ fn tree(bytes: &[u8], whole: ObjectId, view: FuseView) -> Tree<'_> {
     FileTree::new(shown, Offsets(whole), view, None)
 }
 
-/// Asks, and answers with an error's number or the bytes of a reply.
+/// Sends a request and returns the error's number or the bytes of the reply.
 fn ask(tree: &Tree<'_>, node: u64, operation: FuseOperation<'_>) -> Result<Vec<u8>, Errno> {
     let from = kernel::fuse::Requester { user: 0, group: 0, thread: 1 };
     let (unique, node) = (kernel::fuse::Unique(1), NodeNumber(node));
@@ -109,7 +110,7 @@ fn read(tree: &Tree<'_>, node: u64, offset: u64, size: u32) -> Result<Vec<u8>, E
     ask(tree, node, FuseOperation::Read { handle, offset, size })
 }
 
-/// All names of a directory, with their nodes, by replies of `size` bytes.
+/// Returns all names of a directory with their nodes, from replies of `size` bytes.
 fn list(tree: &Tree<'_>, node: u64, size: u32) -> BTreeMap<Vec<u8>, u64> {
     let (mut names, mut offset) = (BTreeMap::new(), 0);
     loop {
@@ -167,12 +168,12 @@ fn bytes_are_those_that_were_asked_for() {
     assert_eq!(read(&tree, node(&tree, c"empty"), 0, 3), Ok(Vec::new()));
     assert_eq!(read(&tree, node(&tree, c"damaged"), 0, 1), Err(Errno::IO));
     assert_eq!(ask(&tree, node(&tree, c"link"), FuseOperation::ReadLink).unwrap(), b"target");
-    // What has no bytes, and no target.
+    // Only regular files can be read, and only symbolic links have a target.
     for name in [c"many", c"link", c"gone"] {
         assert_eq!(read(&tree, node(&tree, name), 0, 1), Err(Errno::INVAL), "{name:?}");
     }
     assert_eq!(ask(&tree, it, FuseOperation::ReadLink), Err(Errno::INVAL));
-    // Nothing is there, and a mark of the overlay is shown as what it stands for.
+    // A missing name gives node 0, and an escaped whiteout is shown as a device.
     assert_eq!(node(&tree, c"nothing"), 0);
     let gone = ask(&tree, node(&tree, c"gone"), FuseOperation::GetAttributes(None)).unwrap();
     assert_eq!(U32::read_from_prefix(&gone[76..]).unwrap().0.get() >> 12, 2, "a device");
@@ -223,6 +224,6 @@ fn numbers_that_nobody_gave_are_errors() {
     assert_eq!(ask(&tree, file, FuseOperation::Lookup(c"x")), Err(Errno::NOTDIR));
     let operation = FuseOperation::ReadDirectory { offset: 0, size: 99, attributes: false };
     assert_eq!(ask(&tree, file, operation), Err(Errno::NOTDIR));
-    // Opens are the kernel's own.
+    // The kernel handles opens itself.
     assert_eq!(ask(&tree, file, FuseOperation::Open(0)), Err(Errno::NOSYS));
 }

@@ -1,7 +1,7 @@
-//! Threads that bring what readers wait for.
+//! Threads that fetch the bytes that readers wait for.
 //!
-//! A source that is silent holds each thread that asks it. So no image has more than some of them, however many layers it
-//! has, and no host has most of them. There are more threads as long as all are at work.
+//! A source that does not respond blocks each thread that asks it. So the threads are limited for each image, however
+//! many layers it has, and for each host. Threads are added while all are busy.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,39 +11,39 @@ use std::time::Duration;
 use super::waiting::WaitingReader;
 use crate::lazy::fill::{ImageKey, SourceKey};
 
-/// The most threads that bring bytes of one image. Each unit of it is fetched by one of them.
+/// Largest number of threads that fetch bytes of one image. Each fetches other units.
 pub(super) const OF_AN_IMAGE: usize = 64;
-/// The most threads that ask one host. Whatever it does, as many are left to others.
+/// Largest number of threads that ask one host, so that a slow host leaves more than as many to others.
 const OF_A_HOST: usize = 192;
-/// The most threads that read bytes that are here.
+/// Largest number of threads that read bytes that are already downloaded.
 const OF_THE_DISK: usize = 32;
-/// The most threads in all. Each has a stack, of which it uses little.
+/// Largest number of all threads. Each uses only a little of its stack.
 const THREADS_MAX: usize = 512;
-/// When so many ask sources, each image has only [`FEW`] more.
+/// When this many threads ask sources, each image gets only [`FEW`].
 const SOURCES_MANY: usize = 256;
 const FEW: usize = 2;
-/// The most threads that ask sources. The others are for bytes that are here.
+/// Largest number of threads that ask sources. The remaining ones are for downloaded bytes.
 const SOURCES_MAX: usize = 480;
-/// A thread without work ends after this, unless it is the only one.
+/// How long a thread without work stays, unless it is the only idle one.
 const REST: Duration = Duration::from_secs(10);
 
-/// Readers that wait for a thread.
+/// A queue of readers, and the threads that serve them.
 #[derive(Default)]
 pub(super) struct Fetchers<'a> {
     state: Mutex<State<Arc<WaitingReader<'a>>>>,
-    /// Told when there is more to do, or at the end.
+    /// Signalled when work is added, and at the end.
     changed: Condvar,
 }
 
-/// What waits, by the source that it asks; without one, it only has to be read from the disk.
+/// Waiting work, by the source that it needs. Work without a source only reads the disk.
 #[derive(Debug)]
 struct State<T> {
-    /// Sources in the order in which they are looked at, each with something that waits.
+    /// Sources in the order in which they get threads, each with its non-empty queue.
     waiting: VecDeque<(Option<SourceKey>, VecDeque<T>)>,
-    /// The threads at work for each image; for none, those that read what is here.
+    /// Number of busy threads for each image; under `None`, those that read the disk.
     images: HashMap<Option<ImageKey>, usize>,
     hosts: HashMap<Arc<str>, usize>,
-    /// The threads at work that ask sources.
+    /// Number of busy threads that ask sources.
     asking: usize,
     threads: usize,
     idle: usize,
@@ -58,7 +58,7 @@ impl<T> Default for State<T> {
     }
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Next<T> {
     Work(Option<SourceKey>, T),
@@ -74,7 +74,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Whether one more thread may be at work for a source.
+    /// Returns whether one more thread may work for a source.
     fn may(&self, source: Option<&SourceKey>) -> bool {
         let most = match source {
             Some(_) if self.asking >= SOURCES_MAX => 0,
@@ -88,7 +88,7 @@ impl<T> State<T> {
             && source.and_then(|it| it.host.as_ref()).is_none_or(of_host)
     }
 
-    /// What a thread does next. Sources take turns.
+    /// Returns the next step of a thread. Sources take turns.
     fn next(&mut self) -> Next<T> {
         let found = self.waiting.iter().position(|it| self.may(it.0.as_ref()));
         if let Some((source, mut queue)) = found.and_then(|at| self.waiting.remove(at))
@@ -121,7 +121,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Whether another thread is needed: there is always one without work.
+    /// Returns whether another thread is needed, so that one is always idle.
     const fn is_short(&self) -> bool {
         self.idle == 0 && self.threads < THREADS_MAX && !self.is_over
     }
@@ -132,19 +132,19 @@ impl<'a> Fetchers<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a thread bring what a reader waits for.
+    /// Queues a reader for a thread.
     pub(super) fn push(&self, reader: Arc<WaitingReader<'a>>) {
         self.lock().push(reader.source(), reader);
         self.changed.notify_one();
     }
 
-    /// Ends the threads as soon as nothing waits.
+    /// Ends the threads when the queue is empty.
     pub(super) fn end(&self) {
         self.lock().is_over = true;
         self.changed.notify_all();
     }
 
-    /// Starts the first thread, which starts others as they are needed. Each gives `bring` what readers wait for.
+    /// Starts the first thread, which starts others as needed. They call `bring` for each reader.
     pub(super) fn start<'s, F>(&'s self, scope: &'s Scope<'s, '_>, bring: F)
     where
         F: Fn(&WaitingReader<'a>) + Copy + Send + 's,
@@ -153,7 +153,7 @@ impl<'a> Fetchers<'a> {
         scope.spawn(move || self.work(scope, bring));
     }
 
-    /// Starts another one. If the system has none left, those that are there do the work.
+    /// Starts another thread. If that fails, the existing ones do the work.
     fn start_another<'s, F>(&'s self, scope: &'s Scope<'s, '_>, bring: F)
     where
         F: Fn(&WaitingReader<'a>) + Copy + Send + 's,
@@ -203,10 +203,10 @@ impl<'a> Fetchers<'a> {
             state = self.lock();
             state.done(source.as_ref());
             if state.is_over {
-                // Others may have waited for what this thread took last.
+                // Other threads may have waited for this last one to finish.
                 self.changed.notify_all();
             } else if !state.waiting.is_empty() {
-                // What waited for a thread of this source may go on.
+                // Work that waited for a free thread of this source can start now.
                 self.changed.notify_one();
             }
         }
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// The source of the image with this number, at this host.
+    /// The source of the image with this number, at a host.
     fn source(image: usize, host: &str) -> Option<SourceKey> {
         let image = ImageKey::Manifest(Digest::sha256(&image.to_le_bytes()));
         Some(SourceKey { image, host: (!host.is_empty()).then(|| host.into()) })
@@ -237,7 +237,7 @@ mod tests {
         state.push(other.clone(), 100);
         assert_eq!(state.next(), Next::Work(other.clone(), 100));
         state.is_over = true;
-        // What waits is brought before the end.
+        // The remaining work is done before the end.
         assert_eq!(state.next(), Next::Wait);
         state.done(silent.as_ref());
         assert_eq!(state.next(), Next::Work(silent.clone(), OF_AN_IMAGE));
@@ -249,7 +249,7 @@ mod tests {
         assert!(state.images.is_empty() && state.hosts.is_empty());
     }
 
-    /// Its images take turns, and none of them reaches its own bound.
+    /// Images of one host take turns, and the host's limit applies before that of an image.
     #[test]
     fn a_host_that_is_silent_leaves_threads_to_other_hosts() {
         let mut state = State::default();
@@ -258,7 +258,7 @@ mod tests {
         }
         while let Next::Work(..) = state.next() {}
         assert_eq!(state.asking, OF_A_HOST);
-        // One whose host nobody knows is bound by its image alone.
+        // A source without a known host is limited only by its image.
         for other in [source(1000, "other"), source(1001, ""), None] {
             state.push(other.clone(), ());
             assert_eq!(state.next(), Next::Work(other, ()));
@@ -277,7 +277,7 @@ mod tests {
         }
         while let Next::Work(..) = state.next() {}
         assert_eq!(state.asking, SOURCES_MAX);
-        // Those that came when there were few threads left have some, too.
+        // Images that came when few threads were left got some as well.
         let at_work = state.images.values();
         assert!(at_work.clone().all(|it| *it <= OF_AN_IMAGE) && at_work.min() == Some(&1));
         state.push(None, ());

@@ -1,7 +1,8 @@
-//! Files on FUSE, each of which stands for a device: reads of them are requests.
+//! Files on FUSE that stand for devices: each read of them is a request.
 //!
-//! Each file is a file system of its own, which is attached nowhere, and has a connection of its own. Who mounts an image has
-//! the file, and nothing else has. So the kernel ends the connection when the mount is gone, and no count has to be kept.
+//! Each file is a separate, detached file system with a separate connection. Only the mount of an image keeps the
+//! file open, so the kernel ends the connection when the image is unmounted, and this process needs no reference
+//! count.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,62 +30,62 @@ use super::fetchers::Fetchers;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
 use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES};
 
-/// What lists of mounts show.
+/// Source of the mount in lists of mounts.
 const NAME: &str = "quire";
-/// Files belong to the host's root, which alone gets in.
+/// The files belong to the host's root, and only root has access.
 const ROOT: (u32, u32) = (0, 0);
-/// Connections with requests that are looked at in one go.
+/// Largest number of ready connections in one `epoll_wait`.
 const READY: usize = 64;
 
-/// An error of files on FUSE.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FuseDoorError {
-    /// The connection.
+    /// The FUSE connection failed.
     #[error(transparent)]
     Connection(#[from] FuseError),
-    /// The mount.
+    /// The file system cannot be mounted.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// The file, whose server is this process.
+    /// The new file cannot be opened.
     #[error("cannot open the file on FUSE that stands for a device")]
     Open(#[source] io::Error),
-    /// The file is not as long as the device.
+    /// The file's length differs from the device's.
     #[error("the file on FUSE that stands for a device has {actual} bytes, not {expected}")]
     Length {
-        /// The device's length in bytes.
+        /// Length of the device, in bytes.
         expected: u64,
-        /// The file's.
+        /// Length of the file, in bytes.
         actual: u64,
     },
-    /// Connections cannot be waited for.
+    /// Polling the connections failed.
     #[error("cannot wait for readers of files on FUSE")]
     Wait(#[source] Errno),
-    /// Requests are not taken.
+    /// The door no longer serves requests.
     #[error("files on FUSE are served no longer")]
     Ended,
 }
 
-/// By which this process and its keeper know a connection.
+/// A number for a connection, which this process and its keeper share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
 pub struct ConnectionId(u64);
 
-/// A file that stands for a device.
+/// The connection of a file that stands for a device.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Of the device.
+    /// Inode of the device.
     place: InodePlace,
     device: DeviceId,
-    /// Of the image that it was lent for, if that is known.
+    /// Manifest of the image that the device was mounted for, if known.
     manifest: Option<Digest>,
-    /// The device's length.
+    /// Length of the device, in bytes.
     bytes: u64,
-    /// The one that the keeper has, too.
+    /// The connection of which the keeper has a duplicate.
     shared: FuseConnection,
-    /// Where requests are taken if the kernel would not ask again what was taken: they fail with this process.
+    /// A second connection from which requests are taken if the kernel cannot resend them, so that they fail when
+    /// this process exits.
     own: Option<FuseConnection>,
-    /// Whether the keeper has it.
+    /// Whether the keeper has a duplicate.
     is_kept: AtomicBool,
 }
 
@@ -112,10 +113,10 @@ fn said(replied: Result<(), FuseError>) {
     }
 }
 
-/// No connection has this number: they are counted from 0.
+/// Number of the wake-up descriptor. Connections are counted from 0, so none has it.
 const WAKE: ConnectionId = ConnectionId(u64::MAX);
 
-/// All files that stand for devices.
+/// The connections of all files that stand for devices.
 #[derive(Debug)]
 pub(super) struct Connections {
     epoll: rustix::fd::OwnedFd,
@@ -125,15 +126,15 @@ pub(super) struct Connections {
 #[derive(Debug, Default)]
 struct Table {
     all: BTreeMap<ConnectionId, Arc<Connection>>,
-    /// Those that the kernel has ended, until the keeper is told.
+    /// Connections that the kernel has ended and that the keeper does not know about yet.
     ended: Vec<ConnectionId>,
     next: ConnectionId,
-    /// Whether requests are taken no longer.
+    /// Whether the door has stopped to take requests.
     is_closed: bool,
 }
 
 impl Connections {
-    /// What waits for requests is woken when `wake` is readable, too.
+    /// Creates an empty table. `wake` also ends a wait for requests when it is readable.
     pub(super) fn new(wake: rustix::fd::BorrowedFd<'_>) -> Result<Self, FuseDoorError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FuseDoorError::Wait)?;
         epoll::add(&epoll, wake, epoll::EventData::new_u64(WAKE.0), epoll::EventFlags::IN)
@@ -145,7 +146,7 @@ impl Connections {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a file that stands for this device is mounted or open.
+    /// Returns whether a file that stands for this device is mounted or open.
     pub(super) fn has(&self, place: InodePlace) -> bool {
         let of_it = |it: &&Arc<Connection>| it.place == place;
         self.lock().all.values().filter(of_it).any(|it| it.shared.is_mounted().unwrap_or(true))
@@ -155,7 +156,8 @@ impl Connections {
         self.lock().all.get(&id).cloned()
     }
 
-    /// A new one is refused when requests are taken no longer: its maker would wait for ever.
+    /// Adds a connection. A new one is an error after [`close`](Self::close), because its first open would wait for
+    /// ever.
     fn add(
         &self,
         id: Option<ConnectionId>,
@@ -174,7 +176,7 @@ impl Connections {
         Ok(id)
     }
 
-    /// Lets a connection go. Others may have it open still.
+    /// Removes a connection from the table. Other processes may still have it open.
     fn remove(&self, id: ConnectionId) {
         let removed = self.lock().all.remove(&id);
         if let Some(it) = removed
@@ -189,7 +191,7 @@ impl Connections {
         self.lock().ended.push(id);
     }
 
-    /// From now on nothing is taken. What only this process has is closed, so that nobody waits for it.
+    /// Stops taking requests. Connections that the keeper does not have are closed, so that their readers get errors.
     fn close(&self) {
         let mut unkept = Vec::new();
         let mut table = self.lock();
@@ -214,16 +216,14 @@ impl Connections {
 }
 
 impl<'a> Door<'a> {
-    /// A new file that stands for a device, while this is served. As long as it is open or mounted, the device is in use.
-    /// A keeper has to get the connection before the file is given to anybody who may outlive this.
-    ///
-    /// # Errors
-    /// [`DoorError`].
+    /// Creates a file that stands for a device, while the door is served. The device is in use as long as the file is
+    /// open or mounted. The keeper must have the connection before the file is given to a process that may outlive
+    /// this one.
     pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DoorError> {
         self.connect_for(device, None)
     }
 
-    /// The same, for readers of the image of a manifest.
+    /// Like [`connect`](Self::connect), for readers of an image.
     pub(in crate::lazy) fn connect_for(
         &self,
         device: &DeviceId,
@@ -257,7 +257,7 @@ impl<'a> Door<'a> {
         let bytes = self.length(place);
         let connection = Connection::new(shared, (device, place, bytes))?;
         let id = self.connections.add(None, connection)?;
-        // The thread that takes requests opens it.
+        // The thread that takes requests replies to this open.
         let path = format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd());
         let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         match opened {
@@ -275,7 +275,8 @@ impl<'a> Door<'a> {
         file.and_then(Result::ok).map_or(0, |it| it.len())
     }
 
-    /// From here on the kernel knows how long it is. A file without a length would read as nothing, without an error.
+    /// Checks the file's length, which makes the kernel learn it. A file of length 0 would read as empty without an
+    /// error.
     fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
         let actual = file.metadata().map_err(FuseDoorError::Open)?.len();
         let expected = self.length(place);
@@ -285,14 +286,14 @@ impl<'a> Door<'a> {
         Err(FuseDoorError::Length { expected, actual }.into())
     }
 
-    /// Says that the keeper has a connection.
+    /// Records that the keeper has a connection.
     pub(in crate::lazy) fn is_kept(&self, id: ConnectionId) {
         if let Some(it) = self.connections.find(id) {
             it.is_kept.store(true, Ordering::Relaxed);
         }
     }
 
-    /// All connections, for the keeper.
+    /// Calls `give` with each connection, for the keeper.
     pub(in crate::lazy) fn connections<E>(
         &self,
         mut give: impl FnMut(
@@ -307,23 +308,20 @@ impl<'a> Door<'a> {
         all.iter().try_for_each(|(id, it)| give(*id, it))
     }
 
-    /// Those that have ended since the last call.
+    /// Returns the connections that have ended since the last call.
     pub(in crate::lazy) fn ended_connections(&self) -> Vec<ConnectionId> {
         std::mem::take(&mut self.connections.lock().ended)
     }
 
-    /// Whether a file that stands for a device is mounted or open.
+    /// Returns whether a file that stands for a device is mounted or open.
     pub(in crate::lazy) fn is_connected(&self, device: &DeviceId) -> bool {
         let devices = self.devices();
         let found = devices.iter().find(|it| it.1.device == *device);
         found.is_some_and(|it| self.connections.has(*it.0))
     }
 
-    /// Goes on with a connection of an earlier service, which is gone. What that had taken is asked again, or fails. Its device
-    /// is there already; otherwise its readers get I/O errors.
-    ///
-    /// # Errors
-    /// [`FuseDoorError`].
+    /// Takes over a connection from a service that has died. The kernel resends or fails the requests that service
+    /// had taken. The device must be added before; otherwise its readers get I/O errors.
     pub(in crate::lazy) fn adopt_connection(
         &self,
         id: ConnectionId,
@@ -338,7 +336,7 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Takes requests until all is over, and gives readers that have to wait to `fetchers`. Returns those that wait still.
+    /// Takes requests until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
     pub(super) fn take_requests(
         &self,
         fetchers: &Fetchers<'a>,
@@ -349,7 +347,7 @@ impl<'a> Door<'a> {
             door: self,
             fetchers,
             buffer: RequestBuffer::default(),
-            // And the rest of the first unit and the last one.
+            // A read is extended to whole units at both ends.
             bytes: vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice(),
         };
         let served = server.serve(&mut waiting, is_over);
@@ -372,20 +370,20 @@ impl Connection {
     }
 }
 
-/// Takes requests.
+/// The state of the thread that takes requests.
 struct Server<'d, 'a> {
     door: &'d Door<'a>,
     fetchers: &'d Fetchers<'a>,
     buffer: RequestBuffer,
-    /// For those that are answered at once.
+    /// Buffer for reads that are answered immediately.
     bytes: Box<[u8]>,
 }
 
-/// A request that has no reply yet.
+/// The result of taking a request.
 enum Greeted<'a> {
     Done,
     Waits(Arc<WaitingReader<'a>>),
-    /// The file is gone.
+    /// The file system was unmounted.
     Over,
 }
 
@@ -467,7 +465,7 @@ impl<'a> Server<'_, 'a> {
         };
         let manifest = connection.manifest.as_ref();
         let Some(source) = self.door.find(connection.place, manifest) else { return refused() };
-        // Whose length could not be found out: a reply without bytes would read as zeros.
+        // The device's length is unknown, and an empty reply would read as the end of the file.
         if connection.bytes == 0 {
             return refused();
         }
@@ -484,7 +482,7 @@ impl<'a> Server<'_, 'a> {
                     connection.give(unique, bytes);
                     return Greeted::Done;
                 }
-                // The disk has to be waited for, which others do.
+                // Reading would block on the disk, so another thread does it.
                 None if range.end - range.start > READ_MAX as u64 => return refused(),
                 None => {}
             }
@@ -500,7 +498,7 @@ impl<'a> Server<'_, 'a> {
     }
 }
 
-/// Bytes of a file, if all of them are in memory.
+/// Reads a range of a file if all of it is in the page cache.
 fn at_once<'b>(file: &File, range: &Range<u64>, bytes: &'b mut [u8]) -> Option<&'b [u8]> {
     let bytes = bytes.get_mut(..usize::try_from(range.end - range.start).ok()?)?;
     if bytes.is_empty() {
@@ -509,7 +507,7 @@ fn at_once<'b>(file: &File, range: &Range<u64>, bytes: &'b mut [u8]) -> Option<&
     let now = ReadWriteFlags::NOWAIT;
     match rustix::io::preadv2(file, &mut [IoSliceMut::new(bytes)], range.start, now) {
         Ok(length) if length == bytes.len() => Some(bytes),
-        // Not in memory, or not all of it, or its file system cannot tell.
+        // Part of the range is not cached, or the file system does not support `RWF_NOWAIT`.
         Ok(_) | Err(_) => None,
     }
 }

@@ -1,7 +1,7 @@
-//! Where readers of a device wait until their bytes are there (decision 19).
+//! The door of lazy devices: readers wait here until their bytes are downloaded (decision 19).
 //!
-//! There are two ways in: reads of a file that is marked are events (`precontent`), and reads of a file on FUSE are requests
-//! (`fuse`). Who waits, for what, and what becomes of devices is the same for both.
+//! There are two kinds of doors: reads of a marked file are fanotify events (`precontent`), and reads of a file on
+//! FUSE are requests (`fuse`). Both share the waiting readers and the states of devices.
 
 mod fetchers;
 mod fuse;
@@ -35,90 +35,89 @@ use super::metrics::FailureCause;
 use super::prefetch::{Ahead, WORKERS};
 use super::wire::KeptState;
 
-/// Bytes of a unit.
+/// Size of a unit, in bytes.
 const UNIT_BYTES: usize = 64 << 10;
 const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
-/// How long it may take until the end is seen, in milliseconds.
+/// Timeout of a poll, in milliseconds: the longest time until a door notices its end.
 const PATIENCE: i64 = 50;
-/// How often it is looked whether a reader has waited long enough.
+/// How often waiting readers are checked for their timeout.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long a door that ends waits for what is under way. The next one brings the rest.
+/// How long a door that ends waits for running fetches. The next door handles the remaining readers.
 const LAST: Duration = Duration::from_secs(1);
 
-/// An error of a door.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DoorError {
-    /// The kernel.
+    /// A fanotify call failed.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
-    /// There is no memory for its journal.
+    /// The journal of events cannot be created.
     #[error("cannot have a journal of events")]
     Journal(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A file on FUSE cannot be made, or served.
+    /// A file on FUSE cannot be created or served.
     #[error(transparent)]
     Fuse(#[from] FuseDoorError),
-    /// A device cannot be looked at.
+    /// A device's file cannot be examined.
     #[error("cannot look at a lazy device")]
     Device(#[source] io::Error),
-    /// The device is not served here.
+    /// The door does not serve the device.
     #[error("device {0} is not served here")]
     Unknown(DeviceId),
-    /// Waiting for events failed.
+    /// Polling for events failed.
     #[error("cannot wait for readers")]
     Wait(#[source] Errno),
 }
 
-/// Lets readers of devices wait until the bytes that they want are filled.
+/// Makes readers of devices wait until their bytes are filled.
 ///
-/// As long as a mount of a marked device lives, its door has to be served, or be gone with all of its descriptors: then
-/// readers get what is in the file, which may be zeros. Readers of files on FUSE get errors then.
+/// While a marked device is mounted, its door must either be served or closed with all of its descriptors. After the
+/// latter, readers get the file's current content, which may be zeros. Readers of files on FUSE get errors instead.
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
-    /// Readable at the end.
+    /// Readable when the door should end.
     wake: OwnedFd,
     connections: Connections,
     journal: Journal,
     /// Events that an earlier door took and did not answer.
     inherited: Mutex<Vec<TakenEvent>>,
     devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
-    /// Whether a device may be marked that is not among them.
+    /// Whether a device may be marked that is not in `devices`.
     has_unknown: AtomicBool,
     ahead: Ahead<'a>,
-    /// When a reader last got what it waited for, by whom was asked for it.
+    /// When a reader last got its bytes, for each source.
     gave: Mutex<HashMap<SourceKey, Instant>>,
-    /// Set to have all sources fail at once. Readers for which nothing comes any more are left to the next door then.
+    /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next door.
     cancel: Option<&'a AtomicBool>,
-    /// Events that are left to the next door. Their numbers are in use as long as this door is.
+    /// Events that are left to the next door. Their descriptors stay open as long as this door exists, so that their
+    /// numbers are not reused.
     left: Mutex<Vec<TakenEvent>>,
 }
 
-/// How readers of a device wait.
+/// How readers of a device are made to wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorKind {
-    /// The device is marked.
+    /// The device has a fanotify mark.
     Fanotify,
     /// A file on FUSE stands for the device.
     Fuse,
 }
 
-/// Which of them a service uses.
+/// Which kind of door a service uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DoorWish {
-    /// The one that never gives bytes that are not right, whichever processes are killed: FUSE. Where it cannot be had, no
-    /// device is lent.
+    /// The kind that never returns wrong bytes, whichever processes are killed: FUSE. Without FUSE, devices are not
+    /// mounted.
     #[default]
     Auto,
-    /// This one.
     Only(DoorKind),
 }
 
-/// The numbers of a file system and an inode.
+/// The device number and the inode number of a file.
 pub(super) type InodePlace = (u64, u64);
 
-/// A device whose readers may wait here.
+/// A device that the door serves.
 #[derive(Debug)]
 struct Armed<'a> {
     device: DeviceId,
@@ -126,25 +125,27 @@ struct Armed<'a> {
     state: ArmedState<'a>,
 }
 
-/// How far it is.
+/// The progress of a device.
 #[derive(Debug)]
 enum ArmedState<'a> {
     Filling(Ways<'a>),
-    /// All units are filled, and it is hashed and synced as a whole. Its readers do not wait, but the disk may still lose what
-    /// it has. The keeper has it.
+    /// All units are filled, and the whole device is being hashed and synced. Readers do not wait, but the disk may
+    /// still lose bytes. The keeper has the device.
     Sealing(Arc<LayerFiller<'a>>),
-    /// All bytes are there. The file is open as long as a request may be on its way.
+    /// All bytes are verified and on the disk. The file is kept open for requests that may still come.
     Complete(Arc<File>),
-    /// Its bytes are those of another device, or the disk did not keep them, or all ends before that is known.
+    /// The bytes have another digest, or the disk lost some, or the door ended before this was known. Readers get
+    /// errors.
     Broken(File),
 }
 
-/// The fillers of a device: one for each image that it was lent for.
+/// The fillers of a device: one for each image that it was mounted for.
 #[derive(Debug)]
 struct Ways<'a> {
     first: Arc<LayerFiller<'a>>,
     others: Vec<Arc<LayerFiller<'a>>>,
-    /// The image that it was lent for last, of which readers behind a mark are believed to be.
+    /// Manifest of the image that the device was mounted for last. Readers behind a mark are assumed to use this
+    /// image.
     last: Option<Digest>,
 }
 
@@ -157,17 +158,17 @@ impl<'a> Ways<'a> {
         self.all().find(|it| it.manifest() == Some(manifest))
     }
 
-    /// The one for an image, or any if nobody knows which it is.
+    /// Returns the filler for an image, or the first one if the image is unknown.
     fn of(&self, manifest: Option<&Digest>) -> &Arc<LayerFiller<'a>> {
         manifest.and_then(|it| self.find(it)).unwrap_or(&self.first)
     }
 
-    /// The one for readers of whom only the device is known.
+    /// Returns the filler for readers whose image is unknown.
     fn usual(&self) -> &Arc<LayerFiller<'a>> {
         self.of(self.last.as_ref())
     }
 
-    /// Whether no thread fills the device.
+    /// Returns whether no thread is filling the device.
     fn is_idle(&self) -> bool {
         self.all().all(|it| Arc::strong_count(it) == 1)
     }
@@ -184,11 +185,11 @@ impl ArmedState<'_> {
     }
 }
 
-/// Where a device's bytes are.
+/// The source of a device's bytes.
 enum DeviceBytes<'a> {
-    /// Some may be missing.
+    /// A device of which bytes may be missing.
     Filling(Arc<LayerFiller<'a>>),
-    /// In the file.
+    /// A complete device.
     Complete(Arc<File>),
 }
 
@@ -213,7 +214,7 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// What is read so that `range` can be compared: whole units. A device that is complete was compared as a whole.
+    /// Returns the bytes that must be read to verify `range`: whole units. A complete device was verified as a whole.
     fn to_compare(&self, range: &Range<u64>) -> Range<u64> {
         match self {
             Self::Filling(filler) => filler.whole_units(range),
@@ -221,7 +222,7 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Those bytes of `range` that were read as [`Self::to_compare`] says, if they are what they must be. Counted if not.
+    /// Verifies bytes that were read as [`Self::to_compare`] says, and returns those of `range`. Counts a failure.
     fn compared<'b>(&self, range: &Range<u64>, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let whole = self.to_compare(range);
         if let Self::Filling(filler) = self {
@@ -237,7 +238,7 @@ impl DeviceBytes<'_> {
         bytes.get(place(range.start)?..place(range.end)?)
     }
 
-    /// Whether a read of these bytes fails without another attempt, which is counted then.
+    /// Returns whether a read of these bytes fails without another attempt, and counts the failure.
     fn denies(&self, range: &Range<u64>) -> bool {
         let Self::Filling(filler) = self else { return false };
         let is_denied = filler.is_denied(range);
@@ -254,13 +255,13 @@ impl DeviceBytes<'_> {
     }
 }
 
-/// Whether the disk has kept the bytes of these devices: else a read fails, which is counted.
+/// Returns whether the disk has kept the bytes of these devices. Counts a failure.
 fn are_kept<'f, 'a: 'f>(fillers: impl IntoIterator<Item = &'f Arc<LayerFiller<'a>>>) -> bool {
     let lost = fillers.into_iter().find(|it| !it.is_kept());
     lost.inspect(|it| it.counts().failed(FailureCause::Disk)).is_none()
 }
 
-/// Ends the threads that bring bytes.
+/// Ends the fetching threads when it is dropped.
 struct End<'q, 'a> {
     ahead: &'q Ahead<'a>,
     fetchers: &'q Fetchers<'a>,
@@ -274,19 +275,14 @@ impl Drop for End<'_, '_> {
 }
 
 impl<'a> Door<'a> {
-    /// A door without devices, with a group of its own.
-    ///
-    /// # Errors
-    /// [`DoorError`].
+    /// Creates a door without devices, with a new fanotify group.
     pub fn new() -> Result<Self, DoorError> {
         let journal = Journal::new().map_err(|it| DoorError::Journal(it.into()))?;
         Self::succeed(Group::to_watch()?, journal, Vec::new())
     }
 
-    /// A door without devices, of a group that may have marks already, and of readers that wait already.
-    ///
-    /// # Errors
-    /// [`DoorError::Fuse`].
+    /// Creates a door without devices from the fanotify group of an earlier door, which may have marks and waiting
+    /// readers.
     pub(super) fn succeed(
         group: Group,
         journal: Journal,
@@ -310,7 +306,7 @@ impl<'a> Door<'a> {
         })
     }
 
-    /// The same, which leaves readers to the door after it. `cancel` has all sources fail.
+    /// Makes this a door that leaves its readers to a next one. `cancel` makes all sources fail.
     pub(super) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
@@ -319,12 +315,11 @@ impl<'a> Door<'a> {
         &self.journal
     }
 
-    /// Says that a device may be marked that cannot be armed: its readers get I/O errors.
+    /// Records that a device may be marked that this door cannot serve, whose readers get I/O errors.
     pub(super) fn has_unknown(&self) {
         self.has_unknown.store(true, Ordering::Relaxed);
     }
 
-    /// Its group.
     #[must_use]
     pub const fn group(&self) -> &Group {
         &self.group
@@ -338,10 +333,7 @@ impl<'a> Door<'a> {
         self.devices.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in a filler. Nothing waits for it yet.
-    ///
-    /// # Errors
-    /// [`DoorError::Device`].
+    /// Adds a filler and its device. Readers do not wait for the device before it is marked or connected.
     pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
         let place = place(filler.device().file())?;
         let device = *filler.device().id();
@@ -352,7 +344,7 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Says that a device is lent for the image of a manifest from now on. Returns whether it has a filler for that.
+    /// Records that a device is now mounted for an image. Returns whether it has a filler for that image.
     pub(super) fn is_for(&self, device: &DeviceId, manifest: &Digest) -> bool {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *device);
@@ -364,7 +356,7 @@ impl<'a> Door<'a> {
         is_there
     }
 
-    /// Takes in one more filler of a device that is filled here: for another image.
+    /// Adds another filler of a device, for another image.
     pub(super) fn fill_beside(&self, filler: LayerFiller<'a>) {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
@@ -374,12 +366,12 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Marks a device that was [filled](Self::fill) here. Readers through descriptors that are opened afterwards wait for bytes
-    /// that are not there. The mount has to open it afterwards: the filler's own descriptor never waits. A second mark changes
-    /// nothing.
+    /// Marks a device that was added with [`fill`](Self::fill). From then on, reads of missing bytes wait, through
+    /// descriptors that are opened later. So the mount must open the device after this call; the filler's descriptor
+    /// is older and never waits. Marking twice is harmless.
     ///
     /// # Errors
-    /// [`DoorError`]; then nothing waits.
+    /// On an error, readers do not wait.
     pub fn mark(&self, device: &DeviceId) -> Result<(), DoorError> {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *device);
@@ -389,17 +381,14 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Takes in a filler, and marks its device.
-    ///
-    /// # Errors
-    /// As [`mark`](Self::mark).
+    /// Adds a filler and marks its device, as [`fill`](Self::fill) and [`mark`](Self::mark) do.
     pub fn arm(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
         let device = *filler.device().id();
         self.fill(filler)?;
         self.mark(&device).inspect_err(|_| self.devices_mut().retain(|_, it| it.device != device))
     }
 
-    /// How readers of a device wait here.
+    /// Returns the ways in which readers of a device can wait.
     #[must_use]
     pub fn kinds(&self, device: &DeviceId) -> Vec<DoorKind> {
         let devices = self.devices();
@@ -409,11 +398,8 @@ impl<'a> Door<'a> {
         marked.into_iter().chain(served).collect()
     }
 
-    /// Takes the marks from devices of which `is_free` says that nothing has them open, and returns how many are left that
-    /// somebody has to serve. The ids of the others are given to `gone`.
-    ///
-    /// # Errors
-    /// [`DoorError`].
+    /// Unmarks and removes devices that are not open, as `is_free` returns, and returns the number of those that must
+    /// still be served. Calls `gone` with the ids of the removed ones.
     pub fn disarm(
         &self,
         is_free: impl Fn(&File) -> bool,
@@ -424,7 +410,7 @@ impl<'a> Door<'a> {
         let is_served = |place: InodePlace| self.connections.has(place);
         let is_free = |(place, armed): &(&InodePlace, &Armed<'a>)| {
             let may_go = match &armed.state {
-                // A thread may be filling it still, for a reader that was killed.
+                // A thread may still be filling the device for a reader that was killed.
                 ArmedState::Filling(ways) => {
                     ways.is_idle()
                         && (unread == Unread::Go || !ways.all().any(|it| it.is_completing()))
@@ -447,13 +433,13 @@ impl<'a> Door<'a> {
             !matches!(armed.state, ArmedState::Complete(_)) || is_served(**place)
         };
         let left = devices.iter().filter(is_left).count();
-        // Who is told may be slow, and readers need the devices.
+        // The callback may be slow, and readers need the lock.
         drop(devices);
         released.iter().for_each(&mut gone);
         Ok(left)
     }
 
-    /// Where the bytes of a device are, for an image; `None` if its readers get errors.
+    /// Returns the source of a device's bytes for an image, or `None` if its readers get errors.
     fn find(&self, place: InodePlace, manifest: Option<&Digest>) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
             ArmedState::Filling(ways) => Some(DeviceBytes::Filling(Arc::clone(ways.of(manifest)))),
@@ -463,13 +449,13 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// A filler of each device that is not complete.
+    /// Returns one filler of each incomplete device.
     #[must_use]
     pub fn fillers(&self) -> Vec<Arc<LayerFiller<'a>>> {
         self.fillers_for(None)
     }
 
-    /// The same, for an image where it has one of its own.
+    /// Like [`fillers`](Self::fillers), but prefers the fillers for an image.
     pub(super) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |armed: &Armed<'a>| match &armed.state {
             ArmedState::Filling(ways) => Some(Arc::clone(ways.of(manifest))),
@@ -478,7 +464,7 @@ impl<'a> Door<'a> {
         self.devices().values().filter_map(filling).collect()
     }
 
-    /// The files of all devices that a keeper has to hold, and what the next service has to know of them.
+    /// Calls `give` with the file and state of each device that the keeper must hold for the next service.
     pub(super) fn files<E>(
         &self,
         mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
@@ -497,29 +483,30 @@ impl<'a> Door<'a> {
                 ArmedState::Complete(_) => return None,
                 ArmedState::Sealing(_) | ArmedState::Broken(_) => KeptState::default(),
             };
-            // Without a descriptor for it, the keeper has it from before, or not at all.
+            // If the descriptor cannot be duplicated, the keeper keeps the one that it may already have.
             Some((it.device, it.state.file().try_clone().ok()?, state))
         };
-        // Who is given them may be slow, and readers need the devices.
+        // The callback may be slow, and readers need the lock.
         let files: Vec<_> = self.devices().iter().filter_map(to_keep).collect();
         files.iter().try_for_each(|(device, file, state)| give(device, file, *state))
     }
 
-    /// Brings all of a device, behind all else.
+    /// Fetches a whole device with the lowest priority.
     pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
         if filler.begin_completing() {
             self.ahead.complete(filler);
         }
     }
 
-    /// Brings what did not come although all of a device is wanted: another thread was at it, and failed.
+    /// Retries the missing parts of devices that should become complete. Another thread may have failed to fetch
+    /// them.
     pub fn complete_again(&self) {
         let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
         let left = filling.iter().filter(|it| it.is_completing() && !it.is_full());
         left.for_each(|it| self.ahead.complete_rest(it));
     }
 
-    /// A device all units of which are filled, to be sealed. From now on its readers do not wait.
+    /// Returns a device that is full, for sealing. From then on, its readers do not wait.
     pub fn take_full(&self) -> Option<Arc<LayerFiller<'a>>> {
         let mut devices = self.devices_mut();
         let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.first.is_full() && it.is_idle());
@@ -530,7 +517,7 @@ impl<'a> Door<'a> {
         Some(filler)
     }
 
-    /// Looks whether the disk has kept what was filled. Readers of a device whose bytes it has lost get I/O errors.
+    /// Checks whether the disk has kept the filled bytes. Readers of a device with lost bytes get I/O errors.
     pub(super) fn check_written(&self) {
         for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
             let device = *filler.device().id();
@@ -544,10 +531,8 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Says that a device that was [taken out](Self::take_full) is not sealed: its readers get I/O errors from now on.
-    ///
-    /// # Errors
-    /// [`DoorError::Device`].
+    /// Records that sealing a device from [`take_full`](Self::take_full) failed. Its readers get I/O errors from then
+    /// on.
     pub fn refuse(&self, device: &DeviceId) -> Result<(), DoorError> {
         let mut devices = self.devices_mut();
         let Some(armed) = devices.values_mut().find(|it| it.device == *device) else {
@@ -559,10 +544,8 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Whether the device whose file this is was [taken out](Self::take_full), and is not known to be wrong.
-    ///
-    /// # Errors
-    /// [`DoorError::Device`].
+    /// Returns whether the device with this file was returned by [`take_full`](Self::take_full) and has not failed
+    /// since.
     pub fn is_complete(&self, file: &File) -> Result<bool, DoorError> {
         let place = place(file)?;
         let devices = self.devices();
@@ -571,17 +554,14 @@ impl<'a> Door<'a> {
             .is_some_and(|it| matches!(it.state, ArmedState::Sealing(_) | ArmedState::Complete(_))))
     }
 
-    /// Takes the mark from a sealed device, whose file this is, open to read.
-    ///
-    /// # Errors
-    /// [`DoorError`].
+    /// Unmarks a sealed device. `file` is its file, open for reading.
     pub fn pass(&self, device: DeviceId, file: File) -> Result<(), DoorError> {
         let place = place(&file)?;
         let mut devices = self.devices_mut();
         match self.group.unmark(file.as_fd()) {
-            // It has none, or an earlier service took it away, and died before it could say so.
+            // The device has no mark, or an earlier service removed it and died before it could record that.
             Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
-            // Nor can it have one.
+            // The kernel or the file system has no marks at all.
             Err(PrecontentError::Unsupported | PrecontentError::FileSystem { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -590,22 +570,22 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Brings what a trace has, behind what readers wait for: bytes of devices, in the order in which they are wanted.
+    /// Prefetches byte ranges of devices in the order of a trace, with less priority than waiting readers.
     pub fn bring_ahead(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
         self.ahead.trace(runs);
     }
 
-    /// Has [`serve`](Self::serve) see at once that it is to end. Without it, it takes a moment.
+    /// Wakes [`serve`](Self::serve) so that it notices the end at once. Otherwise it takes up to 50 ms.
     pub(super) fn wake(&self) {
-        // It can be full only if it was woken already.
+        // The write fails only if the counter is full, and then the descriptor is readable anyway.
         let _written = rustix::io::write(&self.wake, &[1; 8]);
     }
 
-    /// Serves readers until `stop` is set. Then it takes no more events, which wait for who serves the group next. Those that it
-    /// took are answered, or are in the journal if that is to be another door.
+    /// Serves readers until `stop` is set. Then it takes no more events; they wait for the next process that serves
+    /// the group. Events that it has taken are answered, or stay in the journal if there is a next door.
     ///
     /// # Errors
-    /// [`DoorError`]. Readers that wait for a door that is not served wait on.
+    /// On an error, readers keep waiting until the group is served again or closed.
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
         let fetchers = Fetchers::default();
         thread::scope(|scope| {
@@ -614,7 +594,7 @@ impl<'a> Door<'a> {
                 scope.spawn(|| self.ahead.work());
             }
             let end = End { ahead: &self.ahead, fetchers: &fetchers };
-            // If one of the two fails, the other one ends, too.
+            // If one of the two loops fails, the other one ends as well.
             let failed = AtomicBool::new(false);
             let is_over = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
             let (events, requests) = thread::scope(|both| {
@@ -629,7 +609,7 @@ impl<'a> Door<'a> {
                 (events, requests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
             });
             let mut waiting = [events?, requests?].concat();
-            // Which ends the threads, as soon as they have done what is under way.
+            // Dropping `end` makes the threads exit after their current work.
             drop(end);
             let ending = Instant::now();
             while !self.see_to(&mut waiting) {
@@ -645,7 +625,7 @@ impl<'a> Door<'a> {
     }
 }
 
-/// All fillers of a device that is filled.
+/// Returns all fillers of a device that is being filled.
 fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
     match &armed.state {
         ArmedState::Filling(ways) => ways.all().cloned().collect(),
@@ -653,16 +633,16 @@ fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
     }
 }
 
-/// What becomes of a device that is to be complete, and that nothing has open.
+/// How to treat a device that should become complete but is not open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unread {
-    /// It is filled on.
+    /// Continue to fill it.
     Stay,
-    /// It is left as it is.
+    /// Leave it incomplete.
     Go,
 }
 
-/// The numbers of a file's file system and inode.
+/// Returns the device number and the inode number of a file.
 pub(super) fn place(file: &File) -> Result<InodePlace, DoorError> {
     let found = file.metadata().map_err(DoorError::Device)?;
     Ok((found.dev(), found.ino()))

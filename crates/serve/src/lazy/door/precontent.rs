@@ -1,4 +1,4 @@
-//! Reads of marked files, as fanotify's pre-content events.
+//! Reads of marked files, as fanotify pre-content events.
 
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
@@ -17,11 +17,11 @@ use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
-/// How long new readers may wait for those of an earlier door that have to be answered first.
+/// How long new readers may wait while urgent ones of an earlier door are answered.
 const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
-    /// Sees to readers of an earlier door, and returns when others may come.
+    /// Handles the readers of an earlier door, and returns when new events may be taken.
     fn take_over(&self, fetchers: &Fetchers<'a>, waiting: &mut Vec<Weak<WaitingReader<'a>>>) {
         let inherited =
             std::mem::take(&mut *self.inherited.lock().unwrap_or_else(PoisonError::into_inner));
@@ -38,7 +38,8 @@ impl<'a> Door<'a> {
         if readers > 0 {
             tracing::info!(readers, urgent = urgent.len(), "readers of the service before go on");
         }
-        // The kernel may give their numbers to others as soon as more events are taken. An answer would be for those, then.
+        // When more events are taken, the kernel may reuse the descriptor numbers of these. A late answer would then
+        // go to a new event.
         let begun = Instant::now();
         while begun.elapsed() < URGENT && urgent.iter().any(|it| !it.is_answered()) {
             thread::sleep(Duration::from_millis(1));
@@ -58,7 +59,7 @@ impl<'a> Door<'a> {
         fetchers.push(reader);
     }
 
-    /// Takes events until all is over, and gives readers that have to wait to `fetchers`. Returns those that wait still.
+    /// Takes events until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
     pub(super) fn take_events(
         &self,
         fetchers: &Fetchers<'a>,
@@ -88,7 +89,7 @@ impl<'a> Door<'a> {
         Ok(waiting)
     }
 
-    /// Answers a reader that need not wait, or returns it.
+    /// Replies to a reader that need not wait, or returns it.
     fn greet(&self, event: TakenEvent) -> Option<Arc<WaitingReader<'a>>> {
         let fillers = match self.found(&event) {
             Found::Filling(fillers) => fillers,
@@ -115,15 +116,15 @@ impl<'a> Door<'a> {
         let reader = WaitingReader::new(Asked::Event(event), range, fillers);
         if let Some(filler) = denied {
             filler.counts().failed(FailureCause::Denied);
-            // Also while no thread is free.
+            // The answer is sent here, because all threads may be busy.
             self.answer(&reader, PrecontentAnswer::Deny);
             return None;
         }
         Some(Arc::new(reader))
     }
 
-    /// The events that are there. If the kernel cannot open the file of one, for whatever reason, it denies it and takes it
-    /// from the queue: the next call gives those behind it.
+    /// Returns the pending events. If the kernel cannot open the file of an event, it denies that event and removes
+    /// it from the queue, so the next call returns the events behind it.
     fn events(&self) -> Result<Vec<TakenEvent>, DoorError> {
         loop {
             match self.journal.take(&self.group) {
@@ -147,7 +148,7 @@ impl<'a> Door<'a> {
                 Some(ArmedState::Broken(_)) | None => Found::Nothing,
             };
         }
-        // It is one of them: so its bytes are there if those of all are.
+        // The event is of one of these devices, so its bytes are present if all devices have them.
         let mut fillers = Vec::new();
         for armed in devices.values() {
             let filler = match &armed.state {
@@ -167,9 +168,9 @@ impl<'a> Door<'a> {
     }
 }
 
-/// What has the bytes of an event.
+/// The devices that an event may be about.
 enum Found<'a> {
-    /// The device's filler. Those of all devices if nobody knows which one it is.
+    /// The device's filler, or those of all marked devices if the device is unknown.
     Filling(Vec<Arc<LayerFiller<'a>>>),
     Complete,
     Nothing,

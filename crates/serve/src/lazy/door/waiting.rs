@@ -1,4 +1,4 @@
-//! Readers that wait, and who lets them go.
+//! Blocked readers, and how each is answered.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,28 +20,29 @@ use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
-/// It is remembered of so many sources when they last gave something.
+/// Largest number of sources whose last success is remembered.
 const SOURCES_MAX: usize = 1024;
 
-/// A reader that waits. It is answered once: by who has brought its bytes, or when it has waited long enough. Or it is left
-/// to the next door.
+/// A waiting reader. It is answered once, when its bytes were fetched or its timeout is over, or it is left to the
+/// next door.
 pub(super) struct WaitingReader<'a> {
     asked: Mutex<Option<Asked>>,
     range: Range<u64>,
-    /// As many as may have its bytes: all of them are waited for. None if the device is complete.
+    /// The fillers of all devices that it may read, because all of them are waited for. Empty if the device is
+    /// complete.
     fillers: Vec<Arc<LayerFiller<'a>>>,
     since: Instant,
-    /// When a thread began to bring its bytes. Before that nobody has asked a source for them.
+    /// When a thread began to fetch its bytes. Until then, no source was asked for them.
     begun: OnceLock<Instant>,
-    /// Whether its bytes are here, and only have to be read.
+    /// Whether its bytes are downloaded and must only be read from the disk.
     waits_for_disk: bool,
 }
 
-/// How a reader asks, and gets its answer.
+/// The kernel's request of a reader.
 pub(super) enum Asked {
-    /// It reads the file itself once it is allowed to.
+    /// A fanotify event: the reader reads the file itself when it is allowed to.
     Event(TakenEvent),
-    /// It gets the bytes of this file.
+    /// A FUSE request: the reply contains the bytes.
     Read(ReadRequest),
 }
 
@@ -49,19 +50,19 @@ pub(super) enum Asked {
 pub(super) struct ReadRequest {
     pub(super) connection: Arc<Connection>,
     pub(super) unique: Unique,
-    /// The device's, if all of it is here; otherwise the filler has it.
+    /// The device's file if the device is complete; otherwise the filler has it.
     pub(super) complete: Option<Arc<File>>,
 }
 
 impl<'a> WaitingReader<'a> {
-    /// A reader that waits from now on, for bytes of these devices.
+    /// Creates a reader that waits for bytes of these devices from now on.
     pub(super) fn new(asked: Asked, range: Range<u64>, fillers: Vec<Arc<LayerFiller<'a>>>) -> Self {
         fillers.iter().for_each(|it| it.counts().waits());
         let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
         Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: false }
     }
 
-    /// One whose bytes are here, and only have to be read.
+    /// Creates a reader whose bytes are downloaded and must only be read from the disk.
     pub(super) fn of_disk(
         asked: Asked,
         range: Range<u64>,
@@ -71,12 +72,12 @@ impl<'a> WaitingReader<'a> {
         Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: true }
     }
 
-    /// `None` if it was answered.
+    /// Returns the request, or `None` if it was answered.
     fn asked(&self) -> MutexGuard<'_, Option<Asked>> {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The source that has to be asked; `None` if its bytes are here.
+    /// Returns the source that must be asked, or `None` if the bytes are downloaded.
     pub(super) fn source(&self) -> Option<SourceKey> {
         let filler = self.fillers.first().filter(|_| !self.waits_for_disk)?;
         Some(filler.key().clone())
@@ -86,8 +87,9 @@ impl<'a> WaitingReader<'a> {
         self.asked().is_none()
     }
 
-    /// For how long it has got nothing, if that is too long. A reader whose turn has not come yet waits as long as others of
-    /// its image get theirs: then its turn comes. `gave` is when the last of them did.
+    /// Returns how long the reader has got no bytes, if its timeout is over. As long as others of its image get
+    /// theirs, a reader that no thread has started with does not time out, because its turn comes. `gave` is the last
+    /// time when one of them did.
     fn overdue(&self, gave: Option<Instant>) -> Option<Duration> {
         let since = match self.begun.get() {
             Some(begun) => *begun,
@@ -98,7 +100,7 @@ impl<'a> WaitingReader<'a> {
 }
 
 impl<'a> Door<'a> {
-    /// Lets those go that have waited long enough, whoever still brings their bytes. Returns whether no reader waits.
+    /// Fails readers whose timeout is over, even if a fetch still runs. Returns whether no reader waits any more.
     pub(super) fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
         waiting.retain(|reader| {
             let Some(reader) = reader.upgrade().filter(|it| !it.is_answered()) else {
@@ -124,7 +126,7 @@ impl<'a> Door<'a> {
             }
             for filler in fillers {
                 filler.counts().failed(FailureCause::Silent);
-                // The kernel asks again, for less. What nobody has asked a source for has not failed.
+                // The kernel splits the read and asks again. Units that no source was asked for have not failed.
                 if reader.begun.get().is_some() {
                     filler.deny(&reader.range);
                 }
@@ -135,12 +137,12 @@ impl<'a> Door<'a> {
         waiting.is_empty()
     }
 
-    /// Whether sources fail because all ends, and another door is to come.
+    /// Returns whether sources fail because this door ends and another one follows.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|it| it.load(Ordering::Relaxed))
     }
 
-    /// Brings what a reader waits for. An error of ours costs this reader its bytes, and no other.
+    /// Fetches a reader's bytes. A panic fails only this reader.
     pub(super) fn bring_or_deny(&self, reader: &WaitingReader<'a>) {
         let brought = catch_unwind(AssertUnwindSafe(|| self.bring(reader)));
         if brought.is_err() {
@@ -153,7 +155,7 @@ impl<'a> Door<'a> {
         self.gave.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Brings what a reader waits for.
+    /// Fetches a reader's bytes and sends the reply.
     fn bring(&self, reader: &WaitingReader<'a>) {
         reader.begun.get_or_init(Instant::now);
         for filler in &reader.fillers {
@@ -170,13 +172,13 @@ impl<'a> Door<'a> {
             }
         }
         let is_event = matches!(*reader.asked(), Some(Asked::Event(_)));
-        // Other requests are compared behind their read.
+        // Bytes for FUSE requests are verified after they were read.
         let is_right = !is_event || are_kept(&reader.fillers);
         let answer = if is_right { PrecontentAnswer::Allow } else { PrecontentAnswer::Deny };
         self.answer(reader, answer);
     }
 
-    /// Brings what a reader waits for, of one device. Returns whether it is there.
+    /// Fetches a reader's bytes of one device. Returns whether that succeeded.
     fn has_brought(&self, reader: &WaitingReader<'a>, filler: &Arc<LayerFiller<'a>>) -> bool {
         let begin = |soon| {
             self.ahead.soon(filler, soon);
@@ -188,7 +190,7 @@ impl<'a> Door<'a> {
             Ok(()) => {}
             Err(FillError::Silent(_)) if reader.is_answered() => {}
             Err(_) if self.is_cancelled() => {}
-            // Why was said when it failed.
+            // The reason was logged when the fetch failed.
             Err(error @ (FillError::Denied { .. } | FillError::DiskPause(_))) => {
                 tracing::debug!(%error, %device, "a reader gets an I/O error");
             }
@@ -216,7 +218,7 @@ impl<'a> Door<'a> {
     }
 
     pub(super) fn answer(&self, reader: &WaitingReader<'a>, answer: PrecontentAnswer) {
-        // Whoever sees that it is answered may rely on it.
+        // The lock is held until the answer was sent, so that a caller of `is_answered` can rely on it.
         let mut waiting = reader.asked();
         let Some(asked) = waiting.take() else { return };
         let is_there = answer == PrecontentAnswer::Allow;
@@ -230,8 +232,8 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Leaves a reader to the next door. That finds it in the journal, or is asked again. Before Linux 6.9, reads of files on
-    /// FUSE fail as this process ends.
+    /// Leaves a reader to the next door, which finds it in the journal, or gets the request again. Before Linux 6.9,
+    /// reads of files on FUSE fail when this process exits.
     fn leave(&self, reader: &WaitingReader<'a>) {
         let left = reader.asked().take();
         if left.is_some() && !reader.waits_for_disk {
@@ -243,7 +245,7 @@ impl<'a> Door<'a> {
     }
 }
 
-/// Gives a reader its bytes, all of which are there.
+/// Replies to a reader with its bytes, all of which are downloaded.
 fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     let ReadRequest { connection, unique, complete } = request;
     let complete = complete.clone().map(DeviceBytes::Complete);
@@ -266,7 +268,7 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     }
 }
 
-/// All of these bytes of a file. Fewer would say that it ends there.
+/// Reads this range of a file completely, because a short reply would mean the end of the file.
 fn bytes(file: &File, range: &Range<u64>) -> io::Result<Vec<u8>> {
     let length = usize::try_from(range.end.saturating_sub(range.start));
     let length = length.ok().filter(|it| *it <= READ_MAX + UNIT_BYTES * 2);

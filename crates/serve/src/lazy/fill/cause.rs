@@ -3,31 +3,31 @@
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// For whom a part of a device is brought.
+/// The purpose of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// A reader waits for it.
+    /// A reader waits for the bytes.
     Reader,
-    /// A reader reads on, and will want it soon.
+    /// A sequential reader will need the bytes soon.
     Stream,
-    /// A trace has it.
+    /// A trace contains the bytes.
     Trace,
-    /// All of the device is wanted.
+    /// The whole device is fetched.
     Completion,
 }
 
-/// Why a unit was brought.
+/// The reason for which a unit was fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::lazy) enum Why {
     /// A reader waited for it.
     Wanted,
-    /// It came with one that a reader waited for, in the same spans.
+    /// It was in the same spans as a unit that a reader waited for.
     WithOthers,
-    /// A trace has it.
+    /// A trace contained it.
     Traced,
-    /// All of the device is wanted.
+    /// The whole device was fetched.
     Completed,
-    /// A reader was believed to want it soon.
+    /// A reader was expected to need it soon.
     Guessed,
 }
 
@@ -45,7 +45,7 @@ impl Why {
     }
 }
 
-/// What lies at the bottom of an error: for a disk, what the kernel said.
+/// Returns the message of an error's innermost source, which is the kernel's for disk errors.
 pub(in crate::lazy) fn cause_of(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -58,15 +58,15 @@ pub(in crate::lazy) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What some units of a device are made of.
+/// The parts that some units of a device are made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::lazy) struct Fetch {
-    /// By number; none for units that the tail has.
+    /// Numbers of the spans; empty for units that only contain the tail.
     pub(in crate::lazy) spans: Range<usize>,
-    /// The beginning of the first unit, if it came with the spans before.
+    /// The beginning of the first unit, if an earlier span contained it.
     pub(in crate::lazy) before: Vec<u8>,
-    /// The end of the last unit, if it came with the spans behind.
+    /// The end of the last unit, if a later span contained it.
     pub(in crate::lazy) behind: Vec<u8>,
-    /// Where in the device all of it begins, in bytes.
+    /// Offset of the first byte in the device.
     pub(in crate::lazy) from: u64,
 }

@@ -1,4 +1,4 @@
-//! Why a part of a device is not filled.
+//! The errors of filling a device.
 
 use std::io;
 use std::ops::Range;
@@ -8,66 +8,63 @@ use image::digest::Digest;
 use image::gzip::SpanError;
 use store::LazyDeviceError;
 
-/// An error while a part of a device is filled.
+/// Why a part of a device was not filled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FillError {
-    /// The blob's bytes cannot be had.
+    /// Fetching bytes of the blob failed.
     #[error("cannot fetch bytes {} to {} of blob {blob}", range.start, range.end)]
     Blob {
-        /// The blob.
         blob: Box<Digest>,
-        /// In bytes.
+        /// The range, in bytes.
         range: Range<u64>,
-        /// The cause.
         source: io::Error,
     },
-    /// The index has no window for a span.
+    /// The index has no valid window for a span.
     #[error("the index has no sound windows for span {0} of the blob")]
     Windows(usize),
-    /// The bytes cannot be inflated.
+    /// Inflating a span failed.
     #[error("cannot inflate span {span} of the blob")]
     Span {
-        /// Its number.
+        /// Number of the span.
         span: usize,
-        /// The cause.
         source: SpanError,
     },
-    /// The bytes of a unit have another digest than the index says.
+    /// The bytes of a unit have another digest than in the index.
     #[error("unit {0} of the device has another digest than its index says")]
     Digest(usize),
-    /// The disk.
+    /// Writing to the device failed.
     #[error("cannot write to the device")]
     Write(#[source] LazyDeviceError),
-    /// The disk.
+    /// Reading the device failed.
     #[error("cannot read what the device has")]
     Read(#[source] LazyDeviceError),
-    /// It failed a moment ago.
+    /// The unit failed a moment ago and is not tried again yet.
     #[error("unit {unit} of the device did not come, and is not asked for again for {} ms", left.as_millis())]
     Denied {
-        /// Its number.
+        /// Number of the unit.
         unit: usize,
-        /// How long still.
+        /// Time until the next attempt.
         left: Duration,
     },
-    /// The disk did not take what it was last given.
+    /// The disk failed to take the last write, and fetching pauses.
     #[error("the disk took nothing of the device a moment ago, and nothing is fetched for {} ms", .0.as_millis())]
     DiskPause(Duration),
-    /// What nobody waits for would take the last of the disk.
+    /// Prefetching would use up the last free space of the disk.
     #[error("no room for what nobody waits for")]
     Room(#[source] LazyDeviceError),
-    /// Who brings it waits for a source.
+    /// The thread that fetches the unit got no bytes from a source until the timeout.
     #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
     Silent(Duration),
 }
 
 impl FillError {
-    /// Whether the disk takes nothing.
+    /// Returns whether the disk is the reason.
     pub(in crate::lazy) const fn is_of_the_disk(&self) -> bool {
         matches!(self, Self::Write(_) | Self::DiskPause(_) | Self::Room(_))
     }
 
-    /// Whether other bytes of the blob could help.
+    /// Returns whether fetching the blob's bytes again could help.
     pub(in crate::lazy) const fn is_of_the_blob(&self) -> bool {
         matches!(self, Self::Span { .. } | Self::Digest(_))
     }

@@ -1,4 +1,4 @@
-//! What units are made of: spans that are fetched and inflated, and parts of units that are here.
+//! Makes units from spans that are fetched and inflated, and from parts of units that earlier spans contained.
 
 use std::io;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use super::{FillError, LayerFiller};
 use crate::lazy::partial_units::Side;
 
 impl LayerFiller<'_> {
-    /// Fetches what it says, and fills all units with it that are whole, of which `units` have to be right.
+    /// Fetches the spans and fills all units that are complete then. A wrong digest is an error only in `units`.
     pub(super) fn take_in(
         &self,
         fetch: Fetch,
@@ -45,7 +45,7 @@ impl LayerFiller<'_> {
             Cause::Completion => Why::Completed,
             Cause::Reader | Cause::Stream => Why::Guessed,
         };
-        // Neighbours that came with them are taken, too.
+        // Complete neighbouring units in the same spans are filled as well.
         for unit in head.units_of(&(from..end)) {
             let place = unit as u64 * UNIT;
             let until = (place + UNIT).min(head.device_bytes);
@@ -63,20 +63,20 @@ impl LayerFiller<'_> {
                 }
                 (true, false) => Side::End,
                 (false, true) => Side::Beginning,
-                // A span that lies in one unit.
+                // The span lies inside one unit.
                 (true, true) => continue,
             };
             let length = usize::try_from(until - place).unwrap_or(usize::MAX);
             let whole = lock(&self.seams).keep(unit, side, part, length);
             if let Some(whole) = whole {
-                // Who wants it asks for all of it if one of its parts was wrong.
+                // If a part was wrong, a later request for the unit fetches all of it.
                 let _is_right = self.fill(unit, &whole, why(unit))?;
             }
         }
         Ok(())
     }
 
-    /// Writes a unit, unless it has another digest than the index says.
+    /// Writes a unit. Returns `false` if its digest differs from the index.
     fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
         if !self.index.head.is_unit(unit, bytes) {
             return Ok(false);
@@ -93,7 +93,7 @@ impl LayerFiller<'_> {
         Ok(true)
     }
 
-    /// What these units are made of: parts of the first and the last one that are here, and spans.
+    /// Finds the parts that these units are made of: known parts of the first and the last one, and spans.
     pub(super) fn plan(&self, units: &Range<usize>) -> Fetch {
         let head = &self.index.head;
         let place = |span: usize| head.spans.get(span).map_or(head.tar_bytes, |it| it.unpacked);
@@ -105,7 +105,7 @@ impl LayerFiller<'_> {
         drop(seams);
         let [from, until] = [start + before.len() as u64, end - behind.len() as u64];
         let spans = head.spans_of(&(from..until));
-        // They end where a span does.
+        // The known parts can be used only if they end exactly where a span begins or ends.
         if !spans.is_empty()
             && (before.is_empty() || place(spans.start) == from)
             && (behind.is_empty() || place(spans.end) == until)

@@ -1,4 +1,4 @@
-//! Where the bytes of a layer come from, and for whose readers.
+//! The source of a layer's bytes, and the image that it is used for.
 
 use std::sync::Arc;
 
@@ -6,13 +6,14 @@ use image::digest::Digest;
 use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 
-/// Where the bytes of a layer's blob come from.
+/// The source of a layer's blob.
 pub struct LayerSource<'a> {
-    /// Who has them.
+    /// Returns bytes of the blob.
     pub blobs: Box<dyn BlobSource + 'a>,
-    /// The manifest of the image that they are asked for. What its source does, or its index, hurts no other image.
+    /// Manifest of the image that the bytes are fetched for. Failures of this source, or a wrong index, affect only
+    /// this image.
     pub manifest: Option<Digest>,
-    /// The host that is asked first, if one is.
+    /// The host that is asked first, if any.
     pub host: Option<String>,
 }
 
@@ -26,18 +27,18 @@ impl std::fmt::Debug for LayerSource<'_> {
     }
 }
 
-/// Whose bytes are asked of whom: readers of one image, and those of one host, do not take all threads.
+/// Identifies an image and a host, so that the readers of one image or one host cannot use up all threads.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(in crate::lazy) struct SourceKey {
     pub(in crate::lazy) image: ImageKey,
     pub(in crate::lazy) host: Option<Arc<str>>,
 }
 
-/// An image.
+/// Identifies an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::lazy) enum ImageKey {
-    /// That of this manifest.
+    /// The image of this manifest.
     Manifest(Digest),
-    /// Nobody said which; this device is of it.
+    /// An unknown image that has this device.
     Device(DeviceId),
 }

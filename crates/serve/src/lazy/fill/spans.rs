@@ -1,4 +1,4 @@
-//! Where the spans of a blob and the units of a device are, and how one becomes the other.
+//! Maps units of a device to spans of its blob, and inflates spans.
 
 use std::ops::Range;
 
@@ -9,26 +9,26 @@ use transfer::lazy::{LayerIndex, group_windows};
 use super::{FillError, LayerFiller};
 
 impl LayerFiller<'_> {
-    /// The spans of the blob that these units need, by number.
+    /// Returns the numbers of the blob's spans that these units need.
     #[must_use]
     pub fn spans_of(&self, units: &Range<usize>) -> Range<usize> {
         self.index.head.spans_of(&(units.start as u64 * UNIT..units.end as u64 * UNIT))
     }
 
-    /// Bytes of the blob that these spans need.
+    /// Returns the number of the blob's bytes that these spans need.
     #[must_use]
     pub fn packed_bytes(&self, spans: &Range<usize>) -> u64 {
         let packed = self.index.head.packed(spans);
         packed.end.saturating_sub(packed.start)
     }
 
-    /// Bytes of the tar that these spans have.
+    /// Returns the number of the tar's bytes in these spans.
     pub(super) fn unpacked_bytes(&self, spans: &Range<usize>) -> u64 {
         let unpacked = self.index.head.unpacked(spans);
         unpacked.end - unpacked.start
     }
 
-    /// The tar's bytes of a span, where `blob` has the blob's from `from` on.
+    /// Inflates a span. `blob` contains the blob's bytes from `from` on.
     pub(super) fn inflate(
         &self,
         span: usize,

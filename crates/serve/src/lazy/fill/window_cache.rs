@@ -7,15 +7,15 @@ use image::gzip::Window;
 
 use super::cause::lock;
 
-/// Groups of windows that a filler keeps: some hundred kilobytes in sound indexes.
+/// Number of groups of windows that a filler caches: a few hundred kilobytes in valid indexes.
 const GROUPS: usize = 16;
 
-/// The windows that were used last, by their group.
+/// A cache of the last used windows, by their group.
 #[derive(Debug, Default)]
 pub(super) struct WindowCache(Mutex<VecDeque<(usize, Arc<[Window]>)>>);
 
 impl WindowCache {
-    /// Those of a group. `make` gets them if they are not here.
+    /// Returns the windows of a group. `make` decodes them if they are not cached.
     pub(super) fn get(
         &self,
         group: usize,
@@ -26,7 +26,7 @@ impl WindowCache {
         let (_, windows) = match found {
             Some(found) => found,
             None => {
-                // Others need not wait.
+                // The lock is released, so that other threads need not wait.
                 drop(kept);
                 let made = make()?;
                 kept = lock(&self.0);

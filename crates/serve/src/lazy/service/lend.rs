@@ -1,4 +1,4 @@
-//! How a service lends devices, and goes on with those that an earlier one has lent.
+//! Hands out devices, and takes over those of an earlier service.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
 use crate::lazy::mark_probe::{OpenedBehind, opened_behind};
 use crate::lazy::wire::{KeptState, ToKeeper};
 
-/// Why a device is not lent. Its text goes to the client.
+/// Why a device is not handed out. The text is sent to the client.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LendError {
     #[error("\"{}\" is not a device id", .0.escape_debug())]
@@ -35,12 +35,12 @@ pub(super) enum LendError {
     Index { device: DeviceId, source: AnyError },
     #[error("the index of device {device} is of one with {index} bytes, and it has {actual}")]
     Length { device: DeviceId, index: u64, actual: u64 },
-    /// It may have read zeros, and may hold them in its cache.
+    /// A reader may have seen zeros, and may have them in its cache.
     #[error(
         "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount its image, and end its containers, first"
     )]
     Poisoned(DeviceId),
-    /// A filler would wait for them, and they may wait for the filler.
+    /// The filler would wait for that program, and the program may wait for the filler.
     #[error(
         "another program watches reads of device {0}, by pre-content events: `quire trace` or one of another maker; end it first"
     )]
@@ -59,7 +59,7 @@ pub(super) enum LendError {
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
     Door(#[from] DoorError),
-    /// Marks would do. But with them readers can see zeros, and nobody has asked for that.
+    /// Marks would work, but with them readers can see zeros, so the administrator must choose them explicitly.
     #[error(
         "files on FUSE cannot be made, behind which programs wait for device {device}: load the kernel's module fuse \
          (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy --replace --door fanotify`: with it, \
@@ -68,22 +68,22 @@ pub(super) enum LendError {
     NoFuse { device: DeviceId, source: Box<FuseDoorError> },
 }
 
-/// How often a device is opened until no mark is left.
+/// How often opening a device without a mark is tried.
 const UNMARKED: usize = 200;
-/// What is waited for in between.
+/// Pause between two attempts.
 const MOMENT: Duration = Duration::from_millis(5);
 
-/// What became of a device of an earlier service.
+/// The state of a device that was taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Adopted {
-    /// It is filled on.
+    /// It is being filled.
     Filled,
-    /// All of it is here: the keeper need not hold it.
+    /// It is complete, so the keeper need not hold it.
     Complete,
 }
 
 impl<'a> Service<'_, 'a> {
-    /// Opens a device for a client, which waits for its bytes.
+    /// Opens a device for a client. Reads of the result wait for missing bytes.
     pub(super) fn lend(
         &self,
         device: &str,
@@ -95,7 +95,7 @@ impl<'a> Service<'_, 'a> {
         if let Some(first) = self.filler_of(&id) {
             self.fill_for(&first, manifest.as_ref())?;
         } else {
-            // Before it is sealed: one that is sealed meanwhile may be under its other name then.
+            // This check comes first, because a device that is being sealed may get its other name at any time.
             if let Some((file, _)) = self.store.lazy_devices.open(&id)?
                 && self.door.is_complete(&file)?
             {
@@ -109,7 +109,7 @@ impl<'a> Service<'_, 'a> {
             let fill = self.open_unmarked(&id)?;
             is_written = has_no_hole(fill.file());
             let filler = self.filler(&id, fill, manifest.as_ref())?;
-            // First the keeper: from now on, somebody must outlive this process.
+            // The keeper gets the device first, because another process must hold it from now on if this one dies.
             let (device, file) = kept(&filler);
             let state = KeptState { manifest, ..KeptState::default() };
             keeper
@@ -138,7 +138,7 @@ impl<'a> Service<'_, 'a> {
         Ok(file)
     }
 
-    /// Sees to it that a device that is filled is filled for this image, too.
+    /// Makes sure that a device that is being filled has a filler for this image.
     fn fill_for(
         &self,
         first: &LayerFiller<'a>,
@@ -172,8 +172,8 @@ impl<'a> Service<'_, 'a> {
         self.door.fillers().into_iter().find(|it| it.device().id() == id)
     }
 
-    /// Takes the mark of a group that has no service any more from a device that nothing has open. A file that is opened behind
-    /// any mark waits for all marks, also for one that comes later: a filler that did so would wait for itself.
+    /// Removes the mark of a group without a service from a device that is not open. A file that is opened behind any
+    /// mark waits for all marks, including later ones, so a filler would wait for itself.
     fn release_orphan(&self, id: &DeviceId) -> Result<(), LendError> {
         let Some(orphans) = &self.orphans else { return Ok(()) };
         let Some((file, _)) = self.store.lazy_devices.open(id)? else { return Ok(()) };
@@ -183,7 +183,7 @@ impl<'a> Service<'_, 'a> {
         Ok(orphans.release(file.as_fd()).map_err(DoorError::Kernel)?)
     }
 
-    /// Opens a device to fill it, so that the filler's own reads and writes never wait.
+    /// Opens a device for filling, so that the filler's own reads and writes are not intercepted.
     fn open_unmarked(&self, id: &DeviceId) -> Result<LazyDeviceFill<'a>, LendError> {
         for _ in 0..UNMARKED {
             let fill = self.store.fill_lazy_device(id)?.ok_or(LendError::Absent(*id))?;
@@ -192,7 +192,7 @@ impl<'a> Service<'_, 'a> {
             }
             match opened_behind(fill.file()).map_err(DoorError::Kernel)? {
                 OpenedBehind::Nothing => return Ok(fill),
-                // It goes with its group, a moment later.
+                // The mark disappears with its group a moment later.
                 OpenedBehind::AMark => thread::sleep(MOMENT),
                 OpenedBehind::OthersMark => break,
             }
@@ -200,7 +200,7 @@ impl<'a> Service<'_, 'a> {
         Err(LendError::Watched(*id))
     }
 
-    /// Marks a device unless it is, and opens it.
+    /// Marks a device if it is not marked, and opens it.
     fn lend_marked(&self, id: DeviceId) -> Result<File, LendError> {
         if !self.door.kinds(&id).contains(&DoorKind::Fanotify) {
             let filler = self.filler_of(&id);
@@ -209,12 +209,12 @@ impl<'a> Service<'_, 'a> {
             }
             self.door.mark(&id)?;
         }
-        // From here on it waits.
+        // Reads of this file wait.
         let (file, _) = self.store.lazy_devices.open(&id)?.ok_or(LendError::Absent(id))?;
         Ok(file)
     }
 
-    /// Makes a file on FUSE that stands for a device.
+    /// Creates a file on FUSE that stands for a device.
     fn lend_on_fuse(
         &self,
         id: DeviceId,
@@ -233,7 +233,7 @@ impl<'a> Service<'_, 'a> {
         Ok(file)
     }
 
-    /// Goes on with all that an earlier service had.
+    /// Takes over all devices and connections of an earlier service.
     pub(super) fn take_over(
         &self,
         keeper: &Keeper,
@@ -245,7 +245,7 @@ impl<'a> Service<'_, 'a> {
             match self.adopt(&device, file, state) {
                 Ok(Adopted::Filled) => {}
                 Ok(Adopted::Complete) => complete.push(device),
-                // Without a filler its readers get I/O errors, and it stays with the keeper.
+                // Without a filler, the readers get I/O errors, and the keeper keeps the device.
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(device, error, "readers of a device get I/O errors");
@@ -254,7 +254,7 @@ impl<'a> Service<'_, 'a> {
             }
         }
         for (id, KeptConnection { device, manifest, connection }) in connections {
-            // Without a device its readers get I/O errors.
+            // Without a device, the readers get I/O errors.
             let known = DeviceId::from_str(&device).map_err(|_error| LendError::Id(device.clone()));
             if let Ok(device) = &known
                 && let Some(first) = self.filler_of(device)
@@ -277,7 +277,7 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// All of a device is here, and its mark is gone. The keeper holds it on only if it has connections.
+    /// Records that a device is complete and unmarked. The keeper continues to hold it only if it has connections.
     pub(super) fn is_complete(&self, keeper: &Keeper, device: &str) {
         let id = DeviceId::from_str(device).ok();
         let Some(id) = id.filter(|it| self.door.is_connected(it)) else {
@@ -292,11 +292,11 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// Goes on with a device of an earlier service. Its mark, if it has one, is there.
+    /// Takes over a device of an earlier service. If it had a mark, the mark still exists.
     fn adopt(&self, device: &str, file: File, state: KeptState) -> Result<Adopted, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
         if state.is_complete {
-            // It may be under another name by now, or have none.
+            // The file may have another name by now, or none.
             self.door.pass(id, file)?;
             return Ok(Adopted::Complete);
         }
@@ -305,7 +305,7 @@ impl<'a> Service<'_, 'a> {
             return Ok(Adopted::Complete);
         }
         let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
-        // When in doubt, it has one: another one changes nothing.
+        // On an error, the device counts as marked: marking it again changes nothing.
         let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
         let is_written = has_no_hole(fill.file());
         self.door.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
@@ -336,15 +336,15 @@ impl<'a> Service<'_, 'a> {
     }
 }
 
-/// Whether all of a device was written, perhaps by an earlier service that ended before it could seal it. Then nothing may be
-/// missing, but nobody has compared it.
+/// Returns whether all of a device was written, perhaps by an earlier service that ended before it could seal it. The
+/// device may be complete then, but is not verified.
 fn has_no_hole(file: &File) -> bool {
-    // Nobody uses the file's position.
+    // `lseek` is safe, because the file offset is not used otherwise.
     let hole = rustix::fs::seek(file, SeekFrom::Hole(0)).ok();
     hole.is_some() && hole == file.metadata().ok().map(|it| it.len())
 }
 
-/// Whether anything else has a device open, and not only to have a look at it this moment.
+/// Returns whether another process has a device open for more than a moment.
 fn is_open_elsewhere(file: &File) -> bool {
     let mut tries = (0..20).map(|_| kernel::lease::in_use(file.as_fd()).unwrap_or(true));
     tries.all(|it| {

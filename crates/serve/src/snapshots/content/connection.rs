@@ -1,7 +1,7 @@
 //! Connections to an engine, one for each call.
 //!
-//! A call that is given up has to end at the engine, too. HTTP/2 cannot do that while the engine takes no bytes: what
-//! was to be sent would wait in memory, with its connection. So the socket is shut down with the call.
+//! A call that is cancelled must end at the engine as well. HTTP/2 cannot do that while the engine reads nothing:
+//! pending data would stay in memory with its connection. So the socket is shut down with the call.
 
 use std::future::{Ready, ready};
 use std::io;
@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint};
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A connection that ends when it is dropped, whoever else uses it.
+/// A connection that is shut down when it is dropped, even if other clones of its channel exist.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) channel: Channel,
@@ -29,7 +29,7 @@ impl Connection {
         let stream = tokio::net::UnixStream::connect(socket).await?.into_std()?;
         let own = stream.try_clone()?;
         let opened = Opened(Some(tokio::net::UnixStream::from_std(stream)?));
-        // Only the path counts that the generated code adds.
+        // Only the path that the generated code adds is used.
         let endpoint = Endpoint::from_static("http://engine");
         let channel = endpoint.connect_with_connector(opened).await?;
         Ok(Self { channel, socket: own })
@@ -38,12 +38,12 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The engine may have gone first.
+        // The engine may have closed the connection first.
         let _ended = self.socket.shutdown(Shutdown::Both);
     }
 }
 
-/// Gives the socket once: a call does not go on with another one.
+/// Returns the socket once, so that a call never reconnects.
 struct Opened(Option<tokio::net::UnixStream>);
 
 impl Service<Uri> for Opened {

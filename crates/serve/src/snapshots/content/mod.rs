@@ -1,7 +1,7 @@
-//! The content store of an engine: its blobs are read there, and new layers are written there.
+//! The content store of an engine: its blobs are read from it, and new layers are written to it.
 //!
-//! It is another process, which may hang, lie or end. So each of its messages is waited for a limited time, and what it
-//! says of bytes is compared with what was sent.
+//! The content store is another process, which may hang, lie or exit. So each of its messages has a timeout, and its
+//! replies are compared with the bytes that were sent.
 
 mod connection;
 mod read;
@@ -23,30 +23,29 @@ use containerd_api::leases::leases_client::LeasesClient;
 use connection::{BoxError, Connection};
 pub(super) use write::{ContentWriter, NewContent};
 
-/// How long an engine's content store may be silent before a call is given up. Disks that are busy take seconds for one
-/// message of a mebibyte, and no working ones take a minute.
+/// Timeout of each message of an engine's content store. Busy disks need seconds for a message of one mebibyte, and
+/// working ones never a minute.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Messages that wait to be taken: containerd's have up to 1 MiB.
+/// Number of messages that may wait in a queue: containerd's have up to 1 MiB.
 const AHEAD: usize = 4;
 
-/// Headers of an engine's calls: in which namespace content is, and which lease keeps it from the engine's garbage
+/// Headers of an engine's calls: the namespace of content, and the lease that keeps it from the engine's garbage
 /// collector. Source: containerd's packages `namespaces` and `leases`.
 const HEADERS: [&str; 2] = ["containerd-namespace", LEASE];
 const LEASE: &str = "containerd-lease";
-/// The label with the end of a lease, as RFC 3339 writes times. Source: containerd's `docs/garbage-collection.md`.
+/// The label with the end of a lease, in the format of RFC 3339. Source: containerd's `docs/garbage-collection.md`.
 const LEASE_END: &str = "containerd.io/gc.expire";
 
-/// The content store of an engine.
 #[derive(Debug, Clone)]
 pub(super) struct ContentStore {
     /// The engine's socket.
     pub(super) socket: PathBuf,
-    /// How long it may be silent.
+    /// Timeout of each message.
     pub(super) patience: Duration,
 }
 
-/// Headers of a call of the engine that belong to calls which are made for it.
+/// Headers of an engine's call that are passed on in calls back to the engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EngineHeaders(Vec<(&'static str, MetadataValue<Ascii>)>);
 
@@ -69,7 +68,7 @@ impl EngineHeaders {
     }
 }
 
-/// Why bytes cannot be had from the content store of an engine, or not be given to it.
+/// Why a call of an engine's content store failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} the content store of the engine at {}", socket.display())]
 pub struct ContentError {
@@ -77,11 +76,10 @@ pub struct ContentError {
     action: String,
     /// The engine's socket.
     socket: PathBuf,
-    /// The cause.
     source: ContentFault,
 }
 
-/// What a content store has done, or not done.
+/// A failure of a content store.
 #[derive(Debug, thiserror::Error)]
 enum ContentFault {
     #[error("cannot connect: `--engine PATH` says where the engine listens")]
@@ -102,7 +100,7 @@ enum ContentFault {
     Unwanted,
 }
 
-/// A call of the content store: who is called, for what, and how long it may take.
+/// A call of the content store, with its headers and its purpose.
 #[derive(Debug, Clone)]
 struct ContentCall {
     action: String,
@@ -117,14 +115,14 @@ impl ContentCall {
         ContentError { action: self.action.clone(), socket: socket.clone(), source }
     }
 
-    /// A connection for this call alone.
+    /// Opens a connection for this call.
     async fn connect(&self) -> Result<Connection, ContentError> {
         let connecting = Connection::open(&self.store.socket);
         let connected = self.within(self.store.patience, connecting).await?;
         connected.map_err(|error| self.failed(ContentFault::Connect(error)))
     }
 
-    /// The outcome of one step, if it comes in time and somebody waits for it.
+    /// Runs one step of a call. Fails after a timeout, or when the engine's call was dropped.
     async fn within<T>(
         &self,
         patience: Duration,
@@ -137,7 +135,7 @@ impl ContentCall {
         }
     }
 
-    /// The answer to a message.
+    /// Returns the reply to a message.
     async fn answer<T>(
         &self,
         patience: Duration,
@@ -162,8 +160,8 @@ impl ContentStore {
         ContentCall { action, store: self.clone(), headers, wanted }
     }
 
-    /// Has the engine keep new content until `end`, or until it has a name. Engines have leases for that, but do not
-    /// pass them on to differs.
+    /// Creates a lease that keeps new content until `end`, unless the call has one. Engines use leases themselves,
+    /// but do not pass them on to differs.
     pub(super) async fn lease(
         &self,
         mut headers: EngineHeaders,
@@ -177,12 +175,12 @@ impl ContentStore {
         let connection = call.connect().await?;
         let mut client = LeasesClient::new(connection.channel.clone());
         let labels = HashMap::from([(LEASE_END.to_owned(), end)]);
-        // The engine finds a name for it.
+        // The engine chooses the lease's id.
         let request = call.headers.with(CreateRequest { labels, ..CreateRequest::default() });
         let lease = match call.within(self.patience, client.create(request)).await? {
             Ok(answer) => answer.into_inner().lease.unwrap_or_default(),
             Err(status) => {
-                // It matters only if the engine collects garbage this moment.
+                // The lease matters only if the engine collects garbage at this moment.
                 tracing::warn!(error = status.message(), "the engine gives no lease");
                 return Ok(headers);
             }

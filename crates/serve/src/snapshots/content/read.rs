@@ -1,4 +1,4 @@
-//! Blobs of an engine, as they come from its content store.
+//! Reads blobs from an engine's content store.
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use containerd_api::content::content_client::ContentClient;
 use containerd_api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
 
 impl ContentStore {
-    /// The labels that the engine has put on a blob.
+    /// Returns the labels of a blob.
     pub(in super::super) async fn labels(
         &self,
         digest: &Digest,
@@ -29,7 +29,7 @@ impl ContentStore {
         Ok(answer.info.unwrap_or_default().labels)
     }
 
-    /// Begins to read a blob. Whether the bytes are the right ones is for the reader to find out.
+    /// Starts to read a blob. The caller must verify the bytes.
     pub(in super::super) async fn read(
         &self,
         digest: &Digest,
@@ -46,7 +46,7 @@ impl ContentStore {
         tokio::spawn(async move {
             let _connection = connection;
             if let Err(error) = pass(&call, answers, &give).await {
-                // Nobody may read on.
+                // The reader may be gone.
                 let _unread = give.send(Err(error)).await;
             }
         });
@@ -54,7 +54,7 @@ impl ContentStore {
     }
 }
 
-/// Passes on all parts of a blob, as long as somebody takes them.
+/// Passes on all parts of a blob, while the reader exists.
 async fn pass(
     call: &ContentCall,
     mut answers: Streaming<ReadContentResponse>,
@@ -74,7 +74,7 @@ async fn pass(
     Ok(())
 }
 
-/// The next message that has bytes: those without are silence, too.
+/// Returns the next message with bytes. Empty ones do not reset the timeout.
 async fn bytes(
     answers: &mut Streaming<ReadContentResponse>,
 ) -> Result<Option<ReadContentResponse>, Status> {
@@ -86,12 +86,12 @@ async fn bytes(
     }
 }
 
-/// A blob, read where threads may wait.
+/// A blob that blocking threads can read.
 #[derive(Debug)]
 pub(in super::super) struct ContentReader {
     parts: mpsc::Receiver<Result<Vec<u8>, ContentError>>,
     part: Vec<u8>,
-    /// How much of the part is read.
+    /// Number of bytes of the part that were read.
     at: usize,
 }
 

@@ -1,4 +1,4 @@
-//! New blobs for the content store of an engine.
+//! Writes blobs to an engine's content store.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Write};
@@ -23,39 +23,39 @@ use containerd_api::content::{
 
 /// The label with the digest of a layer's tar. Source: containerd's package `labels`.
 const UNCOMPRESSED: &str = "containerd.io/uncompressed";
-/// Bytes in a message: as many as containerd itself sends at most.
+/// Largest number of bytes in a message, as in containerd itself.
 const PART: usize = 1 << 20;
 
-/// What an engine says of content that is to be made for it.
+/// The engine's description of new content.
 #[derive(Debug, Clone, Default)]
 pub(in super::super) struct NewContent {
-    /// Its name until it is whole. If it is empty, a name is made up.
+    /// Name until the content is complete. If it is empty, a name is generated.
     pub(in super::super) reference: String,
     pub(in super::super) labels: HashMap<String, String>,
 }
 
-/// What a writer wants.
+/// A request of a writer.
 #[derive(Debug)]
 enum Step {
     Part(Vec<u8>),
-    /// All bytes so far are to be forgotten.
+    /// Discard all bytes so far.
     Again,
-    /// There are no more bytes: they are this layer.
+    /// Complete the blob, which is this layer.
     Commit(PackedLayer),
 }
 
-/// Writes a blob, where threads may wait. Unless it is committed, the engine never sees it.
+/// Writes a blob from a blocking thread. Without a commit, the engine never sees the blob.
 #[derive(Debug)]
 pub(in super::super) struct ContentWriter {
     call: ContentCall,
     steps: mpsc::Sender<Step>,
-    /// Until it was heard.
+    /// `None` after the outcome was received.
     outcome: Option<oneshot::Receiver<Result<(), ContentError>>>,
     part: Vec<u8>,
 }
 
 impl ContentStore {
-    /// Begins to write a blob.
+    /// Starts to write a blob.
     pub(in super::super) async fn write(
         &self,
         content: NewContent,
@@ -71,13 +71,13 @@ impl ContentStore {
         tokio::spawn(async move {
             let outcome = sending.follow(take).await;
             let Sending { call, reference, connection, .. } = sending;
-            // Until then the engine has the name locked.
+            // Closing the connection releases the engine's lock on the name.
             drop(connection);
             let is_left = is_ours && outcome.is_err();
             // The writer may be gone.
             let _unheard = tell.send(outcome);
             if is_left && let Err(error) = abort(call, reference).await {
-                // It is the engine's to remove then, after a day.
+                // The engine removes the unfinished blob after a day.
                 let error: &dyn std::error::Error = &error;
                 tracing::debug!(error, "an unfinished blob is left");
             }
@@ -86,7 +86,7 @@ impl ContentStore {
     }
 }
 
-/// A name that no other call has.
+/// Returns a name that no other call uses.
 fn unused_reference() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -94,13 +94,13 @@ fn unused_reference() -> String {
 }
 
 impl ContentWriter {
-    /// Forgets all bytes so far.
+    /// Discards all bytes so far.
     pub(in super::super) fn again(&mut self) -> Result<(), ContentError> {
         self.part.clear();
         self.step(Step::Again)
     }
 
-    /// Ends the blob, which has this digest. The engine has all of it then, durably.
+    /// Completes the blob, which has this digest. When this returns, the engine has stored it durably.
     pub(in super::super) fn commit(mut self, packed: &PackedLayer) -> Result<(), ContentError> {
         self.send()?;
         self.step(Step::Commit(packed.clone()))?;
@@ -119,9 +119,9 @@ impl ContentWriter {
         }
     }
 
-    /// What became of it.
+    /// Waits for the outcome of the call.
     fn outcome(&mut self) -> Result<(), ContentError> {
-        // If nobody says it, the service ends.
+        // Without an outcome, the service is ending.
         let outcome = self.outcome.take().and_then(|it| it.blocking_recv().ok());
         outcome.unwrap_or_else(|| Err(self.call.failed(ContentFault::Unwanted)))
     }
@@ -145,7 +145,7 @@ impl Write for ContentWriter {
     }
 }
 
-/// A blob on its way.
+/// A blob that is being sent.
 #[derive(Debug)]
 struct Sending {
     call: ContentCall,
@@ -154,9 +154,9 @@ struct Sending {
     labels: HashMap<String, String>,
     requests: mpsc::Sender<WriteContentRequest>,
     answers: Streaming<WriteContentResponse>,
-    /// Bytes that were sent.
+    /// Number of bytes that were sent.
     sent: u64,
-    /// For each message without an answer: how many bytes were sent with it and those before.
+    /// For each message without a reply, the number of bytes that were sent up to its end.
     unanswered: VecDeque<u64>,
 }
 
@@ -170,7 +170,7 @@ impl Sending {
         let mut client = ContentClient::new(connection.channel.clone());
         let (requests, take) = mpsc::channel(AHEAD);
         let first = WriteContentRequest { r#ref: reference.clone(), ..Default::default() };
-        // Servers say nothing before the first message.
+        // Servers reply only after the first message.
         requests.try_send(first).expect("the channel is new");
         let write = client.write(call.headers.with(ReceiverStream::new(take)));
         let patience = call.store.patience;
@@ -178,12 +178,12 @@ impl Sending {
         let unanswered = VecDeque::new();
         let mut it =
             Self { call, connection, reference, labels, requests, answers, sent: 0, unanswered };
-        // What it has of an earlier try is forgotten with the first bytes.
+        // Data of an earlier attempt is discarded with the first bytes.
         it.next(patience).await?;
         Ok(it)
     }
 
-    /// Does all that the writer wants.
+    /// Carries out the requests of the writer.
     async fn follow(&mut self, mut steps: mpsc::Receiver<Step>) -> Result<(), ContentError> {
         let mut wanted = self.call.wanted.clone();
         loop {
@@ -203,7 +203,7 @@ impl Sending {
         }
     }
 
-    /// Sends a message. What is written at 0 replaces all that is there.
+    /// Sends a message. A write at offset 0 replaces all data.
     async fn send(&mut self, action: WriteAction, data: Vec<u8>) -> Result<(), ContentError> {
         self.catch_up(AHEAD - 1).await?;
         let mut request = WriteContentRequest {
@@ -219,7 +219,7 @@ impl Sending {
         request.data = data;
         let sent = self.call.within(self.call.store.patience, self.requests.send(request)).await?;
         if sent.is_err() {
-            // The next answer says why.
+            // The next reply contains the reason.
             self.next(self.call.store.patience).await?;
             return Err(self.call.failed(ContentFault::Ended));
         }
@@ -227,7 +227,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Waits until so many messages at most have no answer.
+    /// Waits until at most `count` messages have no reply.
     async fn catch_up(&mut self, count: usize) -> Result<(), ContentError> {
         while self.unanswered.len() > count {
             let answer = self.next(self.call.store.patience).await?;
@@ -254,9 +254,9 @@ impl Sending {
         let diff_id = packed.diff_id.to_string();
         self.labels.insert(UNCOMPRESSED.to_owned(), diff_id.clone());
         self.catch_up(0).await?;
-        // It has no digest: of a blob that is expected and there, an engine makes no part of the lease.
+        // The commit has no expected digest, because if the blob exists, an engine would not add it to the lease.
         self.send(WriteAction::Commit, Vec::new()).await?;
-        // All of it is synced to a disk, which may be slow.
+        // The engine syncs all data to a disk, which may be slow.
         let patience = self.call.store.patience + Duration::from_secs(self.sent >> 20);
         let answer = match self.call.within(patience, self.answers.message()).await? {
             Ok(Some(answer)) => answer,
@@ -274,7 +274,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Looks at a blob that was there before.
+    /// Checks a blob that existed before, and adds the missing label.
     async fn there(&mut self, packed: &PackedLayer, diff_id: String) -> Result<(), ContentError> {
         let patience = self.call.store.patience;
         let digest = packed.digest.to_string();
@@ -304,7 +304,7 @@ impl Sending {
     }
 }
 
-/// Has an unfinished blob removed, also if nobody waits for it.
+/// Removes an unfinished blob, even if the engine's call was dropped.
 async fn abort(call: ContentCall, reference: String) -> Result<(), ContentError> {
     let (_caller, wanted) = Caller::new();
     let call = ContentCall { wanted, ..call };
