@@ -1,4 +1,4 @@
-//! Blocks of a file, apart from their content: allocating them, freeing them, and finding where they are.
+//! Allocates, frees and locates the blocks of a file.
 #![expect(unsafe_code, reason = "rustix has no FS_IOC_FIEMAP")]
 
 use std::ops::Range;
@@ -8,19 +8,19 @@ use rustix::fs::{FallocateFlags, IFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater};
 
-/// Allocates blocks for a range of a file, so that a later write there cannot fail with `ENOSPC`. Existing data stays
-/// as it is. A range beyond the end makes the file longer.
+/// Allocates blocks for a range of a file, so that a later write to it cannot fail with `ENOSPC`. Existing data is
+/// kept. A range beyond the end extends the file.
 ///
 /// # Errors
-/// `ENOSPC`; `EOPNOTSUPP` on file systems that cannot.
+/// `ENOSPC`; `EOPNOTSUPP` if the file system cannot.
 pub fn allocate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     fallocate(file, FallocateFlags::empty(), range)
 }
 
-/// Gives the blocks of a range of a file back to the disk. The range reads as zeros then, and the file keeps its length.
+/// Frees the blocks of a range of a file. The range then reads as zeros, and the file keeps its length.
 ///
 /// # Errors
-/// `EOPNOTSUPP` on file systems that cannot.
+/// `EOPNOTSUPP` if the file system cannot.
 pub fn release(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
 }
@@ -38,11 +38,11 @@ fn fallocate(file: BorrowedFd<'_>, flags: FallocateFlags, range: &Range<u64>) ->
     }
 }
 
-/// Makes writes to an empty file overwrite its blocks in place, on file systems that write elsewhere by default
-/// (btrfs). There, blocks from [`allocate`] would serve only the first write.
+/// Makes writes to an empty file overwrite its blocks in place, on file systems that copy on write by default
+/// (btrfs). Without this, blocks from [`allocate`] would serve only the first write on btrfs.
 ///
 /// # Errors
-/// An error of the kernel. File systems without this setting are not an error.
+/// An error of the kernel. Other file systems are left alone and are not an error.
 pub fn overwrite_in_place(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // Source: Linux include/uapi/linux/magic.h, BTRFS_SUPER_MAGIC.
     if rustix::fs::fstatfs(file)?.f_type != 0x9123_683e {
@@ -52,22 +52,22 @@ pub fn overwrite_in_place(file: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::fs::ioctl_setflags(file, flags | IFlags::NOCOW)
 }
 
-/// A run of a file's blocks.
+/// A run of contiguous blocks of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where it is in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub logical: u64,
-    /// Where it is on the disk of the file's file system, in bytes.
+    /// Offset on the disk of the file's file system, in bytes.
     pub physical: u64,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// The runs of allocated blocks, written or not, that lie in a range of a file: as many of them as one call tells, in
-/// order, cut off at the range's ends. None means that there are none.
+/// Returns the allocated extents, written or not, in a range of a file, in order and cut off at the range's ends.
+/// Returns at most as many as one ioctl reports (64); an empty result means that the range has none.
 ///
 /// # Errors
-/// The kernel's answer; `EOPNOTSUPP` on file systems that cannot.
+/// An error of the kernel; `EOPNOTSUPP` if the file system cannot.
 pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, Errno> {
     let mut map = Fiemap {
         start: range.start,
@@ -78,7 +78,8 @@ pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, 
         reserved: 0,
         extents: [RawExtent::ZERO; EXTENTS as usize],
     };
-    // SAFETY: FS_IOC_FIEMAP takes the head of this struct and writes `count` extents behind it, which are there.
+    // SAFETY: FS_IOC_FIEMAP takes the head of this struct and writes at most `count` extents behind it, which have
+    // room.
     let fiemap = unsafe { Updater::<FIEMAP, Fiemap>::new(&mut map) };
     // SAFETY: as above; the argument lives through the call.
     unsafe { rustix::ioctl::ioctl(file, fiemap) }?;
@@ -94,10 +95,11 @@ pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, 
     Ok(found.collect())
 }
 
-/// How many runs are asked for at a time.
+/// Number of extents that one ioctl returns at most.
 const EXTENTS: u32 = 64;
 
-// Source: Linux include/uapi/linux/fiemap.h and fs.h: `_IOWR('f', 11, struct fiemap)`, whose size is that of the head.
+// Source: Linux include/uapi/linux/fiemap.h and fs.h: `_IOWR('f', 11, struct fiemap)`, whose size excludes the
+// extents.
 const FIEMAP: Opcode = rustix::ioctl::opcode::read_write::<[u64; 4]>(b'f', 11);
 
 /// `struct fiemap` with its extents.

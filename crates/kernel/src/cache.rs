@@ -1,4 +1,4 @@
-//! The page cache: which parts of a file are in memory, and how to have them there.
+//! The page cache: counts the cached pages of a file, and reads or drops them.
 #![expect(unsafe_code, reason = "rustix has neither cachestat nor mincore")]
 
 use std::ops::Range;
@@ -12,39 +12,39 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::last_errno;
 use crate::process::Who;
 
-/// Bytes in a page.
+/// Returns the size of a page in bytes.
 #[must_use]
 pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Returns how many pages of a range of a file's bytes are in memory. Nothing is read.
+/// Returns how many pages of a byte range of a file are in memory, without reading any.
 ///
-/// Only the file's own page cache counts. A file of an overlay, or one whose pages EROFS shares among mounts, has an
-/// empty one: use [`resident_mapped`] for those.
+/// Counts only the file's own page cache, which is empty for a file of an overlay and for a file whose pages EROFS
+/// shares among mounts. Use [`resident_mapped`] for those.
 ///
 /// # Errors
-/// `EPERM` for a file of another user that the caller may not write either.
+/// `EPERM` for a file of another user that the caller may not write.
 pub fn resident(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Result<u64, Errno> {
     if bytes.is_empty() {
         return Ok(0);
     }
     match cachestat(file, bytes) {
-        // Before Linux 6.5, or a sandbox that does not know it.
+        // The kernel is older than Linux 6.5, or a seccomp filter does not know the call.
         Err(Errno::NOSYS) => resident_mapped(file, bytes, who),
         result => result,
     }
 }
 
-/// As [`resident`], of the pages that a mapping of the file has: also of those that are another file's.
+/// Like [`resident`], but counts the pages behind a mapping of the file, including pages of another file's cache.
 ///
 /// # Errors
-/// As [`resident`]; `ENODEV` when the file cannot be mapped.
+/// The errors of [`resident`]; `ENODEV` if the file cannot be mapped.
 pub fn resident_mapped(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Result<u64, Errno> {
     if bytes.is_empty() {
         return Ok(0);
     }
-    // Of files that the caller may not write, mincore says that all is there.
+    // For files that the caller may not write, mincore reports every page as present.
     let is_owner = rustix::fs::fstat(file)?.st_uid == who.user;
     if !is_owner && !who.is_host_root() {
         return Err(Errno::PERM);
@@ -60,14 +60,14 @@ pub fn resident_mapped(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Re
     Ok(pages)
 }
 
-/// Pages that are mapped at once.
+/// Number of pages to map at a time.
 const MAPPED: u64 = 1 << 14;
 
 fn mapped(file: BorrowedFd<'_>, at: u64, length: u64) -> Result<u64, Errno> {
     let length = usize::try_from(length).map_err(|_too_long| Errno::OVERFLOW)?;
     let count = length.div_ceil(rustix::param::page_size());
     let mut found = vec![0_u8; count];
-    // SAFETY: the mapping is new, so it overlaps nothing, and nobody reads or writes through it.
+    // SAFETY: the mapping is new, so it overlaps nothing, and no code reads or writes through it.
     let address = unsafe {
         rustix::mm::mmap(null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, at)
     }?;
@@ -82,10 +82,11 @@ fn mapped(file: BorrowedFd<'_>, at: u64, length: u64) -> Result<u64, Errno> {
     result.map(|()| found.iter().map(|it| u64::from(it & 1)).sum())
 }
 
-/// Source: Linux `arch/*/kernel/syscalls/`: the same number on all architectures that Rust knows; libc has it for a few.
+/// Source: Linux `arch/*/kernel/syscalls/`. The number is the same on all of Rust's architectures; libc has it for a
+/// few.
 const SYS_CACHESTAT: libc::c_long = 451;
 
-/// `struct cachestat_range`. Source: Linux include/uapi/linux/mman.h, as the next.
+/// `struct cachestat_range`. Source for both structs: Linux include/uapi/linux/mman.h.
 #[repr(C)]
 struct CacheRange {
     offset: u64,
@@ -109,32 +110,26 @@ fn cachestat(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<u64, Errno> {
     let range = CacheRange { offset: bytes.start, length: bytes.end - bytes.start };
     let mut found = CacheStat::default();
     let fd = file.as_raw_fd();
-    // SAFETY: the kernel reads the first struct and fills the second, whose sizes are asserted above; both live through the
-    // call. There are no flags.
+    // SAFETY: the kernel reads the first struct and fills the second, whose sizes are asserted above; both live
+    // through the call. There are no flags.
     let result = unsafe {
         libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut found, 0 as libc::c_uint)
     };
     if result == 0 { Ok(found.cached) } else { Err(last_errno()) }
 }
 
-/// Begins to read a part of a file into the page cache, without waiting for it.
-///
-/// # Errors
-/// An error of the kernel.
+/// Starts to read a part of a file into the page cache, without waiting for the data.
 pub fn read_ahead(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<(), Errno> {
     advise(file, bytes, Advice::WillNeed)
 }
 
 /// Drops a part of a file from the page cache, except pages that are dirty, mapped or in use.
-///
-/// # Errors
-/// An error of the kernel.
 pub fn drop_pages(file: BorrowedFd<'_>, bytes: &Range<u64>) -> Result<(), Errno> {
     advise(file, bytes, Advice::DontNeed)
 }
 
 fn advise(file: BorrowedFd<'_>, bytes: &Range<u64>, advice: Advice) -> Result<(), Errno> {
-    // No length at all would mean all to the end.
+    // posix_fadvise takes a length of 0 as "to the end of the file".
     match std::num::NonZeroU64::new(bytes.end.saturating_sub(bytes.start)) {
         Some(length) => rustix::fs::fadvise(file, bytes.start, Some(length), advice),
         None => Ok(()),
@@ -150,7 +145,8 @@ mod tests {
 
     use super::*;
 
-    /// A file of so many pages and one byte, of which nothing is in memory; says so where all is there always.
+    /// Makes a file of `pages` pages and one byte and drops it from the page cache. Skips the test on tmpfs, which is
+    /// always in memory.
     fn cold(pages: u64) -> Option<(tempfile::TempDir, File)> {
         const TMPFS_MAGIC: i64 = 0x0102_1994;
         let folder = tempfile::tempdir().unwrap();
@@ -181,7 +177,7 @@ mod tests {
         }
         file.read_exact(&mut vec![0; usize::try_from(page).unwrap() * 3]).unwrap();
         let there = resident(file.as_fd(), &all, Who::this_process()).unwrap();
-        // A file system may read more than it is asked for, but never less.
+        // A file system may read more than was requested, but never less.
         assert!((3..=8).contains(&there), "{there}");
         file.read_to_end(&mut Vec::new()).unwrap();
         for look in looks {

@@ -1,4 +1,4 @@
-//! Walks through directories of any depth.
+//! Walks directory trees of any depth.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -12,36 +12,36 @@ use rustix::io::Errno;
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Programs may change the directory meanwhile: no name leads out of it.
+/// Programs may change the tree during a walk. With these flags, opening a name never leads out of the tree.
 const INSIDE: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// How a walk ended.
+/// Outcome of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Walked {
-    /// Everything was shown that stayed there.
+    /// Every file that existed throughout the walk was shown.
     All,
-    /// A directory on the way was moved, so the way back is lost.
+    /// A directory on the path was moved during the walk, so the walk could not return to its parent.
     Moved,
 }
 
-/// A directory on the way to the one that is being read.
+/// A directory on the path to the one that is being read.
 struct Level {
-    /// Its device and inode number, by which it is known on the way back.
+    /// Device and inode number, which identify the directory on the way back.
     is: (u64, u64),
-    /// Directories in it that are still to be read.
+    /// Names of its subdirectories that are still to be read.
     left: Vec<CString>,
 }
 
-/// Bytes of a listing that are read at once.
+/// Size of the buffer for directory entries, in bytes.
 const LISTING: usize = 32 << 10;
 
-/// Shows a directory, as `.` in itself, and all in it, with the directory and the name there. Only one directory is open
-/// at a time, and none is named by a path: what is written there may be deeper than any path is long. What vanishes
-/// meanwhile, or may not be looked at, is left out. Mounts are not entered.
+/// Calls `show` for a directory (with the name `.`) and for each file below it, with the parent directory and the
+/// name. Opens one directory at a time and opens none by a path, because a tree may be deeper than the longest path.
+/// Skips files that are removed during the walk or that the caller may not access, and does not cross mount points.
 ///
 /// # Errors
-/// An error of the kernel, or of `show`.
+/// An error of the kernel or of `show`.
 pub fn walk(
     top: impl AsFd,
     show: &mut dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<()>,
@@ -55,7 +55,7 @@ pub fn walk(
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.left.pop() {
             let opened = match openat2(&here, name, DIRECTORY, Mode::empty(), INSIDE) {
-                // It is gone, or something else is there by now.
+                // The directory was removed, or replaced by another file.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS) => {
                     continue;
                 }
@@ -72,7 +72,7 @@ pub fn walk(
         levels.pop();
         let Some(above) = levels.last() else { break };
         let back = openat(&here, c"..", DIRECTORY, Mode::empty())?;
-        // It may lead out of the directory by now.
+        // After a move, `..` may lead out of the tree.
         if identity(&fstat(&back)?) != above.is {
             return Ok(Walked::Moved);
         }
@@ -81,7 +81,7 @@ pub fn walk(
     Ok(Walked::All)
 }
 
-/// Shows all in one directory, and answers the directories in it.
+/// Calls `show` for each entry of one directory, and returns the names of its subdirectories.
 fn list(
     directory: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
@@ -91,7 +91,7 @@ fn list(
     let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
         let entry = match entry {
-            // It was removed.
+            // The directory was removed.
             Err(Errno::NOENT) => break,
             entry => entry?,
         };
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// What was moved away while it was read could be missed, or lead out of the directory.
+    /// A walk could miss a directory that is moved during the walk, or follow its `..` out of the tree.
     #[test]
     fn a_directory_that_moves_is_no_way_out() {
         let folder = tempfile::tempdir().unwrap();

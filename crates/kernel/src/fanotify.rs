@@ -1,7 +1,8 @@
-//! A reader of a marked file waits until its event is answered: fanotify's pre-content events, since Linux 6.14.
+//! fanotify's pre-content events (since Linux 6.14): a reader of a marked file blocks until its event is answered.
 //!
-//! Sources: Linux `include/uapi/linux/fanotify.h`, fanotify(7). A group without an unlimited queue lets readers pass that do
-//! not fit into it, and a mark that the kernel may drop lets all of them pass. So neither can be had here.
+//! Sources: Linux `include/uapi/linux/fanotify.h`, fanotify(7). If the queue of a group is limited, readers whose
+//! events do not fit are not blocked. If the kernel may drop a mark (`FAN_MARK_EVICTABLE`), no reader is. So this
+//! module offers neither.
 #![expect(unsafe_code, reason = "rustix has no fanotify")]
 
 use std::ops::Range;
@@ -20,77 +21,72 @@ const FAN_Q_OVERFLOW: u64 = 0x4000;
 const EVENT_INFO_TYPE_RANGE: u8 = 6;
 const METADATA_VERSION: u8 = 3;
 const ALLOW: u32 = 1;
-/// `FAN_DENY_ERRNO`: 2, and the errno in the highest 8 bits.
+/// `FAN_DENY_ERRNO`: `FAN_DENY` (2), with the errno in the highest 8 bits.
 const DENY_EIO: u32 = 2 | (5 << 24);
 
 /// The first Linux version with these events.
 const EVENTS: KernelVersion = KernelVersion { major: 6, minor: 14 };
 
-/// Bytes to read events into: some thousands of them.
+/// Size of the buffer for events in bytes, enough for several thousand.
 const BUFFER: usize = 256 << 10;
 
-/// An error of a group or of its files.
+/// An error of a group, its files or its events.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrecontentError {
-    /// The kernel has no pre-content events.
     #[error("the kernel does not tell when a file is read: this needs Linux 6.14")]
     Unsupported,
-    /// The right to have a group is missing.
+    /// The process has no `CAP_SYS_ADMIN`.
     #[error("cannot wait for reads of files: this needs CAP_SYS_ADMIN")]
     Forbidden,
-    /// The file system of a file has no such events.
+    /// The file system of a file has no pre-content events.
     #[error(
         "{file} lies on a file system that does not tell when a file is read: ext4, XFS and btrfs do"
     )]
-    FileSystem {
-        /// The file.
-        file: String,
-    },
+    FileSystem { file: String },
     /// A system call failed.
     #[error("cannot {step} {file}")]
     Call {
-        /// What was tried.
         step: &'static str,
-        /// The file, or the group.
+        /// The name of the file, or a description of the group.
         file: String,
-        /// The kernel's answer.
         source: Errno,
     },
-    /// The kernel lost events: readers may have seen bytes that are not there.
+    /// The kernel lost events, so readers may have read zeros instead of data that is not downloaded.
     #[error("the kernel lost events: readers may have seen zeros")]
     Lost,
-    /// The events have another layout than the header says.
+    /// The kernel's events do not have the layout of the header.
     #[error("the kernel's events are of another layout than that of Linux 6.14: {0}")]
     Layout(&'static str),
 }
 
-/// A group: readers of the files that it marks wait for its answers. When its last descriptor is closed, all readers go on,
-/// and get the bytes that are in the file.
+/// A fanotify group. Readers of the files that it marks block until it answers. When its last descriptor is closed,
+/// all blocked readers continue and read the current content of the file.
 #[derive(Debug)]
 pub struct Group(OwnedFd);
 
-/// A reader that waits. It waits until the event is answered or the group is gone, also if this is dropped.
+/// A blocked reader. It stays blocked until the event is answered or the group is closed, even if this value is
+/// dropped.
 #[derive(Debug)]
 pub struct ReadEvent {
-    /// The file, open as the group says. Its reads and writes are no events.
+    /// The file, with the access mode of the group. Its reads and writes cause no events.
     pub file: OwnedFd,
-    /// The process that reads.
+    /// The process id of the reader.
     pub pid: i32,
-    /// The bytes that the reader wants. They may lie beyond the file's end.
+    /// The byte range of the read, which may extend beyond the end of the file.
     pub range: Range<u64>,
 }
 
 /// An answer to the reader of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrecontentAnswer {
-    /// It reads the file as it is by now.
+    /// The read continues with the current content of the file.
     Allow,
-    /// It gets an I/O error.
+    /// The read fails with `EIO`.
     Deny,
 }
 
-/// An event as the kernel gives it: the number of a descriptor, the process, and the bytes.
+/// An event with the number of its descriptor, which is not owned.
 #[derive(Debug, PartialEq, Eq)]
 struct RawEvent {
     number: RawFd,
@@ -120,7 +116,7 @@ struct InfoHeader {
     length: u16,
 }
 
-/// `struct fanotify_event_info_range`, without its header.
+/// `struct fanotify_event_info_range` without its header.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C, packed)]
 struct InfoRange {
@@ -144,50 +140,43 @@ impl AsFd for Group {
 }
 
 impl Group {
-    /// Whether it marks any file.
+    /// Tests whether the group marks any file.
     ///
     /// # Errors
-    /// The kernel's, when its record of the descriptor cannot be read.
+    /// If `/proc/self/fdinfo` cannot be read.
     pub fn has_marks(&self) -> std::io::Result<bool> {
-        // Source: Linux `fs/notify/fdinfo.c`: a line for the group, and one for each mark.
+        // Source: Linux `fs/notify/fdinfo.c`. The file has one line for the group and one for each mark.
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
         let text = std::fs::read_to_string(path)?;
         Ok(text.lines().any(|line| line.starts_with("fanotify ino:")))
     }
 
-    /// Whether it marks this file.
+    /// Tests whether the group marks a file. True also if it marks a file with the same inode number on another file
+    /// system.
     ///
     /// # Errors
-    /// As [`has_marks`](Self::has_marks).
+    /// Those of [`has_marks`](Self::has_marks).
     pub fn has_mark(&self, file: BorrowedFd<'_>) -> std::io::Result<bool> {
         let inode = rustix::fs::fstat(file)?.st_ino;
-        // Two file systems may have a number in common. Then this says yes once too often.
+        // Only the inode number is compared, which two file systems may have in common.
         let start = format!("fanotify ino:{inode:x} ");
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
         Ok(std::fs::read_to_string(path)?.lines().any(|line| line.starts_with(&start)))
     }
 
-    /// A group without any files. Its queue has no bound.
-    ///
-    /// # Errors
-    /// [`PrecontentError`].
+    /// Makes a group without marks and with an unlimited queue.
     pub fn new() -> Result<Self, PrecontentError> {
         Self::make(libc::O_RDWR, libc::FAN_UNLIMITED_QUEUE)
     }
 
-    /// A group whose queue has a bound, which lets readers pass: only for the test that says so of this kernel.
-    ///
-    /// # Errors
-    /// [`PrecontentError`].
+    /// Makes a group with a limited queue, which does not block all readers. Only for a test of that kernel
+    /// behaviour.
     #[doc(hidden)]
     pub fn bounded() -> Result<Self, PrecontentError> {
         Self::make(libc::O_RDWR, 0)
     }
 
-    /// As [`new`](Self::new), for files that nobody writes: those of the events are open to read only.
-    ///
-    /// # Errors
-    /// [`PrecontentError`].
+    /// Like [`new`](Self::new), for files that the caller does not write: the files of the events are open read-only.
     pub fn to_watch() -> Result<Self, PrecontentError> {
         Self::make(libc::O_RDONLY, libc::FAN_UNLIMITED_QUEUE)
     }
@@ -195,7 +184,7 @@ impl Group {
     fn make(access: i32, queue: u32) -> Result<Self, PrecontentError> {
         let flags = libc::FAN_CLASS_PRE_CONTENT | queue | libc::FAN_CLOEXEC | libc::FAN_NONBLOCK;
         let events = access | libc::O_LARGEFILE | libc::O_CLOEXEC;
-        // SAFETY: two numbers, and no memory.
+        // SAFETY: both arguments are numbers.
         let fd = unsafe { libc::fanotify_init(flags, events.cast_unsigned()) };
         if fd < 0 {
             return Err(match last_errno() {
@@ -207,20 +196,20 @@ impl Group {
                 }
             });
         }
-        // SAFETY: the kernel has just made it, and nothing else owns it.
+        // SAFETY: the kernel has just made the descriptor, and nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// A group that another process made, by a descriptor of it.
+    /// Takes a descriptor of a group that another process made.
     #[must_use]
     pub const fn adopt(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Another descriptor of the group, which outlives this one.
+    /// Duplicates the descriptor of the group.
     ///
     /// # Errors
-    /// [`PrecontentError::Call`] where there are no descriptors left.
+    /// [`PrecontentError::Call`], such as `EMFILE`.
     pub fn duplicate(&self) -> Result<Self, PrecontentError> {
         let copied = rustix::io::fcntl_dupfd_cloexec(&self.0, 0);
         copied.map(Self).map_err(|source| {
@@ -229,13 +218,13 @@ impl Group {
         })
     }
 
-    /// Gives an I/O error to each reader whose event somebody has taken and not answered. An event is known by the number of
-    /// a descriptor: those of `numbers` are tried. Returns how many readers waited.
+    /// Fails each read with `EIO` whose event was received by another process and not answered. Descriptor numbers
+    /// identify events, so all of `numbers` are tried. Returns how many readers were blocked.
     ///
-    /// The process that took them has to be gone, lest it answers events that came later.
+    /// The process that received the events must have exited, because otherwise later events could be answered.
     ///
     /// # Errors
-    /// [`PrecontentError::Call`] for other errors than that no reader waits.
+    /// [`PrecontentError::Call`] for errors other than `ENOENT`.
     pub fn deny_taken(
         &self,
         numbers: impl IntoIterator<Item = RawFd>,
@@ -245,7 +234,8 @@ impl Group {
             match self.answer(number, PrecontentAnswer::Deny) {
                 Ok(()) => denied += 1,
                 Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
-                // Before Linux 6.14 the answer is not known, whatever the number is. Nobody can wait there.
+                // Before Linux 6.14 the kernel refuses this answer for any number. Such a kernel has no blocked
+                // readers.
                 Err(PrecontentError::Call { source: Errno::INVAL, .. })
                     if KernelVersion::running().is_some_and(|it| it < EVENTS) =>
                 {
@@ -257,19 +247,16 @@ impl Group {
         Ok(denied)
     }
 
-    /// Marks a file. Reads wait through every descriptor and every mount that is opened afterwards. Descriptors that were
-    /// open before never wait.
-    ///
-    /// # Errors
-    /// [`PrecontentError`].
+    /// Marks a file. Reads then block through every descriptor that is opened and every mount that is made
+    /// afterwards. Reads through earlier descriptors never block.
     pub fn mark(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         self.change("mark", libc::FAN_MARK_ADD, file)
     }
 
-    /// Takes a mark away. Readers that wait still need an answer.
+    /// Removes a mark. Blocked readers still need an answer.
     ///
     /// # Errors
-    /// [`PrecontentError::Call`]: `ENOENT` where there is no mark.
+    /// [`PrecontentError::Call`] with `ENOENT` if the file has no mark.
     pub fn unmark(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         self.change("take the mark from", libc::FAN_MARK_REMOVE, file)
     }
@@ -280,7 +267,7 @@ impl Group {
         flags: libc::c_uint,
         file: BorrowedFd<'_>,
     ) -> Result<(), PrecontentError> {
-        // SAFETY: both descriptors are borrowed, and no path means the file itself.
+        // SAFETY: both descriptors are borrowed, and a null path selects the file itself.
         let done = unsafe {
             let (group, file) = (self.0.as_raw_fd(), file.as_raw_fd());
             libc::fanotify_mark(group, flags, FAN_PRE_ACCESS, file, std::ptr::null())
@@ -296,25 +283,25 @@ impl Group {
         })
     }
 
-    /// The events that are there, none if there are none. Each holds a descriptor until it is answered.
+    /// Returns the queued events, without waiting for any. Each event holds a descriptor until it is answered.
     ///
     /// # Errors
-    /// [`PrecontentError::Lost`] is the end: a reader may have seen zeros. After [`PrecontentError::Layout`] events have no
-    /// answer.
+    /// [`PrecontentError::Lost`] is fatal, because a reader may have read zeros. After [`PrecontentError::Layout`]
+    /// the events that were read cannot be answered.
     pub fn read(&self, buffer: &mut EventBuffer) -> Result<Vec<ReadEvent>, PrecontentError> {
         let length = length_of(rustix::io::read(&self.0, &mut buffer.0[..]))?;
         owned(&buffer.0[..length])
     }
 
-    /// As [`read`](Self::read), by way of some words of shared memory. The kernel puts the events there itself: so whoever
-    /// has that memory knows of them, whatever becomes of this process. [`events_left`] finds them. Returns the words, too,
-    /// that have them. They have to be zeros before the next call.
+    /// Like [`read`](Self::read), but reads into the given words of shared memory. The kernel itself writes the
+    /// events there, so another process with that memory can find them with [`events_left`] after this process was
+    /// killed. Also returns the words that contain the events. The caller must zero these words before the next call.
     ///
     /// # Errors
-    /// As [`read`](Self::read).
+    /// Those of [`read`](Self::read).
     ///
     /// # Panics
-    /// If there are no such words.
+    /// If `words` is out of range.
     pub fn read_shared(
         &self,
         memory: &SharedMemory,
@@ -326,29 +313,29 @@ impl Group {
         Ok((owned(&copied.as_bytes()[..length])?, used))
     }
 
-    /// Lets the reader of an event read the file as it is by now.
+    /// Lets the reader of an event continue with the current content of the file.
     ///
     /// # Errors
-    /// [`PrecontentError::Call`]: `ENOENT` where the reader is gone.
+    /// [`PrecontentError::Call`] with `ENOENT` if the reader is gone.
     #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
     pub fn allow(&self, event: ReadEvent) -> Result<(), PrecontentError> {
         self.answer(event.file.as_raw_fd(), PrecontentAnswer::Allow)
     }
 
-    /// Gives the reader of an event an I/O error.
+    /// Fails the read of an event with `EIO`.
     ///
     /// # Errors
-    /// As [`allow`](Self::allow).
+    /// Those of [`allow`](Self::allow).
     #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
     pub fn deny(&self, event: ReadEvent) -> Result<(), PrecontentError> {
         self.answer(event.file.as_raw_fd(), PrecontentAnswer::Deny)
     }
 
-    /// Answers an event by the number that its descriptor has, or had in a process that is gone. As long as nothing else can
-    /// have got the number, it is the event that was meant.
+    /// Answers an event by its descriptor's number, also if the process that had the descriptor has exited. The
+    /// number identifies the event as long as no other event can have received the same number.
     ///
     /// # Errors
-    /// As [`allow`](Self::allow).
+    /// Those of [`allow`](Self::allow).
     pub fn answer(&self, number: RawFd, answer: PrecontentAnswer) -> Result<(), PrecontentError> {
         let response = match answer {
             PrecontentAnswer::Allow => ALLOW,
@@ -364,7 +351,7 @@ impl Group {
     }
 }
 
-/// How many bytes of events came; none if there are no events.
+/// Returns the length of the events that were read, in bytes; 0 if the queue was empty.
 fn length_of(read: Result<usize, Errno>) -> Result<usize, PrecontentError> {
     match read {
         Ok(length) => Ok(length),
@@ -376,10 +363,10 @@ fn length_of(read: Result<usize, Errno>) -> Result<usize, PrecontentError> {
     }
 }
 
-/// The events in bytes that the kernel has just given.
+/// Parses bytes just read from the kernel into events that own their descriptors.
 fn owned(bytes: &[u8]) -> Result<Vec<ReadEvent>, PrecontentError> {
     let owned = |it: RawEvent| ReadEvent {
-        // SAFETY: the kernel has just made it for this event, and nothing else owns it.
+        // SAFETY: the kernel has just made the descriptor for this event, and nothing else owns it.
         file: unsafe { OwnedFd::from_raw_fd(it.number) },
         pid: it.pid,
         range: it.range,
@@ -387,8 +374,8 @@ fn owned(bytes: &[u8]) -> Result<Vec<ReadEvent>, PrecontentError> {
     Ok(parse(bytes)?.into_iter().map(owned).collect())
 }
 
-/// The events that a process left where [`Group::read_shared`] had put them: the numbers of their descriptors, and the bytes.
-/// Anything may stand there. It ends where no event is.
+/// Returns the events that a process left in the words of [`Group::read_shared`]: descriptor numbers and byte ranges.
+/// The words may contain anything. Parsing stops at the first word sequence that is not an event.
 #[must_use]
 pub fn events_left(words: &[u64]) -> Vec<(RawFd, Range<u64>)> {
     let mut bytes = words.as_bytes();
@@ -400,7 +387,7 @@ pub fn events_left(words: &[u64]) -> Vec<(RawFd, Range<u64>)> {
     events
 }
 
-/// A buffer for events.
+/// A buffer for [`Group::read`].
 pub struct EventBuffer(Box<[u8]>);
 
 impl std::fmt::Debug for EventBuffer {
@@ -415,7 +402,7 @@ impl Default for EventBuffer {
     }
 }
 
-/// The events in the bytes that a group gave.
+/// Parses all events in bytes from the kernel.
 fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
     let mut events = Vec::new();
     while !bytes.is_empty() {
@@ -426,7 +413,7 @@ fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
     Ok(events)
 }
 
-/// The first event, and the bytes behind it.
+/// Parses the first event, and returns it with the bytes that follow it.
 fn first(bytes: &[u8]) -> Result<(RawEvent, &[u8]), PrecontentError> {
     let layout = PrecontentError::Layout;
     let (metadata, _) =
@@ -448,7 +435,7 @@ fn first(bytes: &[u8]) -> Result<(RawEvent, &[u8]), PrecontentError> {
     Ok((RawEvent { number: metadata.fd, pid: metadata.pid, range }, rest))
 }
 
-/// The range among the pieces of information behind an event.
+/// Returns the range among the information records of an event.
 fn range_of(mut infos: &[u8]) -> Result<Option<Range<u64>>, PrecontentError> {
     let short = || PrecontentError::Layout("what follows an event is cut short");
     while !infos.is_empty() {
@@ -480,7 +467,7 @@ mod tests {
         [metadata.as_bytes(), info].concat()
     }
 
-    /// As `linux/fanotify.h` lays it out: kind 6, length 24, padding, offset, count.
+    /// The layout in `linux/fanotify.h`: kind 6, length 24, padding, offset, count.
     fn range(offset: u64, count: u64) -> Vec<u8> {
         let header = InfoHeader { kind: 6, padding: 0, length: 24 };
         [header.as_bytes(), InfoRange { padding: 0, offset, count }.as_bytes()].concat()
@@ -520,7 +507,7 @@ mod tests {
         refused(&event(FAN_PRE_ACCESS, 5, &[]));
         refused(&event(FAN_PRE_ACCESS, -1, &range(0, 1)));
         refused(&event(1, 5, &range(0, 1)));
-        // Lengths of nothing would never end.
+        // Parsing a record or an event of length 0 would never end.
         refused(&event(FAN_PRE_ACCESS, 5, &[6, 0, 0, 0]));
         let mut none = whole.clone();
         none[..4].fill(0);
@@ -544,12 +531,12 @@ mod tests {
         let zeros = [two.clone(), vec![0; 96]].concat();
         assert_eq!(events_left(&words(&zeros)), [(5, 4096..4106), (9, 0..1)]);
         assert_eq!(events_left(&words(&two)), [(5, 4096..4106), (9, 0..1)]);
-        // The first word is what takes all of them away.
+        // Zeroing the first word removes all events.
         let mut gone = words(&two);
         gone[0] = 0;
         assert_eq!(events_left(&gone), []);
         assert_eq!(events_left(&[]), []);
-        // Whatever it is, it ends.
+        // Parsing ends for any content.
         for place in 0..two.len() {
             for value in [0, 1, 0x7f, 0xff] {
                 let mut bytes = two.clone();

@@ -1,4 +1,4 @@
-//! Files that appear whole or not at all, and copies that share what the file system can share.
+//! Atomic creation of files, copies that share blocks where possible, and complete reads and writes.
 //! For everything else about files, rustix is safe to use directly.
 #![expect(
     unsafe_code,
@@ -18,24 +18,22 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::fd_name::proc_path;
 use crate::last_errno;
 
-/// A new file without a name, open for reading and writing, in the file system of a directory.
-/// Dropping it leaves nothing. Mode bits are subject to the umask.
+/// Creates a file without a name (`O_TMPFILE`), open for reading and writing, in the file system of a directory.
+/// Closing the descriptor removes the file. The umask applies to the mode.
 ///
 /// # Errors
-/// `EOPNOTSUPP` on file systems that cannot (NFS, overlayfs before 6.1, some FUSE).
+/// `EOPNOTSUPP` if the file system cannot (NFS, overlayfs before 6.1, some FUSE file systems).
 pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
 }
 
-/// How often [`open_resolved`] asks again.
+/// Number of attempts of [`open_resolved`].
 const RESOLVE_TRIES: u32 = 512;
 
-/// Opens a path as `resolve` says (openat2). The kernel gives up with `EAGAIN` at a `..` if anything on the system was renamed
-/// or mounted meanwhile, which any user can do all the time. So it is asked again, many times before it is an error.
-///
-/// # Errors
-/// The kernel's answer.
+/// Opens a path with the `resolve` flags of openat2. The kernel returns `EAGAIN` at a `..` if any file on the system
+/// was renamed or mounted during the call, which any user can cause all the time. So `EAGAIN` is retried many times
+/// before it is returned.
 pub fn open_resolved(
     directory: BorrowedFd<'_>,
     path: impl Arg + Copy,
@@ -51,32 +49,32 @@ pub fn open_resolved(
     rustix::fs::openat2(directory, path, flags, Mode::empty(), resolve)
 }
 
-/// Result of giving a file a name.
+/// Outcome of giving a file a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// The file has it now.
+    /// The file has the name now.
     Now,
-    /// Another file had it before, and was left alone.
+    /// Another file has the name, and was left unchanged.
     Taken,
 }
 
-/// Gives an open file (made by [`unnamed`], or not) a name, never replacing one.
+/// Gives an open file a name without replacing an existing file. The file may come from [`unnamed`].
 ///
 /// # Errors
-/// The kernel's answer, but that the name is taken is none.
+/// An error of the kernel, except `EEXIST`, which is [`Named::Taken`].
 pub fn link(
     file: BorrowedFd<'_>,
     directory: BorrowedFd<'_>,
     name: impl Arg,
 ) -> Result<Named, Errno> {
-    // By way of /proc, since AT_EMPTY_PATH wants CAP_DAC_READ_SEARCH.
+    // The path in /proc avoids AT_EMPTY_PATH, which requires CAP_DAC_READ_SEARCH.
     named(rustix::fs::linkat(CWD, proc_path(file), directory, name, AtFlags::SYMLINK_FOLLOW))
 }
 
-/// Renames, never replacing anything.
+/// Renames a file without replacing an existing one.
 ///
 /// # Errors
-/// The kernel's answer, but that the name is taken is none.
+/// An error of the kernel, except `EEXIST`, which is [`Named::Taken`].
 pub fn rename_new(
     from: (BorrowedFd<'_>, impl Arg),
     to: (BorrowedFd<'_>, impl Arg),
@@ -92,19 +90,16 @@ fn named(result: Result<(), Errno>) -> Result<Named, Errno> {
     }
 }
 
-/// Opens the same file once more, for reading only. fs-verity wants this: drop the writable
-/// descriptor, then [`crate::verity::enable`] by this one.
-///
-/// # Errors
-/// The kernel's answer.
+/// Opens a file once more, read-only. To turn fs-verity on, drop the writable descriptor and call
+/// [`crate::verity::enable`] with this one.
 pub fn reopen_read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::open(proc_path(file), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Has this process be allowed `count` open files, and what its other threads may need, if the hard limit allows it.
-/// Programs that it starts inherit that.
+/// Raises this process's limit of open files to `count` plus a reserve for its other descriptors, as far as the hard
+/// limit allows. Child processes inherit the limit.
 pub fn allow_open(count: usize) {
-    // What a process has open besides, with threads and pipes.
+    // Reserve for the process's other descriptors, such as pipes and those of its threads.
     const OTHERS: u64 = 256;
     let wanted = u64::try_from(count).unwrap_or(u64::MAX).saturating_add(OTHERS);
     let limit = getrlimit(Resource::Nofile);
@@ -112,32 +107,32 @@ pub fn allow_open(count: usize) {
         return;
     }
     let current = Some(limit.maximum.map_or(wanted, |maximum| wanted.min(maximum)));
-    // Where it is refused, who opens too many is told so then.
+    // If the limit stays, the open call that exceeds it returns the error.
     let _raised = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
-/// Where direct I/O on a file may begin and end: at multiples of so many bytes. 0 when there is none on it, `None` when
-/// nobody says: before Linux 6.1 the kernel does not, and some file systems never do.
+/// Returns the alignment of direct I/O on a file, in bytes: 0 if the file does not support direct I/O, `None` if it
+/// is unknown, because the kernel is older than Linux 6.1 or the file system does not report it.
 pub(crate) fn direct_io_unit(file: BorrowedFd<'_>) -> Result<Option<u32>, Errno> {
     let stat = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
     let is_known = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
     Ok(is_known.then_some(stat.stx_dio_offset_align))
 }
 
-/// How a copy was made.
+/// How [`copy`] copied a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// Both files have the same blocks on disk (XFS, btrfs).
+    /// Both files share the same blocks on disk (XFS, btrfs).
     Shared,
-    /// The bytes were copied, this many.
+    /// This many bytes were copied.
     Bytes(u64),
 }
 
-/// Copies a whole file into an empty one: shared blocks where the file system can, else within
-/// the kernel where it can, else by reading and writing. File offsets are of no account.
+/// Copies a whole file into an empty one: by sharing blocks if the file system can, else inside the kernel if it can,
+/// else by reading and writing. Ignores the file offsets of the descriptors.
 ///
 /// # Errors
-/// An error of the kernel: `ENOSPC`, `EIO` and the like.
+/// An error of the kernel, such as `ENOSPC` or `EIO`.
 pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     match rustix::fs::ioctl_ficlone(to, from) {
         Ok(()) => return Ok(Copied::Shared),
@@ -154,7 +149,7 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     let mut position = 0;
     loop {
         let (mut read_at, mut write_at) = (position, position);
-        // A gigabyte at a time: it cannot be interrupted.
+        // One gigabyte at a time, because a copy cannot be interrupted.
         match rustix::fs::copy_file_range(
             from,
             Some(&mut read_at),
@@ -162,7 +157,7 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
             Some(&mut write_at),
             1 << 30,
         ) {
-            // Some file systems answer 0 instead of an error (/proc): read them to be sure.
+            // Some file systems (/proc) return 0 instead of an error, so read the file to be sure.
             Ok(0) => return copy_bytes(from, to, position),
             Ok(length) => position += length as u64,
             Err(Errno::INTR) => {}
@@ -174,11 +169,11 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     }
 }
 
-/// Copies the data of a file with holes into a file that reads as zeros. Holes stay holes. The files share no blocks,
-/// so that later writes to the copy take no space.
+/// Copies the data of a sparse file into a file that reads as zeros, and keeps its holes. The files share no blocks,
+/// so later writes to the copy need no more space.
 ///
 /// # Errors
-/// An error of the kernel: `ENOSPC`, `EIO` and the like.
+/// An error of the kernel, such as `ENOSPC`; `EIO` also if the source is truncated during the copy.
 pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let size = rustix::fs::fstat(from)?.st_size.unsigned_abs();
     let mut buffer = vec![0; 1 << 16];
@@ -186,7 +181,7 @@ pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno
     loop {
         let start = match rustix::fs::seek(from, SeekFrom::Data(end)) {
             Ok(start) => start,
-            // No data behind this.
+            // Only a hole follows.
             Err(Errno::NXIO) => return rustix::fs::ftruncate(to, size),
             Err(errno) => return Err(errno),
         };
@@ -196,7 +191,7 @@ pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno
             let length = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
             let part = buffer.get_mut(..length).unwrap_or_default();
             match rustix::io::pread(from, part, at) {
-                // Cut short meanwhile.
+                // The file was truncated during the copy.
                 Ok(0) => return Err(Errno::IO),
                 Ok(length) => {
                     write_all(to, buffer.get(..length).unwrap_or_default(), at)?;
@@ -209,9 +204,9 @@ pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno
     }
 }
 
-/// Shuts down the whole file system of a file, without writing more of it. It is for a file system that is about to be
-/// removed, whose unmounting would otherwise wait until all of it is on disk. Later uses get `EIO`. Needs
-/// `CAP_SYS_ADMIN`, and a descriptor that is not `O_PATH`.
+/// Shuts down the whole file system of a file without writing dirty data. For a file system that is about to be
+/// deleted, whose unmount would otherwise wait for that writeback. Later accesses fail with `EIO`. Needs
+/// `CAP_SYS_ADMIN` and a descriptor that is not `O_PATH`.
 ///
 /// # Errors
 /// An error of the kernel; `ENOTTY` from file systems that cannot (ext4, XFS, F2FS and tmpfs of newer kernels can).
@@ -244,47 +239,45 @@ fn copy_bytes(
     }
 }
 
-/// Whether the disk has kept all that the kernel has written back of a file so far. It waits for nothing. Each failure is told
-/// once to each open file.
+/// Tests whether an earlier writeback of a file failed, without waiting. The kernel reports each failure once per
+/// open file.
 ///
 /// # Errors
-/// What the disk said: `EIO`, `ENOSPC` or `EDQUOT`. The kernel drops such pages, and reads zeros in their place.
+/// The writeback error: `EIO`, `ENOSPC` or `EDQUOT`. The kernel drops the failed pages, which then read as zeros.
 pub fn check_written(file: BorrowedFd<'_>) -> Result<(), Errno> {
     use std::os::fd::AsRawFd as _;
-    // It waits for a range, behind which no file has pages, and tells of all (Linux `mm/filemap.c`, `file_fdatawait_range`).
+    // The call waits for a range beyond all pages, but reports errors of the whole file (`mm/filemap.c`,
+    // `file_fdatawait_range`).
     const BEHIND: i64 = 1 << 62;
-    // SAFETY: numbers alone.
+    // SAFETY: all arguments are numbers.
     let done = unsafe {
         libc::sync_file_range(file.as_raw_fd(), BEHIND, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
     };
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Waits until the disk has all bytes of a file. A crash may lose the file nevertheless: what leads to it is not written, and the
-/// disk's own cache stays as it is.
+/// Waits until the disk has received all data of a file. A crash may still lose the file, because its metadata is not
+/// written and the disk's cache is not flushed.
 ///
 /// # Errors
-/// What the disk said: `EIO`, `ENOSPC` or `EDQUOT`.
+/// The writeback error: `EIO`, `ENOSPC` or `EDQUOT`.
 pub fn write_back(file: BorrowedFd<'_>) -> Result<(), Errno> {
     use std::os::fd::AsRawFd as _;
     // Source: `linux/magic.h`, OVERLAYFS_SUPER_MAGIC.
     const OVERLAYFS_SUPER_MAGIC: i64 = 0x794c_7630;
-    // There the call below sees none of the bytes: they are those of another file.
+    // On an overlay, sync_file_range writes nothing, because the pages belong to the file of the upper layer.
     if rustix::fs::fstatfs(file)?.f_type == OVERLAYFS_SUPER_MAGIC {
         return rustix::fs::fdatasync(file);
     }
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    // SAFETY: numbers alone. No length is to the end of the file.
+    // SAFETY: all arguments are numbers. Length 0 means to the end of the file.
     let done = unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, all) };
     if done == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Reads what a file has from `position` on, until `into` is full or the file has ended. Returns how many bytes that are.
-///
-/// # Errors
-/// The kernel's answer.
+/// Reads a file from `position` until `into` is full or the file ends. Returns the number of bytes read.
 pub fn read_full(from: BorrowedFd<'_>, into: &mut [u8], position: u64) -> Result<usize, Errno> {
     let mut length = 0;
     while let Some(rest) = into.get_mut(length..).filter(|it| !it.is_empty()) {
@@ -298,10 +291,7 @@ pub fn read_full(from: BorrowedFd<'_>, into: &mut [u8], position: u64) -> Result
     Ok(length)
 }
 
-/// Writes all of this into a file, at `position`.
-///
-/// # Errors
-/// The kernel's answer.
+/// Writes all of `rest` to a file at `position`.
 pub fn write_all(to: BorrowedFd<'_>, mut rest: &[u8], mut position: u64) -> Result<(), Errno> {
     while !rest.is_empty() {
         match rustix::io::pwrite(to, rest, position) {
@@ -353,7 +343,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = File::open(dir.path()).unwrap();
         let from = File::from(unnamed(at.as_fd(), 0o600).unwrap());
-        // Data, a hole, data of more than one buffer, a hole at the end.
+        // Data, a hole, data longer than one buffer, and a hole at the end.
         from.set_len(100 << 20).unwrap();
         let long = [b'x'; 200_000];
         from.write_all_at(b"begin", 0).unwrap();
@@ -422,20 +412,20 @@ mod tests {
             let content: Vec<u8> = (0..length).map(|i: u32| i.to_le_bytes()[0] ^ 0x5a).collect();
             fs::write(dir.path().join("from"), &content).unwrap();
             let mut from = File::open(dir.path().join("from")).unwrap();
-            // The offset is of no account.
+            // The copy must ignore the file offset.
             from.read_exact(&mut vec![0; content.len() / 2]).unwrap();
             check_copy(&from, &content);
         }
     }
 
-    /// Files of /proc have no length, and the kernel copies nothing from them by itself.
+    /// Files of /proc report a size of 0, and copy_file_range copies no bytes from them.
     #[test]
     fn a_copy_of_a_file_without_length() {
         let from = File::open("/proc/sys/kernel/ostype").unwrap();
         check_copy(&from, b"Linux\n");
     }
 
-    /// Any user can rename, and the kernel then does not resolve a `..` at once (openat2(2), `EAGAIN`).
+    /// Any user can rename files, which makes openat2(2) return `EAGAIN` for paths with `..`.
     #[test]
     fn others_who_rename_stop_no_open() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Whether a file is in use: a lease asks the kernel, which knows across namespaces and crashes.
+//! Tests whether a file is in use by taking a lease, which works across namespaces and after crashes.
 #![expect(unsafe_code, reason = "rustix has no leases")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -7,49 +7,39 @@ use rustix::io::Errno;
 
 use crate::fd_name::name_of;
 
-/// Why it cannot be told whether a file is in use.
+/// The error of [`in_use`].
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// The descriptor cannot ask.
+    /// The descriptor is not open for reading or writing.
     #[error("cannot ask whether {file} is in use: it must be open for reading or writing")]
-    Descriptor {
-        /// The file.
-        file: String,
-    },
-    /// Only the owner of a file, or someone with `CAP_LEASE`, may ask.
+    Descriptor { file: String },
+    /// The caller is neither the owner of the file nor has `CAP_LEASE`.
     #[error("cannot ask whether {file} is in use: it belongs to another user")]
-    Forbidden {
-        /// The file.
-        file: String,
-    },
-    /// Anything else; `EINVAL` means that its file system has no leases.
+    Forbidden { file: String },
+    /// Another error of the kernel. `EINVAL` means that the file system has no leases.
     #[error("cannot ask whether {file} is in use")]
-    Ask {
-        /// The file.
-        file: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
+    Ask { file: String, source: Errno },
 }
 
-/// Returns whether anything besides this descriptor has the file open: a mount of it, attached or not, in any
-/// namespace; a loop device; a process that reads, writes or maps it.
+/// Returns whether anything besides this descriptor has the file open: a mount of it, attached or detached, in any
+/// namespace; a loop device; or a process that reads, writes or maps it.
 ///
-/// The descriptor must be open for reading or writing (`O_RDONLY` is enough, `O_PATH` is not), and must be the only one
-/// of this process on that file apart from its own duplicates. A second `open` counts as a user. So does an open file
-/// that a child inherited, until the child has called exec: ask again before you trust one "yes". The result holds only
-/// for the moment. To act on it, keep others from *starting* to use the file (lock the store, or unlink it first). For
-/// some microseconds, another process that opens the file waits, or gets `EAGAIN` with `O_NONBLOCK`.
+/// The descriptor must be open for reading or writing (`O_RDONLY` is enough, `O_PATH` is not). Apart from its own
+/// duplicates it must be the only descriptor of this process for that file, because a second `open` counts as a user.
+/// A descriptor that a child inherited counts as well until the child calls exec, so repeat the call before you trust
+/// one `true`. The result is valid only at the moment of the call. To act on it, keep others from *starting* to use
+/// the file (lock the store, or unlink the file first). For some microseconds, another process that opens the file
+/// waits, or gets `EAGAIN` with `O_NONBLOCK`.
 ///
 /// # Errors
-/// [`LeaseError`] if the kernel cannot tell; treat that as in use.
+/// [`LeaseError`] if the kernel cannot decide. Treat an error as in use.
 pub fn in_use(file: BorrowedFd<'_>) -> Result<bool, LeaseError> {
-    // Whoever opens the file while we have the lease makes the kernel signal us, by default with
-    // SIGIO, which kills a process that does not expect it. SIGURG is ignored unless asked for.
+    // If another process opens the file during the lease, the kernel signals this process, by default with SIGIO,
+    // which kills a process that does not expect it. SIGURG is ignored by default.
     let asked = set(file, F_SETSIG, libc::SIGURG);
     match asked.and_then(|()| set(file, libc::F_SETLEASE, libc::F_WRLCK)) {
         Ok(()) => {
-            // The lease would go with the descriptor, but until then hold up whoever opens it.
+            // Closing the descriptor would also end the lease, but would block other openers until then.
             set(file, libc::F_SETLEASE, libc::F_UNLCK)
                 .map_err(|source| LeaseError::Ask { file: name_of(file), source })?;
             Ok(false)
@@ -61,12 +51,12 @@ pub fn in_use(file: BorrowedFd<'_>) -> Result<bool, LeaseError> {
     }
 }
 
-/// Which signal tells of a lease that is in someone's way. Source: Linux `asm-generic/fcntl.h`.
+/// Selects the signal for lease breaks. Source: Linux `asm-generic/fcntl.h`.
 const F_SETSIG: i32 = 10;
 
-/// `F_SETSIG` or `F_SETLEASE`.
+/// Calls fcntl(2) with `F_SETSIG` or `F_SETLEASE`.
 fn set(file: BorrowedFd<'_>, command: i32, argument: i32) -> Result<(), Errno> {
-    // SAFETY: both commands take an integer and touch no memory of ours.
+    // SAFETY: both commands take an integer and access no memory of this process.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, argument) };
     if result == 0 { Ok(()) } else { Err(crate::last_errno()) }
 }
@@ -92,7 +82,7 @@ mod tests {
             let answers = (0..20_000).map(|_| super::in_use(File::open(&path).unwrap().as_fd()));
             let free = answers.filter(|it| matches!(it, Ok(false))).count();
             done.store(true, Ordering::Relaxed);
-            // With SIGIO, the first collision ends the process.
+            // With SIGIO, the first collision would end the process.
             assert!(free > 0, "never free");
         });
     }

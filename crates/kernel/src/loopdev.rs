@@ -1,4 +1,4 @@
-//! Loop devices: a file as a block device, for kernels and file systems that need one.
+//! Loop devices: present a file as a block device, for kernels and file systems that need one.
 #![expect(unsafe_code, reason = "rustix has no loop device ioctls")]
 
 use std::ffi::c_void;
@@ -10,38 +10,34 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Setter};
 
 use crate::fd_name::name_of;
 
-/// How to attach a file.
+/// Options of [`attach`].
 #[derive(Clone, Copy, Debug)]
 pub struct LoopOptions {
-    /// The device's logical block size.
     pub block_size: LoopBlockSize,
-    /// Whether the device can be written.
     pub access: Access,
-    /// Whether it reads past the page cache of the file, so that data is in memory once. The
-    /// kernel quietly does without where the file system cannot.
+    /// Whether the device bypasses the page cache of the file, so that data is in memory once. The kernel ignores
+    /// this without an error if the file system cannot.
     pub direct_io: bool,
 }
 
 /// A logical block size that every kernel accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoopBlockSize {
-    /// 512 bytes.
     B512,
-    /// 4096 bytes.
     B4096,
 }
 
-/// Whether a loop device can be written.
+/// The access mode of a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// No; the file needs to be open for reading.
+    /// The device is read-only. The file must be open for reading.
     ReadOnly,
-    /// Yes; the file needs to be open for both.
+    /// The device is writable. The file must be open for reading and writing.
     ReadWrite,
 }
 
-/// An attached loop device. It detaches itself when its last user goes: this descriptor, or
-/// the file systems mounted from it.
+/// An attached loop device. The kernel detaches it when its last user is gone: this descriptor, or a file system
+/// mounted from the device.
 #[derive(Debug)]
 pub struct LoopDevice {
     fd: OwnedFd,
@@ -49,7 +45,7 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Its device node.
+    /// Returns the path of its device node.
     #[must_use]
     pub fn path(&self) -> String {
         node(self.number)
@@ -62,45 +58,34 @@ impl AsFd for LoopDevice {
     }
 }
 
-/// A loop device could not be attached.
+/// The error of attaching a loop device.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// No driver, no device node, or no permission.
+    /// The driver or the device node is missing, or the caller has no permission.
     #[error("cannot open {node}")]
-    Open {
-        /// The device node.
-        node: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
+    Open { node: String, source: Errno },
     /// The driver has no free device.
     #[error("cannot find a free loop device")]
-    Free {
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// The driver refused the file.
+    Free { source: Errno },
+    /// The driver refused to attach the file.
     #[error("cannot attach {file} to {node}")]
     Attach {
-        /// The file.
         file: String,
-        /// The device node.
         node: String,
-        /// The kernel's answer; `ENOTTY` or `EINVAL` before Linux 5.8.
+        /// `ENOTTY` or `EINVAL` before Linux 5.8.
         source: Errno,
     },
-    /// Others took every free device first, each time.
+    /// Other processes took each free device first.
     #[error("cannot attach {file}: other processes took each of {tries} free loop devices first")]
     Contended {
-        /// The file.
         file: String,
-        /// How often it was tried.
+        /// Number of attempts.
         tries: u32,
     },
 }
 
 impl LoopError {
-    /// The kernel's answer, if it gave one.
+    /// Returns the errno of the failed system call, if one failed.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -113,13 +98,10 @@ impl LoopError {
 }
 
 const CONTROL: &str = "/dev/loop-control";
-/// Between asking for a free device and taking it, anyone may take it.
+/// Number of attempts, because any process may take a free device before this one does.
 const TRIES: u32 = 64;
 
 /// Attaches a file to a free loop device. The device keeps the file open.
-///
-/// # Errors
-/// The kernel's answer, naming the file and the device.
 pub fn attach(file: BorrowedFd<'_>, options: &LoopOptions) -> Result<LoopDevice, LoopError> {
     let control = open(CONTROL, OFlags::RDWR)?;
     let access = match options.access {
@@ -145,17 +127,17 @@ pub fn attach(file: BorrowedFd<'_>, options: &LoopOptions) -> Result<LoopDevice,
     Err(LoopError::Contended { file: name_of(file), tries: TRIES })
 }
 
-/// Whether this process can have a loop device: there is a driver, a free device, and a node that it may open. In a container
-/// the nodes of devices may be missing.
+/// Tests whether this process can attach a loop device: the driver must have a free device, and the process must be
+/// able to open its node. In a container the device nodes may be missing.
 ///
 /// # Errors
-/// Why it cannot.
+/// The step that failed.
 pub fn probe() -> Result<(), LoopError> {
     let control = open(CONTROL, OFlags::RDWR)?;
     // SAFETY: as in `attach`.
     let number = unsafe { rustix::ioctl::ioctl(&control, GetFree) }
         .map_err(|source| LoopError::Free { source })?;
-    // For reading: nobody is told of a change when it is closed.
+    // Read-only, because closing a writable descriptor would cause a uevent.
     open(&node(number), OFlags::RDONLY).map(drop)
 }
 
@@ -241,7 +223,7 @@ impl Info {
     };
 }
 
-/// `LOOP_CTL_GET_FREE`: the number of a device that was free a moment ago.
+/// `LOOP_CTL_GET_FREE`, which returns the number of a free device. Another process may take that device first.
 struct GetFree;
 
 // SAFETY: the ioctl takes no argument, writes to no memory and returns a device number.

@@ -1,14 +1,14 @@
-//! Memory of this process.
+//! Memory of this process's allocator.
 #![cfg_attr(
     target_env = "gnu",
     expect(unsafe_code, reason = "rustix has no calls of the allocator")
 )]
 
-/// Gives the kernel back what this process has freed. Threads that work for a while and end leave much of it.
+/// Returns freed memory to the kernel. Short-lived threads leave much of it in the allocator.
 pub fn give_back() {
-    // Only this allocator keeps it.
+    // Only glibc's allocator keeps freed memory.
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes no pointers, and locks what it looks at.
+    // SAFETY: malloc_trim takes no pointers and locks the allocator.
     unsafe {
         libc::malloc_trim(0);
     }

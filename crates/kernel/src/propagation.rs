@@ -1,12 +1,12 @@
-//! How mounts spread, which both mounts and namespaces say.
+//! Mount propagation, which mounts and namespaces share.
+/// The propagation of mount events between peers of a mount.
 
-/// How mounts spread between namespaces that share a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// Neither in nor out.
+    /// Events propagate in neither direction (`MS_PRIVATE`).
     Private,
-    /// In from the original, but not out.
+    /// Events propagate from the original mount, but not back to it (`MS_SLAVE`).
     Downstream,
-    /// Both ways.
+    /// Events propagate in both directions (`MS_SHARED`).
     Shared,
 }

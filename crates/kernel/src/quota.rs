@@ -1,4 +1,4 @@
-//! Project quotas: a limit on the bytes that a directory and everything below it take on the disk.
+//! Project quotas, which limit the disk space of a directory and everything below it.
 #![expect(
     unsafe_code,
     reason = "rustix has no FS_IOC_FSSETXATTR, and neither crate has quotactl_fd"
@@ -12,45 +12,41 @@ use rustix::ioctl::{Getter, Opcode, Setter};
 
 use crate::last_errno;
 
-/// Why a directory gets no limit.
+/// The error of [`limit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
     /// The file system has no project quotas, or does not enforce them.
     #[error("its file system does not enforce project quotas")]
     NotEnforced,
-    /// Every project id that was tried has files already.
+    /// Every project id that was tried is in use.
     #[error("no project id of {TRIES} tried is free")]
     NoId,
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("cannot {step}")]
     Kernel {
-        /// The step.
         step: &'static str,
-        /// The kernel's answer. `EPERM`: only the host's root sets quotas.
+        /// `EPERM` if the caller is not the host's root, who alone sets quotas.
         source: Errno,
     },
 }
 
-/// The project ids that Quire gives out, so that they do not meet those of administrators (`/etc/projid`) and of other
-/// engines, which count up from small numbers.
+/// The project ids that Quire assigns. The range avoids those of administrators (`/etc/projid`) and of other engines,
+/// which count up from small numbers.
 const IDS: std::ops::Range<u32> = 0x5100_0000..0x5200_0000;
 
-/// How many ids are tried before [`QuotaError::NoId`].
+/// Number of ids to try before [`QuotaError::NoId`].
 const TRIES: u32 = 256;
 
-/// Limits the bytes that an empty directory, and all files made below it later, take on the disk. The kernel keeps the
-/// limit on the disk, and refuses further writes with `EDQUOT` or `ENOSPC`. `statfs` of the directory returns the limit
-/// as its size. Processes with `CAP_SYS_RESOURCE` are not limited on ext4, but overlayfs writes to its upper layer
-/// without that capability (Linux `fs/overlayfs/super.c`, `ovl_fill_super`).
+/// Limits the disk space, in bytes, of an empty directory and of all files created below it later. The kernel stores
+/// the limit on the disk, and refuses further writes with `EDQUOT` or `ENOSPC`. `statfs` of the directory returns the
+/// limit as its size. Processes with `CAP_SYS_RESOURCE` are not limited on ext4, but overlayfs writes to its upper
+/// layer without that capability (Linux `fs/overlayfs/super.c`, `ovl_fill_super`).
 ///
-/// The owner of a file can change its project id in the initial user namespace, and so take the file out of the limit
+/// In the initial user namespace, the owner of a file can change its project id and so exempt the file from the limit
 /// (Linux `fs/file_attr.c`, `fileattr_set_prepare`). In other user namespaces no process can.
 ///
-/// A project id is free when no file has it, so a removed directory gives its id back.
-///
-/// # Errors
-/// [`QuotaError`].
+/// A project id is free when no file has it, so removing the directory frees its id.
 pub fn limit(directory: BorrowedFd<'_>, bytes: NonZeroU64) -> Result<(), QuotaError> {
     if !is_enforced(directory)? {
         return Err(QuotaError::NotEnforced);
@@ -58,14 +54,15 @@ pub fn limit(directory: BorrowedFd<'_>, bytes: NonZeroU64) -> Result<(), QuotaEr
     let stat = rustix::fs::fstat(directory)
         .map_err(|source| QuotaError::Kernel { step: "look at the directory", source })?;
     let count = IDS.end - IDS.start;
-    // Directories have different inode numbers, so starts at the same time begin at different ids.
+    // Directories have different inode numbers, so containers that start at the same time try different ids first.
     let first = u32::try_from(stat.st_ino % u64::from(count)).unwrap_or(0);
     for id in (0..TRIES).map(|it| IDS.start + (first + it) % count) {
         if files_of(directory, id)? != 0 {
             continue;
         }
         let before = set_project(directory, id)?;
-        // Another process may have taken the id since the check. Then both of them see two files, and go on.
+        // Another process may have taken the id since the check. Then both processes count two files and try the next
+        // id.
         if files_of(directory, id)? == 1 {
             return set_limit(directory, id, bytes);
         }
@@ -74,12 +71,12 @@ pub fn limit(directory: BorrowedFd<'_>, bytes: NonZeroU64) -> Result<(), QuotaEr
     Err(QuotaError::NoId)
 }
 
-/// Whether the file system of a directory refuses writes above a project's limit.
+/// Tests whether the file system of a directory refuses writes above a project's limit.
 fn is_enforced(directory: BorrowedFd<'_>) -> Result<bool, QuotaError> {
     let mut state = State { version: STATE_VERSION, ..State::default() };
     match quotactl(directory, GET_STATE, 0, &mut state) {
         Ok(()) => Ok(state.flags & PROJECTS_ENFORCED != 0),
-        // No quotas in the kernel, none on this file system, or none of projects.
+        // The kernel has no quotas, or the file system has none or none for projects.
         Err(Errno::NOSYS | Errno::INVAL | Errno::SRCH | Errno::OPNOTSUPP | Errno::NOTTY) => {
             Ok(false)
         }
@@ -87,12 +84,12 @@ fn is_enforced(directory: BorrowedFd<'_>) -> Result<bool, QuotaError> {
     }
 }
 
-/// The number of files, directories included, that have a project id.
+/// Returns the number of files, including directories, that have a project id.
 fn files_of(directory: BorrowedFd<'_>, id: u32) -> Result<u64, QuotaError> {
     let mut quota = Quota::default();
     match quotactl(directory, GET_QUOTA, id, &mut quota) {
         Ok(()) => Ok(quota.files),
-        // XFS has no record of an id that was never used.
+        // XFS has no record for an id that was never used.
         Err(Errno::NOENT | Errno::SRCH) => Ok(0),
         Err(source) => Err(QuotaError::Kernel { step: "read a project's quota", source }),
     }
@@ -105,7 +102,7 @@ fn set_limit(directory: BorrowedFd<'_>, id: u32, bytes: NonZeroU64) -> Result<()
         .map_err(|source| QuotaError::Kernel { step: "set a project's quota", source })
 }
 
-/// Gives a directory a project id that what is made in it inherits, and returns the id that it had.
+/// Sets a directory's project id, which new files in it inherit, and returns the previous id.
 fn set_project(directory: BorrowedFd<'_>, id: u32) -> Result<u32, QuotaError> {
     let failed = |source| QuotaError::Kernel { step: "set a directory's project id", source };
     // SAFETY: FS_IOC_FSGETXATTR writes exactly this struct, whose size is asserted below.
@@ -122,12 +119,12 @@ fn set_project(directory: BorrowedFd<'_>, id: u32) -> Result<u32, QuotaError> {
     Ok(before)
 }
 
-/// quotactl_fd(2), for quotas of projects.
+/// Calls quotactl_fd(2) for project quotas.
 fn quotactl<T>(file: BorrowedFd<'_>, command: u32, id: u32, argument: &mut T) -> Result<(), Errno> {
     // Source: Linux include/uapi/linux/quota.h, QCMD and PRJQUOTA.
     const PROJECTS: u32 = 2;
     let command = command << 8 | PROJECTS;
-    // SAFETY: each command's struct is passed with it below, and lives through the call.
+    // SAFETY: the callers below pass each command with its struct, which lives through the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,
@@ -167,10 +164,10 @@ const BLOCK: u64 = 1024;
 #[repr(C)]
 #[derive(Default)]
 struct Quota {
-    /// In blocks of [`BLOCK`] bytes.
+    /// Hard limit, in blocks of [`BLOCK`] bytes.
     hard_limit: u64,
     soft_limit: u64,
-    /// In bytes.
+    /// Space in use, in bytes.
     bytes: u64,
     hard_limit_files: u64,
     soft_limit_files: u64,
@@ -187,7 +184,7 @@ const GET_STATE: u32 = 0x5808;
 const STATE_VERSION: i8 = 1;
 const PROJECTS_ENFORCED: u16 = 1 << 5;
 
-/// `struct fs_quota_statv`. Other file systems than XFS fill it in, too.
+/// `struct fs_quota_statv`, which file systems other than XFS fill in as well.
 #[repr(C)]
 #[derive(Default)]
 struct State {
@@ -205,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// Neither procfs nor a tmpfs without the mount option has quotas.
+    /// Neither procfs nor a tmpfs mounted without quota options has quotas.
     #[test]
     fn a_file_system_without_quotas_is_refused() {
         for path in ["/proc", "/dev/shm"] {

@@ -1,4 +1,4 @@
-//! Files that must not change: the immutable flag, and what a file is sealed with.
+//! Sealed files: the immutable flag, and the test for fs-verity.
 
 use std::os::fd::BorrowedFd;
 
@@ -7,56 +7,40 @@ use rustix::io::Errno;
 
 use crate::fd_name::name_of;
 
-/// Why a file could not be sealed, unsealed or asked.
+/// An error of reading or changing a file's seal.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    /// The file system keeps no such flag (tmpfs before 6.6, NFS, FUSE).
+    /// The file system has no such flag (tmpfs before 6.6, NFS, FUSE).
     #[error("the file system of {file} has no immutable flag")]
-    Unsupported {
-        /// The file.
-        file: String,
-        /// An error of the kernel.
-        source: Errno,
-    },
-    /// Setting and clearing the flag takes `CAP_LINUX_IMMUTABLE`.
+    Unsupported { file: String, source: Errno },
+    /// Setting or clearing the flag needs `CAP_LINUX_IMMUTABLE`.
     #[error("cannot change the immutable flag of {file} without CAP_LINUX_IMMUTABLE")]
-    Forbidden {
-        /// The file.
-        file: String,
-        /// An error of the kernel.
-        source: Errno,
-    },
-    /// Anything else.
+    Forbidden { file: String, source: Errno },
+    /// Another error of the kernel.
     #[error("cannot {action} the inode flags of {file}")]
     Flags {
         /// "read" or "change".
         action: &'static str,
-        /// The file.
         file: String,
-        /// An error of the kernel.
         source: Errno,
     },
 }
 
-/// Kind of seal that keeps a file from changing.
+/// A kind of seal that keeps a file from changing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealed {
-    /// fs-verity: the data cannot change, and every read is checked. Names may come and go.
+    /// fs-verity: the data cannot change, and every read is verified. Links can be added and removed.
     Verity,
-    /// The immutable flag: no write, link, rename or unlink until it is cleared. Reads are not
-    /// checked.
+    /// The immutable flag: write, link, rename and unlink fail until it is cleared. Reads are not verified.
     Immutable,
-    /// Nothing but its permissions.
+    /// The file has no seal, only its permissions.
     No,
 }
 
 /// `FS_VERITY_FL` of include/uapi/linux/fs.h, which rustix does not name.
 const VERITY: IFlags = IFlags::from_bits_retain(0x0010_0000);
 
-/// Returns the kind of a file's seal. `No` also if the file system has no flags.
-///
-/// # Errors
-/// An error of the kernel.
+/// Returns the kind of a file's seal. [`Sealed::No`] also if the file system has no flags.
 pub fn sealed(file: BorrowedFd<'_>) -> Result<Sealed, SealError> {
     match rustix::fs::ioctl_getflags(file) {
         Ok(flags) if flags.contains(VERITY) => Ok(Sealed::Verity),
@@ -66,18 +50,18 @@ pub fn sealed(file: BorrowedFd<'_>) -> Result<Sealed, SealError> {
     }
 }
 
-/// Makes a file immutable. Link it to its final name first: afterwards that is refused too.
+/// Makes a file immutable. Link it to its final name first, because the flag also forbids linking.
 ///
 /// # Errors
-/// [`SealError::Unsupported`] or [`SealError::Forbidden`], after which the file is as it was.
+/// [`SealError`]; the file is then unchanged.
 pub fn set_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
     change(file, |flags| flags | IFlags::IMMUTABLE)
 }
 
-/// Clears the immutable flag, so that a file can be unlinked. Does nothing if it is not set.
+/// Clears the immutable flag, so that a file can be unlinked. Does nothing if the flag is not set.
 ///
 /// # Errors
-/// As [`set_immutable`], but a file without the flag is not an error.
+/// Those of [`set_immutable`], except that a file without the flag is not an error.
 pub fn clear_immutable(file: BorrowedFd<'_>) -> Result<(), SealError> {
     match sealed(file)? {
         Sealed::No => Ok(()),

@@ -1,4 +1,4 @@
-//! Memory that outlives its process: another one that has it open finds what was written to it.
+//! Shared memory that outlives a process: another process that has it open can read its content.
 #![expect(unsafe_code, reason = "a mapping is a pointer")]
 
 use std::ops::Range;
@@ -12,30 +12,25 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::last_errno;
 
-/// Bytes in a word.
+/// Size of a word in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// Why memory cannot be shared.
+/// An error of shared memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedMemoryError {
     /// A system call failed.
     #[error("cannot {step} shared memory")]
-    Call {
-        /// What was tried.
-        step: &'static str,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// Whoever has it could shorten it, and its readers would be killed.
+    Call { step: &'static str, source: Errno },
+    /// The size is not sealed, so its other owner could shrink it, which would kill readers with `SIGBUS`.
     #[error("the descriptor is of no memory whose size is sealed")]
     NotSealed,
-    /// It has another size than was expected.
+    /// The memory does not have the expected size.
     #[error("the shared memory has {actual} bytes, and {expected} were expected")]
     Size {
-        /// In bytes.
+        /// Size in bytes.
         actual: u64,
-        /// In bytes.
+        /// Expected size in bytes.
         expected: u64,
     },
 }
@@ -44,7 +39,7 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> SharedMemoryError {
     move |source| SharedMemoryError::Call { step, source }
 }
 
-/// Words that other processes may have, too. Its size never changes.
+/// An array of words that other processes may map as well. Its size never changes.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: OwnedFd,
@@ -52,16 +47,13 @@ pub struct SharedMemory {
     words: usize,
 }
 
-// SAFETY: nothing but atomics is reached through the address, and the mapping is there until the drop.
+// SAFETY: the address is only used for atomics, and stays mapped until the drop.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Memory of zeros. `name` is seen in `/proc`.
-    ///
-    /// # Errors
-    /// [`SharedMemoryError::Call`].
+    /// Makes memory that contains zeros. `name` appears in `/proc`.
     pub fn new(name: &str, words: usize) -> Result<Self, SharedMemoryError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(name, flags).map_err(failed("make"))?;
@@ -71,12 +63,12 @@ impl SharedMemory {
         Self::map(file, words)
     }
 
-    /// Memory of another process, by a descriptor of it.
+    /// Maps the memory of another process from a descriptor of it.
     ///
     /// # Errors
-    /// [`SharedMemoryError`]: for a descriptor of anything else, or memory of another size.
+    /// [`SharedMemoryError`] if the descriptor is not sealed memory, or if the size differs.
     pub fn adopt(file: OwnedFd, words: usize) -> Result<Self, SharedMemoryError> {
-        // With another file this is EINVAL.
+        // For any other type of file this is EINVAL.
         match rustix::fs::fcntl_get_seals(&file) {
             Ok(seals) if seals.contains(SealFlags::SHRINK) => {}
             Ok(_) | Err(Errno::INVAL) => return Err(SharedMemoryError::NotSealed),
@@ -92,7 +84,7 @@ impl SharedMemory {
 
     fn map(file: OwnedFd, words: usize) -> Result<Self, SharedMemoryError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the mapping is new, so it overlaps nothing. It ends with the value.
+        // SAFETY: the mapping is new, so it overlaps nothing. It is unmapped when the value is dropped.
         let address = unsafe {
             rustix::mm::mmap(null_mut(), words * WORD, access, MapFlags::SHARED, &file, 0)
         };
@@ -101,44 +93,38 @@ impl SharedMemory {
         Ok(Self { file, address, words })
     }
 
-    /// All of it.
+    /// Returns all words.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping has so many words, at the start of a page, and lives as long as `self`. Its size is sealed. Other
-        // processes change it, which atomics allow.
+        // SAFETY: the mapping starts at a page, has this many words, and lives as long as `self`. Its size is sealed.
+        // Other processes may change the words, which atomics allow.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.words) }
     }
 
-    /// Has memory for these words, so that no later write to them fails.
-    ///
-    /// # Errors
-    /// [`SharedMemoryError::Call`].
+    /// Allocates memory for a range of words, so that later writes to them cannot fail.
     pub fn reserve(&self, words: Range<usize>) -> Result<(), SharedMemoryError> {
         let (at, length) = (bytes(words.start), bytes(words.len()));
         rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, length)
             .map_err(failed("reserve"))
     }
 
-    /// read(2) into some of its words. Returns how many bytes came.
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Calls read(2) with a range of words as the buffer. Returns the number of bytes read.
     ///
     /// # Panics
-    /// If there are no such words.
+    /// If `words` is out of range.
     pub fn read_into(&self, from: BorrowedFd<'_>, words: Range<usize>) -> Result<usize, Errno> {
         let place = self.words()[words].as_ptr_range();
         let length = place.end.addr() - place.start.addr();
         let start = place.start.cast_mut().cast::<libc::c_void>();
-        // SAFETY: the words are there, and are only read as atomics.
+        // SAFETY: the range was checked above, and the words are only read as atomics.
         let got = unsafe { libc::read(from.as_raw_fd(), start, length) };
         usize::try_from(got).map_err(|_negative| last_errno())
     }
 
-    /// What is in some of its words now.
+    /// Returns the current values of a range of words.
     ///
     /// # Panics
-    /// If there are no such words.
+    /// If `words` is out of range.
     #[must_use]
     pub fn copy(&self, words: Range<usize>) -> Vec<u64> {
         self.words()[words].iter().map(|it| it.load(Ordering::Acquire)).collect()
@@ -154,7 +140,7 @@ impl AsFd for SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         let start = self.address.as_ptr().cast();
-        // SAFETY: the mapping is ours, and nothing points into it any more.
+        // SAFETY: this value owns the mapping, and nothing points into it any more.
         let _unmapped = unsafe { rustix::mm::munmap(start, self.words * WORD) };
     }
 }
@@ -181,7 +167,7 @@ mod tests {
         assert_eq!(one.read_into(read.as_fd(), 2..4), Ok(12));
         drop(one);
         assert_eq!(other.copy(1022..1024), [0, 7]);
-        // Whatever the order of bytes in a word is.
+        // The result does not depend on the byte order.
         let words = other.copy(0..4);
         let bytes: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Terminals: their modes and sizes, and the new ones that OCI runtimes make and hand over.
+//! Terminals: their modes and sizes, and receiving the terminals that OCI runtimes make.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -18,7 +18,7 @@ use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, Termios};
 
 pub use rustix::termios::Winsize;
 
-/// The modes that a terminal has now, to be restored.
+/// The saved modes of a terminal, to be restored.
 #[derive(Debug)]
 pub struct Modes {
     terminal: OwnedFd,
@@ -26,10 +26,10 @@ pub struct Modes {
 }
 
 impl Modes {
-    /// Notes the modes of a terminal.
+    /// Saves the modes of a terminal.
     ///
     /// # Errors
-    /// `ENOTTY` when it is none.
+    /// `ENOTTY` if the file is not a terminal.
     pub fn of(terminal: BorrowedFd<'_>) -> Result<Self, Errno> {
         let before = rustix::termios::tcgetattr(terminal)?;
         let copy = terminal.try_clone_to_owned();
@@ -37,39 +37,36 @@ impl Modes {
         Ok(Self { terminal, before })
     }
 
-    /// Sets the terminal to pass each byte as it comes, Ctrl-C too.
+    /// Sets the terminal to raw mode, which passes each byte on at once, including Ctrl-C.
     ///
     /// # Errors
-    /// The kernel's, such as `EIO` for a terminal that has been hung up.
+    /// An error of the kernel, such as `EIO` for a terminal that has been hung up.
     pub fn set_raw(&self) -> Result<(), Errno> {
         let mut raw = self.before.clone();
         raw.make_raw();
         rustix::termios::tcsetattr(&self.terminal, OptionalActions::Drain, &raw)
     }
 
-    /// Sets the terminal as it was noted.
+    /// Restores the saved modes.
     pub fn restore(&self) {
-        // One that has been hung up needs nothing.
+        // A terminal that has been hung up needs no modes.
         let _gone =
             rustix::termios::tcsetattr(&self.terminal, OptionalActions::Drain, &self.before);
     }
 }
 
-/// Returns the size of a terminal; `None` if it is not a terminal.
+/// Returns the size of a terminal. `None` if the file is not a terminal.
 #[must_use]
 pub fn size(terminal: BorrowedFd<'_>) -> Option<Winsize> {
     rustix::termios::tcgetwinsize(terminal).ok()
 }
 
-/// Sets the size of a terminal. Its foreground processes get `SIGWINCH` if it changes.
-///
-/// # Errors
-/// An error of the kernel.
+/// Sets the size of a terminal. Its foreground processes get `SIGWINCH` if the size changes.
 pub fn resize(terminal: BorrowedFd<'_>, size: Winsize) -> Result<(), Errno> {
     rustix::termios::tcsetwinsize(terminal, size)
 }
 
-/// The process group that a Ctrl-C typed into this terminal interrupts; none if that is a byte like others there.
+/// Returns the process group that Ctrl-C on this terminal interrupts. `None` if the terminal treats Ctrl-C as data.
 #[must_use]
 pub fn interrupted_by_ctrl_c(master: BorrowedFd<'_>) -> Option<Pid> {
     let modes = rustix::termios::tcgetattr(master).ok()?;
@@ -78,13 +75,13 @@ pub fn interrupted_by_ctrl_c(master: BorrowedFd<'_>) -> Option<Pid> {
     is_key.then(|| rustix::termios::tcgetpgrp(master).ok()).flatten()
 }
 
-/// What terminals send for Ctrl-C.
+/// The byte that terminals send for Ctrl-C.
 const CTRL_C: u8 = 3;
 
-/// The file of a [`Receiver`], in its directory.
+/// The file name of a [`Receiver`]'s socket in its directory.
 pub const SOCKET: &str = "console.sock";
 
-/// A socket to which a runtime sends the terminal that it makes for a container (`--console-socket`).
+/// A socket on which a runtime sends the terminal that it makes for a container (`--console-socket`).
 #[derive(Debug)]
 pub struct Receiver {
     directory: File,
@@ -93,29 +90,24 @@ pub struct Receiver {
 
 impl Receiver {
     /// Makes the socket in a directory.
-    ///
-    /// # Errors
-    /// An error of the kernel.
     pub fn new(directory: &Path) -> std::io::Result<Self> {
         let directory = File::open(directory)?;
-        // By the descriptor, since the path may be longer than the address of a socket (unix(7): 108 bytes).
+        // The address uses the descriptor, because the path may be longer than a socket's address (unix(7): 108
+        // bytes).
         let address = format!("{}/{SOCKET}", crate::fd_name::proc_path(directory.as_fd()));
         let listener = UnixListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { directory, listener })
     }
 
-    /// Returns a path of the socket for other processes, valid while this process has it open.
+    /// Returns a path of the socket for other processes, valid while this process has the directory open.
     #[must_use]
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}/{SOCKET}", std::process::id(), self.directory.as_raw_fd())
     }
 
-    /// Returns the terminal's master side, when [`as_fd`](Self::as_fd) is readable. `None` if no runtime has connected,
-    /// or if it failed before it had a terminal.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Returns the master side of the terminal, once [`as_fd`](Self::as_fd) is readable. `None` if no runtime has
+    /// connected, or if the runtime failed before it made a terminal.
     pub fn receive(&self) -> std::io::Result<Option<OwnedFd>> {
         let stream = match self.listener.accept() {
             Ok((stream, _)) => stream,
@@ -129,7 +121,7 @@ impl Receiver {
 }
 
 impl rustix::fd::AsFd for Receiver {
-    /// Readable when a runtime has connected.
+    /// The descriptor is readable when a runtime has connected.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
@@ -137,15 +129,12 @@ impl rustix::fd::AsFd for Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        // It is in a folder that is removed later, too.
+        // A failure does not matter, because the directory is removed later.
         let _gone = rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty());
     }
 }
 
-/// Sends a byte, and a descriptor with it.
-///
-/// # Errors
-/// An error of the kernel.
+/// Sends a byte together with a descriptor.
 pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -156,14 +145,11 @@ pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), E
     Ok(())
 }
 
-/// Receives a byte, none at the end, and the descriptor that came with it, if one did.
-///
-/// # Errors
-/// An error of the kernel.
+/// Receives a byte, `None` at the end of the stream, and the descriptor that came with it, if any.
 pub fn receive(stream: &UnixStream) -> Result<(Option<u8>, Option<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    // Runtimes send the terminal's name with it.
+    // Runtimes send the terminal's name along with the descriptor.
     let mut bytes = [0; 4096];
     let received = loop {
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -194,7 +180,7 @@ mod tests {
         let (byte, descriptor) = receive(&other).unwrap();
         assert_eq!(byte, Some(b'x'));
         drop(writer);
-        // The end of that pipe, and of the stream.
+        // Both the pipe and the stream are at their end.
         assert_eq!(rustix::io::read(descriptor.unwrap(), &mut [0]), Ok(0));
         assert!(matches!(receive(&other), Ok((None, None))));
     }

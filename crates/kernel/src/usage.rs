@@ -1,4 +1,4 @@
-//! What a directory and all in it take on the disk.
+//! Disk usage of directory trees, and syncing them.
 
 use std::collections::HashSet;
 use std::io;
@@ -8,16 +8,15 @@ use crate::depth::{Walked, walk};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fsync, openat};
 use rustix::io::Errno;
 
-/// What a directory and all in it take on the disk.
+/// The disk usage of a directory and everything below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// Bytes on disk.
+    /// Allocated bytes.
     pub bytes: u64,
-    /// Inodes.
     pub inodes: u64,
 }
 
-/// Source: stat(2), `st_blocks`.
+/// Unit of `st_blocks`, in bytes. Source: stat(2).
 const BLOCK: u64 = 512;
 
 const DIRECTORY: OFlags =
@@ -30,13 +29,13 @@ impl Usage {
     }
 }
 
-/// The number of walks before a measurement fails because directories keep moving.
+/// Number of walks before a measurement fails because directories keep moving.
 const TRIES: u32 = 4;
 
-/// The use of a directory and all in it, however deep. What vanishes meanwhile counts nothing.
+/// Returns the disk usage of a directory tree of any depth. Files that are removed during the walk are not counted.
 ///
 /// # Errors
-/// When a directory cannot be read, or if directories are moved all the time: what was moved could be missed.
+/// If a directory cannot be read, or if directories were moved during each walk, which could hide some of them.
 pub fn usage_of(directory: &Path) -> io::Result<Usage> {
     for _ in 0..TRIES {
         if let Some(usage) = measured(directory)? {
@@ -46,7 +45,7 @@ pub fn usage_of(directory: &Path) -> io::Result<Usage> {
     Err(io::Error::other("its directories are moved while it is measured"))
 }
 
-/// `None` if a directory was moved.
+/// Walks once. `None` if a directory was moved during the walk.
 fn measured(directory: &Path) -> io::Result<Option<Usage>> {
     let mut usage = Usage::default();
     let mut seen = HashSet::new();
@@ -64,13 +63,13 @@ fn measured(directory: &Path) -> io::Result<Option<Usage>> {
     Ok((walked == Walked::All).then_some(usage))
 }
 
-/// The most files that are synced one by one. For more of them, all of the file system is.
+/// Largest number of inodes that [`sync`] syncs one by one. For more, it syncs the whole file system.
 const SYNCED_ALONE: u64 = 256;
 
-/// Makes a directory, on which nothing is written any more, outlive a crash of the host.
+/// Syncs a directory tree to disk, so that it survives a crash of the host. Its writers must have finished.
 ///
 /// # Errors
-/// When some of it cannot be read or written.
+/// If a part of the tree cannot be read or written.
 pub fn sync(directory: &Path) -> io::Result<()> {
     let top = openat(CWD, directory, DIRECTORY, Mode::empty())?;
     if measured(directory)?.is_none_or(|it| it.inodes > SYNCED_ALONE) {
@@ -82,7 +81,7 @@ pub fn sync(directory: &Path) -> io::Result<()> {
             FileType::RegularFile | FileType::Directory => {
                 Ok(fsync(openat(parent, name, open, Mode::empty())?)?)
             }
-            // All of it is in its directory.
+            // Other types, such as symlinks, are written with their directory.
             _ => Ok(()),
         }
     })?;
@@ -102,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    /// What runs in a root may put a link in the place of a directory at any moment.
+    /// A program in a container may replace a directory by a symlink at any moment.
     #[test]
     fn nothing_outside_is_counted() {
         let folder = tempfile::tempdir().unwrap();
@@ -130,7 +129,7 @@ mod tests {
         assert_eq!(most.unwrap(), Some(3));
     }
 
-    /// Programs can make directories at a depth that no path reaches: path_resolution(7), PATH_MAX.
+    /// Programs can make directories deeper than any path reaches (path_resolution(7), `PATH_MAX`).
     #[test]
     fn what_is_deeper_than_any_path_counts() {
         const DEPTH: u64 = 60;
@@ -139,7 +138,7 @@ mod tests {
         let mut here = openat(CWD, folder.path(), DIRECTORY, Mode::empty()).unwrap();
         for _ in 0..DEPTH {
             rustix::fs::mkdirat(&here, &name, Mode::RWXU).unwrap();
-            // Directories beside, to which a walk has to come back.
+            // A sibling directory, to which the walk must come back.
             rustix::fs::mkdirat(&here, "beside", Mode::RWXU).unwrap();
             here = openat(&here, &name, DIRECTORY, Mode::empty()).unwrap();
         }

@@ -1,4 +1,4 @@
-//! fs-verity: the kernel checks every block that is read against one digest of the whole file.
+//! fs-verity: the kernel checks every block that it reads against one digest of the whole file.
 #![expect(unsafe_code, reason = "rustix has no fs-verity ioctls")]
 
 use std::os::fd::BorrowedFd;
@@ -9,92 +9,65 @@ use rustix::ioctl::{Opcode, Setter, Updater, opcode};
 
 use crate::fd_name::name_of;
 
-/// The hash of a fs-verity digest; blocks are always of 4096 bytes, without salt.
+/// The hash algorithm of a fs-verity digest. Blocks always have 4096 bytes and no salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// SHA-256: digests of 32 bytes.
+    /// SHA-256, with digests of 32 bytes.
     Sha256,
-    /// SHA-512: digests of 64 bytes.
+    /// SHA-512, with digests of 64 bytes.
     Sha512,
 }
 
-/// Result of [`enable`].
+/// Outcome of [`enable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enabled {
-    /// It is on from now on.
+    /// The call turned fs-verity on.
     Now,
-    /// It was on before, perhaps with another algorithm: [`measure`] tells.
+    /// fs-verity was already on, perhaps with another algorithm, which [`measure`] returns.
     Before,
 }
 
-/// A digest that the kernel enforces.
+/// A fs-verity digest that the kernel enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
-    /// A SHA-256 digest.
     Sha256([u8; 32]),
-    /// A SHA-512 digest.
     Sha512([u8; 64]),
 }
 
-/// Why fs-verity could not be turned on or asked.
+/// The error of turning fs-verity on or of reading a digest.
 #[derive(Debug, thiserror::Error)]
 pub enum VerityError {
-    /// The kernel or the type of file system does not know fs-verity at all.
+    /// The kernel or the type of file system does not support fs-verity.
     #[error("this kernel has no fs-verity for the file system of {file}")]
-    NoKernelSupport {
-        /// The file.
-        file: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// The file system could, but was made without it (`mkfs.ext4 -O verity`, `tune2fs -O verity`).
+    NoKernelSupport { file: String, source: Errno },
+    /// The file system supports fs-verity but was made without it (`mkfs.ext4 -O verity`, `tune2fs -O verity`).
     #[error("fs-verity is not turned on in the file system of {file}")]
-    NotEnabled {
-        /// The file.
-        file: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// Someone, perhaps this process, has the file open for writing.
+    NotEnabled { file: String, source: Errno },
+    /// A process, perhaps this one, has the file open for writing.
     #[error("cannot turn on fs-verity for {file} while it is open for writing")]
-    OpenForWriting {
-        /// The file.
-        file: String,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// The kernel knows fs-verity, but not with this hash (a module is missing).
+    OpenForWriting { file: String, source: Errno },
+    /// The kernel supports fs-verity, but not with this hash algorithm, because a module is missing.
     #[error("this kernel has no {algorithm:?} for the fs-verity digest of {file}")]
-    NoAlgorithm {
-        /// The file.
-        file: String,
-        /// The hash.
-        algorithm: Algorithm,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// The file has a digest of another kind than Quire's.
+    NoAlgorithm { file: String, algorithm: Algorithm, source: Errno },
+    /// The file's digest uses an algorithm that Quire does not use.
     #[error("{file} has a fs-verity digest of algorithm {number}, which is unknown here")]
     UnknownAlgorithm {
-        /// The file.
         file: String,
-        /// The kernel's number for it.
+        /// The kernel's number of the algorithm.
         number: u16,
     },
-    /// Anything else.
+    /// Another error of the kernel.
     #[error("cannot {action} fs-verity of {file}")]
     Call {
         /// "turn on" or "measure".
         action: &'static str,
-        /// The file.
         file: String,
-        /// The kernel's answer.
         source: Errno,
     },
 }
 
 impl VerityError {
-    /// Whether this file system, on this kernel, will never do it, so that a store may do without.
+    /// Whether this file system on this kernel can never use fs-verity, so that a store may do without.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(
@@ -104,10 +77,10 @@ impl VerityError {
     }
 }
 
-/// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor must be open for reading
-/// only, and the file may not be open for writing anywhere.
+/// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor must be open for
+/// reading only, and no process may have the file open for writing.
 ///
-/// The kernel asks for the right to write. An owner who is not root and has taken that from the file gets it back meanwhile.
+/// The kernel requires write permission. If an owner other than root lacks it, the call adds it for a moment.
 ///
 /// # Errors
 /// [`VerityError`]; the file is then unchanged.
@@ -147,13 +120,13 @@ fn turn_on(file: BorrowedFd<'_>, algorithm: Algorithm) -> Result<(), Errno> {
     unsafe { rustix::ioctl::ioctl(file, enable) }
 }
 
-/// The digest that the kernel enforces for this file; none where fs-verity is not on for it.
+/// Returns the digest that the kernel enforces for a file. `None` if fs-verity is off for the file.
 ///
 /// # Errors
-/// [`VerityError::NoKernelSupport`] and the like where the question has no answer.
+/// [`VerityError::NoKernelSupport`] or [`VerityError::NotEnabled`] if the file cannot have a digest.
 pub fn measure(file: BorrowedFd<'_>) -> Result<Option<Measured>, VerityError> {
     let mut digest = Digest { algorithm: 0, size: 64, bytes: [0; 64] };
-    // SAFETY: FS_IOC_MEASURE_VERITY writes a header and at most `size` bytes, which are there.
+    // SAFETY: FS_IOC_MEASURE_VERITY writes a header and at most `size` bytes, for which the struct has room.
     let measure = unsafe { Updater::<MEASURE_VERITY, Digest>::new(&mut digest) };
     // SAFETY: the argument lives through the call.
     match unsafe { rustix::ioctl::ioctl(file, measure) } {
@@ -180,7 +153,7 @@ fn failed(file: BorrowedFd<'_>, action: &'static str, source: Errno) -> VerityEr
 
 // Source: Linux include/uapi/linux/fsverity.h.
 const ENABLE_VERITY: Opcode = opcode::write::<EnableArgument>(b'f', 133);
-/// The size in the number is that of the header alone.
+/// The size in the ioctl's number is that of the header only.
 const MEASURE_VERITY: Opcode = opcode::read_write::<[u16; 2]>(b'f', 134);
 const HASH_SHA256: u16 = 1;
 const HASH_SHA512: u16 = 2;
@@ -215,7 +188,7 @@ impl EnableArgument {
     };
 }
 
-/// `struct fsverity_digest`, with room for the longest.
+/// `struct fsverity_digest`, with room for the longest digest.
 #[repr(C)]
 struct Digest {
     algorithm: u16,

@@ -1,18 +1,17 @@
-//! The kernel's version, for messages and for what cannot be tried.
+//! The kernel's version, for messages and for features that cannot be probed.
 
 use std::fmt;
 
-/// A Linux version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelVersion {
-    /// The 6 of 6.18.
+    /// First number of the version: 6 in 6.18.
     pub major: u32,
-    /// The 18 of 6.18.
+    /// Second number of the version: 18 in 6.18.
     pub minor: u32,
 }
 
 impl KernelVersion {
-    /// The running kernel's; none if it does not say one that can be read.
+    /// Returns the version of the running kernel. `None` if uname(2) reports none that can be parsed.
     #[must_use]
     pub fn running() -> Option<Self> {
         Self::parse(&rustix::system::uname().release().to_string_lossy())

@@ -1,8 +1,9 @@
-//! Nobody waits for what is done behind. No test harness: its threads would be in the way.
+//! Work in forked children: callers do not wait for it. Runs without the test harness, because of the harness's
+//! threads.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test, without the harness")]
 
-// As the other crates call it.
+// The name that the other crates use.
 extern crate quire_kernel as kernel;
 
 use std::io::{BufRead as _, BufReader};
@@ -32,18 +33,18 @@ fn main() {
     }
 }
 
-/// The work lasts until there is a gate.
+/// Starts work that lasts until the file `gate` exists.
 fn finish(file: &str) -> Done {
     finish_behind(|_| {
         until(&Path::new(file).with_file_name("gate"));
         std::fs::write(file, "done").unwrap();
-        // Goes nowhere, and ends no parent.
+        // The output goes to /dev/null, and the panic does not affect the parent.
         println!("not to be seen");
         panic!("neither is this");
     })
 }
 
-/// Waits for a file.
+/// Waits until a file exists.
 fn until(file: &Path) {
     while !file.exists() {
         std::thread::sleep(Duration::from_millis(10));
@@ -52,7 +53,7 @@ fn until(file: &Path) {
 
 fn start(how: &str, file: &Path) -> String {
     let mut command = Command::new("/proc/self/exe");
-    // As whoever reads its output waits for it: until the last copy of the pipe is closed.
+    // Waits until the last copy of the pipe is closed, as a reader of the program's output does.
     let output = command.arg(how).arg(file).stdin(Stdio::null()).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
@@ -70,15 +71,15 @@ fn with_threads_it_is_done_here() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(folder.path().join("gate"), "").unwrap();
-    // Here the panic is the caller's, as it would be without a child.
+    // With threads, the panic reaches the caller, because there is no child.
     start("threads", &file);
     assert!(file.exists());
 }
 
-/// As crun does it: what is started is the child of a child that outlives the program.
+/// As with crun: the container is started by a child that outlives the program.
 fn who_is_left_to_us_is_waited_for() {
     set_subreaper().unwrap();
-    // The child ends when nobody but us waits for anything.
+    // The grandchild exits while its parent still runs but does not wait for it.
     let script = "(sh -c 'sleep 0.2; exit 7' & echo $!; exec sleep 0.5 >/dev/null) &";
     let mut program =
         Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();

@@ -1,8 +1,9 @@
-//! Signals to this process reach the child, once. No test harness: its threads would take them.
+//! Signals to this process reach the child, once. Runs without the test harness, whose threads would take the
+//! signals.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test, without the harness")]
 
-// As the other crates call it.
+// The name that the other crates use.
 extern crate quire_kernel as kernel;
 
 use std::io::Read as _;
@@ -22,7 +23,8 @@ const FORWARDED: [(&str, Signal); 7] = [
 
 fn main() {
     if ignores_some() {
-        // Behind nohup(1), or as a script's background job: a shell cannot trap what was ignored when it was started.
+        // The caller is nohup(1) or a background job of a script: a shell cannot trap a signal that was ignored at
+        // its start.
         let mut again = Command::new("env");
         let names = FORWARDED.map(|(name, _)| name).join(",");
         again.arg(format!("--default-signal={names}")).arg(std::env::current_exe().unwrap());
@@ -35,7 +37,7 @@ fn main() {
     println!("signals: ok");
 }
 
-/// Whether this process was started with a forwarded signal ignored. Source: proc_pid_status(5), `SigIgn`.
+/// Whether a forwarded signal was ignored when this process started. Source: proc_pid_status(5), `SigIgn`.
 fn ignores_some() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -43,7 +45,7 @@ fn ignores_some() -> bool {
     FORWARDED.iter().any(|(_, signal)| ignored & 1 << (signal.as_raw() - 1) != 0)
 }
 
-/// The child sends each signal to its parent, and must get it back before it goes on.
+/// The child sends each signal to its parent, and continues only after it gets the signal back.
 fn every_signal_reaches_the_child() {
     let signals = Signals::block(&FORWARDED.map(|(_, signal)| signal)).unwrap();
     assert_eq!(signals.next().unwrap(), None);
@@ -65,14 +67,14 @@ fn every_signal_reaches_the_child() {
     let exit =
         child.process.supervise(&signals, &mut |count| requests.push(count), &mut || None).unwrap();
     assert_eq!(exit, Exit::Code(7));
-    // INT and TERM; the others ask nobody to end.
+    // INT and TERM are requests to exit; the other signals are not.
     assert_eq!(requests, [1, 2]);
     let mut text = String::new();
     child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(text, "INT\nTERM\nHUP\nQUIT\nUSR1\nUSR2\nWINCH\n");
 }
 
-/// The end of a child is the kernel's signal; the terminal's Ctrl-C has such a code too.
+/// The signal for the exit of a child comes from the kernel. Ctrl-C in a terminal has such a code as well.
 fn senders_are_told_apart() {
     let signals = Signals::block(&[Signal::CHILD, Signal::URG]).unwrap();
     let child = spawn(Command::new("/bin/true"), &Setup::default()).unwrap();

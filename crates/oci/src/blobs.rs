@@ -1,29 +1,29 @@
-//! A place that has blobs: a repository of a registry, or a layout on disk. Callers that need bytes need no socket for them.
+//! Sources of blobs: a repository of a registry, or a layout on disk. Their callers need no socket.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
 use crate::Digest;
 
-/// What becomes of a request for a part of a blob that the source can only send as a whole.
+/// How to handle a range of a blob that the source can only send as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whole {
-    /// All of it is read, and the part is kept.
+    /// Read the whole blob, and keep the range.
     Read,
-    /// It is an error.
+    /// Return an error.
     Refuse,
 }
 
-/// A place that has blobs. It compares no digest: the reader has to.
+/// A source of blobs. It verifies no digests; its callers must.
 pub trait BlobSource: Send + Sync {
-    /// The bytes `range` of a blob that has `size` bytes, in order. Every error comes with a read, also that there is no such
-    /// blob. The bytes may end before the range does.
+    /// Reads the bytes `range` of a blob of `size` bytes. All errors are returned by reads, including that the blob
+    /// does not exist. The data may end before the range does.
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_>;
 
-    /// Several ranges of a blob that has `size` bytes, in the order of `ranges`, each in memory.
+    /// Reads several ranges of a blob of `size` bytes into memory. The result has the order of `ranges`.
     ///
     /// # Errors
-    /// The first error of a read, or [`io::ErrorKind::UnexpectedEof`] for a range that ends behind the blob.
+    /// The first error of a read, or [`io::ErrorKind::UnexpectedEof`] for a range that ends beyond the blob.
     fn ranges(
         &self,
         digest: &Digest,
@@ -31,7 +31,7 @@ pub trait BlobSource: Send + Sync {
         ranges: &[Range<u64>],
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        // A reader of a part reads no more.
+        // The reader of a range never fetches the whole blob.
         let _ = whole;
         within(size, ranges)?;
         let read = |range: &Range<u64>| {
@@ -46,7 +46,8 @@ pub trait BlobSource: Send + Sync {
         ranges.iter().map(read).collect()
     }
 
-    /// Notes that the blob had wrong bytes: later reads ask other hosts first. Returns whether there is another host.
+    /// Records that the blob's data was wrong, so that later reads try other hosts first. Returns whether there is
+    /// another host.
     #[must_use]
     fn distrust(&self, digest: &Digest) -> bool {
         let _ = digest;
@@ -74,7 +75,7 @@ impl<T: BlobSource + ?Sized> BlobSource for &T {
     }
 }
 
-/// Refuses ranges that end behind a blob of `size` bytes.
+/// Refuses ranges that end beyond a blob of `size` bytes.
 pub(crate) fn within(size: u64, ranges: &[Range<u64>]) -> io::Result<()> {
     if ranges.iter().all(|range| range.end <= size) {
         return Ok(());
@@ -82,12 +83,12 @@ pub(crate) fn within(size: u64, ranges: &[Range<u64>]) -> io::Result<()> {
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
-/// A reader that gives nothing but an error, at each read.
+/// A reader whose reads all fail: the first with the given error, later ones with a general one.
 #[derive(Debug)]
 pub struct FailingReader(Option<io::Error>);
 
 impl FailingReader {
-    /// A reader of this error.
+    /// Makes a reader that fails with this error.
     #[must_use]
     pub const fn new(error: io::Error) -> Self {
         Self(Some(error))

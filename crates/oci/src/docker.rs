@@ -1,7 +1,8 @@
-//! Archives as `docker save` and `podman save` write them: a tar with `manifest.json`, configs, and layers that are tars.
+//! Archives of `docker save` and `podman save`: a tar with `manifest.json`, configs, and layers, which are tars as
+//! well.
 //!
-//! All versions: layers at `ID/layer.tar`, with symlinks for repeated ones, and layers at `blobs/sha256/…` since Docker
-//! 25. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON + Filesystem Changeset Format".
+//! All versions are read: layers at `ID/layer.tar`, with symlinks for repeated ones, and layers at `blobs/sha256/…`
+//! since Docker 25. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON + Filesystem Changeset Format".
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,52 +16,52 @@ use crate::Digest;
 use crate::manifest::{CONFIG_MAX, Config, MANIFEST_MAX, ManifestError, check_size};
 use crate::source::Choice;
 
-/// The most members in an archive. An image of 512 layers has some 2,000.
+/// Maximum number of members in an archive. An image with 512 layers has some 2,000.
 const MEMBERS_MAX: usize = 1 << 16;
-/// The most symlinks that lead to a member.
+/// Maximum length of a chain of symlinks to a member.
 const LINKS_MAX: usize = 8;
 
-/// Why an image cannot be read from an archive.
+/// An error of reading an image from an archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DockerError {
-    /// It is not a tar.
+    /// The file is not a tar.
     #[error("it is not an archive")]
     Tar(#[source] TarError),
-    /// It has more members than any real archive.
+    /// The archive has more members than any real one.
     #[error("it has more than {MEMBERS_MAX} members")]
     Members,
-    /// It lacks a member, so it is not an archive of images, or was cut off.
+    /// A member is missing, so the file is not an archive of images, or is truncated.
     #[error("it has no \"{}\"", .0.escape_ascii())]
     Absent(Vec<u8>),
     /// A member cannot be read.
     #[error("cannot read \"{}\"", name.escape_ascii())]
     Read {
-        /// Its name.
+        /// Name of the member.
         name: Vec<u8>,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
-    /// `manifest.json` or a config is not usable.
+    /// `manifest.json` or a config is invalid.
     #[error("cannot use \"{}\"", name.escape_ascii())]
     Manifest {
-        /// The member.
+        /// Name of the member.
         name: Vec<u8>,
-        /// The cause.
+        /// Cause.
         source: ManifestError,
     },
     /// A config does not have the digest in its name.
     #[error("\"{name}\" has the digest {actual}")]
     Mismatch {
-        /// The member.
+        /// Name of the member.
         name: String,
         /// Digest of its content.
         actual: Digest,
     },
-    /// The archive has no image of that name.
+    /// The archive has no image with that name.
     #[error("there is no image \"{}\" in it, only {}", name.escape_debug(), there.join(", "))]
     Name {
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
         /// Names in the archive.
         there: Vec<String>,
@@ -80,7 +81,7 @@ enum Member {
     Link(Vec<u8>),
 }
 
-/// An archive, and the places of its members.
+/// An archive with the offsets of its members.
 #[derive(Debug)]
 pub struct Archive {
     file: Arc<File>,
@@ -92,9 +93,9 @@ pub struct Archive {
 pub struct Found {
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
-    /// The config, parsed. It has a diff id for each layer.
+    /// Parsed config, with a diff id for each layer.
     pub settings: Config,
-    /// The layers, from the lowest to the uppermost.
+    /// Layers, lowest first.
     pub layers: Vec<Layer>,
     /// Name of the image in the archive.
     pub name: Option<String>,
@@ -105,9 +106,9 @@ pub struct Found {
 pub struct Layer {
     file: Arc<File>,
     offset: u64,
-    /// Bytes in the archive, compressed or not.
+    /// Size in the archive in bytes, whether compressed or not.
     pub size: u64,
-    /// Digest in its name, in newer archives.
+    /// Digest from its name, which newer archives have.
     pub digest: Option<Digest>,
 }
 
@@ -140,7 +141,7 @@ impl Archive {
                     [only] if only.offset == 0 && only.length == entry.size => {
                         Member::Data { offset: entry.position, size: entry.size }
                     }
-                    // Nobody writes these as sparse files.
+                    // Known programs do not write these members as sparse files.
                     _ => continue,
                 },
                 Kind::Symlink(target) => Member::Link(beside(entry.path, target)),
@@ -180,10 +181,10 @@ impl Archive {
         Ok(bytes)
     }
 
-    /// Finds an image.
+    /// Finds an image, and parses its config.
     ///
     /// # Errors
-    /// [`DockerError`].
+    /// [`DockerError`] if the image is missing, ambiguous or malformed.
     pub fn find(&self, choice: &Choice) -> Result<Found, DockerError> {
         let name = "manifest.json";
         let bytes = self.small(name, "manifest", MANIFEST_MAX)?;
@@ -238,7 +239,7 @@ impl Archive {
 }
 
 impl Layer {
-    /// Opens the layer's bytes, as the archive has them.
+    /// Opens the layer's data, which may be compressed.
     #[must_use]
     pub fn open(&self) -> Range {
         let end = self.offset.saturating_add(self.size);
@@ -246,7 +247,7 @@ impl Layer {
     }
 }
 
-/// A part of a file, with an offset of its own.
+/// A reader of a part of a file, independent of the file's offset.
 #[derive(Debug)]
 pub struct Range {
     file: Arc<File>,
@@ -264,14 +265,14 @@ impl Read for Range {
     }
 }
 
-/// The digest in `blobs/sha256/HEX`. The `HEX.json` of configs in older archives is just a name: some tools write
-/// another digest there, and `docker load` and skopeo do not compare them.
+/// Returns the digest in `blobs/sha256/HEX`. The `HEX.json` of configs in older archives is only a name: some tools
+/// write another digest, which `docker load` and skopeo do not compare either.
 fn named_digest(name: &str) -> Option<Digest> {
     let hex = name.strip_prefix("blobs/sha256/")?;
     format!("sha256:{hex}").parse().ok()
 }
 
-/// A path without `.` and empty parts, and without what `..` undoes.
+/// Normalises a path: removes `.`, empty components, and components followed by `..`.
 fn normal(path: &[u8]) -> Vec<u8> {
     let mut parts: Vec<&[u8]> = Vec::new();
     for part in path.split(|byte| *byte == b'/') {
@@ -284,7 +285,7 @@ fn normal(path: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// Where a symlink at `path` leads.
+/// Returns the path to which a symlink at `path` leads.
 fn beside(path: &[u8], target: &[u8]) -> Vec<u8> {
     let directory = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     normal(&[&path[..directory], target].concat())

@@ -1,4 +1,4 @@
-//! Opens the inputs of an import, so that nothing in a file's place can block it.
+//! Opens the inputs of an import without blocking on FIFOs or other special files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,28 +13,28 @@ use rustix::io::Errno;
 
 use crate::source::Input;
 
-/// How long a read waits before it looks whether it is still wanted.
+/// Interval at which a waiting read checks for cancellation.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Opens a regular file, and refuses anything else.
+/// Opens a regular file, and refuses any other type.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for anything else.
+/// The error of `open`, or `InvalidInput` for another type of file.
 pub fn regular(path: &Path) -> io::Result<File> {
     check_regular(open(path)?)
 }
 
-/// Opens a regular file in an untrusted directory, and refuses links that lead out of it.
+/// Opens a regular file in an untrusted directory, and refuses links that lead out of the directory.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for anything else.
+/// The error of `open`, or `InvalidInput` for another type of file or such a link.
 pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let folder = directory(folder)?;
     let open = |flags| rustix::fs::openat2(&folder, place, flags, Mode::empty(), resolve);
     let opened = match open(flags | OFlags::NONBLOCK) {
-        // A lease, as in `open`, or a rename meanwhile.
+        // Another process has a lease, as in `open`, or has renamed a file during the call.
         Err(Errno::AGAIN) => open(flags),
         other => other,
     };
@@ -48,11 +48,11 @@ pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     }
 }
 
-/// Reads a file of settings, which may be another one than a regular file, such as `/dev/null`. A pipe is refused, because it
+/// Reads a file of settings, which need not be a regular file (such as `/dev/null`). A pipe is refused, because it
 /// could be read only once and may have no writer.
 ///
 /// # Errors
-/// As `open` and `read`, `InvalidInput` for a pipe, and `FileTooLarge` for more than `most` bytes.
+/// The errors of `open` and `read`, `InvalidInput` for a pipe, and `FileTooLarge` for more than `most` bytes.
 pub fn read_settings(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let kind = file.metadata()?.file_type();
@@ -78,21 +78,22 @@ fn check_regular(file: File) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, refused))
 }
 
-/// Opens a directory, and refuses anything else.
+/// Opens a directory, and refuses any other type.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for anything else.
+/// The error of `open`, such as `NotADirectory`.
 pub fn directory(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Neither waits for a pipe's writer, nor gets a terminal that ends us.
+/// Opens a file without waiting for the writer of a FIFO, and without getting a controlling terminal.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
         Ok(fd) => Ok(fd.into()),
-        // Somebody has a lease on it, and gives it up once we wait. Only regular files have leases.
+        // Another process has a lease on the file, which a blocking open makes it release. Only regular files have
+        // leases.
         Err(Errno::AGAIN) => Ok(rustix::fs::open(path, flags, Mode::empty())?.into()),
         Err(errno) => Err(errno.into()),
     }
@@ -113,11 +114,11 @@ fn name(kind: std::fs::FileType) -> &'static str {
 }
 
 /// An input that is read from start to end: a file, a pipe, a device or standard input. Reading ends soon after the
-/// import was cancelled, even while no bytes come.
+/// import is cancelled, even if no data arrives.
 #[derive(Debug)]
 pub struct Stream<'a> {
     file: File,
-    /// Bytes, where that is known beforehand.
+    /// Size in bytes, if it is a regular file.
     size: Option<u64>,
     cancel: &'a AtomicBool,
 }
@@ -126,10 +127,10 @@ impl<'a> Stream<'a> {
     /// Opens a file or standard input.
     ///
     /// # Errors
-    /// As `open`.
+    /// The error of `open`, or `IsADirectory`.
     pub fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
         match input {
-            // A descriptor of our own, since the buffer of Rust's standard input would hide bytes from poll.
+            // Uses a duplicate, because data in the buffer of Rust's standard input would be invisible to poll.
             Input::Stdin => Self::of(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel),
             Input::File(path) => Self::of(open(path)?, cancel),
         }
@@ -144,16 +145,16 @@ impl<'a> Stream<'a> {
         Ok(Self { file, size, cancel })
     }
 
-    /// Size in bytes, if it is a regular file.
+    /// Returns the size in bytes, if the input is a regular file.
     #[must_use]
     pub const fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// Another descriptor of the file, with the same offset.
+    /// Duplicates the descriptor of the input. Both share one file offset.
     ///
     /// # Errors
-    /// As `dup`.
+    /// The error of `dup`.
     pub fn try_clone(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -167,7 +168,7 @@ impl Read for Stream<'_> {
             }
             if self.size.is_none() {
                 let mut fds = [PollFd::new(&self.file, PollFlags::IN)];
-                // A pipe that nobody has opened to write is not ready: read alone would take that for its end.
+                // poll does not report a pipe as ready before it has a writer, but read would return end of file.
                 match rustix::event::poll(&mut fds, Some(&PATIENCE)) {
                     Ok(0) | Err(Errno::INTR) => continue,
                     Ok(_) => {}
@@ -175,7 +176,7 @@ impl Read for Stream<'_> {
                 }
             }
             match self.file.read(into) {
-                // Another reader of the same pipe was faster.
+                // Another reader of the same pipe took the data first.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return other,
             }
@@ -207,7 +208,7 @@ mod tests {
         let path = folder.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RWXU).unwrap();
         check_regular(path.to_str().unwrap(), "it is a FIFO, not a regular file");
-        // The kernel opens no socket by its name.
+        // The kernel does not open a socket by path.
         let path = folder.path().join("socket");
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         check_regular(path.to_str().unwrap(), "No such device or address (os error 6)");
@@ -254,7 +255,7 @@ mod tests {
         let (reader, _writer) = io::pipe().unwrap();
         let cancel = AtomicBool::new(false);
         let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &cancel).unwrap();
-        // The other end stays open: nothing else ends the read.
+        // The writer stays open, so only the cancellation ends the read.
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| stream.read(&mut [0; 8]).unwrap_err().to_string());
             std::thread::sleep(Duration::from_millis(200));

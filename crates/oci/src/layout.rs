@@ -1,4 +1,4 @@
-//! OCI layouts: a directory with `index.json`, and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
+//! OCI layouts: directories with `index.json` and blobs by digest. Source: OCI image-spec 1.1, `image-layout.md`.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
@@ -13,57 +13,57 @@ use crate::manifest::{
 use crate::source::Choice;
 use crate::{Digest, files};
 
-/// The most indexes that lead to a manifest, one within the other.
+/// Maximum depth of nested indexes above a manifest.
 const DEPTH_MAX: usize = 4;
 
-/// Why an image cannot be read from a layout.
+/// An error of reading an image from a layout.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// The directory has no usable file `oci-layout`.
+    /// The directory has no valid file `oci-layout`.
     #[error("{} is not an OCI layout", directory.display())]
     NotLayout {
-        /// The directory.
+        /// Directory of the layout.
         directory: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// The layout is of an unknown version.
+    /// The layout has an unknown version.
     #[error("{} is an OCI layout of version {version}, not 1", directory.display())]
     Version {
-        /// The directory.
+        /// Directory of the layout.
         directory: PathBuf,
-        /// The version.
+        /// Version in `oci-layout`.
         version: String,
     },
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// Which one.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A manifest, index or config is not usable.
+    /// A manifest, index or config is invalid.
     #[error("cannot use {}", path.display())]
     Manifest {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// Cause.
         source: ManifestError,
     },
     /// A blob does not have the digest in its name.
     #[error("{} has the digest {actual}", path.display())]
     Mismatch {
-        /// The file.
+        /// Path of the blob.
         path: PathBuf,
         /// Digest of its content.
         actual: Digest,
     },
-    /// A blob has another size than its descriptor says.
+    /// A blob does not have the size in its descriptor.
     #[error("{} has {actual} bytes, not {expected}", path.display())]
     Size {
-        /// The file.
+        /// Path of the blob.
         path: PathBuf,
         /// Size in the descriptor, in bytes.
         expected: u64,
@@ -73,12 +73,12 @@ pub enum LayoutError {
     /// The index is empty.
     #[error("{} has no images: its index is empty", .0.display())]
     Empty(PathBuf),
-    /// The layout has no image of that name.
+    /// The layout has no image with that name.
     #[error("there is no image \"{}\" in {}, only {}", name.escape_debug(), directory.display(), list(there))]
     Absent {
-        /// The directory.
+        /// Directory of the layout.
         directory: PathBuf,
-        /// The name that was asked for.
+        /// Requested name.
         name: String,
         /// Names in the layout.
         there: Vec<String>,
@@ -86,12 +86,12 @@ pub enum LayoutError {
     /// The layout has several images, and none was chosen.
     #[error("{} has several images, name one of them: {}", directory.display(), list(there))]
     Several {
-        /// The directory.
+        /// Directory of the layout.
         directory: PathBuf,
         /// Names in the layout.
         there: Vec<String>,
     },
-    /// Too many nested indexes.
+    /// The nesting of indexes is too deep.
     #[error("{} has more than {DEPTH_MAX} nested indexes", .0.display())]
     Depth(PathBuf),
 }
@@ -100,7 +100,7 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }
 
-/// A layout on disk.
+/// An OCI layout on disk.
 #[derive(Debug)]
 pub struct Layout {
     directory: PathBuf,
@@ -114,9 +114,9 @@ pub struct Found {
     pub manifest: (Digest, Vec<u8>),
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
-    /// The manifest, parsed.
+    /// Parsed manifest.
     pub image: Manifest,
-    /// The config, parsed. It has a diff id for each layer.
+    /// Parsed config, with a diff id for each layer.
     pub settings: Config,
     /// Name of the image in the layout.
     pub name: Option<String>,
@@ -129,10 +129,10 @@ struct Marker {
 }
 
 impl Layout {
-    /// Opens the layout in `directory`.
+    /// Opens the layout in `directory`, and parses its index.
     ///
     /// # Errors
-    /// [`LayoutError`].
+    /// [`LayoutError`] if the directory is not a layout, or its index is invalid.
     pub fn open(directory: &Path) -> Result<Self, LayoutError> {
         let directory = directory.to_owned();
         let marker = match read(&directory.join("oci-layout"), "layout", MANIFEST_MAX) {
@@ -157,7 +157,7 @@ impl Layout {
         }
     }
 
-    /// Path of a blob, whether it exists or not.
+    /// Returns the path of a blob, whether or not it exists.
     #[must_use]
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         let text = digest.to_string();
@@ -165,7 +165,7 @@ impl Layout {
         self.directory.join("blobs").join(algorithm).join(hex)
     }
 
-    /// Opens a blob, which must have this size in bytes. The reader must check its digest.
+    /// Opens a blob, which must have this size in bytes. The caller must verify its digest.
     ///
     /// # Errors
     /// [`LayoutError::Read`] or [`LayoutError::Size`].
@@ -180,10 +180,11 @@ impl Layout {
         Ok(file)
     }
 
-    /// Finds an image. If the choice leaves several, as for several processors, the platform decides.
+    /// Finds an image, and verifies its manifest and config. If the choice matches several manifests of one image, as
+    /// for several processors, the platform decides.
     ///
     /// # Errors
-    /// [`LayoutError`].
+    /// [`LayoutError`] if the image is missing, ambiguous or malformed.
     pub fn find(&self, choice: &Choice, platform: &Platform) -> Result<Found, LayoutError> {
         let entries = &self.index.manifests;
         let (candidates, name): (Vec<_>, _) = match choice {
@@ -213,7 +214,7 @@ impl Layout {
                 return Err(LayoutError::Absent { directory: directory(), name, there: there() });
             }
             [only] => only.clone(),
-            // Several of one name, or of none, are one image for several platforms.
+            // Several manifests with the same name, or all without a name, are one image for several platforms.
             [first, ..] if candidates.iter().all(|other| other.name() == first.name()) => {
                 let index = Index { manifests: candidates.iter().copied().cloned().collect() };
                 let path = self.directory.join("index.json");
@@ -262,7 +263,7 @@ impl Layout {
         Err(LayoutError::Depth(self.directory.clone()))
     }
 
-    /// The bytes of a small blob, checked.
+    /// Reads a small blob, and verifies its size and digest.
     fn checked(
         &self,
         descriptor: &Descriptor,
@@ -299,7 +300,7 @@ impl BlobSource for Layout {
     }
 }
 
-/// A whole file of at most `max` bytes.
+/// Reads a whole file of at most `max` bytes.
 fn read(path: &Path, kind: &'static str, max: u64) -> Result<Vec<u8>, LayoutError> {
     let failed = |source| LayoutError::Read { path: path.to_owned(), source };
     let file = files::regular(path).map_err(failed)?;
@@ -308,7 +309,7 @@ fn read(path: &Path, kind: &'static str, max: u64) -> Result<Vec<u8>, LayoutErro
     check_size(kind, size, max).map_err(wrong)?;
     let mut bytes = Vec::new();
     file.take(max + 1).read_to_end(&mut bytes).map_err(failed)?;
-    // It may have grown meanwhile.
+    // The file may have grown since the first check.
     check_size(kind, bytes.len() as u64, max).map_err(wrong)?;
     Ok(bytes)
 }

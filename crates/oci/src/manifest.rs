@@ -1,8 +1,8 @@
-//! OCI and Docker manifests, indexes and configs, as far as Quire acts on them.
+//! OCI and Docker manifests, indexes and configs, with the fields that Quire uses.
 //!
-//! Manifests are stored and pushed byte for byte as they came; these types only parse them. Unknown fields do no harm.
-//! Source: OCI image-spec 1.1, `manifest.md`, `image-index.md`, `config.md`; Docker's "Image Manifest Version 2, Schema
-//! 2".
+//! Manifests are stored and pushed byte for byte as they were received; these types only parse them. Unknown fields
+//! are ignored. Source: OCI image-spec 1.1, `manifest.md`, `image-index.md`, `config.md`; Docker's "Image Manifest
+//! Version 2, Schema 2".
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,85 +13,86 @@ use serde::Deserialize;
 
 use crate::{Digest, DigestError};
 
-/// The most bytes in a manifest or index. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries should
-/// take up to 4 MiB, and most take no more.
+/// Maximum size of a manifest or index, in bytes. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries
+/// should accept up to 4 MiB, and most accept no more.
 pub const MANIFEST_MAX: u64 = 4 << 20;
-/// The most bytes in a config. Real ones have kilobytes; those of some build systems have megabytes of labels.
+/// Maximum size of a config, in bytes. Real ones have kilobytes; those of some build systems have megabytes of
+/// labels.
 pub const CONFIG_MAX: u64 = 16 << 20;
-/// The most layers in an image. Docker makes at most 127.
+/// Maximum number of layers in an image. Docker makes at most 127.
 pub const LAYERS_MAX: usize = 512;
-/// The most entries in an index.
+/// Maximum number of entries in an index.
 pub const MANIFESTS_MAX: usize = 4096;
 
 /// The annotation that names a manifest within a layout. Source: OCI image-spec, `annotations.md`.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
-/// What containerd writes beside it, since it keeps only the tag there.
+/// The annotation that containerd adds with the full name, because its ref name is only the tag.
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
-/// Why bytes are not a manifest, index or config that Quire can use.
+/// An error of parsing a manifest, index or config.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// It is larger than any real one.
+    /// The document is larger than any real one.
     #[error("a {kind} of {size} bytes: at most {max} are read")]
     TooLarge {
         /// `manifest`, `index` or `config`.
         kind: &'static str,
-        /// Its size, in bytes.
+        /// Size in bytes.
         size: u64,
-        /// The limit, in bytes.
+        /// Limit in bytes.
         max: u64,
     },
-    /// Not JSON, or JSON of another shape.
+    /// The document is not JSON, or its JSON has another structure.
     #[error("the {kind} is malformed")]
     Json {
         /// `manifest`, `index` or `config`.
         kind: &'static str,
-        /// Where and why.
+        /// Cause, with the position.
         source: serde_json::Error,
     },
-    /// It can be read as two kinds of document, and readers may differ (CVE-2021-41190).
+    /// The document can be parsed as two kinds, so readers may differ (CVE-2021-41190).
     #[error("the {kind} has both \"{}\" and \"{}\"", fields[0], fields[1])]
     Ambiguous {
         /// `manifest` or `index`.
         kind: &'static str,
-        /// A field of one kind that the other lacks, and the reverse.
+        /// One field that only manifests have, and one that only indexes have.
         fields: [&'static str; 2],
     },
-    /// Its media type is not that of its content.
+    /// The document's media type contradicts its content.
     #[error("the {kind} calls itself \"{}\"", media_type.escape_debug())]
     MediaType {
         /// `manifest` or `index`.
         kind: &'static str,
-        /// The media type.
+        /// Media type in the document.
         media_type: String,
     },
-    /// It is one image where an index is needed.
+    /// The document is the manifest of one image, but an index was expected.
     #[error("it is a manifest, but an index was expected")]
     NotIndex,
     /// A manifest of Docker's schema 1, or of an unknown newer schema.
     #[error("manifests of schema version {0} are not supported, only 2")]
     Schema(u64),
-    /// Too many layers or manifests.
+    /// The document has too many layers or manifests.
     #[error("{count} {what}: at most {max} are read")]
     TooMany {
-        /// What there are too many of.
+        /// Kind of entries, for the message.
         what: &'static str,
-        /// How many.
+        /// Number of entries.
         count: usize,
-        /// The limit.
+        /// Limit.
         max: usize,
     },
-    /// It is not an image but something else: a chart, a signature, a list of packages.
+    /// The manifest describes an artifact such as a chart, a signature or a list of packages.
     #[error("it is an artifact of type \"{}\", not an image", kind.escape_debug())]
     Artifact {
         /// Its `artifactType`, or else its config's media type.
         kind: String,
     },
-    /// A layer is not a file system: an artifact, or encrypted.
+    /// A layer is not a tar, as in an artifact, or is encrypted.
     #[error("layer {number} is \"{}\", which is not a tar of files", media_type.escape_debug())]
     LayerType {
-        /// Counted from 1.
+        /// Number of the layer, from 1.
         number: usize,
         /// Media type in the manifest.
         media_type: String,
@@ -101,15 +102,15 @@ pub enum ManifestError {
         "the config has another number of diff ids ({diff_ids}) than the manifest has layers ({layers})"
     )]
     LayerCount {
-        /// In the manifest.
+        /// Number of layers in the manifest.
         layers: usize,
-        /// In the config.
+        /// Number of diff ids in the config.
         diff_ids: usize,
     },
-    /// No manifest in the index is for the platform.
+    /// The index has no manifest for the platform.
     #[error("there is no image for {wanted}, only for {}", there.join(", "))]
     Platform {
-        /// The wanted platform.
+        /// Wanted platform.
         wanted: Platform,
         /// Platforms in the index.
         there: Vec<String>,
@@ -120,7 +121,7 @@ pub enum ManifestError {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
-    /// Media type. Docker leaves it empty at times.
+    /// Media type, which Docker sometimes leaves empty.
     #[serde(default)]
     pub media_type: String,
     /// Digest of the content.
@@ -128,24 +129,24 @@ pub struct Descriptor {
     pub digest: Digest,
     /// Size of the content, in bytes.
     pub size: u64,
-    /// Annotations.
+    /// Annotations by their keys.
     #[serde(default, deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
-    /// Where else the content is, for a layer that may not be distributed.
+    /// Other addresses of the content, for a layer that may not be distributed.
     #[serde(default, deserialize_with = "or_default")]
     pub urls: Vec<String>,
-    /// In an index: platform of the image.
+    /// Platform of the image, in an index.
     pub platform: Option<Platform>,
 }
 
 impl Descriptor {
-    /// Whether a layout or an archive knows the content by this name.
+    /// Whether the content has this name in a layout or an archive.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {
         [REF_NAME, CONTAINERD_NAME].iter().any(|key| self.name_at(key) == Some(name))
     }
 
-    /// The name that a layout or an archive gives the content.
+    /// Returns the name of the content in a layout or an archive.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name_at(REF_NAME).or_else(|| self.name_at(CONTAINERD_NAME))
@@ -155,15 +156,15 @@ impl Descriptor {
         self.annotations.get(key).map(String::as_str)
     }
 
-    /// Whether the layer may be absent from registries and archives. Source: OCI image-spec 1.1, `layer.md`,
-    /// "Non-Distributable Layers"; Docker's "foreign" layers.
+    /// Whether registries and archives may lack the layer. Source: OCI image-spec 1.1, `layer.md`, "Non-Distributable
+    /// Layers"; Docker's "foreign" layers.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         !self.urls.is_empty()
             || [".nondistributable.", ".foreign."].iter().any(|it| self.media_type.contains(it))
     }
 
-    /// The digest, for messages; for a foreign layer also the addresses at which the manifest says that it is.
+    /// Returns the digest for messages, and for a foreign layer its addresses in the manifest.
     #[must_use]
     pub fn title(&self) -> String {
         if !self.is_foreign() {
@@ -176,29 +177,29 @@ impl Descriptor {
         format!("{}, a foreign layer {place}", self.digest)
     }
 
-    /// BuildKit puts statements about an image beside it in the index.
+    /// Whether the entry is an attestation, which BuildKit adds to an image in the index.
     fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
     }
 }
 
-/// An operating system and a processor, named as Go names them.
+/// An operating system and a processor, in Go's names.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Platform {
-    /// `linux`, …
+    /// Operating system: `linux`, …
     pub os: String,
-    /// `amd64`, `arm64`, …
+    /// Processor architecture: `amd64`, `arm64`, …
     pub architecture: String,
-    /// `v7`, `v8`, … or nothing.
+    /// Variant of the architecture: `v7`, `v8`, … or empty.
     #[serde(default, deserialize_with = "or_default")]
     pub variant: String,
 }
 
 impl Platform {
-    /// Linux on a processor that Rust calls `arch`, as in `std::env::consts::ARCH`.
+    /// Returns the platform of Linux on a processor with Rust's name `arch`, as in `std::env::consts::ARCH`.
     #[must_use]
     pub fn linux(arch: &str) -> Self {
-        // Source: Go's `GOARCH` values beside the first parts of Rust's target triples.
+        // Source: Go's `GOARCH` values, and the first parts of Rust's target triples.
         let architecture = match arch {
             "x86_64" => "amd64",
             "x86" => "386",
@@ -215,16 +216,16 @@ impl Platform {
         }
     }
 
-    /// Linux on the processor that this program was built for.
+    /// Returns the platform of Linux on the processor for which this program was built.
     #[must_use]
     pub fn of_this_machine() -> &'static Self {
         static THIS: LazyLock<Platform> = LazyLock::new(|| Platform::linux(std::env::consts::ARCH));
         &THIS
     }
 
-    /// How well an image for the platform `there` fits: the larger the better. `None` if it does not. An older variant
-    /// of the processor fits, but not a newer one. Source: containerd's `platforms` package, `Only`, without its other
-    /// architectures (386 for amd64, arm for arm64).
+    /// Returns how well an image for the platform `there` fits; larger is better, `None` is unusable. An older
+    /// variant of the processor fits, but not a newer one. Source: containerd's `platforms` package, `Only`, without
+    /// its other architectures (386 for amd64, arm for arm64).
     #[must_use]
     pub fn fit(&self, there: &Self) -> Option<u8> {
         let (wanted, there) = (self.normal(), there.normal());
@@ -236,15 +237,16 @@ impl Platform {
         u8::try_from(place).ok().and_then(|place| u8::MAX.checked_sub(place))
     }
 
-    /// Whether an image may be for this platform by what its config says. Many configs do not state a variant.
+    /// Whether an image with this config may be for this platform. A missing variant matches, because many configs
+    /// have none.
     #[must_use]
     pub fn may_be(&self, config: &Self) -> bool {
         let said = if config.variant.is_empty() { &self.variant } else { &config.variant };
         self.fit(&Self { variant: said.clone(), ..config.clone() }).is_some()
     }
 
-    /// The same platform in Go's words, with the variant that stands for none. Source: containerd's `platforms`
-    /// package, `database.go`.
+    /// Returns the same platform in Go's names, with the default variant in one spelling. Source: containerd's
+    /// `platforms` package, `database.go`.
     fn normal(&self) -> Self {
         let Self { os, architecture, variant } = self;
         let [os, architecture, variant] =
@@ -267,14 +269,14 @@ impl Platform {
         Self { os, architecture, variant }
     }
 
-    /// The variants that run on this platform, which is a normal one, with the best first.
+    /// Returns the variants that run on this platform, best first. The platform must be normalised.
     fn variants(&self) -> Vec<String> {
         let mut variants = vec![self.variant.clone()];
         let number = || self.variant.strip_prefix('v');
         let below = |from: u8, lowest: u8| (lowest..from).rev();
         match &*self.architecture {
             "amd64" => {
-                // Level 1 is that of every processor, and has no name.
+                // Every processor has level 1, which has no name.
                 if let Some(level @ 2..=9) = number().and_then(|it| it.parse().ok()) {
                     variants.extend(below(level, 2).map(|level| format!("v{level}")));
                     variants.push(String::new());
@@ -297,7 +299,7 @@ impl Platform {
                     ("8", Ok(minor @ 0..=9)) => {
                         variants.extend(below(minor, 0).map(|minor| name(8, minor)));
                     }
-                    // What Armv9.n adds is in Armv8.(n + 5).
+                    // Armv9.n includes Armv8.(n + 5).
                     ("9", Ok(minor @ 0..=4)) => {
                         variants.extend(below(minor, 0).map(|minor| name(9, minor)));
                         variants.extend(below(minor + 6, 0).map(|minor| name(8, minor)));
@@ -338,7 +340,7 @@ impl FromStr for Platform {
         }
         let [os, architecture, variant] = [os, architecture, variant].map(str::to_owned);
         let given = Self { os, architecture, variant };
-        // In Go's words, but with the variant that was given: it shows in messages.
+        // The names are Go's, but the variant is kept as given, because messages show it.
         let variant = given.variant.clone();
         let normal = given.normal();
         let is_implied = matches!(&*given.architecture, "armhf" | "armel");
@@ -350,25 +352,25 @@ impl FromStr for Platform {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one is read at a time, and taken apart at once")]
 pub enum Document {
-    /// One image.
+    /// The manifest of one image.
     Image(Manifest),
-    /// Several images to choose from.
+    /// An index of several images.
     Index(Index),
 }
 
-/// One image: its config, and its layers from the lowest to the uppermost.
+/// The manifest of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
-    /// The config: how to run the image, and the layers' diff ids.
+    /// Config: how to run the image, and the diff ids of its layers.
     pub config: Descriptor,
-    /// The layers: tars, compressed or not. At most [`LAYERS_MAX`].
+    /// Layers, lowest first: tars, compressed or not. At most [`LAYERS_MAX`].
     pub layers: Vec<Descriptor>,
 }
 
-/// Images to choose from. At most [`MANIFESTS_MAX`].
+/// An index of images.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Index {
-    /// Images, and further indexes.
+    /// Manifests of images, and further indexes. At most [`MANIFESTS_MAX`].
     pub manifests: Vec<Descriptor>,
 }
 
@@ -384,19 +386,19 @@ struct RawDocument {
     manifests: Option<Vec<Descriptor>>,
 }
 
-/// Source: OCI image-spec 1.1, `media-types.md`.
+/// Media type of OCI indexes. Source: OCI image-spec 1.1, `media-types.md`.
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-/// The media types that indexes have.
+/// Media types of indexes.
 const INDEX_TYPES: [&str; 2] = [INDEX, "application/vnd.docker.distribution.manifest.list.v2+json"];
-/// The media types that manifests have.
+/// Media types of manifests.
 const MANIFEST_TYPES: [&str; 2] = [
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
 
-/// The media types that configs of images have; the last is what old versions of Docker wrote, the first what others did.
-/// An `artifactType` beside one of these does not make an image anything else. Source: OCI image-spec 1.1, `manifest.md`,
-/// "Guidelines for Artifact Usage"; distribution's `manifest/schema2`.
+/// Media types of image configs. Old versions of Docker wrote the last one, other old programs the empty one. With
+/// one of these, the document is an image even if it has an `artifactType`. Source: OCI image-spec 1.1,
+/// `manifest.md`, "Guidelines for Artifact Usage"; distribution's `manifest/schema2`.
 const CONFIG_TYPES: [&str; 4] = [
     "",
     "application/vnd.oci.image.config.v1+json",
@@ -405,10 +407,10 @@ const CONFIG_TYPES: [&str; 4] = [
 ];
 
 impl Document {
-    /// Reads a manifest or an index.
+    /// Parses a manifest or an index.
     ///
     /// # Errors
-    /// [`ManifestError`].
+    /// [`ManifestError`] if the document is invalid or not an image.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         Self::parse_as("manifest", bytes)
     }
@@ -416,7 +418,7 @@ impl Document {
     fn parse_as(kind: &'static str, bytes: &[u8]) -> Result<Self, ManifestError> {
         check_size(kind, bytes.len() as u64, MANIFEST_MAX)?;
         let json = |source| ManifestError::Json { kind, source };
-        // Schema 1 has other fields, so the version is looked at first.
+        // The version is parsed first, because schema 1 has other fields.
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Version {
@@ -470,10 +472,10 @@ impl Document {
 }
 
 impl Index {
-    /// Reads an index, as in a layout's `index.json`.
+    /// Parses an index, such as a layout's `index.json`.
     ///
     /// # Errors
-    /// [`ManifestError`].
+    /// [`ManifestError`] if the document is invalid or not an index.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         match Document::parse_as("index", bytes)? {
             Document::Index(index) => Ok(index),
@@ -482,7 +484,7 @@ impl Index {
     }
 }
 
-/// Whether a layer of this type is a tar of files, however compressed. No type at all passes: the tar will tell.
+/// Whether a layer of this type is a tar, compressed or not. A missing type passes, because the tar is checked later.
 fn is_layer_type(media_type: &str) -> bool {
     let tar = [
         "application/vnd.oci.image.layer.v1.tar",
@@ -498,17 +500,17 @@ fn is_layer_type(media_type: &str) -> bool {
 }
 
 impl Index {
-    /// The images for a platform, with the best fit first, and those without a platform last.
+    /// Returns the image that fits a platform best. An entry without a platform fits any, but least.
     ///
     /// # Errors
-    /// [`ManifestError::Platform`] if there is none.
+    /// [`ManifestError::Platform`] if no image fits.
     pub fn choose(&self, platform: &Platform) -> Result<&Descriptor, ManifestError> {
         let fit = |entry: &&Descriptor| match &entry.platform {
             None => Some(0),
             Some(there) => platform.fit(there),
         };
         let images = self.manifests.iter().filter(|entry| !entry.is_attestation());
-        // Of equals the first, as the specification has it.
+        // The first of several equal ones, as the specification requires.
         let best = images.clone().rev().max_by_key(fit).filter(|entry| fit(entry).is_some());
         best.ok_or_else(|| {
             let there = images.filter_map(|entry| entry.platform.as_ref());
@@ -525,13 +527,13 @@ impl Index {
 /// The config of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Config {
-    /// The processor it is for, as Go names it.
+    /// Processor architecture, in Go's names.
     #[serde(default, deserialize_with = "or_default")]
     pub architecture: String,
-    /// `linux`, …
+    /// Operating system: `linux`, …
     #[serde(default, deserialize_with = "or_default")]
     pub os: String,
-    /// `v7`, `v8`, … or nothing.
+    /// Variant of the architecture: `v7`, `v8`, … or empty.
     #[serde(default, deserialize_with = "or_default")]
     pub variant: String,
     /// How to run the image.
@@ -546,11 +548,11 @@ struct RootFs {
     diff_ids: Vec<Digest>,
 }
 
-/// How a container of the image runs unless told otherwise.
+/// The default settings for containers of the image.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct Execution {
-    /// `USER`, `USER:GROUP`, by name or number; empty for root.
+    /// `USER` or `USER:GROUP`, by name or number; empty for root.
     #[serde(deserialize_with = "or_default")]
     pub user: String,
     /// Environment variables, as `NAME=VALUE`.
@@ -565,16 +567,16 @@ pub struct Execution {
     /// Working directory; empty for `/`.
     #[serde(deserialize_with = "or_default")]
     pub working_dir: String,
-    /// Labels.
+    /// Labels by their keys.
     #[serde(deserialize_with = "or_default")]
     pub labels: BTreeMap<String, String>,
-    /// Signal that asks it to end; empty for SIGTERM.
+    /// Signal that asks the container to stop; empty for SIGTERM.
     #[serde(deserialize_with = "or_default")]
     pub stop_signal: String,
 }
 
 impl Config {
-    /// Reads a config.
+    /// Parses a config.
     ///
     /// # Errors
     /// [`ManifestError::TooLarge`], [`ManifestError::Json`] or [`ManifestError::TooMany`].
@@ -587,7 +589,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The platform in the config, if there is one.
+    /// Returns the platform in the config, if it has one.
     #[must_use]
     pub fn platform(&self) -> Option<Platform> {
         let Self { os, architecture, variant, .. } = self;
@@ -596,16 +598,16 @@ impl Config {
         is_said.then_some(Platform { os, architecture, variant })
     }
 
-    /// The digests of the uncompressed layers, from the lowest to the uppermost.
+    /// Returns the digests of the uncompressed layers, lowest first.
     #[must_use]
     pub fn diff_ids(&self) -> &[Digest] {
         &self.rootfs.diff_ids
     }
 
-    /// The diff ids, if there is one for each layer.
+    /// Returns the diff ids, which must be as many as the layers.
     ///
     /// # Errors
-    /// [`ManifestError::LayerCount`].
+    /// [`ManifestError::LayerCount`] if they are not.
     pub fn diff_ids_of(&self, layers: usize) -> Result<&[Digest], ManifestError> {
         let diff_ids = self.diff_ids();
         if diff_ids.len() == layers {
@@ -615,23 +617,23 @@ impl Config {
     }
 }
 
-/// Refuses a document of more than `max` bytes.
+/// Checks that a document has at most `max` bytes.
 ///
 /// # Errors
-/// [`ManifestError`].
+/// [`ManifestError::TooLarge`] if it has more.
 pub fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), ManifestError> {
     if size > max { Err(ManifestError::TooLarge { kind, size, max }) } else { Ok(()) }
 }
 
-/// Refuses more than `max` entries of a list.
+/// Checks that a list has at most `max` entries.
 ///
 /// # Errors
-/// [`ManifestError`].
+/// [`ManifestError::TooMany`] if it has more.
 pub fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), ManifestError> {
     if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
 }
 
-/// Reads a value, or the default for `null`, which Docker writes where it has nothing.
+/// Deserialises a value, or the default for `null`, which Docker writes for missing values.
 ///
 /// # Errors
 /// If it is neither.

@@ -7,21 +7,22 @@ use std::str::FromStr;
 
 use crate::Digest;
 
-/// The registry of a reference that names none.
+/// The default registry, for references without one.
 pub const DOCKER_HUB: &str = "docker.io";
-/// Where Docker Hub's API is; `docker.io` itself is a web site.
+/// Host of Docker Hub's API. `docker.io` itself is a web site.
 pub const DOCKER_HUB_API: &str = "registry-1.docker.io";
-/// What Docker Hub was called at first. Its credentials still are.
+/// First name of Docker Hub, which its credentials still use.
 const DOCKER_HUB_INDEX: &str = "index.docker.io";
-/// The tag of a reference that has neither tag nor digest.
+/// The default tag, for references without tag and digest.
 pub const LATEST: &str = "latest";
 
-/// The most bytes in a registry's and a repository's name together. Source: `reference.go`, `RepositoryNameTotalLengthMax`.
+/// Maximum length of registry and repository together, in bytes. Source: `reference.go`,
+/// `RepositoryNameTotalLengthMax`.
 const NAME_MAX: usize = 255;
-/// The most bytes in a tag. Source: OCI distribution-spec 1.1, "Pulling manifests".
+/// Maximum length of a tag, in bytes. Source: OCI distribution-spec 1.1, "Pulling manifests".
 const TAG_MAX: usize = 128;
 
-/// An image in a registry, with the name completed: `docker.io/library/alpine:3.20`.
+/// A reference to an image in a registry, with the name completed: `docker.io/library/alpine:3.20`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
     registry: String,
@@ -82,43 +83,43 @@ impl Flaw {
 }
 
 impl Reference {
-    /// The registry: a host, maybe with a port. `docker.io` for Docker Hub.
+    /// Returns the registry: a host with an optional port; `docker.io` for Docker Hub.
     #[must_use]
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// The repository within the registry; Docker Hub's own have `library/` before their name.
+    /// Returns the repository within the registry. Docker Hub's official images have the prefix `library/`.
     #[must_use]
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// The tag, if there is one.
+    /// Returns the tag, if there is one.
     #[must_use]
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
 
-    /// The digest, if there is one.
+    /// Returns the digest, if there is one.
     #[must_use]
     pub const fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
     }
 
-    /// The registry and the repository, as `docker.io/library/alpine`.
+    /// Returns registry and repository, such as `docker.io/library/alpine`.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// The host, maybe with a port, that serves the registry's API unless a setting names another.
+    /// Returns the host, with an optional port, that serves the registry's API unless a setting names another.
     #[must_use]
     pub fn api_host(&self) -> &str {
         api_host(&self.registry)
     }
 
-    /// The same image by its digest, which no later push can replace.
+    /// Returns a reference to the same image by digest, which no later push can replace.
     #[must_use]
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self { digest: Some(digest), ..self.clone() }
@@ -175,12 +176,12 @@ impl Reference {
     }
 }
 
-/// The host of a registry's API.
+/// Returns the host of a registry's API.
 pub(crate) fn api_host(registry: &str) -> &str {
     if registry == DOCKER_HUB { DOCKER_HUB_API } else { registry }
 }
 
-/// Whether Docker takes `text`, the part before the first slash, for a registry: `user/app` is on Docker Hub.
+/// Whether Docker treats `text`, the part before the first slash, as a registry: `user/app` is on Docker Hub.
 fn is_registry(text: &str) -> bool {
     let has_upper_case = text.bytes().any(|byte| byte.is_ascii_uppercase());
     text == "localhost" || text.contains(['.', ':']) || has_upper_case
@@ -224,7 +225,7 @@ fn check_repository(path: &str) -> Result<(), Flaw> {
     }
 }
 
-/// Runs of letters and digits, with `.`, `_`, `__` or any number of dashes between them.
+/// Whether a text consists of runs of letters and digits, separated by `.`, `_`, `__` or any number of dashes.
 fn is_component(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let mut rest = text.as_bytes();
@@ -259,7 +260,7 @@ impl FromStr for Reference {
     }
 }
 
-/// The full form: `docker.io/library/alpine:latest`. Something that has a digest gets no tag that it did not have.
+/// Writes the full form: `docker.io/library/alpine:latest`. A reference with a digest gets no default tag.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;
@@ -285,14 +286,14 @@ mod tests {
         let text = text.replace("HASH", HASH);
         let reference: Reference = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(reference.to_string(), expect.replace("HASH", HASH), "{text}");
-        // What it says is what it takes.
+        // The full form parses to itself.
         assert_eq!(
             reference.to_string().parse::<Reference>().unwrap().to_string(),
             expect.replace("HASH", HASH)
         );
     }
 
-    /// Expected: `reference.ParseNormalizedNamed` and `TagNameOnly`; rows of `normalize_test.go` among them.
+    /// Expected values: `reference.ParseNormalizedNamed` and `TagNameOnly`; some rows are from `normalize_test.go`.
     #[test]
     fn references() {
         check("alpine", "docker.io/library/alpine:latest");

@@ -1,4 +1,4 @@
-//! Sources of images, as users write them.
+//! Parses the sources of images that users write.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// A file, or standard input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// Written `-`.
+    /// Standard input, written `-`.
     Stdin,
-    /// Any other path; a file named `-` is `./-`.
+    /// A path. A file named `-` is written `./-`.
     File(PathBuf),
 }
 
@@ -29,37 +29,37 @@ impl fmt::Display for Input {
     }
 }
 
-/// Choice of one image among several.
+/// The choice of one image among several in a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Choice {
-    /// The only one.
+    /// The only image of the source.
     Only,
-    /// The one with this name in the source: a tag, or a whole reference.
+    /// The image with this name in the source: a tag or a full reference.
     Named(String),
-    /// The one with this manifest.
+    /// The image with this manifest.
     Digest(crate::Digest),
 }
 
-/// Source of an image.
+/// The source of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// `oci:DIR[:TAG]` or `oci:DIR@DIGEST`: an OCI layout.
     Layout {
-        /// The folder with `index.json`.
+        /// Directory that contains `index.json`.
         directory: PathBuf,
-        /// The image in it.
+        /// Chosen image.
         choice: Choice,
     },
-    /// `docker-archive:FILE[:NAME]`: what `docker save` or `podman save` wrote.
+    /// `docker-archive:FILE[:NAME]`: an archive of `docker save` or `podman save`.
     DockerArchive {
-        /// The tar, compressed or not.
+        /// The archive, compressed or not.
         file: Input,
-        /// The image in it.
+        /// Chosen image.
         choice: Choice,
     },
-    /// `tar:FILE`: one layer.
+    /// `tar:FILE`: a single layer.
     Tar(Input),
-    /// `dir:DIR`: a root filesystem as it is.
+    /// `dir:DIR`: a directory with a root file system.
     Directory(PathBuf),
     /// `dump:FILE`: a composefs dump.
     Dump(Input),
@@ -68,19 +68,19 @@ pub enum Source {
 /// Text that is not a source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// It does not begin with a known kind and a colon.
+    /// The text does not begin with a known kind and a colon.
     #[error(
         "\"{}\" is not a source: write oci:DIR[:TAG], docker-archive:FILE, tar:FILE, dir:DIR or dump:FILE",
         .0.display()
     )]
     Kind(OsString),
-    /// No path after the colon.
+    /// The path after the colon is missing.
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
     /// The text after `@` is not a digest, or the name is not UTF-8.
     #[error("\"{}\" does not name an image: {reason}", text.display())]
     Choice {
-        /// The source.
+        /// The text.
         text: OsString,
         /// The reason.
         reason: String,
@@ -88,11 +88,11 @@ pub enum SourceError {
 }
 
 impl Source {
-    /// Parses a source, from the text alone, so that a file's name decides nothing. The first colon after the kind ends
-    /// the path of an `oci:` or `docker-archive:` source.
+    /// Parses a source. Only the text decides, whether or not a file with that name exists. The first colon after the
+    /// kind ends the path of an `oci:` or `docker-archive:` source.
     ///
     /// # Errors
-    /// [`SourceError`].
+    /// [`SourceError`] if the text is not a source.
     pub fn parse(text: &OsStr) -> Result<Self, SourceError> {
         let kind = || SourceError::Kind(text.to_owned());
         let (word, rest) = split(text, b':').ok_or_else(kind)?;
@@ -116,8 +116,8 @@ impl Source {
         })
     }
 
-    /// Default name for the image: the source's name for it (`found`), or else the name of the file. `None` if that is
-    /// not a valid image name.
+    /// Returns the default name for the image: the source's name for it (`found`), or else the name of the file.
+    /// `None` for standard input or a file name that is not UTF-8.
     #[must_use]
     pub fn default_name(&self, found: Option<&str>) -> Option<String> {
         let choice = match self {
@@ -134,7 +134,7 @@ impl Source {
                 Input::File(path) => Some(path.as_path()),
             },
         };
-        // A layout mostly knows an image by a tag alone.
+        // A layout usually names an image only by a tag.
         let name = match choice {
             Some(whole) if whole.contains([':', '/']) => return Some(whole.to_owned()),
             Some(tag) => format!("{}:{tag}", stem(path?)?),
@@ -144,7 +144,7 @@ impl Source {
     }
 }
 
-/// A file's name without what says how it is packed.
+/// Returns a file's name without suffixes of packing formats.
 fn stem(path: &Path) -> Option<&str> {
     let mut name = path.file_name()?.to_str()?;
     for suffix in [".gz", ".zst", ".tgz", ".tar", ".dump"] {
@@ -153,7 +153,7 @@ fn stem(path: &Path) -> Option<&str> {
     Some(name)
 }
 
-/// Both sides of the first `byte`.
+/// Splits a text at the first `byte`.
 fn split(text: &OsStr, byte: u8) -> Option<(&OsStr, &OsStr)> {
     let bytes = text.as_bytes();
     let at = bytes.iter().position(|other| *other == byte)?;

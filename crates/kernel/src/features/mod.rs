@@ -1,4 +1,4 @@
-//! Features of this kernel, found by trying them, each result with its reason.
+//! Probes the features of this kernel by trying them, each result with its reason.
 
 mod probe;
 mod sample;
@@ -10,36 +10,34 @@ use crate::process::Who;
 
 pub(crate) use sample::empty_image;
 
-/// Whether something can be done here.
+/// Whether the caller can use a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Can {
-    /// It was done just now.
+    /// The attempt succeeded.
     Yes,
-    /// It was refused.
+    /// The kernel refused.
     No,
-    /// It could not be tried, usually for want of privilege.
+    /// The feature could not be tried, usually because of missing privileges.
     Unknown,
 }
 
-/// A result and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Feature {
-    /// The answer.
     pub can: Can,
-    /// Outcome of the try, or the kernel's refusal and the way out.
+    /// Outcome of the attempt, or the kernel's error and a remedy.
     pub reason: String,
 }
 
-/// How control groups are mounted.
+/// The mounted versions of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cgroups {
     /// Version 1 only.
     V1,
-    /// Version 1 with a version 2 tree beside it, which some runtimes refuse.
+    /// Version 1 together with a version 2 tree, which some runtimes refuse.
     Hybrid,
     /// Version 2 only.
     V2,
-    /// Not at all where they belong.
+    /// `/sys/fs/cgroup` has no control groups.
     Absent,
 }
 
@@ -54,39 +52,34 @@ impl fmt::Display for Cgroups {
     }
 }
 
-/// Features of this kernel for the caller, with files in one directory.
+/// The features that the caller can use, with files in one directory.
 #[derive(Clone, Debug)]
 pub struct Features {
-    /// The kernel's release, such as `6.12.43-amd64`.
+    /// Kernel release, such as `6.12.43-amd64`.
     pub release: String,
-    /// How control groups are mounted.
     pub cgroups: Cgroups,
-    /// EROFS from a regular file, without a loop device.
+    /// EROFS mounts from a regular file, without a loop device.
     pub erofs_from_file: Feature,
-    /// Pages of equal files in memory once, for all EROFS images of a domain.
+    /// Page sharing: pages of equal files of all EROFS images of a domain are in memory once.
     pub page_sharing: Feature,
-    /// Reads of a file past its page cache, in units of 512 bytes, as the blocks of native images are.
+    /// Direct I/O on files in units of 512 bytes, the block size of native images.
     pub direct_io: Feature,
-    /// Loop devices.
     pub loop_devices: Feature,
-    /// Overlays whose layers are descriptors, detached mounts among them.
+    /// Overlays whose layers are given as descriptors, including detached mounts.
     pub overlay_by_descriptor: Feature,
-    /// Overlays with data-only layers, by whichever way.
+    /// Overlays with data-only layers, by descriptor or by path.
     pub overlay_data_layers: Feature,
-    /// fs-verity.
     pub fs_verity: Feature,
-    /// The immutable flag.
     pub immutable_flag: Feature,
-    /// fanotify pre-content events, for lazy loading.
+    /// fanotify's pre-content events, for lazy loading.
     pub pre_content_events: Feature,
-    /// Files that a process of ours has, without a place in any tree: the other way for lazy loading.
+    /// FUSE mounts of single files, the alternative for lazy loading.
     pub files_on_fuse: Feature,
-    /// User namespaces.
     pub user_namespaces: Feature,
 }
 
 impl Features {
-    /// The answers with their names, in the order a person would want them.
+    /// Returns the features with their names, in the order for display.
     #[must_use]
     pub fn rows(&self) -> [(&'static str, &Feature); 11] {
         [
@@ -105,8 +98,8 @@ impl Features {
     }
 }
 
-/// Tries everything, with unnamed files in this directory and mounts that are attached nowhere.
-/// Nothing is left behind. Without privilege most answers are [`Can::Unknown`].
+/// Tries every feature, with unnamed files in this directory and with detached mounts, so that nothing is left
+/// behind. Without privileges most results are [`Can::Unknown`].
 #[must_use]
 pub fn probe(directory: BorrowedFd<'_>, who: Who) -> Features {
     Features {
@@ -126,19 +119,19 @@ pub fn probe(directory: BorrowedFd<'_>, who: Who) -> Features {
     }
 }
 
-/// Whether EROFS images of a domain have the pages of equal files in memory once here.
+/// Probes whether EROFS images of a domain share the pages of equal files.
 #[must_use]
 pub fn page_sharing() -> Feature {
     probe::page_sharing()
 }
 
-/// Whether files of a directory can be sealed by fs-verity. An unnamed one is made for it.
+/// Probes whether files of a directory can be sealed by fs-verity, with an unnamed file.
 #[must_use]
 pub fn fs_verity(directory: BorrowedFd<'_>) -> Feature {
     probe::fs_verity(directory)
 }
 
-/// Whether files of a directory can be read past their page cache in units of 512 bytes. An unnamed one is made for it.
+/// Probes whether files of a directory support direct I/O in units of 512 bytes, with an unnamed file.
 #[must_use]
 pub fn direct_io(directory: BorrowedFd<'_>) -> Feature {
     probe::direct_io(directory)

@@ -1,4 +1,4 @@
-//! One attempt for each feature.
+//! The probes, one function for each feature.
 #![expect(unsafe_code, reason = "rustix has no fanotify")]
 
 use std::fmt::Write as _;
@@ -34,7 +34,7 @@ impl Feature {
         Self { can: Can::Unknown, reason: reason.into() }
     }
 
-    /// A refusal: for want of privilege nothing is known.
+    /// Makes the result of a failed attempt: unknown if privileges were missing, else no.
     fn refused(error: &dyn std::error::Error, errno: Option<Errno>) -> Self {
         let mut reason = error.to_string();
         let mut cause = error.source();
@@ -56,7 +56,7 @@ impl Feature {
     }
 }
 
-/// An unnamed file in the directory that holds the smallest image.
+/// Makes an unnamed file with the smallest image in a directory.
 fn image_in(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let file = files::unnamed(directory, 0o600)?;
     let mut rest = empty_image().as_slice().to_vec();
@@ -87,7 +87,7 @@ pub(super) fn erofs_from_file(directory: BorrowedFd<'_>) -> Feature {
                 KernelVersion::running().map_or_else(|| "unknown".into(), |v| v.to_string())
             )),
         },
-        // Then a file would not do, and there was no loop device either.
+        // The kernel refused a file, and no loop device was available.
         Err(error @ MountError::Loop { .. }) => Feature::no(error_chain(&error)),
         Err(error) => Feature::refused(&error, error.errno()),
     }
@@ -108,7 +108,7 @@ pub(super) fn page_sharing() -> Feature {
 }
 
 pub(super) fn direct_io(directory: BorrowedFd<'_>) -> Feature {
-    // The least that blocks of EROFS images have.
+    // The smallest block size of EROFS images.
     const BLOCK: u32 = 512;
     let unit = match image_in(directory).map(|file| files::direct_io_unit(file.as_fd())) {
         Ok(Ok(unit)) => unit,
@@ -215,7 +215,7 @@ pub(super) fn immutable_flag(directory: BorrowedFd<'_>) -> Feature {
     }
 }
 
-/// `FAN_PRE_ACCESS` of include/uapi/linux/fanotify.h, which libc does not have yet.
+/// `FAN_PRE_ACCESS` of include/uapi/linux/fanotify.h, which libc lacks.
 const FAN_PRE_ACCESS: u64 = 0x0010_0000;
 
 pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
@@ -234,9 +234,9 @@ pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
             errno => Feature::no(format!("{no_group}: {errno}")),
         };
     }
-    // SAFETY: fanotify_init has just made it, and nobody else has it.
+    // SAFETY: fanotify_init has just made the descriptor, and nothing else owns it.
     let group = unsafe { OwnedFd::from_raw_fd(group) };
-    // SAFETY: without a path, the mark is for the descriptor itself.
+    // SAFETY: a null path selects the descriptor itself.
     let marked = unsafe {
         libc::fanotify_mark(
             group.as_raw_fd(),
@@ -303,7 +303,7 @@ pub(super) fn user_namespaces(who: Who) -> Feature {
     }
 }
 
-/// The settings that keep users from making user namespaces.
+/// Returns the sysctl settings that forbid user namespaces to users.
 fn namespace_limits() -> Vec<String> {
     [
         ("user/max_user_namespaces", "0"),

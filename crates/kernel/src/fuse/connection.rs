@@ -1,4 +1,4 @@
-//! A connection to the kernel: a descriptor of `/dev/fuse`.
+//! A connection to the kernel through a descriptor of `/dev/fuse`.
 #![expect(unsafe_code, reason = "rustix has no ioctl of FUSE")]
 
 use std::io::IoSlice;
@@ -16,57 +16,50 @@ use super::reply::ReplyBody;
 use super::request::{FuseRequest, FuseRequestError, Unique};
 use crate::version::KernelVersion;
 
-/// `FUSE_DEV_IOC_CLONE`, which is said to write, and reads.
+/// `FUSE_DEV_IOC_CLONE`. The kernel defines it as a read (`_IOR`) although it takes its argument from the caller.
 const CLONE: Opcode = opcode::read::<u32>(229, 0);
-/// The number of `/dev/fuse`. Source: Linux `Documentation/admin-guide/devices.txt`.
+/// Major and minor number of `/dev/fuse`. Source: Linux `Documentation/admin-guide/devices.txt`.
 const DEVICE: (u32, u32) = (10, 229);
-/// The first version that has `FUSE_NOTIFY_RESEND`.
+/// The first version with `FUSE_NOTIFY_RESEND`.
 const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
-/// The kernel wants room for 8192 bytes, and for the largest write with its header.
+/// Size of the buffer in bytes. The kernel requires 8192 bytes, and room for the largest write with its header.
 const BUFFER: usize = 16 << 10;
 
-/// An error of a connection.
+/// An error of a FUSE connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FuseError {
-    /// The kernel has no FUSE, or this process may not use it.
+    /// `/dev/fuse` is missing, or this process may not open it.
     #[error("cannot open /dev/fuse")]
     Open(#[source] Errno),
     /// A system call failed.
     #[error("cannot {step} a FUSE connection")]
-    Call {
-        /// What was tried.
-        step: &'static str,
-        /// The kernel's answer.
-        source: Errno,
-    },
-    /// The kernel sent what is no request.
+    Call { step: &'static str, source: Errno },
+    /// The kernel sent an invalid request.
     #[error(transparent)]
     Request(#[from] FuseRequestError),
 }
 
-/// One side of a connection; the kernel has the other one. When its last descriptor is closed, all that is asked fails, now
-/// and later.
+/// The server's side of a FUSE connection. When its last descriptor is closed, all pending and later requests fail.
 #[derive(Debug)]
 pub struct FuseConnection(OwnedFd);
 
-/// What came of an attempt to take a request.
+/// Outcome of [`FuseConnection::take`].
 #[derive(Debug)]
 pub enum TakenRequest<'a> {
-    /// A request.
     Request(FuseRequest<'a>),
-    /// There is none for now.
+    /// The queue has no request.
     Nothing,
-    /// The file system is gone, and nothing will be asked any more.
+    /// The file system is unmounted, and no more requests will come.
     Over,
 }
 
-/// What became of requests that another process had taken.
+/// Outcome of [`FuseConnection::resend`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resent {
-    /// They are asked again, of whoever takes requests now.
+    /// The kernel sends the requests again, to the process that now takes requests.
     Yes,
-    /// The kernel cannot: before Linux 6.9.
+    /// The kernel is older than Linux 6.9 and cannot.
     Unsupported,
 }
 
@@ -77,40 +70,34 @@ impl AsFd for FuseConnection {
 }
 
 impl FuseConnection {
-    /// A new one, for one file system: [`mount::fuse`](crate::mount::fuse). Nothing blocks on it.
-    ///
-    /// # Errors
-    /// [`FuseError::Open`].
+    /// Opens a nonblocking connection, for one file system: [`mount::fuse`](crate::mount::fuse).
     pub fn open() -> Result<Self, FuseError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let opened = rustix::fs::open("/dev/fuse", flags, Mode::empty());
         let opened = opened.map_err(FuseError::Open)?;
         let found = rustix::fs::fstat(&opened).map_err(FuseError::Open)?;
-        // Containers may have another device there, or a file.
+        // A container may have another device or a regular file at this path.
         match found.st_rdev == rustix::fs::makedev(DEVICE.0, DEVICE.1) {
             true => Ok(Self(opened)),
             false => Err(FuseError::Open(Errno::NODEV)),
         }
     }
 
-    /// A connection that another process made, by a descriptor of it.
+    /// Takes a descriptor of a connection that another process made.
     #[must_use]
     pub const fn adopt(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
 
-    /// Another descriptor of the same connection, through which requests can be taken, too. Those that were taken through it
-    /// fail when it is closed, and the connection goes on. It has to be mounted already.
-    ///
-    /// # Errors
-    /// [`FuseError`].
+    /// Opens another descriptor of the same connection, from which requests can be taken as well. Requests that were
+    /// taken from it fail when it is closed; the connection continues. The connection must be mounted already.
     pub fn sibling(&self) -> Result<Self, FuseError> {
         let sibling = Self::open()?;
-        // The number of a descriptor that is open as long as this is.
+        // The number of a descriptor that is open as long as `self`.
         let number = self.0.as_raw_fd().cast_unsigned();
-        // SAFETY: the kernel's header says that this ioctl reads one number of 32 bits.
+        // SAFETY: according to the kernel's header, this ioctl reads one 32-bit number.
         let clone = unsafe { Setter::<CLONE, u32>::new(number) };
-        // SAFETY: as above; the descriptor is one of `/dev/fuse`.
+        // SAFETY: as above; the descriptor belongs to `/dev/fuse`.
         let cloned = unsafe { rustix::ioctl::ioctl(&sibling.0, clone) };
         match cloned {
             Ok(()) => Ok(sibling),
@@ -118,22 +105,16 @@ impl FuseConnection {
         }
     }
 
-    /// From now on [`take`](Self::take) never waits. That is so for all who have this descriptor; it is so from the beginning of
-    /// those that are [opened](Self::open) here.
-    ///
-    /// # Errors
-    /// [`FuseError::Call`].
+    /// Makes the descriptor nonblocking, so that [`take`](Self::take) never waits. Affects all processes with this
+    /// open file. Connections from [`open`](Self::open) are nonblocking from the start.
     pub fn never_wait_in_take(&self) -> Result<(), FuseError> {
         let failed = |source| FuseError::Call { step: "set up", source };
         let flags = rustix::fs::fcntl_getfl(&self.0).map_err(failed)?;
         rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK).map_err(failed)
     }
 
-    /// Waits until there may be a request, or all is over; returns whether that is so. Without a time it waits as long as that
-    /// takes.
-    ///
-    /// # Errors
-    /// [`FuseError::Call`].
+    /// Waits until a request may be queued or the file system is unmounted, and returns whether that is the case.
+    /// Without a timeout it waits for as long as necessary.
     pub fn has_request(&self, most: Option<Duration>) -> Result<bool, FuseError> {
         let mut connection = [PollFd::new(&self.0, PollFlags::IN)];
         let most = most.and_then(|it| Timespec::try_from(it).ok());
@@ -144,10 +125,7 @@ impl FuseConnection {
         }
     }
 
-    /// Whether the file system is there still.
-    ///
-    /// # Errors
-    /// [`FuseError::Call`].
+    /// Whether the file system is still mounted.
     pub fn is_mounted(&self) -> Result<bool, FuseError> {
         let mut connection = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -163,21 +141,21 @@ impl FuseConnection {
     /// Takes one request.
     ///
     /// # Errors
-    /// [`FuseError`]. A request that is none can be refused by its number.
+    /// [`FuseError`]. An invalid request can be refused by its [`Unique`] number.
     pub fn take<'b>(&self, buffer: &'b mut RequestBuffer) -> Result<TakenRequest<'b>, FuseError> {
         match rustix::io::read(&self.0, &mut buffer.0[..]) {
             Ok(length) => Ok(TakenRequest::Request(FuseRequest::decode(&buffer.0[..length])?)),
-            // ENOENT: who asked has gone away in between.
+            // ENOENT: the request was cancelled in the meantime.
             Err(Errno::AGAIN | Errno::INTR | Errno::NOENT) => Ok(TakenRequest::Nothing),
             Err(Errno::NODEV | Errno::CONNABORTED) => Ok(TakenRequest::Over),
             Err(source) => Err(FuseError::Call { step: "read from", source }),
         }
     }
 
-    /// Replies to a request with bytes of a file, or of something else that has no form of its own.
+    /// Replies to a request with raw bytes, such as those of a file.
     ///
     /// # Errors
-    /// [`FuseError::Call`]: `ENOENT` where nobody waits any more.
+    /// [`FuseError::Call`] with `ENOENT` if the request was cancelled.
     pub fn reply_bytes(&self, request: Unique, bytes: &[u8]) -> Result<(), FuseError> {
         self.write(request, 0, bytes)
     }
@@ -185,28 +163,25 @@ impl FuseConnection {
     /// Replies to a request.
     ///
     /// # Errors
-    /// As [`reply_bytes`](Self::reply_bytes).
+    /// Those of [`reply_bytes`](Self::reply_bytes).
     pub fn reply(&self, request: Unique, body: &ReplyBody) -> Result<(), FuseError> {
         self.write(request, 0, body.as_bytes())
     }
 
-    /// Lets a request fail.
+    /// Fails a request with an error.
     ///
     /// # Errors
-    /// As [`reply_bytes`](Self::reply_bytes).
+    /// Those of [`reply_bytes`](Self::reply_bytes).
     pub fn refuse(&self, request: Unique, errno: Errno) -> Result<(), FuseError> {
         self.write(request, -errno.raw_os_error(), &[])
     }
 
-    /// Has the kernel ask again what somebody has taken and not replied to. The process that took it has to be gone.
-    ///
-    /// # Errors
-    /// [`FuseError::Call`].
+    /// Makes the kernel resend requests that another process took without replying. That process must have exited.
     pub fn resend(&self) -> Result<Resent, FuseError> {
         match self.write(Unique(0), NOTIFY_RESEND, &[]) {
-            // The file system is gone, and so is all that was asked.
+            // ENODEV: the file system is unmounted, and its requests are gone.
             Ok(()) | Err(FuseError::Call { source: Errno::NODEV, .. }) => Ok(Resent::Yes),
-            // Linux 7.2 says so, too, of a file system that is not asked for anything yet, or is gone.
+            // Linux 7.2 also returns EINVAL if the file system has had no request yet or is unmounted.
             Err(FuseError::Call { source: Errno::INVAL, .. }) => match KernelVersion::running() {
                 Some(running) if running >= RESENDS => Ok(Resent::Yes),
                 _ => Ok(Resent::Unsupported),
@@ -231,7 +206,7 @@ impl FuseConnection {
     }
 }
 
-/// A buffer for a request.
+/// A buffer for [`FuseConnection::take`].
 pub struct RequestBuffer(Box<[u8]>);
 
 impl std::fmt::Debug for RequestBuffer {

@@ -1,19 +1,20 @@
-//! What the kernel and a server write to each other, as C lays it out.
+//! The C structures of the FUSE protocol.
 //!
-//! Source: Linux `include/uapi/linux/fuse.h`, version 7.44. Fields keep its names. Numbers are in the machine's own byte order.
+//! Source: Linux `include/uapi/linux/fuse.h`, version 7.44. Fields keep the kernel's names. Numbers are in native
+//! byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// `FUSE_KERNEL_VERSION`.
 pub(super) const VERSION: u32 = 7;
-/// The version after the point that this module is written for.
+/// The minor protocol version that this module implements.
 pub(super) const MINOR: u32 = 38;
-/// The first version whose structures are those below, of Linux 5.4.
+/// The lowest supported minor version, that of Linux 5.4, whose structures are those below.
 pub(super) const MINOR_LEAST: u32 = 31;
 /// `FUSE_ROOT_ID`.
 pub(super) const ROOT: u64 = 1;
 
-/// `enum fuse_opcode`, as far as it has a meaning here.
+/// The values of `enum fuse_opcode` that this module uses.
 pub(super) mod opcode {
     pub(in crate::fuse) const LOOKUP: u32 = 1;
     pub(in crate::fuse) const FORGET: u32 = 2;
@@ -35,37 +36,37 @@ pub(super) mod opcode {
     pub(in crate::fuse) const READDIRPLUS: u32 = 44;
 }
 
-/// `FUSE_ASYNC_READ`: several reads of a file at a time.
+/// `FUSE_ASYNC_READ`: the kernel sends several reads of a file at a time.
 pub(super) const ASYNC_READ: u64 = 1 << 0;
-/// `FUSE_DO_READDIRPLUS`: attributes of all files come with the names in a directory.
+/// `FUSE_DO_READDIRPLUS`: directory listings include the attributes of all entries.
 pub(super) const DO_READDIRPLUS: u64 = 1 << 13;
-/// `FUSE_ASYNC_DIO`: direct reads that are not waited for.
+/// `FUSE_ASYNC_DIO`: direct I/O may be asynchronous.
 pub(super) const ASYNC_DIO: u64 = 1 << 15;
-/// `FUSE_NO_OPEN_SUPPORT`: a server may refuse to hear of files that are opened.
+/// `FUSE_NO_OPEN_SUPPORT`: a server may refuse open requests once, and then receives none.
 pub(super) const NO_OPEN_SUPPORT: u64 = 1 << 17;
-/// `FUSE_PARALLEL_DIROPS`: names of a directory are looked up side by side.
+/// `FUSE_PARALLEL_DIROPS`: lookups and listings in one directory run in parallel.
 pub(super) const PARALLEL_DIROPS: u64 = 1 << 18;
-/// `FUSE_POSIX_ACL`: the kernel obeys ACLs, and keeps them. It implies `default_permissions`.
+/// `FUSE_POSIX_ACL`: the kernel enforces and caches ACLs. Implies `default_permissions`.
 pub(super) const POSIX_ACL: u64 = 1 << 20;
-/// `FUSE_MAX_PAGES`: `max_pages` has a meaning.
+/// `FUSE_MAX_PAGES`: `max_pages` is valid.
 pub(super) const MAX_PAGES: u64 = 1 << 22;
-/// `FUSE_CACHE_SYMLINKS`: the kernel keeps targets of links.
+/// `FUSE_CACHE_SYMLINKS`: the kernel caches symlink targets.
 pub(super) const CACHE_SYMLINKS: u64 = 1 << 23;
-/// `FUSE_NO_OPENDIR_SUPPORT`: as `FUSE_NO_OPEN_SUPPORT`, of directories.
+/// `FUSE_NO_OPENDIR_SUPPORT`: like `FUSE_NO_OPEN_SUPPORT`, for directories.
 pub(super) const NO_OPENDIR_SUPPORT: u64 = 1 << 24;
-/// `FUSE_INIT_EXT`: `flags2` has a meaning.
+/// `FUSE_INIT_EXT`: `flags2` is valid.
 pub(super) const INIT_EXT: u32 = 1 << 30;
 /// `FUSE_HAS_RESEND`, since Linux 6.9.
 pub(super) const HAS_RESEND: u64 = 1 << 39;
-/// `FUSE_ALLOW_IDMAP`, since Linux 6.12: mounts may map ids. It needs `default_permissions`.
+/// `FUSE_ALLOW_IDMAP`, since Linux 6.12: mounts may be idmapped. Needs `default_permissions`.
 pub(super) const ALLOW_IDMAP: u64 = 1 << 40;
-/// `FUSE_GETATTR_FH`: the handle has a meaning.
+/// `FUSE_GETATTR_FH`: the file handle is valid.
 pub(super) const GETATTR_FH: u32 = 1 << 0;
-/// `FOPEN_DIRECT_IO`: no page of the file is cached.
+/// `FOPEN_DIRECT_IO`: bypasses the page cache.
 pub(super) const FOPEN_DIRECT_IO: u32 = 1 << 0;
-/// `FOPEN_NOFLUSH`, since Linux 5.16: nothing is asked when a descriptor is closed.
+/// `FOPEN_NOFLUSH`, since Linux 5.16: closing a descriptor sends no flush request.
 pub(super) const FOPEN_NOFLUSH: u32 = 1 << 5;
-/// `FUSE_NOTIFY_RESEND`, in place of an error.
+/// `FUSE_NOTIFY_RESEND`, sent in the error field.
 pub(super) const NOTIFY_RESEND: i32 = 7;
 
 /// `struct fuse_in_header`.
@@ -92,7 +93,7 @@ pub(super) struct OutHeader {
     pub(super) unique: u64,
 }
 
-/// `struct fuse_init_in`, without what is unused.
+/// `struct fuse_init_in`, without its unused fields.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct InitIn {
@@ -205,7 +206,7 @@ pub(super) struct ReadIn {
     pub(super) padding: u32,
 }
 
-/// `struct fuse_getxattr_in`; a name may follow.
+/// `struct fuse_getxattr_in`, which a name may follow.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct GetxattrIn {
@@ -221,7 +222,7 @@ pub(super) struct GetxattrOut {
     pub(super) padding: u32,
 }
 
-/// `struct fuse_dirent`; the name follows, and zeros up to a multiple of 8 bytes.
+/// `struct fuse_dirent`, followed by the name and by zeros up to a multiple of 8 bytes.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct Dirent {
@@ -231,7 +232,7 @@ pub(super) struct Dirent {
     pub(super) kind: u32,
 }
 
-/// `struct fuse_release_in`, and `struct fuse_flush_in`, which begins with the same.
+/// `struct fuse_release_in`; `struct fuse_flush_in` has the same first field.
 #[derive(FromBytes, KnownLayout, Immutable, IntoBytes)]
 #[repr(C)]
 pub(super) struct HandleIn {

@@ -1,7 +1,7 @@
-//! FUSE as the kernel speaks it: requests, replies, and the descriptor that they go through. A server is whoever takes
-//! requests; it decides what they mean.
+//! The FUSE protocol: requests, replies, and the connection that carries them. The server that takes the requests
+//! decides their meaning.
 //!
-//! Sources: Linux `include/uapi/linux/fuse.h`, `fs/fuse/dev.c`, fuse(4). Mounts are made by [`mount::fuse`](crate::mount::fuse).
+//! Sources: Linux `include/uapi/linux/fuse.h`, `fs/fuse/dev.c`, fuse(4). [`mount::fuse`](crate::mount::fuse) mounts.
 
 mod connection;
 mod layout;

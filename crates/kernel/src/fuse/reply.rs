@@ -1,4 +1,4 @@
-//! What a server replies: the bytes behind the header of a reply.
+//! Replies of a server: the bytes that follow the header.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use rustix::fs::{FileType, Mode};
@@ -11,38 +11,37 @@ use super::layout::{
 };
 use super::request::{FileHandle, InitOffer, NodeNumber};
 
-/// The largest read that a server is asked for, in bytes.
+/// The largest read that the kernel requests, in bytes.
 pub const READ_MAX: usize = 1 << 20;
-/// The same in pages of 4096 bytes.
+/// [`READ_MAX`] in pages of 4096 bytes.
 const READ_PAGES: u16 = 256;
-/// The kernel gives a request at least a page.
+/// The largest write in bytes. The kernel requires at least a page.
 const WRITE_MAX: u32 = 4096;
-/// For ever: what is read from the file system does not change.
+/// Cache validity in seconds, practically unlimited, because the file system's content does not change.
 const ALWAYS: u64 = 1 << 40;
 
-/// Attributes of a file or folder. All times are that of its last change.
+/// Attributes of a file or directory. All its timestamps are the time of its last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeAttributes {
-    /// Its inode number.
+    /// Inode number.
     pub number: u64,
-    /// What it is.
     pub kind: FileType,
-    /// Who may do what.
+    /// Permission bits.
     pub mode: Mode,
-    /// How many bytes it has.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Its owner: user and group.
+    /// User and group id of the owner.
     pub owner: (u32, u32),
-    /// How many names it has.
+    /// Number of hard links.
     pub links: u32,
-    /// When it was changed: seconds from 1970 on, and nanoseconds.
+    /// Time of the last change: seconds since 1970, and nanoseconds.
     pub changed: (i64, u32),
-    /// The number of the device that it is, as the kernel's `new_encode_dev` makes it.
+    /// Device number of a device node, as encoded by the kernel's `new_encode_dev`.
     pub device: u32,
 }
 
 impl NodeAttributes {
-    /// A regular file of 1970 with one name.
+    /// Makes the attributes of a regular file with one link and a time of 1970.
     #[must_use]
     pub const fn file(number: u64, bytes: u64, mode: Mode, owner: (u32, u32)) -> Self {
         let (kind, links, changed) = (FileType::RegularFile, 1, (0, 0));
@@ -72,34 +71,35 @@ impl NodeAttributes {
     }
 }
 
-/// What a file system is, for the kernel to know what it may do with it.
+/// The kind of file system, which decides the protocol features that the server accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
-    /// One file.
+    /// A single file.
     File,
-    /// A tree in which nothing changes.
+    /// A read-only directory tree.
     Tree {
-        /// Whether the kernel obeys modes and ACLs, and maps ids where a mount has a map. Otherwise whoever gets in may read
-        /// everything.
+        /// Whether the kernel enforces modes and ACLs and translates ids on idmapped mounts. Otherwise every user who
+        /// can access the mount may read every file.
         permissions: bool,
     },
 }
 
-/// Whether the kernel keeps pages of a file.
+/// Whether the kernel caches pages of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caching {
-    /// Yes.
+    /// The kernel caches pages.
     Pages,
-    /// No: each read is asked for. Reads that nobody waits for are asked for side by side.
+    /// The kernel sends a request for each read. Requests of asynchronous reads run in parallel.
     None,
 }
 
-/// The bytes of a reply, behind its header.
+/// The bytes of a reply after its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplyBody(Vec<u8>);
 
 impl ReplyBody {
-    /// Begins with what both sides can do. Any number of requests may be under way.
+    /// The reply to an init request: the features that both sides support. The number of pending requests is not
+    /// limited.
     #[must_use]
     pub fn init(offer: &InitOffer, served: Served) -> Self {
         let wanted = match served {
@@ -135,7 +135,7 @@ impl ReplyBody {
         Self(out.as_bytes().to_vec())
     }
 
-    /// The attributes of a node, which do not change.
+    /// The attributes of a node, which the kernel may cache for good.
     #[must_use]
     pub fn attributes(attributes: &NodeAttributes) -> Self {
         let attr = attributes.raw();
@@ -143,26 +143,26 @@ impl ReplyBody {
         Self(out.as_bytes().to_vec())
     }
 
-    /// A node that was looked up, which does not change.
+    /// The result of a lookup, which the kernel may cache for good.
     #[must_use]
     pub fn entry(node: NodeNumber, attributes: &NodeAttributes) -> Self {
         Self(entry(node, attributes).as_bytes().to_vec())
     }
 
-    /// That there is no file of a name, and will be none.
+    /// The result of a lookup of a name that does not exist, which the kernel may cache for good.
     #[must_use]
     pub fn no_entry() -> Self {
         let out = EntryOut { nodeid: 0, entry_valid: ALWAYS, ..EntryOut::new_zeroed() };
         Self(out.as_bytes().to_vec())
     }
 
-    /// The length of an xattr's value, or of the names of all.
+    /// The length in bytes of an xattr's value, or of the list of xattr names.
     #[must_use]
     pub fn xattr_size(size: u32) -> Self {
         Self(GetxattrOut { size, padding: 0 }.as_bytes().to_vec())
     }
 
-    /// A file that was opened. Whoever closes a descriptor of it does not wait for the server.
+    /// The result of an open. Closing a descriptor of the file does not wait for the server.
     #[must_use]
     pub fn opened(handle: FileHandle, caching: Caching) -> Self {
         let open_flags = match caching {
@@ -172,7 +172,7 @@ impl ReplyBody {
         Self(OpenOut { fh: handle.0, open_flags, backing_id: 0 }.as_bytes().to_vec())
     }
 
-    /// The figures of a file system of so many bytes and files that nobody can write to.
+    /// The statfs(2) values of a read-only file system with this many bytes and files.
     #[must_use]
     pub fn statistics(bytes: u64, files: u64) -> Self {
         let out = Kstatfs {
@@ -190,13 +190,12 @@ impl ReplyBody {
         Self(out.as_bytes().to_vec())
     }
 
-    /// Nothing but that it is done.
+    /// A reply without a body, which reports success.
     #[must_use]
     pub const fn done() -> Self {
         Self(Vec::new())
     }
 
-    /// As the kernel gets them.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -215,20 +214,19 @@ fn entry(node: NodeNumber, attributes: &NodeAttributes) -> EntryOut {
     }
 }
 
-/// An entry of a directory.
 #[derive(Debug, Clone, Copy)]
 pub struct ListedEntry<'a> {
-    /// Its name, at most 255 bytes.
+    /// Name of at most 255 bytes.
     pub name: &'a [u8],
-    /// What it names. `.` and `..` have none: the kernel knows them.
+    /// Node of the entry. `None` for `.` and `..`, which the kernel knows itself.
     pub node: Option<NodeNumber>,
-    /// Of that.
+    /// Attributes of the node.
     pub attributes: NodeAttributes,
-    /// The place behind the entry: that of the first entry is behind 0.
+    /// Offset of the next entry. Offset 0 is the first entry.
     pub next: u64,
 }
 
-/// A reply with entries of a directory, as many as there is room for.
+/// A reply with as many directory entries as fit.
 #[derive(Debug)]
 pub struct DirectoryReply<'b> {
     bytes: &'b mut Vec<u8>,
@@ -237,14 +235,14 @@ pub struct DirectoryReply<'b> {
 }
 
 impl<'b> DirectoryReply<'b> {
-    /// An empty reply that becomes `size` bytes long at most, in memory that was used before.
+    /// Makes an empty reply of at most `size` bytes that reuses the memory of `bytes`.
     pub fn new(bytes: &'b mut Vec<u8>, size: u32, with_attributes: bool) -> Self {
         bytes.clear();
         let size = usize::try_from(size).unwrap_or(usize::MAX).min(READ_MAX);
         Self { bytes, size, with_attributes }
     }
 
-    /// Adds an entry; answers whether there was room for it.
+    /// Adds an entry. Returns whether it fitted.
     pub fn push(&mut self, entry: &ListedEntry<'_>) -> bool {
         let before = if self.with_attributes { size_of::<EntryOut>() } else { 0 };
         let length = size_of::<Dirent>().saturating_add(entry.name.len()).next_multiple_of(8);
@@ -259,7 +257,7 @@ impl<'b> DirectoryReply<'b> {
             };
             self.bytes.extend_from_slice(out.as_bytes());
         }
-        // As in `struct dirent`: the upper bits of a mode.
+        // The file type has the encoding of `struct dirent`: the upper bits of a mode.
         let kind = entry.attributes.kind.as_raw_mode() >> 12;
         let dirent = Dirent { ino: entry.attributes.number, off: entry.next, namelen, kind };
         self.bytes.extend_from_slice(dirent.as_bytes());
@@ -276,7 +274,7 @@ mod tests {
     use super::super::request::{FuseOperation, FuseRequest};
     use super::*;
 
-    /// The numbers at these places, of 4 bytes each.
+    /// Returns the 4-byte numbers at these offsets.
     fn numbers(body: &ReplyBody, places: &[usize]) -> Vec<u32> {
         let at = |place: &usize| u32::read_from_prefix(&body.as_bytes()[*place..]).unwrap().0;
         places.iter().map(at).collect()
@@ -293,24 +291,25 @@ mod tests {
         offer
     }
 
-    /// Places from `linux/fuse.h`.
+    /// The offsets come from `linux/fuse.h`.
     #[test]
     fn replies_have_the_layout_of_the_header() {
         let init = ReplyBody::init(&offer(45, !(1 << 30), 0), Served::File);
         assert_eq!(init.as_bytes().len(), 64);
-        // Version, read-ahead, flags, both numbers of requests, the largest write, pages.
+        // Version, read-ahead, flags, both limits of requests, the largest write, time granularity, pages.
         let expect = [7, 38, 131_072, 1 | 1 << 15 | 1 << 22, u32::MAX, 4096, 1, 256];
         assert_eq!(numbers(&init, &[0, 4, 8, 12, 16, 20, 24, 28]), expect);
-        // Not more than the kernel has.
+        // The minor version and flags are not higher than the kernel's.
         let init = ReplyBody::init(&offer(36, 1, 0), Served::File);
         assert_eq!(numbers(&init, &[4, 12]), [36, 1]);
-        // Attributes with names, side by side, links, and neither opens nor directories; permissions.
+        // Trees use readdirplus, parallel directory operations and cached symlinks, and neither open nor opendir
+        // requests. With `permissions`, ACLs are added.
         for (permissions, expect) in [(false, 0x1c6_a001), (true, 0x1d6_a001)] {
             let tree = Served::Tree { permissions };
             let init = ReplyBody::init(&offer(45, !(1 << 30), 0), tree);
             assert_eq!(numbers(&init, &[12, 32]), [expect, 0]);
         }
-        // Mapped ids are among the flags of the second field, whose own flag is set then.
+        // The flag for idmapped mounts is in the second field, whose use FUSE_INIT_EXT announces.
         for (permissions, expect) in [(false, [0x1c6_a001, 0]), (true, [0x41d6_a001, 1 << 8])] {
             let init = ReplyBody::init(&offer(45, u32::MAX, 1 << 8), Served::Tree { permissions });
             assert_eq!(numbers(&init, &[12, 32]), expect);
@@ -323,7 +322,7 @@ mod tests {
         // Inode, size, blocks, mode, links, user, group, device.
         let places = [16, 24, 32, 76, 80, 84, 88, 92];
         assert_eq!(numbers(&got, &places), [1, 1025, 3, 0o100_400, 5, 3, 4, 0x1234]);
-        // The three times.
+        // The seconds and nanoseconds of the three times.
         let (low, high) = (u32::MAX - 1, u32::MAX);
         let places = [40, 44, 48, 52, 56, 60, 64, 68, 72];
         assert_eq!(numbers(&got, &places), [low, high, low, high, low, high, 9, 9, 9]);
@@ -345,7 +344,7 @@ mod tests {
         assert_eq!(usize::from(READ_PAGES) * 4096, READ_MAX);
     }
 
-    /// Places from `linux/fuse.h`: `struct fuse_direntplus` and `struct fuse_dirent`.
+    /// The offsets come from `linux/fuse.h`: `struct fuse_direntplus` and `struct fuse_dirent`.
     #[test]
     fn entries_of_directories_have_the_layout_of_the_header() {
         let attributes = NodeAttributes::file(8, 5, Mode::RUSR, (0, 0));
@@ -354,10 +353,10 @@ mod tests {
         let mut bytes = Vec::new();
         let mut reply = DirectoryReply::new(&mut bytes, 63, false);
         assert!(reply.push(&entry));
-        // Another one would need 32 bytes.
+        // A second entry would need 32 more bytes.
         assert!(!reply.push(&entry));
         let body = ReplyBody(bytes.clone());
-        // Inode, place behind it, length of the name, type of a regular file.
+        // Inode, offset of the next entry, length of the name, type of a regular file.
         assert_eq!(numbers(&body, &[0, 8, 16, 20]), [8, 3, 4, 8]);
         assert_eq!((&bytes[24..28], &bytes[28..]), (&b"file"[..], &[0; 4][..]));
 

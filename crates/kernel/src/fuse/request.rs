@@ -1,4 +1,4 @@
-//! What the kernel asks of a server: bytes become a request, or an error that says what is wrong with them.
+//! Requests of the kernel to a server: decodes bytes into a request, or into an error with the offending values.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::ffi::CStr;
@@ -14,21 +14,20 @@ use super::layout::{
 /// A request of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FuseRequest<'a> {
-    /// By which its reply names it.
+    /// Number by which the reply identifies the request.
     pub unique: Unique,
-    /// The file or folder that is meant.
+    /// File or directory of the request.
     pub node: NodeNumber,
-    /// Who asks. Requests of the kernel itself have 0.
+    /// User, group and thread of the request, all 0 in requests of the kernel itself.
     pub from: Requester,
-    /// What is asked.
     pub operation: FuseOperation<'a>,
 }
 
-/// The number of a request, as long as it has no reply.
+/// The number of a request, unique until the request has a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Unique(pub u64);
 
-/// The number of a file or folder. The root's is [`NodeNumber::ROOT`]; a server chooses the others.
+/// The number of a file or directory. The root has [`NodeNumber::ROOT`]; the server chooses the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeNumber(pub u64);
 
@@ -37,79 +36,77 @@ impl NodeNumber {
     pub const ROOT: Self = Self(super::layout::ROOT);
 }
 
-/// What a server has given an open file.
+/// The number that a server assigned to an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileHandle(pub u64);
 
-/// The user and the thread of a request, as the process that made the connection sees them.
+/// The user and thread of a request, as ids in the namespaces of the process that made the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requester {
-    /// The user.
+    /// User id.
     pub user: u32,
-    /// The group.
+    /// Group id.
     pub group: u32,
-    /// The thread.
+    /// Thread id.
     pub thread: u32,
 }
 
-/// What the kernel asks for.
+/// An operation that the kernel requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FuseOperation<'a> {
-    /// To begin.
+    /// Starts the connection.
     Init(InitOffer),
-    /// The node of a name in a folder.
+    /// Looks up a name in a directory.
     Lookup(&'a CStr),
-    /// The kernel forgets so many lookups of the node. It has no reply.
+    /// The kernel forgets this many lookups of the node. It has no reply.
     Forget(u64),
-    /// It forgets lookups of several nodes. It has no reply.
+    /// The kernel forgets lookups of several nodes. It has no reply.
     ForgetSeveral(Forgotten<'a>),
-    /// Attributes, perhaps by way of an open file.
+    /// Reads attributes, optionally of an open file.
     GetAttributes(Option<FileHandle>),
-    /// The target of a symbolic link.
+    /// Reads the target of a symbolic link.
     ReadLink,
-    /// To open a file, with the flags of open(2).
+    /// Opens a file, with the flags of open(2).
     Open(u32),
-    /// Bytes of an open file.
+    /// Reads data of an open file.
     Read {
-        /// The file.
         handle: FileHandle,
-        /// The first byte.
+        /// Offset of the first byte.
         offset: u64,
-        /// How many bytes. A reply with fewer says that the file ends there.
+        /// Number of bytes. A shorter reply means that the file ends there.
         size: u32,
     },
-    /// Names in a directory.
+    /// Lists a directory.
     ReadDirectory {
-        /// The place behind the last entry that was given; 0 at the beginning.
+        /// Offset of the first entry to return, which is the `next` of the entry before it; 0 at the start.
         offset: u64,
-        /// The most bytes of the reply.
+        /// Maximum size of the reply, in bytes.
         size: u32,
-        /// Whether the attributes of all files are wanted, too.
+        /// Whether the reply also contains the attributes of all entries.
         attributes: bool,
     },
-    /// The value of an xattr.
+    /// Reads the value of an xattr.
     GetXattr {
-        /// Its name.
         name: &'a CStr,
-        /// The most bytes of the reply; 0 to ask how many there are.
+        /// Maximum size of the reply in bytes; 0 to ask for the length of the value.
         size: u32,
     },
-    /// The names of all xattrs, each with a NUL; the number is as for a value.
+    /// Lists the names of all xattrs, each with a NUL. The number is the maximum size as for a value.
     ListXattrs(u32),
     /// A descriptor of an open file was closed.
     Flush(FileHandle),
-    /// An open file is closed.
+    /// The last descriptor of an open file was closed.
     Release(FileHandle),
-    /// The figures of statfs(2).
+    /// Reads the values of statfs(2).
     Statistics,
-    /// Whether the requester has the rights of access(2).
+    /// Checks the requester's permissions, with the mode of access(2).
     Access(u32),
-    /// Who waits for a request got a signal. It has no reply.
+    /// A signal interrupted the process that waits for this request. It has no reply.
     Interrupt(Unique),
-    /// To end.
+    /// Ends the connection.
     Destroy,
-    /// Anything else, by its number.
+    /// Another operation, by its opcode.
     Other(u32),
 }
 
@@ -121,25 +118,25 @@ impl FuseOperation<'_> {
     }
 }
 
-/// What the kernel can do.
+/// The features that the kernel supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InitOffer {
-    /// The version of its protocol, behind 7.
+    /// Minor version of the kernel's protocol, 7.`minor`.
     pub minor: u32,
-    /// How many bytes it reads ahead.
+    /// Maximum read-ahead in bytes.
     pub readahead: u32,
     pub(super) flags: u64,
 }
 
 impl InitOffer {
-    /// Whether it sends requests again that another server has taken: since Linux 6.9.
+    /// Whether the kernel can resend requests that another server has taken (since Linux 6.9).
     #[must_use]
     pub const fn resends(&self) -> bool {
         self.flags & HAS_RESEND != 0
     }
 }
 
-/// Nodes, and how many lookups of each the kernel forgets.
+/// An iterator over nodes, each with the number of lookups that the kernel forgets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forgotten<'a>(&'a [u8]);
 
@@ -153,55 +150,40 @@ impl Iterator for Forgotten<'_> {
     }
 }
 
-/// Why bytes are no request. The kernel sends none like that.
+/// The bytes are not a valid request. The kernel sends no such bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FuseRequestError {
-    /// There is no whole header.
+    /// The bytes are shorter than a header.
     #[error("a FUSE request of {0} bytes has no header")]
     Header(usize),
-    /// The header has another length.
+    /// The header contains another length.
     #[error("a FUSE request of {actual} bytes says that it has {says}")]
     Length {
-        /// Its number.
         unique: Unique,
-        /// What it says.
+        /// Length in the header, in bytes.
         says: u32,
-        /// How many bytes there are.
+        /// Number of bytes received.
         actual: usize,
     },
-    /// What belongs to the operation is cut short.
+    /// The body is shorter than the operation's structure.
     #[error("a FUSE request of the kind {opcode} has {bytes} bytes behind its header: too few")]
     Short {
-        /// Its number.
         unique: Unique,
-        /// The kind.
         opcode: u32,
-        /// Bytes behind the header.
+        /// Number of bytes after the header.
         bytes: usize,
     },
-    /// A name has no end, or more than one.
+    /// A name has no NUL at its end, or one before its end.
     #[error("a FUSE request of the kind {opcode} has no name")]
-    Name {
-        /// Its number.
-        unique: Unique,
-        /// The kind.
-        opcode: u32,
-    },
-    /// The kernel speaks another version.
+    Name { unique: Unique, opcode: u32 },
+    /// The kernel uses an unsupported version of the protocol.
     #[error("the kernel's FUSE is of version {major}.{minor}, and not of 7.{MINOR_LEAST} or later")]
-    Version {
-        /// The number of the request.
-        unique: Unique,
-        /// Before the point.
-        major: u32,
-        /// After the point.
-        minor: u32,
-    },
+    Version { unique: Unique, major: u32, minor: u32 },
 }
 
 impl FuseRequestError {
-    /// The number of the request, for a reply.
+    /// Returns the number of the request, to which a reply can be sent.
     #[must_use]
     pub const fn unique(&self) -> Option<Unique> {
         match self {
@@ -215,10 +197,7 @@ impl FuseRequestError {
 }
 
 impl<'a> FuseRequest<'a> {
-    /// The request in the bytes of one read of `/dev/fuse`.
-    ///
-    /// # Errors
-    /// [`FuseRequestError`].
+    /// Decodes the bytes of one read of `/dev/fuse`.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, FuseRequestError> {
         let (header, body) =
             InHeader::read_from_prefix(bytes).or(Err(FuseRequestError::Header(bytes.len())))?;
@@ -233,7 +212,7 @@ impl<'a> FuseRequest<'a> {
     }
 }
 
-/// What is behind a header.
+/// A request's bytes after the header, with the header's opcode and number.
 struct Body<'a> {
     unique: Unique,
     opcode: u32,
@@ -331,7 +310,7 @@ mod tests {
 
     use super::*;
 
-    /// A header of 40 bytes, and what is behind it.
+    /// Makes a request with a header of 40 bytes and the given body.
     fn bytes(opcode: u32, body: &[u8]) -> Vec<u8> {
         let len = u32::try_from(body.len().saturating_add(40)).unwrap();
         [&halves(&[len, opcode]), &words(&[6, 1]), &halves(&[10, 20, 30, 0]), body].concat()
@@ -387,13 +366,13 @@ mod tests {
             let expect = [(NodeNumber(5), 1), (NodeNumber(6), 2)];
             assert_eq!(forgotten.collect::<Vec<_>>(), expect);
         });
-        // Linux 6.18 sends 7.45, and more behind the flags.
+        // Linux 6.18 sends version 7.45 and more fields after the flags.
         let init = halves(&[7, 45, 131_072, 1 << 30 | 1, 1 << 7, 0, 0]);
         operation(26, &init, |it| {
             let FuseOperation::Init(offer) = it else { panic!("{it:?}") };
             assert_eq!((offer.minor, offer.readahead, offer.resends()), (45, 131_072, true));
         });
-        // Without FUSE_INIT_EXT the other flags are unused bytes.
+        // Without FUSE_INIT_EXT the second flags are unused bytes.
         operation(26, &halves(&[7, 36, 0, 1, 1 << 7]), |it| {
             let FuseOperation::Init(offer) = it else { panic!("{it:?}") };
             assert!(!offer.resends());
@@ -415,7 +394,7 @@ mod tests {
             let short = FuseRequestError::Short { unique, opcode, bytes: 7 };
             assert_eq!(refused(&bytes(opcode, &[0; 7])), short, "{opcode}");
         }
-        // One more than there are.
+        // The count is one more than the number of entries.
         let forgotten = [halves(&[2, 0]), words(&[5, 1])].concat();
         let short = FuseRequestError::Short { unique, opcode: 42, bytes: 24 };
         assert_eq!(refused(&bytes(42, &forgotten)), short);

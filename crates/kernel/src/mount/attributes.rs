@@ -1,4 +1,4 @@
-//! `mount_setattr(2)`: what may be changed about a mount that exists.
+//! Changes the attributes of an existing mount (mount_setattr(2)).
 #![expect(unsafe_code, reason = "rustix has no mount_setattr")]
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -16,9 +16,9 @@ pub struct Attributes<'a> {
     pub set: MountAttrFlags,
     /// Attributes to clear first.
     pub clear: MountAttrFlags,
-    /// How mounts made below it spread to its peers.
+    /// Propagation type to set.
     pub propagation: Option<Propagation>,
-    /// The user namespace whose maps its owners go through; see [`super::Detached::idmap`].
+    /// User namespace whose maps translate the owners of files; see [`super::Detached::idmap`].
     pub idmap: Option<BorrowedFd<'a>>,
 }
 
@@ -33,7 +33,7 @@ impl Default for Attributes<'_> {
     }
 }
 
-/// Changes the attributes of the mount whose root this descriptor is.
+/// Changes the attributes of the mount whose root `mount` is.
 ///
 /// # Errors
 /// An error of the kernel: `EINVAL` for a descriptor that is not the root of a mount.
@@ -50,7 +50,7 @@ pub fn set_attributes(
         userns_fd = namespace.as_raw_fd().unsigned_abs().into();
     }
     let mut clear = u64::from(change.clear.bits());
-    // The kernel takes the four atime modes as one field: to set one, all must be cleared.
+    // The kernel treats the four atime modes as one field, so setting one requires clearing all.
     let atime = u64::from(MountAttrFlags::MOUNT_ATTR__ATIME.bits());
     if (set | clear) & atime != 0 {
         clear |= atime;
@@ -71,8 +71,8 @@ pub fn set_attributes(
             Reach::One => 0,
             Reach::Recursive => libc::AT_RECURSIVE,
         };
-    // SAFETY: mount_setattr reads a NUL-terminated path and `size_of` bytes of a mount_attr, both
-    // alive for the call, and writes to neither.
+    // SAFETY: mount_setattr reads a NUL-terminated path and `size_of` bytes of a mount_attr, both alive for the call,
+    // and writes to neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -1,7 +1,8 @@
-//! How far the kernel reads ahead in the files of a file system that has no block device.
+//! Sets the read-ahead of file systems without a block device.
 //!
-//! It is a number of the file system's *backing device info*, `/sys/class/bdi/NAME/read_ahead_kb` (the kernel's
-//! `Documentation/ABI/testing/sysfs-class-bdi`). Nothing says which name a mount has, so it is the one that came up with it.
+//! The kernel keeps it in the file system's *backing device info*, `/sys/class/bdi/NAME/read_ahead_kb` (the kernel's
+//! `Documentation/ABI/testing/sysfs-class-bdi`). The NAME of a mount cannot be queried, so the one that appears
+//! with the mount is taken.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,27 +12,26 @@ use std::sync::{Mutex, PoisonError};
 use std::{fs, io};
 
 const BACKINGS: &str = "/sys/class/bdi";
-/// How many KiB the kernel reads ahead unless somebody says otherwise. Source: `VM_READAHEAD_PAGES` in Linux
-/// `include/linux/mm.h`.
+/// The kernel's default read-ahead, in KiB. Source: `VM_READAHEAD_PAGES` in Linux `include/linux/mm.h`.
 const USUAL: u32 = 128;
 
-/// The most KiB that Quire reads ahead in the files of a native image: `docs/performance/README.md` says what more does.
+/// Largest read-ahead for native images, in KiB. `docs/performance/README.md` has the effect of larger values.
 pub const NATIVE_READ_AHEAD_MAX: u32 = 512;
 
-/// Returns the read-ahead for native images whose data is in this file, in KiB: that of the file's disk, up to
-/// [`NATIVE_READ_AHEAD_MAX`]. `None` for the kernel's default, and if the disk's is unknown.
+/// Returns the read-ahead in KiB for native images whose data is in this file: that of the file's disk, up to
+/// [`NATIVE_READ_AHEAD_MAX`]. `None` if it equals the kernel's default or if the disk's read-ahead is unknown.
 #[must_use]
 pub fn native_read_ahead(data: BorrowedFd<'_>) -> Option<u32> {
     let kilobytes = disk_read_ahead(data)?.min(NATIVE_READ_AHEAD_MAX);
     (kilobytes != USUAL).then_some(kilobytes)
 }
 
-/// How many KiB the kernel reads ahead on the disk that a file is on.
+/// Returns the read-ahead of the disk that stores a file, in KiB.
 fn disk_read_ahead(file: BorrowedFd<'_>) -> Option<u32> {
     let device = rustix::fs::fstat(file).ok()?.st_dev;
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let disk = Path::new("/sys/dev/block").join(&number);
-    // A partition has the queue of its disk, whose folder it is in. Without a block device there is the backing itself.
+    // A partition uses the queue of its disk, which is its parent directory. Without a block device, the bdi has it.
     let places = [
         disk.join("queue/read_ahead_kb"),
         disk.join("../queue/read_ahead_kb"),
@@ -41,20 +41,20 @@ fn disk_read_ahead(file: BorrowedFd<'_>) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Has what `mount` mounts read this many KiB ahead, if that can be done and it can be told which one it is: not without
-/// `/sys`, without the right to write there, or when somebody else mounts such a file system at the same time. Answers
-/// whether it was done.
+/// Calls `mount` and sets the read-ahead of the new mount, in KiB. Returns whether it was set: this fails without
+/// `/sys`, without permission to write there, or if another process mounts such a file system at the same time,
+/// because it is then unknown which bdi is the mount's.
 pub(super) fn with_read_ahead<T, E>(
     prefix: &str,
     kilobytes: u32,
     mount: impl FnOnce() -> Result<T, E>,
 ) -> Result<(T, bool), E> {
-    // Two threads would otherwise see two new ones each.
+    // Two threads would otherwise see two new bdis each.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = named(prefix);
     let mounted = mount()?;
-    // How far is read ahead changes no byte: a mount is as good without.
+    // Read-ahead changes no data, so the mount is usable without it.
     let mut is_done = false;
     if let (Ok(before), Ok(after)) = (before, named(prefix)) {
         let mut new = after.difference(&before);

@@ -1,4 +1,4 @@
-//! The new mount API's file system context: options one by one, then the superblock, then a mount.
+//! The file system context of the new mount API: sets options, makes the superblock, then the mount.
 
 use std::fmt;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use super::{Detached, KernelMessages, MountError, Step};
 
-/// A file system being set up. Its log is read when a step fails, since `EINVAL` alone says little.
+/// A file system context. After a failed step its log is read, because `EINVAL` does not identify the cause.
 pub(super) struct Context<'a> {
     fd: OwnedFd,
     object: &'a dyn fmt::Display,
@@ -41,7 +41,7 @@ impl<'a> Context<'a> {
             .map_err(|errno| self.failed(Step::Create, errno))
     }
 
-    /// Makes the superblock in a thread with this working directory, where the source is a relative path.
+    /// Makes the superblock in a thread with this working directory, to which the source is relative.
     pub(super) fn create_in(&self, directory: BorrowedFd<'_>) -> Result<(), MountError> {
         let fd = self.fd.as_fd();
         let create = || {
@@ -66,22 +66,22 @@ impl<'a> Context<'a> {
         MountError::Call { step, object: self.object.to_string(), messages: self.log(), source }
     }
 
-    /// Whether the log has this word in it. Reads it empty.
+    /// Whether a message in the log contains this word. Consumes the log.
     pub(super) fn said(&self, word: &str) -> bool {
         self.log().0.iter().any(|message| message.contains(word))
     }
 
-    /// Reads the log empty: one message a read, `ENODATA` at its end.
+    /// Reads and consumes the log. Each read returns one message, and `ENODATA` at the end.
     fn log(&self) -> KernelMessages {
         let mut messages = Vec::new();
-        // Longer messages answer EMSGSIZE and are dropped by the kernel.
+        // For longer messages the kernel returns EMSGSIZE and drops them.
         let mut buffer = [0; 4096];
-        // The kernel's ring holds eight (fs/fs_context.c, struct fc_log).
+        // The kernel's ring buffer holds eight messages (fs/fs_context.c, struct fc_log).
         for _ in 0..8 {
             let Ok(length) = rustix::io::read(&self.fd, &mut buffer) else { break };
             let line = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
             let line = line.trim_end();
-            // "e ", "w " or "i " before the text gives its level.
+            // The prefix "e ", "w " or "i " is the level.
             let text = line.split_once(' ').filter(|(level, _)| level.len() == 1);
             messages.push(text.map_or(line, |(_, text)| text).to_owned());
         }

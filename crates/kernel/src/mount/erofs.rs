@@ -1,4 +1,4 @@
-//! EROFS images, straight from a file where the kernel can, through a loop device where it cannot.
+//! Mounts EROFS images: directly from a file if the kernel can, otherwise through a loop device.
 
 use std::fmt;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -14,105 +14,105 @@ use crate::fd_name::{name_of, proc_path};
 use crate::files;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
 
-/// How to mount an EROFS image.
+/// Options of [`erofs`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ErofsOptions<'a> {
-    /// The image's blob devices, in the order of its device table, each open for reading. Number
-    /// and sizes are the caller's to check: the kernel reads a truncated one as zeros, and with
-    /// none at all takes them for parts of the image.
+    /// Blob devices of the image in the order of its device table, each open for reading. The caller must check their
+    /// number and sizes: the kernel reads a truncated device as zeros, and if there are none, takes them for parts of
+    /// the image.
     pub devices: &'a [BorrowedFd<'a>],
-    /// Source of the kernel's reads: a file, where it can, or always loop devices.
+    /// Whether the kernel reads the image file directly or through loop devices.
     pub backing: Backing,
-    /// How file data is read.
     pub io: Io,
-    /// Whether POSIX ACLs in the image are obeyed.
+    /// Whether the kernel enforces POSIX ACLs in the image.
     pub acl: Acl,
-    /// With which other mounts the pages of equal files are shared. Kernels that cannot (before
-    /// 7.0, or built without) mount without; [`Erofs::sharing`] says what came of it.
+    /// Domain of mounts with which pages of equal files are shared. Kernels that cannot (before 7.0, or built
+    /// without) mount without sharing; [`Erofs::sharing`] has the result.
     pub share: Option<Domain<'a>>,
     /// Read-ahead in KiB, for sequential reads and around the touched pages of mapped files. The kernel's default is
-    /// 128 for an EROFS that reads from files, whatever the disk below has. It is a wish: a caller who may not write to
-    /// `/sys` gets the default.
+    /// 128 for an EROFS that reads from files, regardless of the disk. The default stays if the caller may not write
+    /// to `/sys`.
     pub read_ahead: Option<u32>,
-    /// Source in `mountinfo`: a relative path without `..`. With `None` or another text it is the path that the kernel opens.
+    /// Source in `mountinfo`: a relative path without `..`. With `None` or another text, the path that the kernel
+    /// opens.
     pub source: Option<&'a str>,
 }
 
-/// Domain of mounts that share pages: files with the same fingerprint are in memory once.
+/// A domain of mounts that share pages: files with the same fingerprint are in memory once.
 ///
-/// The kernel trusts the fingerprints in an image. A user who chooses one image of a domain can put other content into
-/// files of all its mounts. So all images of a domain must be equally trusted.
+/// The kernel trusts the fingerprints in an image. A user who chooses one image of a domain can replace the content
+/// of files in all its mounts. So all images of a domain must be equally trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain<'a>(pub &'a str);
 
 /// Whether the pages of an image's files are shared with those of other mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// With all of the domain, for files that have fingerprints.
+    /// Shared within the domain, for files that have fingerprints.
     Domain,
-    /// Not shared: not asked for, not supported by the kernel, or the image has no fingerprints.
+    /// Without sharing, because it is not requested or not supported, or because the image has no fingerprints.
     Alone,
 }
 
 /// How a file-backed EROFS reads file data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
-    /// Past the page cache of the image file, so that data is in memory once. Kernels that cannot
-    /// are asked for `Buffered`, and all where a file system reads past its cache in larger pieces only
-    /// than the image's blocks: EROFS would answer `EIO` (on disks with sectors of 4096 bytes, and blocks of 512).
+    /// Bypasses the page cache of the image file, so that data is in memory once. `Buffered` is used instead if the
+    /// kernel lacks this mode, or if a file system does direct I/O only in pieces larger than the image's blocks (on
+    /// disks with sectors of 4096 bytes and blocks of 512 bytes), because EROFS would return `EIO`.
     #[default]
     Direct,
-    /// Through the page cache of the image file: data is in memory twice.
+    /// Goes through the page cache of the image file, so that data is in memory twice.
     Buffered,
 }
 
-/// Whether POSIX ACLs in an image are obeyed.
+/// Whether the kernel enforces POSIX ACLs in an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acl {
-    /// As the kernel does by default: yes.
+    /// The kernel's default: it enforces them.
     #[default]
     Keep,
-    /// No. The kernel then need not look for them, which saves time on images without any.
+    /// The kernel ignores ACLs. It then need not look for them, which saves time on images without ACLs.
     Ignore,
 }
 
-/// Source of an EROFS superblock's reads.
+/// The source of an EROFS superblock's reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Backing {
-    /// The image file itself. Its files cannot be read with `O_DIRECT`.
+    /// The image file itself. Files of the mount cannot be opened with `O_DIRECT`.
     #[default]
     File,
-    /// The image file itself, or an error. Reads of a loop device are not those of the file below: events of that tell of
-    /// none of them.
+    /// The image file itself, or an error. For images whose reads must cause fanotify events, because reads through a
+    /// loop device cause none for its file.
     FileOnly,
-    /// A loop device over it, that goes when the mount goes, and one over each of its devices. Their files can be.
+    /// A loop device for the image and for each of its devices, which are detached with the mount. Files of the mount
+    /// can be opened with `O_DIRECT`.
     Loop,
 }
 
-/// A mounted image.
 #[derive(Debug)]
 pub struct Erofs {
-    /// The mount, attached nowhere.
+    /// The detached mount.
     pub mount: Detached,
-    /// Source of its reads.
+    /// The source of its reads.
     pub backing: Backing,
-    /// How it reads file data: as asked for, or as this kernel can.
+    /// Whether its reads bypass the page cache: as requested, or as far as this kernel can.
     pub io: Io,
-    /// Whether pages are shared: as asked for, or as this kernel can.
+    /// Whether pages are shared: as requested, or as far as this kernel can.
     pub sharing: Sharing,
-    /// How many KiB are read ahead, if that could be said.
+    /// Read-ahead in KiB, if it was set.
     pub read_ahead: Option<u32>,
 }
 
-/// Mounts an image from a descriptor open for reading, read-only and attached nowhere.
+/// Mounts an image read-only and detached, from a descriptor that is open for reading.
 ///
-/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the credentials
-/// of the caller. A loop device is used after `ENOTBLK` (kernels before 6.12, and files on tmpfs or overlayfs), or if
-/// it is asked for. The kernel opens the source that `mountinfo` shows: `/proc/self/fd/N` or `/dev/loopN`, unless
-/// [`ErofsOptions::source`] names it.
+/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the
+/// credentials of the caller. A loop device is used after `ENOTBLK` (kernels before 6.12, and files on tmpfs or
+/// overlayfs), or if it is requested. The source in `mountinfo` is the path that the kernel opens, `/proc/self/fd/N`
+/// or `/dev/loopN`, unless [`ErofsOptions::source`] names it.
 ///
 /// # Errors
-/// The kernel's error in the step that failed, with the messages of EROFS.
+/// The error of the step that failed, with the messages of EROFS.
 pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, MountError> {
     let object = Image(image);
     if options.backing == Backing::Loop {
@@ -129,7 +129,7 @@ pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs,
     }
 }
 
-/// The image in messages; its path is only looked up when there is something to say.
+/// Displays the image in messages. The path is looked up only then.
 struct Image<'a>(BorrowedFd<'a>);
 
 impl fmt::Display for Image<'_> {
@@ -156,7 +156,7 @@ fn superblock(
         context.flag("noacl")?;
     }
     let io = match options.io {
-        // An unknown option is EINVAL, and leaves the context as it was.
+        // For an unknown option the kernel returns EINVAL and leaves the context unchanged.
         Io::Direct if reads_blocks(object, options.devices)? => {
             context.flag("directio").map_or(Io::Buffered, |()| Io::Direct)
         }
@@ -184,13 +184,13 @@ fn superblock(
     Ok(Erofs { mount, backing: Backing::File, io, sharing, read_ahead })
 }
 
-/// Whether this kernel would share pages, by asking for it on behalf of no image.
+/// Tests whether this kernel shares pages, with a context that never gets an image.
 pub(crate) fn try_sharing() -> Result<Sharing, MountError> {
     share(&Context::open("erofs", &"erofs")?, Domain("quire-probe"))
 }
 
 fn share(context: &Context<'_>, domain: Domain<'_>) -> Result<Sharing, MountError> {
-    // Kernels before 7.0 do not know it. Later ones that were built without only say so in the log.
+    // Kernels before 7.0 reject the option. Later kernels without the feature accept it and only log a message.
     match context.flag("inode_share") {
         Ok(()) if context.said("inode_share") => return Ok(Sharing::Alone),
         Ok(()) => {}
@@ -215,16 +215,18 @@ fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, Mo
     let devices: Vec<LoopDevice> =
         options.devices.iter().map(|&fd| attach(fd)).collect::<Result<_, _>>()?;
     let device_paths: Vec<String> = devices.iter().map(LoopDevice::path).collect();
-    // It is the loop device that reads past the cache.
+    // Buffered, because the loop device itself bypasses the cache.
     let buffered = ErofsOptions { io: Io::Buffered, read_ahead: None, ..*options };
-    // Once mounted, the superblock keeps the loop devices; without it they go with their fds.
+    // Once mounted, the superblock keeps the loop devices. If the mount fails, they are detached when the descriptors
+    // close.
     let erofs = superblock(object, &primary.path(), &device_paths, &buffered)?;
     Ok(Erofs { backing: Backing::Loop, io: options.io, ..erofs })
 }
 
-/// Whether the superblock says that files have fingerprints: without, the kernel shares nothing and tells only its log.
+/// Whether the superblock declares fingerprints. Without them, the kernel shares nothing and only logs a message.
 fn has_fingerprints(object: &Image<'_>) -> Result<bool, MountError> {
-    // Superblock at 1024, `feature_compat` at 8; EROFS_FEATURE_COMPAT_ISHARE_XATTRS (fs/erofs/erofs_fs.h).
+    // The superblock is at 1024, `feature_compat` at 8 in it; EROFS_FEATURE_COMPAT_ISHARE_XATTRS
+    // (fs/erofs/erofs_fs.h).
     const FEATURES_AT: u64 = 1024 + 8;
     const ISHARE_XATTRS: u8 = 0x20;
     let mut low = [0];
@@ -233,16 +235,16 @@ fn has_fingerprints(object: &Image<'_>) -> Result<bool, MountError> {
     Ok(low[0] & ISHARE_XATTRS != 0)
 }
 
-/// Whether every block of an image and its devices can be read past the page cache.
+/// Whether direct I/O can read every block of an image and its devices.
 fn reads_blocks(object: &Image<'_>, devices: &[BorrowedFd<'_>]) -> Result<bool, MountError> {
     let bits = block_bits(object)?;
     let block = 1_u32.checked_shl(bits.into()).unwrap_or(u32::MAX);
     for &file in [object.0].iter().chain(devices) {
         let unit = files::direct_io_unit(file)
             .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
-        // What nobody knows: disks and file systems have 4096 in common.
+        // If it is unknown, assume 4096, which suits all disks and file systems.
         let unit = unit.unwrap_or(4096);
-        // 0: it cannot be read so at all.
+        // 0 means no direct I/O.
         if unit == 0 || !block.is_multiple_of(unit) {
             return Ok(false);
         }
@@ -250,15 +252,15 @@ fn reads_blocks(object: &Image<'_>, devices: &[BorrowedFd<'_>]) -> Result<bool, 
     Ok(true)
 }
 
-/// The loop block size may not exceed the image's.
+/// Returns a block size for loop devices, which must not exceed that of the image.
 fn block_size(object: &Image<'_>) -> Result<LoopBlockSize, MountError> {
     let bits = block_bits(object)?;
     Ok(if bits >= 12 { LoopBlockSize::B4096 } else { LoopBlockSize::B512 })
 }
 
-/// The image's `blkszbits`. Whether it *is* an image is the kernel's to say.
+/// Reads the image's `blkszbits`. The kernel checks whether the file is an image.
 fn block_bits(object: &Image<'_>) -> Result<u8, MountError> {
-    // Superblock at 1024, `blkszbits` at 12 (fs/erofs/erofs_fs.h).
+    // The superblock is at 1024, `blkszbits` at 12 in it (fs/erofs/erofs_fs.h).
     const BLOCK_BITS_AT: u64 = 1024 + 12;
     let mut bits = [0];
     rustix::io::pread(object.0, &mut bits, BLOCK_BITS_AT)

@@ -1,4 +1,4 @@
-//! Errors of mounts, with the kernel's messages.
+//! Errors of mounts, with the messages of the file system.
 
 use std::fmt;
 
@@ -6,41 +6,37 @@ use rustix::io::Errno;
 
 use crate::version::KernelVersion;
 
-/// What [`MountError::Unsupported`] calls it.
+/// The feature name of fs-verity checks in [`MountError::Unsupported`].
 pub(super) const CHECK_VERITY: &str = "check fs-verity digests in overlays";
 use crate::loopdev::LoopError;
 
-/// Why a mount could not be made, changed or taken away.
+/// An error of making, changing or unmounting a mount.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The kernel refused one step.
+    /// A system call failed.
     #[error("cannot {step} {object}{messages}")]
     Call {
-        /// The step of the mount sequence.
         step: Step,
-        /// Object of the step, for people.
+        /// Description of the mount or path, for users.
         object: String,
-        /// Messages of the file system.
         messages: KernelMessages,
-        /// The kernel's answer.
         source: Errno,
     },
-    /// This kernel lacks something that no fallback replaces.
+    /// The kernel lacks a feature for which there is no fallback.
     #[error("cannot mount {object}: Linux {kernel} cannot {feature}, which Linux {since} can")]
     Unsupported {
-        /// Object that was being mounted.
+        /// Description of the mount.
         object: String,
-        /// Feature that the kernel lacks.
+        /// The missing feature, as a verb phrase.
         feature: &'static str,
-        /// The first Linux version that can.
+        /// First Linux version with the feature.
         since: KernelVersion,
-        /// The version of the running kernel.
+        /// Version of the running kernel.
         kernel: KernelVersion,
-        /// The kernel's answer.
         source: Errno,
     },
-    /// An overlay with an upper layer came out read-only. The kernel does that without an error
-    /// where the upper file system lacks something (an idmapped upper, no `tmpfile`, no xattrs).
+    /// The kernel made an overlay with an upper layer read-only. It does so without an error if the upper file system
+    /// lacks a feature (an idmapped upper, no `tmpfile`, no xattrs).
     #[error(
         "overlay {object} has an upper layer, but the kernel made it read-only \
          (the kernel log says why)"
@@ -49,18 +45,13 @@ pub enum MountError {
         /// The overlay's name.
         object: String,
     },
-    /// The image needs a loop device, and there was none to be had.
+    /// The image needs a loop device, and attaching one failed.
     #[error("cannot mount {object} through a loop device")]
-    Loop {
-        /// The image.
-        object: String,
-        /// Cause.
-        source: LoopError,
-    },
+    Loop { object: String, source: LoopError },
 }
 
 impl MountError {
-    /// Whether all that was missing is the kernel's own check of fs-verity digests in overlays.
+    /// Whether the kernel lacks only the check of fs-verity digests in overlays.
     #[must_use]
     pub fn is_for_want_of_verity(&self) -> bool {
         matches!(self, Self::Unsupported { feature, .. } if *feature == CHECK_VERITY)
@@ -70,7 +61,7 @@ impl MountError {
         Self::Call { step, object: object.to_string(), messages: KernelMessages::default(), source }
     }
 
-    /// Says that a refusal comes of the kernel's age, if it does.
+    /// Turns `EINVAL` on a kernel older than `since` into [`MountError::Unsupported`].
     pub(crate) fn if_older(self, since: KernelVersion, feature: &'static str) -> Self {
         match (self, KernelVersion::running()) {
             (Self::Call { object, source: source @ Errno::INVAL, .. }, Some(kernel))
@@ -82,7 +73,7 @@ impl MountError {
         }
     }
 
-    /// The kernel's answer, if it gave one.
+    /// Returns the errno of the failed system call, if one failed.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -93,14 +84,14 @@ impl MountError {
     }
 }
 
-/// A step of making, changing or ending a mount. Displays as what follows "cannot".
+/// A step of making, changing or unmounting a mount. Its `Display` text follows "cannot".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// `fsopen`: the file system type is unknown, or this user may not mount.
     Open,
-    /// `fsconfig`: one option, by its name.
+    /// `fsconfig` of one option, as `NAME` or `NAME=VALUE`.
     Set(String),
-    /// `fsconfig(FSCONFIG_CMD_CREATE)`: the superblock.
+    /// `fsconfig(FSCONFIG_CMD_CREATE)`, which makes the superblock.
     Create,
     /// `fsmount`.
     Mount,
@@ -112,13 +103,13 @@ pub enum Step {
     Idmap,
     /// `mount_setattr`.
     SetAttributes,
-    /// `fstatfs`, or reading what must be known before mounting.
+    /// `fstatfs`, or reading values that are needed before mounting.
     Examine,
     /// `umount2`.
     Unmount,
-    /// The way through a user namespace that locks a mount's attributes.
+    /// Passing a mount through a user namespace, which locks its attributes.
     Lock,
-    /// A temporary mountpoint, on kernels that cannot do without.
+    /// Making a temporary mountpoint, on kernels that need one.
     Scratch,
 }
 
@@ -141,8 +132,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// Messages of a file system in its context's log while it was set up, oldest first, without the level letter. If there
-/// are none, the kernel log may have more.
+/// Messages from the log of a file system context, oldest first, without the level letter. If there are none, the
+/// kernel log may have more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelMessages(pub Vec<String>);
 

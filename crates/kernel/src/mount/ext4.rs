@@ -1,4 +1,4 @@
-//! ext4 in a file: a writable layer that is one file on the host.
+//! Mounts an ext4 file system in a file, as a writable layer that is one file on the host.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,24 +9,24 @@ use super::{Detached, Durability, MountError};
 use crate::fd_name::name_of;
 use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 
-/// How to mount an ext4.
+/// Options of [`ext4`].
 #[derive(Clone, Copy, Debug)]
 pub struct Ext4Options {
-    /// Data that a crash of the host may cost.
+    /// The data that a crash of the host may lose.
     pub durability: Durability,
-    /// Whether the loop device reads and writes past the page cache of the file, so that data is in memory once. The
-    /// kernel quietly does without where the file system cannot.
+    /// Whether the loop device bypasses the page cache of the file, so that data is in memory once. The kernel
+    /// ignores this without an error if the file system cannot.
     pub direct_io: bool,
-    /// Whether it can be written. The file must be open for that.
+    /// Access mode of the mount. The file must be open for it.
     pub access: Access,
 }
 
-/// Mounts the ext4 that a file holds, attached nowhere.
+/// Mounts the ext4 file system in a file, detached.
 ///
-/// The kernel keeps file and loop device for as long as the mount lives.
+/// The kernel keeps the file and the loop device for as long as the mount lives.
 ///
 /// # Errors
-/// The kernel's answer to the step that failed, with what ext4 said about it.
+/// The error of the step that failed, with the messages of ext4.
 pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, MountError> {
     let object = format!("ext4 in {}", name_of(file));
     let loop_options = LoopOptions {
@@ -44,16 +44,17 @@ pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, Mou
             MountAttrFlags::MOUNT_ATTR_RDONLY
         }
         Access::ReadWrite => {
-            // A new file is zeros: writing more of them into it is what this would do in the background.
+            // A new file already reads as zeros, so the background initialisation would only write more zeros.
             context.flag("noinit_itable")?;
             MountAttrFlags::empty()
         }
     };
     if options.durability == Durability::Volatile {
         context.flag("nobarrier")?;
-        // Else a file that replaces another, by rename or after truncate, is written out when it is closed.
+        // Otherwise a file that replaces another, by rename or after truncation, is written to disk when it is
+        // closed.
         context.flag("noauto_da_alloc")?;
-        // Times are written with what else is written of an inode.
+        // Timestamps are written together with other changes of an inode.
         context.flag("lazytime")?;
     }
     context.create()?;

@@ -1,4 +1,4 @@
-//! A mount namespace with few mounts, for a process that outlives those around it.
+//! A mount namespace with few mounts, for a process that outlives the mounts of its caller.
 #![expect(unsafe_code, reason = "rustix calls unshare unsafe")]
 
 use std::path::{Path, PathBuf};
@@ -11,38 +11,39 @@ use crate::Errno;
 use crate::process::set_root_propagation;
 use crate::propagation::Propagation;
 
-/// What a server without paths still needs: its own tasks, another descriptor of FUSE, and the number of its processors.
+/// Paths that a server needs: its tasks, another FUSE descriptor, and its number of processors.
 const NEEDED: [&str; 3] = ["/proc/self", "/dev/fuse", "/sys/fs/cgroup"];
 
-/// A copy of a mount namespace, before [`detach_others`](Self::detach_others).
+/// A copied mount namespace, whose mounts [`detach_others`](Self::detach_others) reduces.
 #[derive(Debug)]
 pub struct FewMounts {
     are_apart: bool,
 }
 
 impl FewMounts {
-    /// Moves this process, which must have one thread, into a copy of its mount namespace. What is attached in the old
-    /// namespace from now on does not come to the copy. Unmounts do, where the mount was shared.
+    /// Moves this process, which must have one thread, into a copy of its mount namespace. Mounts that are attached
+    /// in the old namespace later do not appear in the copy. Unmounts propagate to it if the mount was shared.
     ///
     /// # Errors
     /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN`, `ENOSPC` at the limit of namespaces.
     pub fn unshare() -> Result<Self, Errno> {
-        // SAFETY: without FILES, no thread loses sight of a descriptor.
+        // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
-        // It fails in a chroot whose root is no mount.
+        // The call fails in a chroot whose root is not a mount.
         let are_apart = set_root_propagation(Propagation::Downstream).is_ok();
         for mount in mounted().unwrap_or_default().iter().filter(|it| is_needed(&it.point)) {
-            // These stay. If they received mounts, the copy would keep them when the old namespace ends.
+            // These mounts stay. If they received mounts, the copy would keep those after the old namespace ends.
             let _kept_apart =
                 rustix::mount::mount_change(&mount.point, MountPropagationFlags::PRIVATE);
         }
         Ok(Self { are_apart })
     }
 
-    /// Detaches all mounts but the root, `/proc`, `/dev`, `/sys` and those on them that a server needs. Mounts that belong to
-    /// the owner of another user namespace are locked together and stay: the old namespace cannot detach them either.
+    /// Detaches all mounts except the root, `/proc`, `/dev`, `/sys` and the mounts in them that a server needs.
+    /// Mounts that belong to the owner of another user namespace are locked together and stay; the old namespace
+    /// cannot detach them either.
     pub fn detach_others(self) {
-        // One that is below another mount shows when that one has gone.
+        // Several rounds, because a covered mount appears only when the mount above it is detached.
         for _ in 0..8 {
             let mut gone: Vec<PathBuf> = Vec::new();
             for mount in mounted().unwrap_or_default() {
@@ -53,7 +54,7 @@ impl FewMounts {
                 }
                 let private =
                     || rustix::mount::mount_change(&point, MountPropagationFlags::PRIVATE).is_ok();
-                // Else others would lose theirs.
+                // Detaching a shared mount would detach it in other namespaces as well.
                 if !self.are_apart && !private() {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! File systems whose files a process of ours has: FUSE.
+//! Mounts FUSE file systems, whose server is a process of Quire.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
@@ -12,40 +12,40 @@ use super::{Detached, MountError, Step};
 /// Source: `linux/magic.h`, FUSE_SUPER_MAGIC.
 const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
-/// What is served, and to whom.
+/// Options of [`fuse`].
 #[derive(Debug, Clone, Copy)]
 pub struct FuseOptions<'a> {
-    /// What the root is: a regular file, for example, that is the whole file system.
+    /// File type of the root. A regular file, for example, is the whole file system.
     pub root: FileType,
-    /// The user and the group that it belongs to.
+    /// User and group id of the root's owner.
     pub owner: (u32, u32),
-    /// Who gets in.
+    /// Users who may access the file system.
     pub access: FuseAccess,
-    /// What lists of mounts show.
+    /// Source in `mountinfo`.
     pub name: &'a str,
 }
 
-/// Who gets into a file system on FUSE.
+/// The users who may access a FUSE file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FuseAccess {
-    /// Its owner. Nothing can be executed, and there are no devices.
+    /// The owner only. The mount is `nosuid`, `nodev` and `noexec`.
     Owner,
-    /// Everybody in the user namespace that mounts it, as far as the modes of files allow.
+    /// All users in the user namespace that mounts it, subject to the modes of files.
     Everybody,
 }
 
-/// Mounts the file system whose requests come through `connection`, a descriptor of `/dev/fuse`. It is read-only, and the
-/// modes of files are obeyed.
+/// Mounts a file system whose requests come through `connection`, a descriptor of `/dev/fuse`. The mount is read-only
+/// and detached, and the kernel enforces the modes of files.
 ///
-/// Nothing is asked of the connection before this returns, but for the first request.
+/// Before this function returns, the kernel sends no request except the first.
 ///
 /// # Errors
-/// The kernel's error in the step that failed.
+/// The error of the step that failed.
 pub fn fuse(connection: BorrowedFd<'_>, options: &FuseOptions<'_>) -> Result<Detached, MountError> {
     let object = format!("FUSE {}", options.name);
     let context = Context::open("fuse", &object)?;
     context.string("source", options.name)?;
-    // As text: before Linux 6.13 it takes no descriptor.
+    // As text, because before Linux 6.13 the option takes no descriptor.
     context.string("fd", &connection.as_raw_fd().to_string())?;
     context.string("rootmode", &format!("{:o}", options.root.as_raw_mode()))?;
     context.string("user_id", &options.owner.0.to_string())?;
@@ -65,14 +65,14 @@ pub fn fuse(connection: BorrowedFd<'_>, options: &FuseOptions<'_>) -> Result<Det
     context.mount(attributes)
 }
 
-/// Whether a file lies on FUSE. If its server does not reply, this waits.
+/// Whether a file is on FUSE. Blocks if the server does not reply.
 ///
 /// # Errors
-/// The kernel's answer to `fstatfs`.
+/// The error of `fstatfs`.
 pub fn is_on_fuse(file: BorrowedFd<'_>) -> Result<bool, MountError> {
     match rustix::fs::fstatfs(file) {
         Ok(found) => Ok(found.f_type == FUSE_SUPER_MAGIC),
-        // No other file system says so.
+        // Only FUSE returns these errors.
         Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(true),
         Err(errno) => Err(MountError::call(Step::Examine, crate::fd_name::name_of(file), errno)),
     }

@@ -1,4 +1,4 @@
-//! Mounts for users who are not root, whose attributes they cannot change.
+//! Mounts for users other than root, who cannot change the mounts' attributes.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -23,15 +23,17 @@ use crate::process::{
 use crate::propagation::Propagation;
 
 impl Detached {
-    /// This mount for the root of a user namespace: that one may attach it, and stack it, and can clear none of its attributes.
-    /// (Of a mount that is simply sent, the receiver can clear `nodev` and `ro`, with its rights in its own namespace.)
+    /// Turns this mount into one for the root of a user namespace, who may attach and stack it but cannot clear its
+    /// attributes. (If the mount were simply sent, the receiver could clear `nodev` and `ro` with the capabilities in
+    /// its own namespace.)
     ///
-    /// The kernel locks attributes where mounts are copied into a mount namespace of a less privileged owner. So a child goes
-    /// there with the mount, as the namespace's `owner`, a user and a group. Source: Linux `fs/namespace.c`, `copy_mnt_ns` and `lock_mnt_tree`.
+    /// The kernel locks attributes when it copies mounts into a mount namespace of a less privileged owner. So a
+    /// child enters the namespace with the mount, as the namespace's `owner` (user and group). Source: Linux
+    /// `fs/namespace.c`, `copy_mnt_ns` and `lock_mnt_tree`.
     ///
     /// # Errors
-    /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN` here, or if the owner has not all rights in the namespace;
-    /// `ETIMEDOUT` and `EINTR` if its root keeps the child from that.
+    /// An error of the kernel: `EPERM` if the caller has no `CAP_SYS_ADMIN` or `owner` lacks capabilities in the
+    /// namespace; `ETIMEDOUT` or `EINTR` if the namespace's root stops or kills the child.
     ///
     /// # Panics
     /// If `fork` returns an invalid pid.
@@ -49,23 +51,23 @@ impl Detached {
         )
         .map_err(failed)?;
         let kept = sorted(&[self.as_fd(), user_namespace, theirs.as_fd()]);
-        // SAFETY: the child makes nothing but system calls, then exits: of this process's other threads, which it does not have,
-        // it needs nothing.
+        // SAFETY: the child makes only system calls and exits, so it needs none of this process's other threads,
+        // which it does not have.
         match unsafe { libc::fork() } {
             -1 => Err(failed(crate::last_errno())),
             0 => {
                 close_all_but(&kept);
-                // The parent sees the end of the socket, if nothing can be sent.
+                // If the send fails, the parent sees the end of the socket.
                 let _sent = match pass_through(self.as_fd(), user_namespace, owner) {
                     Ok(mount) => send(theirs.as_fd(), 0, Some(mount.as_fd())),
                     Err(errno) => send(theirs.as_fd(), errno.raw_os_error(), None),
                 };
-                // SAFETY: _exit runs no destructors or handlers of the parent's.
+                // SAFETY: _exit runs no destructors or handlers of the parent.
                 unsafe { libc::_exit(0) }
             }
             child => {
                 drop(theirs);
-                // The namespace's root may have stopped the child by then, or ended it.
+                // The namespace's root may have stopped or killed the child by now.
                 let received = wait_to_read(ours.as_fd()).and_then(|()| receive(ours.as_fd()));
                 end_child(Pid::from_raw(child).expect("fork answers a pid"));
                 received.map(Self::from_fd).map_err(failed)
@@ -74,18 +76,18 @@ impl Detached {
     }
 }
 
-/// Only system calls.
+/// The child's part. Makes only system calls.
 fn pass_through(
     mount: BorrowedFd<'_>,
     user_namespace: BorrowedFd<'_>,
     owner: (u32, u32),
 ) -> Result<OwnedFd, Errno> {
-    // SAFETY: without FILES, no thread loses sight of a descriptor.
+    // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     set_root_propagation(Propagation::Private)?;
-    // The one directory that is always there. It ends with this process.
+    // `/` is the one directory that always exists. The mount on it ends with this process.
     rustix::mount::move_mount(mount, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    // The working directory is what the kernel finds again in the copy of this namespace.
+    // The kernel translates the working directory into the copy of this namespace.
     rustix::process::fchdir(mount)?;
     enter_owned(user_namespace, owner)?;
     // SAFETY: as above.
@@ -125,7 +127,7 @@ fn receive(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     match (got, i32::from_le_bytes(bytes), mount) {
         (4, 0, Some(mount)) => Ok(mount),
         (4, errno, None) if errno != 0 => Err(Errno::from_raw_os_error(errno)),
-        // It was ended.
+        // The child was killed.
         _ => Err(Errno::INTR),
     }
 }

@@ -1,5 +1,5 @@
-//! Mounts made from descriptors: nothing is attached anywhere until [`Detached::attach`], so a
-//! mount that is never attached vanishes with its descriptor, and with the process that held it.
+//! Makes detached mounts from descriptors. A mount is attached only by [`Detached::attach`], so a mount that is never
+//! attached disappears when its descriptor is closed or its process exits.
 
 mod attributes;
 mod backing;
@@ -44,70 +44,70 @@ pub use tmpfs::{TmpfsOptions, tmpfs};
 use crate::fd_name::{name_of, proc_path};
 use crate::version::KernelVersion;
 
-/// Before Linux 6.15 a mount that is attached nowhere, or whose descriptor is `O_PATH` (as those
-/// of mounts are), can be attached, read and closed, but be no source of clones and overlays.
+/// The first Linux version on which a detached mount, or a mount with an `O_PATH` descriptor (as mounts have), can be
+/// a source of clones and overlays. Before, it can only be attached, read and closed.
 pub const DETACHED_SOURCES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
-/// The first Linux version that maps the owners of EROFS mounts, and takes such for layers of overlays.
+/// The first Linux version with idmapped EROFS mounts, which overlays accept as layers.
 const MAPPED_EROFS: KernelVersion = KernelVersion { major: 5, minor: 19 };
 
-/// A mount that is made but not attached anywhere. Dropping it unmounts it, unless it has been
-/// attached or something (another overlay, an open file) still uses it.
+/// A mount that is not attached. Dropping it unmounts it, unless it has been attached or something (another overlay,
+/// an open file) still uses it.
 #[derive(Debug)]
 pub struct Detached {
     fd: OwnedFd,
 }
 
-/// Does an operation on a mount cover the mounts below it?
+/// Whether an operation on a mount includes the mounts below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// The one mount.
+    /// Only the mount itself.
     One,
-    /// The mount and everything mounted below it.
+    /// The mount and all mounts below it.
     Recursive,
 }
 
-/// May a mount be in use when it is unmounted?
+/// Whether a mount may be in use when it is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// No: `EBUSY` if it is.
+    /// It may not; the unmount then fails with `EBUSY`.
     Now,
-    /// Yes: it leaves the tree of names at once, and is freed when its last user has gone.
+    /// It may. It disappears from the directory tree at once, and is freed when its last user is gone.
     Lazy,
 }
 
 impl Detached {
-    /// Takes a descriptor that came from elsewhere (another process, say) as a mount.
-    /// It must be what `fsmount(2)` or `open_tree(2)` with `OPEN_TREE_CLONE` gives.
+    /// Takes a descriptor that another process, for example, has sent. It must come from `fsmount(2)` or from
+    /// `open_tree(2)` with `OPEN_TREE_CLONE`.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self { fd }
     }
 
-    /// Attaches the mount on top of an open directory (any descriptor will do, `O_PATH` too).
-    /// The descriptor stays good: through it the tree is reached also when more is mounted above.
+    /// Attaches the mount on an open directory, whose descriptor may be `O_PATH`. `self` stays valid: its descriptor
+    /// reaches the tree even if another mount covers it.
     ///
     /// # Errors
-    /// The kernel's answer, naming both.
+    /// An error of the kernel, with the directory.
     pub fn attach(&self, directory: BorrowedFd<'_>) -> Result<(), MountError> {
         attach(self.as_fd(), directory)
     }
 
-    /// Attaches the mount at a path, following symbolic links in it.
+    /// Attaches the mount at a path, and follows symbolic links in the path.
     ///
     /// # Errors
-    /// The kernel's answer, naming the path.
+    /// An error of the kernel, with the path.
     pub fn attach_at(&self, path: &Path) -> Result<(), MountError> {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
         rustix::mount::move_mount(&self.fd, c"", CWD, path, flags)
             .map_err(|errno| MountError::call(Step::Attach, path.display(), errno))
     }
 
-    /// Attaches the mount at a path, beneath the uppermost mount there: it is seen when that is unmounted. Needs Linux 6.5, and
-    /// a kernel that can tell that no peer of the mounts would cover it.
+    /// Attaches the mount at a path, beneath the top mount there, so that it appears when the top mount is unmounted.
+    /// Needs Linux 6.5, and the kernel must be able to rule out that the mount would propagate onto a peer.
     ///
     /// # Errors
-    /// The kernel's answer, naming the path.
+    /// An error of the kernel, with the path.
     pub fn attach_beneath(&self, path: &Path) -> Result<(), MountError> {
         // Source: include/uapi/linux/mount.h, MOVE_MOUNT_BENEATH.
         let beneath = MoveMountFlags::from_bits_retain(0x200);
@@ -116,21 +116,21 @@ impl Detached {
             .map_err(|errno| MountError::call(Step::Attach, path.display(), errno))
     }
 
-    /// A second detached mount of the same superblock: same pages in memory, own attributes.
-    /// While the mount is attached nowhere this needs Linux 6.15.
+    /// Makes a second detached mount of the same superblock, with the same pages in memory but its own attributes.
+    /// Needs Linux 6.15 while this mount is not attached.
     ///
     /// # Errors
-    /// The kernel's answer; [`MountError::Unsupported`] on older kernels.
+    /// An error of the kernel; [`MountError::Unsupported`] on older kernels.
     pub fn clone_detached(&self) -> Result<Self, MountError> {
         bind(self.as_fd(), Reach::One)
             .map_err(|error| error.if_older(DETACHED_SOURCES, "clone a detached mount"))
     }
 
-    /// Maps owners through a user namespace (`/proc/PID/ns/user`). Only before attaching, only
+    /// Maps the owners of files through a user namespace (`/proc/PID/ns/user`). Works only before attaching, only
     /// once, and not for a finished overlay: idmap the EROFS clone below it instead.
     ///
     /// # Errors
-    /// The kernel's answer: `EINVAL` for a file system that cannot be mapped.
+    /// An error of the kernel: `EINVAL` for a file system that cannot be idmapped.
     pub fn idmap(&self, user_namespace: BorrowedFd<'_>) -> Result<(), MountError> {
         let change = Attributes { idmap: Some(user_namespace), ..Attributes::default() };
         set_attributes(self.as_fd(), &change, Reach::One).map_err(|error| match error {
@@ -142,19 +142,14 @@ impl Detached {
         })
     }
 
-    /// Changes the attributes of this mount.
-    ///
-    /// # Errors
-    /// An error of the kernel.
     pub fn set(&self, change: &Attributes<'_>) -> Result<(), MountError> {
         set_attributes(self.as_fd(), change, Reach::One)
     }
 
-    /// Whether neither the mount nor the file system below it is read-only. (A user may still
-    /// lack the permission to write.)
+    /// Whether both the mount and its superblock are writable. (A user may still lack permission to write.)
     ///
     /// # Errors
-    /// The kernel's answer to `fstatfs`.
+    /// The error of `fstatfs`.
     pub fn is_writable(&self) -> Result<bool, MountError> {
         // statfs ORs the flags of the mount and of the superblock.
         let flags = rustix::fs::fstatvfs(&self.fd)
@@ -182,10 +177,7 @@ fn attach(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> Result<(), MountE
         .map_err(|errno| MountError::call(Step::Attach, name_of(directory), errno))
 }
 
-/// Makes a detached copy of the mount, or of the directory, at an open directory.
-///
-/// # Errors
-/// An error of the kernel.
+/// Makes a detached copy of the mount or directory behind a descriptor.
 pub fn bind(source: BorrowedFd<'_>, reach: Reach) -> Result<Detached, MountError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -199,26 +191,27 @@ pub fn bind(source: BorrowedFd<'_>, reach: Reach) -> Result<Detached, MountError
         .map_err(|errno| MountError::call(Step::Clone, name_of(source), errno))
 }
 
-/// Unmounts the mount at a path. A symbolic link at its end is not followed.
+/// Unmounts the top mount at a path. Does not follow a symbolic link at the path's end.
 ///
 /// # Errors
-/// An error of the kernel: `EINVAL` if nothing is mounted there, `EBUSY` if it is in use.
+/// An error of the kernel: `EINVAL` if nothing is mounted there, `EBUSY` if the mount is in use.
 pub fn unmount(path: &Path, how: Unmount) -> Result<(), MountError> {
     let flags = UnmountFlags::NOFOLLOW | detach(how);
     rustix::mount::unmount(path, flags)
         .map_err(|errno| MountError::call(Step::Unmount, path.display(), errno))
 }
 
-/// What [`expire`] has found.
+/// Outcome of [`expire`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expired {
-    /// The mount is unused and still there.
+    /// The mount is unused and still attached.
     Unused,
-    /// The mount is gone: it was unused since an earlier call.
+    /// The mount was unused since an earlier call, and is now unmounted.
     Gone,
 }
 
-/// Checks whether the uppermost mount at a path is in use. Source: umount(2), `MNT_EXPIRE`.
+/// Marks the top mount at a path as expired, or unmounts it if it was unused since an earlier call. Source:
+/// umount(2), `MNT_EXPIRE`.
 ///
 /// # Errors
 /// An error of the kernel: `EBUSY` if the mount is in use.
@@ -230,12 +223,13 @@ pub fn expire(path: &Path) -> Result<Expired, MountError> {
     }
 }
 
-/// Unmounts the mount whose root this descriptor is. It is always lazy, since the descriptor itself uses the mount.
+/// Unmounts the mount whose root a descriptor is. The unmount is always lazy, because the descriptor itself uses the
+/// mount.
 ///
 /// # Errors
-/// An error of the kernel: `EINVAL` for a descriptor that is not the root of a mount here.
+/// An error of the kernel: `EINVAL` if the descriptor is not the root of a mount in this namespace.
 pub fn unmount_fd(root: BorrowedFd<'_>) -> Result<(), MountError> {
-    // No NOFOLLOW: the link in /proc is what leads there.
+    // Without NOFOLLOW, because the path is a link in /proc.
     rustix::mount::unmount(proc_path(root), UnmountFlags::DETACH)
         .map_err(|errno| MountError::call(Step::Unmount, name_of(root), errno))
 }

@@ -1,4 +1,4 @@
-//! Names for the sources of file systems that open their source by its path.
+//! Names the source of a file system that opens its source by path.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 use super::{Detached, MountError, TmpfsOptions, tmpfs};
 
-/// A directory, attached nowhere, in which a name leads to a file of the caller.
+/// A detached tmpfs, in which a name is a symlink to a file of the caller.
 #[derive(Debug)]
 pub(super) struct NamedSource(Detached);
 
 impl NamedSource {
-    /// Makes the name a symlink to the path `target`. `None` if the name is no path that leads downwards.
+    /// Makes the name a symlink to the path `target`. `None` if the name is not a relative path without `.` and `..`.
     pub(super) fn new(name: &str, target: &str) -> Result<Option<Self>, MountError> {
         let parts = Path::new(name).components().map(|it| match it {
             Component::Normal(part) => Some(part),
@@ -23,7 +23,7 @@ impl NamedSource {
         let Some(parts) = parts.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let directory =
             tmpfs(&TmpfsOptions { name: "quire-source", bytes: None, inodes: None, mode: 0o700 })?;
-        // A name of more than 255 bytes between slashes, for example.
+        // The link fails, for example, if a component of the name has more than 255 bytes.
         Ok(link(directory.as_fd(), &parts, target).is_ok().then_some(Self(directory)))
     }
 }
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn only_paths_that_lead_downwards_are_names() {
-        // Each is refused before anything is mounted.
+        // Each name is refused before a tmpfs is mounted.
         for name in ["/debian", "../debian", "a/../b", "./debian"] {
             assert!(NamedSource::new(name, "/dev/null").unwrap().is_none(), "{name}");
         }

@@ -1,32 +1,32 @@
-//! What is mounted where this process can see it.
+//! Reads the mount table of this process's mount namespace.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-/// A mount that is attached.
+/// An attached mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mounted {
-    /// Where.
+    /// Path of its mountpoint.
     pub point: PathBuf,
-    /// Its device number, `MAJOR:MINOR`.
+    /// Device number, `MAJOR:MINOR`.
     pub device: String,
-    /// The kind of its file system.
+    /// Type of its file system.
     pub kind: String,
-    /// What its maker named as its source.
+    /// Source that was named when it was mounted.
     pub source: String,
 }
 
-/// All mounts that this process can see, those that were attached later behind the others.
+/// Returns all mounts that this process can see, in the order in which they were attached.
 ///
 /// # Errors
-/// When the kernel's table cannot be read.
+/// If `/proc/thread-self/mountinfo` cannot be read.
 pub fn mounted() -> io::Result<Vec<Mounted>> {
     Ok(parse(&std::fs::read("/proc/thread-self/mountinfo")?))
 }
 
-/// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` stands for bytes that would confuse.
+/// Source: proc_pid_mountinfo(5). Fields are separated by spaces; `\ooo` is an escaped byte in octal.
 fn parse(table: &[u8]) -> Vec<Mounted> {
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
     let parsed = table.split(|&byte| byte == b'\n').filter_map(|line| {

@@ -8,7 +8,7 @@ use rustix::thread::UnshareFlags;
 
 /// Changes the working directory of this *thread* only.
 pub(super) fn enter_in_thread(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    // SAFETY: without FILES, no thread loses sight of a descriptor.
+    // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
     rustix::process::fchdir(directory)
 }

@@ -1,4 +1,4 @@
-//! tmpfs: the writable layer that lives in memory.
+//! Mounts tmpfs file systems, for writable layers in memory.
 
 use std::num::NonZeroU64;
 
@@ -7,24 +7,21 @@ use rustix::mount::MountAttrFlags;
 use super::context::Context;
 use super::{Detached, MountError};
 
-/// How to make a tmpfs.
+/// Options of [`tmpfs`].
 #[derive(Clone, Copy, Debug)]
 pub struct TmpfsOptions<'a> {
-    /// Its source in `/proc/self/mountinfo`.
+    /// Source in `mountinfo`.
     pub name: &'a str,
-    /// The most it may hold, in bytes; the kernel rounds up to whole pages. None: half of memory.
-    /// (Zero would mean no limit at all to the kernel.)
+    /// Maximum size in bytes, which the kernel rounds up to whole pages. `None` means half of the memory. (Zero would
+    /// mean no limit to the kernel.)
     pub bytes: Option<NonZeroU64>,
-    /// The most files it may hold. None: the kernel's default.
+    /// Maximum number of files. `None` means the kernel's default.
     pub inodes: Option<NonZeroU64>,
-    /// Permission bits of its root, such as `0o755`.
+    /// Permission bits of the root, such as `0o755`.
     pub mode: u32,
 }
 
-/// A new, empty, writable tmpfs.
-///
-/// # Errors
-/// The kernel's answer.
+/// Mounts a new, empty, writable tmpfs, detached.
 pub fn tmpfs(options: &TmpfsOptions<'_>) -> Result<Detached, MountError> {
     let object = format!("tmpfs {}", options.name);
     let context = Context::open("tmpfs", &object)?;

@@ -1,27 +1,27 @@
-//! Memory that a process keeps although it has freed it.
+//! Returns freed heap memory to the kernel.
 #![expect(unsafe_code, reason = "rustix has no allocator")]
 
-/// Gives whole free pages of the heap back to the kernel. The allocator keeps them otherwise. Meant for a process that has
-/// done much and then waits for long, of which a host may have thousands. Source: malloc_trim(3). Does nothing with a C
-/// library other than GNU's.
+/// Returns whole free pages of the heap to the kernel, which the allocator would keep. For a process that has done
+/// much work and then waits for a long time, of which a host may have thousands. Source: malloc_trim(3). Does nothing
+/// with a C library other than glibc.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes the allocator's own locks, and nothing that is in use is touched.
+    // SAFETY: the call takes the allocator's locks and does not touch memory in use.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Has the allocator give memory back as soon as it is free, for a process with many threads that lives for long. Otherwise
-/// each thread's part of the heap keeps as much as 64 MiB at its end, which [`trim_heap`] does not reach. Source: mallopt(3):
-/// the two limits grow by themselves unless they are set. Does nothing with a C library other than GNU's.
+/// Makes the allocator return memory as soon as it is free, for a long-lived process with many threads. Otherwise
+/// each thread's arena keeps up to 64 MiB at its end, which [`trim_heap`] does not reach. Source: mallopt(3): unless
+/// they are set, the two limits grow on their own. Does nothing with a C library other than glibc.
 pub fn keep_little_heap() {
-    /// In bytes: the limits that the allocator begins with.
+    /// The allocator's initial limits, in bytes.
     #[cfg(target_env = "gnu")]
     const LIMIT: libc::c_int = 128 << 10;
     #[cfg(target_env = "gnu")]
     for limit in [libc::M_MMAP_THRESHOLD, libc::M_TRIM_THRESHOLD] {
-        // SAFETY: it takes two numbers, and the allocator's own locks.
+        // SAFETY: the call takes two numbers and the allocator's locks.
         let _is_known = unsafe { libc::mallopt(limit, LIMIT) };
     }
 }
@@ -32,10 +32,10 @@ mod tests {
 
     use super::*;
 
-    /// Both tests measure all of the process.
+    /// Serialises the tests, because each measures the whole process.
     static ALONE: Mutex<()> = Mutex::new(());
 
-    /// Bytes that are this process's own.
+    /// Returns the private dirty memory of this process, in bytes.
     fn private() -> Option<u64> {
         let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
         let line = rollup.lines().find(|it| it.starts_with("Private_Dirty:"))?;
@@ -45,13 +45,13 @@ mod tests {
     #[test]
     fn what_is_free_below_something_in_use_goes_back() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // Below the size from which each piece is a mapping of its own.
+        // Smaller than the size from which the allocator maps each piece separately.
         let mut pieces: Vec<_> = (0..1024).map(|_| vec![1u8; 64 << 10]).collect();
         let last = pieces.pop();
         let before = private().unwrap();
         drop(pieces);
         trim_heap();
-        // Other tests may have some by now, but not as much.
+        // Other tests may have allocated memory by now, but less than this.
         let after = private().unwrap();
         assert!(after + (32 << 20) < before, "{after} after {before}");
         drop(last);
@@ -62,7 +62,7 @@ mod tests {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         keep_little_heap();
         let before = private().unwrap();
-        // The first one lets the limits grow, if they can. The others are below them then.
+        // The first allocation raises the limits, unless they are set. The others would then be below the limits.
         std::thread::scope(|scope| {
             let work = || {
                 drop(vec![1u8; 24 << 20]);
@@ -72,7 +72,7 @@ mod tests {
             };
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
             threads.into_iter().for_each(|it| assert!(it.join().unwrap() > 0));
-            // Each of them had 25 MB.
+            // Each thread had allocated 25 MB.
             let after = private().unwrap();
             assert!(after < before + (40 << 20), "{after} after {before}");
         });

@@ -1,21 +1,22 @@
-//! What other processes see of this one: `/proc/PID/cmdline` and `/proc/PID/environ`.
+//! Changes how other processes see this one in `/proc/PID/cmdline` and `/proc/PID/environ`.
 //!
-//! Both files show memory of the process, in which the kernel has put the strings at the exec (proc_pid_cmdline(5)). Every
-//! user of the host may read the first. A process that has forked shows its parent's strings, for as long as it lives.
+//! Both files show the memory of the process in which the kernel stored the strings at exec (proc_pid_cmdline(5)).
+//! Every user of the host may read the first. After a fork, a child shows its parent's strings for as long as it
+//! lives.
 #![expect(unsafe_code, reason = "the strings are reached by their addresses")]
 
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 
-/// Clears the environment that others see. Programs that this process starts, and `std::env`, have it as before: the
-/// variables move to the heap. Call it before there is a second thread. Does nothing without `/proc`.
+/// Clears the environment that other processes see. `std::env` and programs that this process starts keep it, because
+/// the variables move to the heap. Call it before a second thread starts. Does nothing without `/proc`.
 pub fn hide_environment() {
     let Some(Strings { environment, .. }) = Strings::own() else { return };
-    // A name that begins with `=` can be had, and not be set.
+    // A variable whose name begins with `=` can be inherited, but std cannot set it.
     let variables =
         std::env::vars_os().filter(|(name, _)| !name.as_encoded_bytes().contains(&b'='));
     let variables: Vec<(OsString, OsString)> = variables.collect();
-    // SAFETY: there is one thread, so nobody reads the environment meanwhile.
+    // SAFETY: there is one thread, so no other thread reads the environment.
     if unsafe { libc::clearenv() } != 0 {
         return;
     }
@@ -26,31 +27,31 @@ pub fn hide_environment() {
     fill(&environment, &[]);
 }
 
-/// Shows these words as the command line, as far as there is room for them: the old ones give it. `std::env::args_os` has
-/// no use after that. Call it before there is a second thread. Does nothing without `/proc`.
+/// Replaces the command line that other processes see. It is truncated to the length of the old one. Afterwards
+/// `std::env::args_os` is useless. Call it before a second thread starts. Does nothing without `/proc`.
 pub fn show_as(words: &[&OsStr]) {
     let Some(Strings { arguments, .. }) = Strings::own() else { return };
     let mut text = words.join(OsStr::new("\0")).into_encoded_bytes();
-    // The last byte stays zero: else the kernel shows what comes after it, too.
+    // The last byte stays zero, because otherwise the kernel also shows the environment that follows.
     text.truncate(arguments.len().saturating_sub(1));
     fill(&arguments, &text);
 }
 
-/// Where the kernel has put the strings.
+/// Addresses of the strings that the kernel stored at exec.
 struct Strings {
     arguments: Range<usize>,
     environment: Range<usize>,
 }
 
 impl Strings {
-    /// Source: proc_pid_stat(5), fields 48 to 51.
+    /// Reads the addresses of this process. Source: proc_pid_stat(5), fields 48 to 51.
     fn own() -> Option<Self> {
         let stat = super::stat_of(rustix::process::getpid())?;
         let fields: Vec<usize> =
             stat.split_whitespace().skip(45).map_while(|it| it.parse().ok()).collect();
         let [arguments_start, arguments_end, start, end, ..] = fields[..] else { return None };
         let (arguments, environment) = (arguments_start..arguments_end, start..end);
-        // All in one place, the environment last, or it is not what is meant.
+        // The environment must follow the arguments. Any other order means that the fields were misread.
         let is_sound = arguments.start > 0
             && arguments.start < arguments.end
             && arguments.end <= environment.start
@@ -59,13 +60,13 @@ impl Strings {
     }
 }
 
-/// Writes a text, which must fit, and zeros behind it.
+/// Overwrites a memory range with a text, which must fit, followed by zeros.
 fn fill(place: &Range<usize>, text: &[u8]) {
     for (index, address) in place.clone().enumerate() {
         let byte = text.get(index).copied().unwrap_or(0);
         let to = std::ptr::with_exposed_provenance_mut::<u8>(address);
-        // SAFETY: the kernel has put strings there, for this process to write. No reference to them is left: `std` makes a
-        // copy of each when it is asked, and zeros end strings.
+        // SAFETY: the kernel stored strings at these addresses, which the process may write. It has no references
+        // to them, because `std` copies each string when it reads it, and zeros end strings.
         unsafe { to.write_volatile(byte) };
     }
 }

@@ -1,4 +1,4 @@
-//! The rest of a process's work, done by a child that no process waits for.
+//! Runs work in a forked child that no process waits for.
 #![expect(unsafe_code, reason = "fork has no safe form")]
 
 use std::fs::File;
@@ -15,26 +15,26 @@ use rustix::process::Pid;
 use super::signals::SignalMask;
 use super::{Process, ProcessError};
 
-/// Who did the work.
+/// The process that does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// It is done.
+    /// This process.
     Here,
-    /// A child does it, which has its own copies of all descriptors and is in the same mount namespace. This process
-    /// should end now.
+    /// A child, which has its own copies of all descriptors and is in the same mount namespace. This process should
+    /// exit now.
     Behind,
 }
 
-/// Does work in the background, such as unmounting, and tells it by whom: in a child with its own session, and with `/dev/null` as standard
-/// input, output and error. A process that waits for this one, or reads its output, does not wait for the child.
-/// Without such a child, or in a process with several threads, the work is done here. (A child would have only this
-/// thread, but the locks of all.)
+/// Does work such as unmounting in the background: in a child with its own session, and with `/dev/null` as standard
+/// input, output and error. A process that waits for this one, or reads its output, does not wait for the child. If
+/// the fork fails, or if this process has several threads, this process does the work itself. (A child would have
+/// only this thread, but the locks of all threads.) `work` receives which process runs it.
 pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
     if !is_alone() {
         work(Done::Here);
         return Done::Here;
     }
-    // SAFETY: there is one thread, so the child is a whole copy of this process: no lock is held by anybody else.
+    // SAFETY: there is one thread, so the child is a complete copy of this process and no other thread holds a lock.
     match unsafe { libc::fork() } {
         -1 => {
             work(Done::Here);
@@ -42,21 +42,21 @@ pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
         }
         0 => {
             quiet();
-            // A panic must not go on in what is the parent's part of the stack.
+            // A panic must not unwind into the stack frames of the parent's code.
             let ended = catch_unwind(AssertUnwindSafe(|| work(Done::Behind)));
-            // SAFETY: ends the process; what is buffered or registered for its end is the parent's.
+            // SAFETY: ends the process. Buffered output and exit handlers belong to the parent.
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
         _ => Done::Behind,
     }
 }
 
-/// Starts work that outlives this process, such as a container's monitor: in a child as that of [`finish_behind`]. The
-/// work gets one end of a pipe, to report how it began. Returns the other end, which ends when the work closes its own
-/// or dies. Also returns the child, for signals; it need not be waited for.
+/// Starts work that outlives this process, such as a container's monitor, in a child like that of [`finish_behind`].
+/// The work gets the writing end of a pipe to report its start. Returns the reading end, which reports end of file
+/// when the work closes its end or dies, and the child, for signals. The caller need not wait for the child.
 ///
 /// # Errors
-/// [`ProcessError`] if a child cannot be made, or this process has several threads.
+/// [`ProcessError`] if the fork fails or this process has several threads.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
@@ -85,21 +85,21 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
         }
         child => {
             let pid = Pid::from_raw(child).expect("fork answers a pid");
-            // It has not been waited for, so the number is its.
+            // The child has not been reaped, so the pid is still its own.
             Ok((answer, Process::open(pid)?))
         }
     }
 }
 
-/// Starts a server: a child as that of [`start_behind`] that has this process's memory, these descriptors and no others, no
-/// blocked signals, and `/` as its directory. Nothing that it does may use what else is open in this process. Returns when
-/// `prepare` has succeeded there.
+/// Starts a server: a child like that of [`start_behind`] with this process's memory, only the descriptors `keep`, no
+/// blocked signals, and `/` as its working directory. `prepare` and `work` must not use other descriptors of this
+/// process. Returns when `prepare` has succeeded in the child.
 ///
 /// # Errors
-/// As [`start_behind`], and the error of `prepare`. There is no server then.
+/// Those of [`start_behind`], and the error of `prepare`, after which the child has exited.
 ///
 /// # Panics
-/// As [`start_behind`].
+/// Those of [`start_behind`].
 pub fn start_server(
     keep: &[BorrowedFd<'_>],
     prepare: impl FnOnce() -> Result<(), Errno>,
@@ -109,13 +109,13 @@ pub fn start_server(
     let (answer, process) = start_behind(|report| {
         keep.push(report.as_raw_fd());
         close_others(&keep);
-        // With an empty set this cannot fail.
+        // With an empty set the call cannot fail.
         let _before = SignalMask::empty().apply(libc::SIG_SETMASK);
-        // If it fails, a file system may be busy for somebody who unmounts it.
+        // If this fails, the file system of the working directory stays busy and cannot be unmounted.
         let _moved = std::env::set_current_dir("/");
         let prepared = prepare();
         let errno = prepared.err().map_or(0, Errno::raw_os_error);
-        // A parent that has ended needs no answer.
+        // A parent that has exited needs no report.
         let _told = rustix::io::write(&report, &errno.to_le_bytes());
         drop(report);
         if errno == 0 {
@@ -125,31 +125,34 @@ pub fn start_server(
     let step = "prepare a server";
     let mut errno = [0; 4];
     let read = File::from(answer).read_exact(&mut errno);
-    // It died if it reported nothing.
+    // Without a report, the child has died.
     let errno = if read.is_ok() { i32::from_le_bytes(errno) } else { libc::ESRCH };
     if errno == 0 {
         return Ok(process);
     }
     match Errno::from_raw_os_error(errno) {
-        // The kernel's word for a limit of namespaces (user_namespaces(7)), which has nothing to do with disks.
+        // The kernel reports a reached limit of namespaces as ENOSPC (user_namespaces(7)); disk space is not the
+        // cause.
         Errno::NOSPC => Err(ProcessError::Limit { step }),
         source => Err(ProcessError::Call { step, source }),
     }
 }
 
-/// Closes all descriptors but these, and standard input, output and error.
+/// Closes all descriptors except these and standard input, output and error.
 fn close_others(keep: &[RawFd]) {
     let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = all.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    // As a list first, since one of them is that of the folder.
+    // The list is complete before the first close, because one of the numbers is the open directory itself.
     let numbers: Vec<_> = numbers.filter(|it| *it > 2 && !keep.contains(it)).collect();
     for number in numbers {
-        // SAFETY: who owns it is the parent, of which this is a copy that never returns and uses only what is kept.
+        // SAFETY: the owners are in the parent. This child is a copy that never returns and uses only the kept
+        // descriptors.
         unsafe { libc::close(number) };
     }
 }
 
-/// The kernel may still have threads whose work is over, and that were waited for: `std::thread::scope` waits for the work.
+/// Waits up to one second for joined threads: `std::thread::scope` waits for their work, not for their exit in the
+/// kernel.
 fn is_alone_soon() -> bool {
     (0..200).any(|_| {
         let is_alone = is_alone();
@@ -164,7 +167,7 @@ fn is_alone() -> bool {
     std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1)
 }
 
-/// Lets go of the terminal and of pipes. What fails only makes somebody wait.
+/// Detaches from the terminal and from pipes. After a failure, other processes may only wait longer.
 fn quiet() {
     let _ours_already = rustix::process::setsid();
     let flags = OFlags::RDWR | OFlags::CLOEXEC;

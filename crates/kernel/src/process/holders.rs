@@ -1,4 +1,4 @@
-//! Who holds the lock of a file.
+//! Finds the processes that hold a lock of a file.
 
 use std::os::fd::BorrowedFd;
 
@@ -10,17 +10,12 @@ use super::{Process, parent_of};
 /// A process that holds a lock.
 #[derive(Debug)]
 pub struct Holder {
-    /// The process.
     pub process: Process,
-    /// Its parent.
     pub parent: Option<Pid>,
 }
 
-/// The processes that hold a lock (flock(2)) of this file, as far as this process may look at them. A descriptor of the file
-/// alone is no lock. Source: proc_pid_fdinfo(5), `lock:`.
-///
-/// # Errors
-/// The kernel's answer.
+/// Returns the processes that hold a flock(2) lock of a file, except this one and those that this process may not
+/// inspect. A descriptor of the file without a lock does not count. Source: proc_pid_fdinfo(5), `lock:`.
 pub fn holders(file: BorrowedFd<'_>) -> Result<Vec<Holder>, Errno> {
     let wanted = rustix::fs::fstat(file)?;
     let is_it =
@@ -31,15 +26,15 @@ pub fn holders(file: BorrowedFd<'_>) -> Result<Vec<Holder>, Errno> {
     let own = rustix::process::getpid();
     let mut found = Vec::new();
     for pid in pids.filter_map(Pid::from_raw).filter(|it| *it != own) {
-        // Taken hold of before it is looked at: it cannot become another one in between.
+        // The process is opened before it is inspected, so that its pid cannot be reused in between.
         let Ok(process) = Process::open(pid) else { continue };
         let folder = format!("/proc/{}", pid.as_raw_nonzero());
-        // Gone, or another user's.
+        // The process has exited or belongs to another user.
         let Ok(descriptors) = std::fs::read_dir(format!("{folder}/fd")) else { continue };
         let holds = descriptors.flatten().any(|it| {
             let name = it.file_name();
             let info = std::fs::read_to_string(format!("{folder}/fdinfo/{}", name.display()));
-            // Looked at only then: the file of another may be where nothing answers.
+            // stat runs only after a match, because for other files it may block, as on an unreachable server.
             info.is_ok_and(|info| info.lines().any(|line| has_lock(line, wanted.st_ino)))
                 && rustix::fs::stat(it.path()).is_ok_and(|stat| is_it(&stat))
         });
@@ -50,8 +45,8 @@ pub fn holders(file: BorrowedFd<'_>) -> Result<Vec<Holder>, Errno> {
     Ok(found)
 }
 
-/// Whether a line says that the descriptor holds a lock of a file with this number. The device in it is not always the one
-/// that stat(2) answers.
+/// Whether a line of fdinfo reports a flock lock of a file with this inode number. The device number in the line is
+/// ignored, because it is not always that of stat(2).
 fn has_lock(line: &str, inode: u64) -> bool {
     let Some(rest) = line.strip_prefix("lock:") else { return false };
     let mut words = rest.split_whitespace();

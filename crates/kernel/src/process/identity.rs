@@ -1,4 +1,4 @@
-//! Names of processes that no other process ever has.
+//! Identities of processes that are never reused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,16 +10,15 @@ use super::{Process, start_of};
 /// Source: Linux Documentation/admin-guide/sysctl/kernel.rst, `random`.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The id of this boot of the machine: a UUID. None if the kernel does not tell.
+/// Returns the UUID of this boot of the machine. `None` if `/proc` does not provide it.
 #[must_use]
 pub fn boot_id() -> Option<String> {
     let text = std::fs::read_to_string(BOOT_ID).ok()?;
     Some(text.trim().to_owned()).filter(|it| !it.is_empty())
 }
 
-/// The name of a process for notes that outlive it: its number, its start, and the boot of the machine from which both are
-/// counted. Without the boot another process could have the same number and start after the next boot. Its text is
-/// `PID START BOOT`.
+/// The identity of a process for files that outlive it: its pid, its start time, and the boot id. Without the boot
+/// id, another process could have the same pid and start time after the next boot. Its text form is `PID START BOOT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessIdentity {
     pid: Pid,
@@ -27,33 +26,33 @@ pub struct ProcessIdentity {
     boot: String,
 }
 
-/// A text that names no process.
+/// The text is not a process identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not `PID START BOOT`")]
 pub struct IdentityError;
 
 impl ProcessIdentity {
-    /// The name of a process that runs, or has not been waited for; none if there is none of this number.
+    /// Returns the identity of a process that runs or is not reaped. `None` if no process has this pid.
     #[must_use]
     pub fn of(pid: Pid) -> Option<Self> {
         Some(Self { pid, start: start_of(pid)?, boot: boot_id()? })
     }
 
-    /// The number, which may be another process's by now.
+    /// Returns the pid, which another process may have by now.
     #[must_use]
     pub const fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Takes hold of the process; none if it has ended.
+    /// Opens a pidfd of the process. `None` if it has exited.
     #[must_use]
     pub fn open(&self) -> Option<Process> {
         let process = Process::open(self.pid).ok()?;
-        // Asked after it is held, so the number cannot become another process's.
+        // Checked after the open, so that the pid cannot be reused in between.
         self.is_current().then_some(process)
     }
 
-    /// Whether the process of this number is still, or again, the one that is meant.
+    /// Whether the process with this pid is the identified one.
     #[must_use]
     pub fn is_current(&self) -> bool {
         start_of(self.pid) == Some(self.start) && boot_id().is_some_and(|it| it == self.boot)

@@ -1,4 +1,4 @@
-//! State that a process inherits from its caller over an exec, and that would change how it works.
+//! Resets state that a process inherits from its caller across exec and that would change its behaviour.
 #![expect(unsafe_code, reason = "signal dispositions, and the memory of the arguments")]
 
 use std::sync::OnceLock;
@@ -7,22 +7,22 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 use super::signals::{SignalMask, is_ignored};
 
-/// The stack that the main thread gets if the limits allow it, in bytes. It is the usual limit of Linux systems.
+/// Stack limit of the main thread that [`settle`] tries to set, in bytes. It is the usual limit of Linux systems.
 const STACK: u64 = 8 << 20;
 
-/// The least stack with which this program works, in bytes.
+/// Smallest stack limit with which this program works, in bytes.
 const LEAST_STACK: u64 = 512 << 10;
 
-/// The last signal that is no real-time signal. Source: signal(7).
+/// The last standard signal, before the real-time signals. Source: signal(7).
 const LAST: libc::c_int = 31;
 
-/// Limits that this program may change for itself.
+/// Resource limits that this program may change for itself.
 const CHANGED: [Resource; 2] = [Resource::Stack, Resource::Nofile];
 
-/// The limits of [`CHANGED`] as the caller set them.
+/// The limits of [`CHANGED`] that the caller had set.
 static AT_START: OnceLock<[Rlimit; CHANGED.len()]> = OnceLock::new();
 
-/// The caller's limit of the stack is too low.
+/// The caller's stack limit is too low.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the stack is limited to {} KiB, and Quire needs {} KiB: raise the limit (`ulimit -Hs`)",
@@ -30,34 +30,35 @@ static AT_START: OnceLock<[Rlimit; CHANGED.len()]> = OnceLock::new();
     LEAST_STACK >> 10
 )]
 pub struct StackError {
-    /// The limit.
+    /// The limit in bytes.
     bytes: u64,
 }
 
-/// Makes this process independent of its caller's state. Call it first, before there is a second thread.
+/// Makes this process independent of its caller's state. Call it first, before a second thread starts.
 ///
-/// - No signal is blocked, and none is ignored but `PIPE`. A caller that ignores `HUP`, `INT` or `QUIT` wants that this
-///   program survives them (nohup(1); background jobs of scripts): these stay ignored.
-/// - A file that becomes larger than the caller's limit is an error (`EFBIG`), and does not end this process.
-/// - The stack may grow to the usual size. [`changed_limits`] has the limits of the caller, for programs of others.
+/// - Unblocks all signals, and resets ignored ones except `PIPE`. `HUP`, `INT` and `QUIT` also stay ignored, because
+/// a   caller that ignores them wants this program to survive them (nohup(1); background jobs of scripts).
+/// - A write beyond the caller's file size limit fails with `EFBIG` instead of ending this process.
+/// - Raises the stack limit to the usual size. [`changed_limits`] returns the caller's limits, for other programs
+/// that this   process starts.
 ///
-/// What a program sets for its children by habit stays: priority, the current directory, the file mode mask.
+/// State that callers set for their children by convention stays: priority, working directory, umask.
 ///
 /// # Errors
-/// [`StackError`] if the stack cannot be large enough.
+/// [`StackError`] if the stack limit cannot be raised enough.
 pub fn settle() -> Result<(), StackError> {
-    // With an empty set this cannot fail.
+    // With an empty set the call cannot fail.
     let _before = SignalMask::empty().apply(libc::SIG_SETMASK);
     let kept = [Signal::PIPE, Signal::HUP, Signal::INT, Signal::QUIT];
-    // Real-time signals have no effect that anybody ignores.
+    // Real-time signals are left out, because callers have no reason to ignore them.
     let all = (1..=LAST).filter(|it| !kept.iter().any(|kept| kept.as_raw() == *it));
     for number in all.filter(|it| is_ignored(*it)) {
         // SAFETY: the default action runs no code of this process.
         let _before = unsafe { libc::signal(number, libc::SIG_DFL) };
     }
-    // A handler, and not `SIG_IGN`: at an exec it becomes the default action again.
+    // A handler instead of `SIG_IGN`, because exec resets a handler to the default action.
     let handler: extern "C" fn(libc::c_int) = do_nothing;
-    // SAFETY: the handler touches nothing.
+    // SAFETY: the handler does nothing.
     let _before = unsafe { libc::signal(libc::SIGXFSZ, handler as libc::sighandler_t) };
     AT_START.get_or_init(|| CHANGED.map(getrlimit));
     raise_stack()
@@ -65,7 +66,8 @@ pub fn settle() -> Result<(), StackError> {
 
 extern "C" fn do_nothing(_signal: libc::c_int) {}
 
-/// The kernel looks at the limit when the stack grows, and keeps at least 128 MiB of addresses free for that.
+/// Raises the stack limit. The kernel checks the limit when the stack grows, and keeps at least 128 MiB of address
+/// space free for its growth.
 fn raise_stack() -> Result<(), StackError> {
     let limit = getrlimit(Resource::Stack);
     if limit.current.is_none_or(|it| it >= STACK) {
@@ -85,7 +87,7 @@ fn raise_stack() -> Result<(), StackError> {
     if bytes < LEAST_STACK { Err(StackError { bytes }) } else { Ok(()) }
 }
 
-/// The limits of this process that are not as its caller set them, with the caller's values.
+/// Returns the limits that this process has changed, with the caller's values.
 #[must_use]
 pub fn changed_limits() -> Vec<(Resource, Rlimit)> {
     let Some(at_start) = AT_START.get() else { return Vec::new() };

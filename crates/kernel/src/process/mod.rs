@@ -1,5 +1,5 @@
-//! Processes: started with their surroundings in order, named by descriptors that cannot come to
-//! mean another process, waited for, and sent what we are sent.
+//! Processes: starts them with a defined environment, identifies them by pidfds, waits for them, and forwards signals
+//! to them.
 
 mod allocator;
 mod appearance;
@@ -46,39 +46,22 @@ pub use spawn::{Setup, Spawned, spawn};
 pub use user_namespace::{IdService, Mapped, Mapper, OwnNamespaceError, enter_own};
 pub use who::{UNUSED_IDS, UserNamespace, Who};
 
-/// An error of a call on processes.
+/// An error of a system call on processes.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The kernel refused a step.
+    /// A system call failed.
     #[error("cannot {step}")]
-    Call {
-        /// Step that failed.
-        step: &'static str,
-        /// An error of the kernel.
-        source: Errno,
-    },
-    /// The kernel refused something about one process.
+    Call { step: &'static str, source: Errno },
+    /// A system call on one process failed.
     #[error("cannot {step} process {pid}")]
-    Process {
-        /// Step that failed.
-        step: &'static str,
-        /// The process.
-        pid: i32,
-        /// An error of the kernel.
-        source: Errno,
-    },
-    /// The limit of namespaces is reached.
+    Process { step: &'static str, pid: i32, source: Errno },
+    /// The limit on namespaces is reached.
     #[error("cannot {step}: the limit is reached (see /proc/sys/user)")]
-    Limit {
-        /// Step that failed.
-        step: &'static str,
-    },
-    /// The program could not be started.
+    Limit { step: &'static str },
     #[error("cannot start {program}")]
     Spawn {
-        /// The program.
         program: String,
-        /// Why: `NotFound` and `PermissionDenied` mean the program itself, or its interpreter.
+        /// `NotFound` and `PermissionDenied` refer to the program itself or to its interpreter.
         source: std::io::Error,
     },
 }
@@ -89,35 +72,35 @@ impl ProcessError {
     }
 }
 
-/// A process, held by a descriptor.
+/// A process, identified by a pidfd.
 #[derive(Debug)]
 pub struct Process {
     fd: OwnedFd,
     pid: Pid,
 }
 
-/// Whether a process has executed a program since its fork.
+/// Whether a process has called exec since its fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// It has.
+    /// It has called exec.
     Yes,
-    /// It has ended without.
+    /// It exited without calling exec.
     Never,
-    /// It has not yet, or the kernel does not tell.
+    /// It had not called exec before the timeout, or the kernel does not report it.
     Unknown,
 }
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with a code from 0 to 255.
+    /// It exited with a code from 0 to 255.
     Code(i32),
-    /// By a signal, by its number.
+    /// A signal with this number ended it.
     Signal(i32),
 }
 
 impl Exit {
-    /// The exit code that a shell would show: 128 and the signal's number if one ended it.
+    /// Returns the exit code that a shell would show: for a signal, 128 plus its number.
     #[must_use]
     pub fn shell_code(self) -> i32 {
         match self {
@@ -128,50 +111,49 @@ impl Exit {
 }
 
 impl Process {
-    /// Takes hold of a process by its number. Unless it is a child that has not been waited for,
-    /// make sure afterwards that it is still the one that was meant.
+    /// Opens a pidfd of a process. Unless the process is a child that is not reaped, check afterwards that it is
+    /// still the intended one, because pids are reused.
     ///
     /// # Errors
-    /// `ESRCH` if there is none.
+    /// `ESRCH` if no process has this pid.
     pub fn open(pid: Pid) -> Result<Self, ProcessError> {
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
             .map_err(|errno| Self::failed("take hold of", pid, errno))?;
         Ok(Self { fd, pid })
     }
 
-    /// Its number.
     #[must_use]
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     ///
     /// # Errors
-    /// `ESRCH` when it has ended, `EPERM` when it is not ours to signal.
+    /// `ESRCH` if the process has exited, `EPERM` if this process may not signal it.
     pub fn signal(&self, signal: Signal) -> Result<(), ProcessError> {
         rustix::process::pidfd_send_signal(&self.fd, signal)
             .map_err(|errno| Self::failed("signal", self.pid, errno))
     }
 
-    /// A duplicate of one of its descriptors, by its number there.
+    /// Duplicates one of the process's descriptors, by its number in that process.
     ///
     /// # Errors
-    /// `EPERM` without the right to trace it (Yama may want `CAP_SYS_PTRACE`), `EBADF` when it has
-    /// no such descriptor.
+    /// `EPERM` without the right to trace the process (Yama may require `CAP_SYS_PTRACE`), `EBADF` if it has no such
+    /// descriptor.
     pub fn descriptor(&self, number: RawFd) -> Result<OwnedFd, ProcessError> {
         rustix::process::pidfd_getfd(&self.fd, number, PidfdGetfdFlags::empty())
             .map_err(|errno| Self::failed("take a descriptor of", self.pid, errno))
     }
 
-    /// Waits until it ends. It must be a child of this process, or have become one
+    /// Waits until the process exits, and reaps it. It must be a child of this process, or have become one
     /// ([`Process::adopt`]).
     ///
     /// # Errors
-    /// `ECHILD` when it is not, or has been waited for.
+    /// `ECHILD` if it is not a child or has been reaped.
     ///
     /// # Panics
-    /// If the kernel reports an end that is neither a code nor a signal.
+    /// If the kernel reports neither an exit code nor a signal.
     pub fn wait(&self) -> Result<Exit, ProcessError> {
         loop {
             let id = WaitId::PidFd(self.fd.as_fd());
@@ -187,11 +169,11 @@ impl Process {
         }
     }
 
-    /// Waits until it ends, but for no longer than `most`; returns how it ended, or none if it has not. It must be a child,
-    /// as for [`Process::wait`].
+    /// Waits until the process exits, for at most `most`. Returns `None` on timeout. The process must be a child, as
+    /// for [`Process::wait`].
     ///
     /// # Errors
-    /// As [`Process::wait`].
+    /// Those of [`Process::wait`].
     pub fn wait_at_most(&self, most: Duration) -> Result<Option<Exit>, ProcessError> {
         let since = Instant::now();
         loop {
@@ -206,11 +188,12 @@ impl Process {
         }
     }
 
-    /// Waits until it is a child of this process, whose own parent ends now ([`set_subreaper`]). All other children
-    /// that have ended by then are waited for, so no other code may wait for children of this process.
+    /// Waits until the process is a child of this one. Its current parent must be about to exit, and this process
+    /// must be a subreaper ([`set_subreaper`]). Reaps all other children that exit before then, so no other code may
+    /// wait for children of this process.
     ///
     /// # Errors
-    /// `ECHILD` if no process is left that could leave it to this one.
+    /// `ECHILD` if this process has no descendants left from which it could inherit the process.
     pub fn adopt(&self) -> Result<(), ProcessError> {
         let failed = |errno| Self::failed("become the parent of", self.pid, errno);
         let peek = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -221,7 +204,7 @@ impl Process {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(failed(errno)),
             };
-            // Only looked at: it may be this very process, which is left to `wait`.
+            // WNOWAIT, because the child may be this very process, which `wait` reaps.
             match waitid::ended_child(patience).map_err(failed)? {
                 Some(ended) if ended != self.pid => {
                     match rustix::process::waitid(WaitId::Pid(ended), WaitIdOptions::EXITED) {
@@ -235,11 +218,8 @@ impl Process {
         }
     }
 
-    /// Waits until it has executed a program since its fork; returns whether it has. It has not if it ends before, or
-    /// takes longer than `most`. It must be a child of this process, so that its number stays its own.
-    ///
-    /// # Errors
-    /// An error of the kernel.
+    /// Waits until the process has called exec since its fork, has exited, or `most` has passed. It must be a child
+    /// of this process, so that its pid is not reused.
     pub fn wait_for_exec(&self, most: Duration) -> Result<Executed, ProcessError> {
         const GLANCE: Duration = Duration::from_millis(2);
         let since = Instant::now();
@@ -250,7 +230,7 @@ impl Process {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }
-            // Asked before: it may execute one and end between the two.
+            // Read before `has_executed`, because the process may call exec and exit in between.
             let is_over = !fds[0].revents().is_empty();
             match has_executed(self.pid) {
                 Some(true) => return Ok(Executed::Yes),
@@ -262,17 +242,17 @@ impl Process {
         }
     }
 
-    /// Waits until it ends, and forwards to it every signal that arrives in the meantime.
+    /// Waits until the process exits, and forwards every signal that arrives until then.
     ///
-    /// A signal from the terminal reaches the whole foreground process group, so it is forwarded only to a process
-    /// outside of ours: no process gets one Ctrl-C twice.
+    /// A signal from the terminal reaches the whole foreground process group. So it is forwarded only to a process in
+    /// another group, because otherwise the process would get one Ctrl-C twice.
     ///
-    /// A program may ignore requests to end. `asked` is called after each request, with their number so far as
-    /// [`Requests`] counts them, so that the caller can insist. `meanwhile` is called now and then, and returns after how much time
-    /// to call it again, if at all.
+    /// A program may ignore requests to exit. `asked` is called after each request, with the number of requests so
+    /// far ([`Requests`]), so that the caller can escalate. `meanwhile` is called before each wait, and returns the
+    /// timeout of that wait, if any.
     ///
     /// # Errors
-    /// As [`Process::wait`]. A process that ends before a signal reaches it is not an error.
+    /// Those of [`Process::wait`]. A process that exits before a signal reaches it is not an error.
     pub fn supervise(
         &self,
         signals: &Signals,
@@ -282,10 +262,10 @@ impl Process {
         self.supervise_by(signals, &mut |signal| self.signal(signal), asked, meanwhile)
     }
 
-    /// As [`Process::supervise`], for a process that signals are passed on to in another way.
+    /// Like [`Process::supervise`], but forwards signals by calling `deliver`.
     ///
     /// # Errors
-    /// As [`Process::supervise`], and what `deliver` answers.
+    /// Those of [`Process::supervise`] and of `deliver`.
     pub fn supervise_by(
         &self,
         signals: &Signals,
@@ -331,19 +311,20 @@ impl Process {
     }
 }
 
-/// Counts requests to end: `SIGINT` and `SIGTERM`.
+/// Counts requests to exit: `SIGINT` and `SIGTERM`.
 #[derive(Debug, Default)]
 pub struct Requests {
     count: u32,
     last: Option<(Signal, Instant)>,
 }
 
-/// What sends a signal to a process and to its group, as timeout(1) does, has sent both by then.
+/// Equal signals within this time are one request, because a program such as timeout(1) signals both the process and
+/// its group.
 const SAME_REQUEST: Duration = Duration::from_millis(100);
 
 impl Requests {
-    /// Counts a signal that has arrived. Returns the number of requests so far; none if it is no request, or the same one
-    /// once more.
+    /// Counts a signal that has arrived. Returns the number of requests so far, or `None` if the signal is not a
+    /// request or repeats the last one.
     pub fn add(&mut self, signal: Signal) -> Option<u32> {
         if !matches!(signal, Signal::INT | Signal::TERM) {
             return None;
@@ -358,47 +339,48 @@ impl Requests {
 }
 
 impl AsFd for Process {
-    /// Readable once the process has ended.
+    /// The descriptor is readable once the process has exited.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// Whether a process has executed a program since its fork; none if there is none of this number. Source: proc_pid_stat(5),
-/// field 9, and `PF_FORKNOEXEC` in Linux `include/linux/sched.h`.
+/// Returns whether a process has called exec since its fork. `None` if no process has this pid. Source:
+/// proc_pid_stat(5), field 9, and `PF_FORKNOEXEC` in Linux `include/linux/sched.h`.
 #[must_use]
 pub fn has_executed(pid: Pid) -> Option<bool> {
     const FORK_NO_EXEC: u64 = 0x40;
     stat_field(pid, 9).map(|flags| flags & FORK_NO_EXEC == 0)
 }
 
-/// When a process started, in clock ticks since the boot; none if there is none of this number. With the number, this names
-/// a process for as long as the machine runs: [`ProcessIdentity`] is for what may be read after the next boot. Source: proc_pid_stat(5), field 22.
+/// Returns the start time of a process in clock ticks since boot. `None` if no process has this pid. Pid and start
+/// time identify a process until the next boot. [`ProcessIdentity`] identifies it beyond. Source: proc_pid_stat(5),
+/// field 22.
 #[must_use]
 pub fn start_of(pid: Pid) -> Option<u64> {
     stat_field(pid, 22)
 }
 
-/// The number of a process's parent. Source: proc_pid_stat(5), field 4.
+/// Returns the pid of a process's parent. Source: proc_pid_stat(5), field 4.
 #[must_use]
 pub fn parent_of(pid: Pid) -> Option<Pid> {
     stat_field(pid, 4).and_then(|it| Pid::from_raw(i32::try_from(it).ok()?))
 }
 
-/// A number from proc_pid_stat(5), by the number of its field there, from 4 on.
+/// Returns a numeric field of proc_pid_stat(5). `field` is its number in the manual page, from 4 on.
 fn stat_field(pid: Pid, field: usize) -> Option<u64> {
     stat_of(pid)?.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
 }
 
-/// The fields of proc_pid_stat(5), from the third on.
+/// Returns the fields of proc_pid_stat(5) from the third on.
 fn stat_of(pid: Pid) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    // The second field is the program's name, in parentheses, and may have any of them in it.
+    // The second field is the program's name in parentheses, which may itself contain parentheses.
     stat.rsplit_once(')').map(|(_, rest)| rest.to_owned())
 }
 
-/// Whether the first thread of a process is in `rt_sigtimedwait`, as by sigwait(3). Programs of another word size than this
-/// one have another number for it and are not recognised. Source: proc_pid_syscall(5).
+/// Whether the first thread of a process is in `rt_sigtimedwait`, as called by sigwait(3). Programs with another word
+/// size than this one use another system call number and are not recognised. Source: proc_pid_syscall(5).
 #[must_use]
 pub fn waits_for_signals(pid: Pid) -> bool {
     let call = std::fs::read_to_string(format!("/proc/{}/syscall", pid.as_raw_nonzero()));
@@ -406,13 +388,10 @@ pub fn waits_for_signals(pid: Pid) -> bool {
     number.and_then(|it| it.parse().ok()) == Some(libc::SYS_rt_sigtimedwait)
 }
 
-/// Makes this process the new parent of descendants whose own parent dies, so that it can wait
-/// for a container that its runtime left behind.
-///
-/// # Errors
-/// An error of the kernel.
+/// Makes this process the new parent of orphaned descendants, so that it can wait for a container whose runtime has
+/// exited.
 pub fn set_subreaper() -> Result<(), ProcessError> {
-    // PR_SET_CHILD_SUBREAPER takes a boolean; rustix wants a pid, any.
+    // PR_SET_CHILD_SUBREAPER takes a boolean. rustix takes a pid, of which any value means true.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(ProcessError::call("become the parent of orphans"))
 }

@@ -1,4 +1,4 @@
-//! Namespaces, and the maps of ids in user namespaces.
+//! Namespaces, and the id maps of user namespaces.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
 use std::fmt::Write as _;
@@ -20,28 +20,24 @@ use crate::propagation::Propagation;
 /// A kind of namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Namespace {
-    /// Mounts.
     Mount,
     /// Users, groups and capabilities.
     User,
-    /// Process numbers; for children only.
+    /// Process ids. A process that unshares it stays outside; only its later children are inside.
     Pid,
-    /// Host name.
+    /// Host name and NIS domain name.
     Uts,
     /// System V IPC.
     Ipc,
-    /// Network.
     Network,
-    /// Control groups.
     Cgroup,
 }
 
-/// Gives this *thread* (and children and threads that it starts later) new namespaces. A user
-/// namespace needs a process with one thread, and its id maps written from outside;
-/// [`user_namespace`] does both elsewhere.
+/// Moves this *thread* (and its later children and threads) into new namespaces. A user namespace requires a process
+/// with one thread, and another process to write its id maps; [`user_namespace`] does both in a child.
 ///
 /// # Errors
-/// The kernel's answer: `EPERM`, `ENOSPC` (a limit in `/proc/sys/user`), `EINVAL` (threads).
+/// An error of the kernel: `EPERM`, `ENOSPC` (a limit in `/proc/sys/user`), `EINVAL` (several threads).
 pub fn unshare(namespaces: &[Namespace]) -> Result<(), ProcessError> {
     let flags = namespaces.iter().fold(UnshareFlags::empty(), |flags, namespace| {
         flags
@@ -55,21 +51,21 @@ pub fn unshare(namespaces: &[Namespace]) -> Result<(), ProcessError> {
                 Namespace::Cgroup => UnshareFlags::NEWCGROUP,
             }
     });
-    // SAFETY: without FILES, no thread loses sight of a descriptor.
+    // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
     unsafe { rustix::thread::unshare_unsafe(flags) }
         .map_err(ProcessError::call("make new namespaces"))
 }
 
-/// Moves this *thread* into namespaces of the process behind a pidfd, all or none.
+/// Moves this *thread* into all given namespaces of the process behind a pidfd, or into none on error.
 ///
 /// # Errors
-/// The kernel's answer: `EPERM`, `ESRCH` when the process has ended, `EINVAL` for a user namespace
-/// in a process with several threads.
+/// An error of the kernel: `EPERM`, `ESRCH` if the process has exited, `EINVAL` for a user namespace if this process
+/// has several threads.
 pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), ProcessError> {
     let failed = ProcessError::call("enter the namespaces of a process");
     if namespaces.contains(&Namespace::Mount) {
-        // The kernel moves no thread that shares its working directory with others.
-        // SAFETY: without FILES, no thread loses sight of a descriptor.
+        // The kernel refuses a thread that shares its working directory with other threads.
+        // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.map_err(&failed)?;
     }
     let types = namespaces.iter().fold(ThreadNameSpaceType::empty(), |types, namespace| {
@@ -87,11 +83,11 @@ pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), Pr
     rustix::thread::move_into_thread_name_spaces(process, types).map_err(failed)
 }
 
-/// Gives this *thread* (and its later children) a mount namespace of its own. Other processes do not see its mounts,
+/// Moves this *thread* (and its later children) into a new mount namespace. Other processes do not see its mounts,
 /// which end with its last process.
 ///
-/// `Propagation::Downstream` lets the host's mounts and, above all, unmounts through; with
-/// `Private` this namespace keeps alive what the host unmounts.
+/// `Propagation::Downstream` passes on the host's mounts and, above all, its unmounts. With `Private` this namespace
+/// keeps file systems in use that the host has unmounted.
 ///
 /// # Errors
 /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN`, `EINVAL` in a chroot whose root is not a mount.
@@ -101,7 +97,7 @@ pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
         .map_err(ProcessError::call("keep mounts from spreading out of a namespace"))
 }
 
-/// Only system calls, so that it may run between fork and exec.
+/// Sets the propagation of all mounts. Makes only system calls, so it may run between fork and exec.
 pub(crate) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> {
     let kind = match from_host {
         Propagation::Private => MountPropagationFlags::PRIVATE,
@@ -111,14 +107,14 @@ pub(crate) fn set_root_propagation(from_host: Propagation) -> Result<(), Errno> 
     rustix::mount::mount_change(c"/", kind | MountPropagationFlags::REC)
 }
 
-/// Returns the kind of a namespace, from a file of nsfs that is open for reading; `None` for an unknown kind.
+/// Returns the kind of a namespace from an open file of nsfs. `None` for an unknown kind.
 ///
 /// # Errors
 /// An error of the kernel: `ENOTTY` for a file that is not a namespace.
 pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, ProcessError> {
     // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x3)`.
     const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
-    // SAFETY: it has no argument, and the descriptor is open.
+    // SAFETY: the ioctl has no argument, and the descriptor is open.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
     if kind < 0 {
         return Err(ProcessError::call("ask for the kind of a namespace")(crate::last_errno()));
@@ -135,7 +131,7 @@ pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, Process
     })
 }
 
-/// What tells the user namespace of a process from all others that there are: of this one, if there is no number.
+/// Returns the device and inode number that identify the user namespace of a process, or of this process if `None`.
 #[must_use]
 pub fn user_namespace_of(process: Option<Pid>) -> Option<(u64, u64)> {
     let name = process.map_or_else(|| "self".to_owned(), |it| it.as_raw_nonzero().to_string());
@@ -143,29 +139,29 @@ pub fn user_namespace_of(process: Option<Pid>) -> Option<(u64, u64)> {
     Some((found.st_dev, found.st_ino))
 }
 
-/// A range of ids in a user namespace and the ids outside that it stands for.
+/// A range of ids in a user namespace, mapped to ids of the outer namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdRange {
-    /// The first id inside.
+    /// First id inside the namespace.
     pub inside: u32,
-    /// The first id outside.
+    /// First id in the outer namespace.
     pub outside: u32,
-    /// How many there are.
+    /// Number of ids.
     pub count: u32,
 }
 
-/// Makes a user namespace without processes, for [`crate::mount::Detached::idmap`] or to test that one can be made.
-/// Works with any number of threads.
+/// Makes a user namespace without processes, for [`crate::mount::Detached::idmap`] or to test whether one can be
+/// made. Works with any number of threads.
 ///
 /// # Errors
-/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` if not allowed; `EPERM` for maps beyond one's own id
+/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` if not allowed, or for maps beyond the caller's own id
 /// without `CAP_SETUID`.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
 pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, ProcessError> {
     let unshare = || {
-        // SAFETY: this process has one thread and makes nothing but system calls.
+        // SAFETY: the child has one thread and makes only system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
     };
     in_a_child("make a user namespace", (&[], Among::Own), unshare, |child| {
@@ -174,11 +170,11 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
     })
 }
 
-/// Makes a network namespace without processes, in which any port may be listened at where `/proc/sys` lets. It belongs to the user namespace
-/// `owner`, or to this process's. Its loopback interface is down.
+/// Makes a network namespace without processes. It belongs to the user namespace `owner`, or to that of this process.
+/// Its loopback interface is down. Programs without privileges may bind any port if `/proc/sys` is writable.
 ///
 /// # Errors
-/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in its owner.
+/// [`ProcessError::Limit`], or an error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in the owner.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
@@ -187,13 +183,13 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         if let Some(owner) = owner {
             rustix::thread::move_into_thread_name_spaces(owner, ThreadNameSpaceType::USER)?;
         }
-        // SAFETY: this process has one thread and makes nothing but system calls.
+        // SAFETY: the child has one thread and makes only system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
-        // As podman and docker have it, for programs that are not their container's root. Source: Linux
-        // `Documentation/networking/ip-sysctl.rst`.
+        // Allows ports from 0 on, as podman and docker do, for programs that do not run as root in the container.
+        // Source: Linux `Documentation/networking/ip-sysctl.rst`.
         let ports = c"/proc/sys/net/ipv4/ip_unprivileged_port_start";
         let ports = rustix::fs::open(ports, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        // In containers /proc/sys may be read-only: then low ports are for root, as they are without a network of one's own.
+        // In a container /proc/sys may be read-only. Then low ports stay reserved for root, as in the host's network.
         let _as_usual = ports.and_then(|ports| rustix::io::write(ports, b"0"));
         Ok(())
     };
@@ -202,20 +198,21 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
     in_a_child("make a network namespace", needed, unshare, |child| open_namespace(child, "net"))
 }
 
-/// The ids that there are in a user namespace, as this process's own namespace numbers them outside.
+/// The id maps of a user namespace. The outer ids are those of this process's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdMaps {
-    /// Of users.
+    /// Ranges of user ids.
     pub users: Vec<IdRange>,
-    /// Of groups.
+    /// Ranges of group ids.
     pub groups: Vec<IdRange>,
 }
 
-/// Asks for the maps of a user namespace, of which nothing but a descriptor is known. `owner` is the user, with a group, who has
-/// all rights in it.
+/// Reads the id maps of a user namespace from a descriptor of it, with a child that enters it. `owner` is the user
+/// and group that have all capabilities in the namespace.
 ///
 /// # Errors
-/// An error of the kernel: `EPERM` if the owner has not all rights in it, `ETIMEDOUT` if its root keeps this from looking.
+/// An error of the kernel: `EPERM` if `owner` lacks capabilities in the namespace, `ETIMEDOUT` if the namespace's
+/// root stops the child.
 ///
 /// # Panics
 /// If `fork` returns an invalid pid.
@@ -231,9 +228,9 @@ pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMa
     })
 }
 
-/// Has a child of root's become the owner of a user namespace, and enter it: nothing but system calls. The namespace's root may be
-/// hostile. It can stop the child then and end it, but not look into it: the child is no one that its owner is not, and its
-/// memory belongs to the namespace of before.
+/// Switches a forked child from root to the owner of a user namespace and moves it into the namespace. Makes only
+/// system calls. The namespace's root may be hostile: it can stop or kill the child, but not trace it, because the
+/// child has no other ids than the owner's, and its memory belongs to the previous namespace.
 pub(crate) fn enter_owned(
     user_namespace: BorrowedFd<'_>,
     (user, group): (u32, u32),
@@ -242,25 +239,25 @@ pub(crate) fn enter_owned(
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(group, group, group)?;
     rustix::thread::set_thread_res_uid(user, user, user)?;
-    // After that, since the kernel then takes what `fs.suid_dumpable` says. Entering a namespace of one's own leaves it alone:
-    // Linux `kernel/cred.c`, `commit_creds` and `cred_cap_issubset`.
+    // After the ids, because their change resets this flag to `fs.suid_dumpable`. Entering an owned namespace keeps
+    // the flag: Linux `kernel/cred.c`, `commit_creds` and `cred_cap_issubset`.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)
 }
 
-/// Whose the namespaces are that a child is in.
+/// The trust in the namespaces that a child enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Among {
-    /// Nobody else's.
+    /// The child makes the namespaces itself.
     Own,
-    /// Those of somebody who may stop it.
+    /// The namespaces belong to another user, who may stop the child.
     Hostile,
 }
 
-/// How long a child may take whose namespace's root may have stopped it.
+/// Timeout for a child that another user may have stopped.
 const CHILD_MAX: Duration = Duration::from_secs(3);
 
-/// Waits until something can be read of a child, for so long.
+/// Waits until a child's pipe is readable, for at most [`CHILD_MAX`].
 ///
 /// # Errors
 /// `ETIMEDOUT`.
@@ -278,15 +275,15 @@ pub(crate) fn wait_to_read(from: BorrowedFd<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Ends a child that has nothing left to do, also one that is stopped, and waits for it.
+/// Kills a child, even a stopped one, and reaps it.
 pub(crate) fn end_child(child: Pid) {
-    // It may have ended.
+    // The child may have exited already.
     let _ended = rustix::process::kill_process(child, Signal::KILL);
     let wait = || rustix::process::waitpid(Some(child), WaitOptions::empty());
     while matches!(wait(), Err(Errno::INTR)) {}
 }
 
-/// The ranges of a map. Source: user_namespaces(7), "User and group ID mappings".
+/// Parses the ranges of an id map. Source: user_namespaces(7), "User and group ID mappings".
 #[must_use]
 pub fn ranges_of(text: &str) -> Vec<IdRange> {
     let range = |line: &str| {
@@ -297,16 +294,16 @@ pub fn ranges_of(text: &str) -> Vec<IdRange> {
     text.lines().filter_map(range).collect()
 }
 
-/// The user who made a user namespace, or whose child did: all rights in it are theirs. The number is one of this process's own
-/// namespace.
+/// Returns the owner of a user namespace, who has all capabilities in it: the user of the process that made it. The
+/// id is that of this process's user namespace.
 ///
 /// # Errors
-/// An error of the kernel: `ENOTTY` or `EINVAL` for a file that is no user namespace.
+/// An error of the kernel: `ENOTTY` or `EINVAL` for a file that is not a user namespace.
 pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError> {
     // Source: Linux `include/uapi/linux/nsfs.h`, `_IO(0xb7, 0x4)`.
     const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
     let mut owner: libc::uid_t = u32::MAX;
-    // SAFETY: it writes a uid_t to its argument, which lives as long as the call.
+    // SAFETY: the ioctl writes a uid_t to its argument, which lives through the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
     match result {
         0 => Ok(owner),
@@ -314,8 +311,8 @@ pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError
     }
 }
 
-/// Has a child move into namespaces of its own by `unshare`, which makes nothing but system calls, and looks at it by its number
-/// until `look` is done. The child keeps the descriptors `needed`.
+/// Forks a child that enters namespaces by calling `unshare`, which may only make system calls. Then calls `look`
+/// with the child's pid, and ends the child. The child keeps the descriptors `needed`.
 fn in_a_child<T>(
     step: &'static str,
     (needed, among): (&[BorrowedFd<'_>], Among),
@@ -323,7 +320,8 @@ fn in_a_child<T>(
     look: impl FnOnce(i32) -> Result<T, Errno>,
 ) -> Result<T, ProcessError> {
     let failed = |errno| match errno {
-        // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
+        // The kernel reports a reached limit of namespaces as ENOSPC (user_namespaces(7)); disk space is not the
+        // cause.
         Errno::NOSPC | Errno::USERS => ProcessError::Limit { step },
         errno => ProcessError::Call { step, source: errno },
     };
@@ -333,8 +331,8 @@ fn in_a_child<T>(
     let kept = [needed, &[ready_write.as_fd(), done_read.as_fd()]].concat();
     let kept = sorted(&kept);
 
-    // SAFETY: the child only makes system calls, then exits: of this process's other threads,
-    // which it does not have, it needs nothing.
+    // SAFETY: the child only makes system calls and exits, so it needs none of this process's other threads, which it
+    // does not have.
     match unsafe { libc::fork() } {
         -1 => Err(failed(crate::last_errno())),
         0 => {
@@ -358,34 +356,33 @@ fn in_a_child<T>(
     }
 }
 
-/// What the child does then. It answers with the errno of its unshare, and stays until it is no longer needed.
+/// The child's last step: reports the errno of its unshare, and waits until the parent closes the pipe.
 fn stay(result: Result<(), Errno>, ready: &OwnedFd, done: &OwnedFd) -> ! {
     let errno = result.err().map_or(0, Errno::raw_os_error);
     if rustix::io::write(ready, &errno.to_le_bytes()).is_ok() {
-        // Until the end of the pipe, or anything unexpected.
+        // Waits for the end of the pipe, or for anything unexpected.
         while rustix::io::read(done, &mut [0]) == Err(Errno::INTR) {}
     }
-    // SAFETY: _exit runs no destructors or handlers of the parent's.
+    // SAFETY: _exit runs no destructors or handlers of the parent.
     unsafe { libc::_exit(0) }
 }
 
-/// The numbers of descriptors that a child keeps, in order.
+/// Returns the numbers of the descriptors that a child keeps, in ascending order.
 pub(crate) fn sorted(kept: &[BorrowedFd<'_>]) -> Vec<RawFd> {
     let mut numbers: Vec<_> = kept.iter().map(AsRawFd::as_raw_fd).collect();
     numbers.sort_unstable();
     numbers
 }
 
-/// Lets go of every other descriptor: the copy of a pipe's writing end, and all that would keep
-/// the parent's files and mounts in use meanwhile. Only for a child that ends without dropping. It makes nothing but system
-/// calls.
+/// Closes every other descriptor: the copy of a pipe's writing end, and all descriptors that would keep the parent's
+/// files and mounts in use. Only for a child that exits without running destructors. Makes only system calls.
 pub(crate) fn close_all_but(kept: &[RawFd]) {
     let mut first = 0;
     for last in kept.iter().copied().map(Some).chain([None]) {
         let end = last.map_or(RawFd::MAX, |it| it - 1);
         if first <= end {
-            // SAFETY: nothing in this process uses these descriptors any more. An error (before
-            // Linux 5.9) leaves them open, at worst until the parent exits.
+            // SAFETY: nothing in this process uses these descriptors any more. An error (before Linux 5.9) leaves
+            // them open, at worst until the parent exits.
             unsafe { libc::syscall(libc::SYS_close_range, first, end, 0) };
         }
         first = last.map_or(RawFd::MAX, |it| it + 1);
@@ -413,7 +410,7 @@ fn open_namespace(child: i32, name: &str) -> Result<OwnedFd, Errno> {
 
 fn write_maps(child: i32, users: &[IdRange], groups: &[IdRange]) -> Result<(), Errno> {
     let write = |name: &str, text: &str| {
-        // The kernel takes a map in one write.
+        // The kernel accepts a map only in a single write.
         File::options()
             .write(true)
             .open(format!("/proc/{child}/{name}"))
@@ -422,7 +419,7 @@ fn write_maps(child: i32, users: &[IdRange], groups: &[IdRange]) -> Result<(), E
     };
     write("uid_map", &map_text(users))?;
     if write("gid_map", &map_text(groups)).is_err() {
-        // Without CAP_SETGID a group map is only taken after this (user_namespaces(7)).
+        // Without CAP_SETGID, the kernel accepts a group map only after this (user_namespaces(7)).
         write("setgroups", "deny")?;
         write("gid_map", &map_text(groups))?;
     }

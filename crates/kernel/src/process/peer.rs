@@ -1,4 +1,4 @@
-//! Who is at the other end of a socket.
+//! Checks the process at the other end of a socket.
 #![expect(unsafe_code, reason = "rustix has neither SO_PEERPIDFD nor the calls of pidfds")]
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -11,21 +11,22 @@ use rustix::thread::{Gid, Uid};
 
 use super::ProcessError;
 
-/// Whether the process that has connected a socket is its user's own. One in a user namespace of somebody else is not, also if
-/// it has the user's number there: for example because that was given to the other user. `user` and `group` are those of the
-/// process, and this one's are root's.
+/// Tests whether the process that connected a socket belongs to the user whose id it has. A process in another user's
+/// namespace does not, even if it has the user's id there, for example because that id was assigned to the other
+/// user. `user` and `group` are the ids of the process. The caller must be root.
 ///
-/// Of a process in another user namespace than this one's the kernel is asked whether the user may look into it, as any other
-/// program of the user's could. It refuses that as well for a program that is kept from its own user: one that is set-group-id,
-/// that has more rights in its namespace than the user has there, or that the user cannot read.
+/// If the process is in another user namespace than the caller, the test asks the kernel whether the user may trace
+/// the process, as any other program of the user could. The kernel also refuses for a program that is protected from
+/// its own user: one that is set-group-id, that has more capabilities in its namespace than the user has there, or
+/// that the user cannot read.
 ///
 /// # Errors
-/// An error of the kernel: `ESRCH` if the process has ended.
+/// An error of the kernel: `ESRCH` if the process has exited.
 pub fn is_peer_its_users_own(
     socket: BorrowedFd<'_>,
     (user, group): (u32, u32),
 ) -> Result<bool, ProcessError> {
-    // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`: since Linux 6.11.
+    // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`, since Linux 6.11.
     const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
     let step = "ask for the user namespace of a process";
     let failed = ProcessError::call(step);
@@ -34,12 +35,12 @@ pub fn is_peer_its_users_own(
         return Ok(true);
     }
     let become_user = BecomeUser::new(user, group).map_err(&failed)?;
-    // The kernel compares ids, and asks for the rights in the process's namespace: Linux `kernel/ptrace.c`,
-    // `__ptrace_may_access`. They are those of its maker, and so of who made the namespaces around it.
-    // SAFETY: it has no argument, and the descriptor is open.
+    // The kernel compares ids, and requires capabilities in the process's namespace (Linux `kernel/ptrace.c`,
+    // `__ptrace_may_access`). The maker of that namespace and the makers of its ancestors have them.
+    // SAFETY: the ioctl has no argument, and the descriptor is open.
     let file = unsafe { libc::ioctl(process.as_fd().as_raw_fd(), PIDFD_GET_USER_NAMESPACE, 0) };
     let found = match file {
-        // SAFETY: the kernel has just opened it, and nothing else knows of it.
+        // SAFETY: the kernel has just opened the descriptor, and nothing else owns it.
         0.. => Ok(unsafe { OwnedFd::from_raw_fd(file) }),
         _ => Err(crate::last_errno()),
     };
@@ -51,22 +52,22 @@ pub fn is_peer_its_users_own(
     }
 }
 
-/// Whether the other end of a socket of the local machine has not read yet all that was written to this one. Nobody knows it of
-/// a socket that is broken: `false`.
+/// Whether the peer of a Unix socket has not yet read all data that was written to this end. `false` for a broken
+/// socket, because its state is unknown.
 #[must_use]
 pub fn is_unread(socket: BorrowedFd<'_>) -> bool {
-    // Source: Linux `include/uapi/linux/sockios.h`, `SIOCOUTQ`; `net/unix/af_unix.c`, `unix_outq_len`: the memory that messages
-    // take until they are read.
+    // Source: Linux `include/uapi/linux/sockios.h`, `SIOCOUTQ`; `net/unix/af_unix.c`, `unix_outq_len`, which counts
+    // the memory of unread messages.
     const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
     // SAFETY: the ioctl writes one int.
     let unread = unsafe { rustix::ioctl::Getter::<SIOCOUTQ, libc::c_int>::new() };
-    // SAFETY: as above; it lives through the call.
+    // SAFETY: as above; the argument lives through the call.
     let found = unsafe { rustix::ioctl::ioctl(socket, unread) };
     found.is_ok_and(|it| it > 0)
 }
 
-/// Whether a process is in this process's own user namespace, as far as its map tells, which everybody may read: no user makes
-/// one with this map.
+/// Whether a process is in this process's user namespace, judged by its uid map, which all users may read. A user
+/// cannot make a namespace with the same map.
 fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, Errno> {
     let read = |path: &str| {
         std::fs::read_to_string(path)
@@ -77,7 +78,7 @@ fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, 
         Err(Errno::NOENT) => return Err(Errno::SRCH),
         map => map?,
     };
-    // If it has ended, the number may have been another one's.
+    // If the process has exited, the pid may have been reused.
     let mut ended = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     if rustix::event::poll(&mut ended, Some(&Timespec::default()))? > 0 {
         return Err(Errno::SRCH);
@@ -85,8 +86,8 @@ fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, 
     Ok(map == read("/proc/self/uid_map")?)
 }
 
-/// As long as it lives, this thread has the rights of a user, and no more. That user can neither send it signals, since its real
-/// user stays, nor schedule it, since the rights stay that it may have again.
+/// Gives this thread the effective user and group of a user until it is dropped. That user can neither signal the
+/// thread, because its real user stays root, nor schedule it, because its permitted capabilities stay.
 struct BecomeUser {
     dumpable: DumpableBehavior,
     _alone: MutexGuard<'static, ()>,
@@ -94,13 +95,13 @@ struct BecomeUser {
 
 impl BecomeUser {
     fn new(user: u32, group: u32) -> Result<Self, Errno> {
-        // Two at once would take each other's state for the usual one.
+        // Two instances at a time would save each other's changed state.
         static ALONE: Mutex<()> = Mutex::new(());
         let become_user = Self {
             _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
             dumpable: rustix::process::dumpable_behavior()?,
         };
-        // The group is set while the thread may.
+        // The group first, because the thread may not set it after it has changed its user.
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::from_raw(group), Gid::ROOT)?;
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(user), Uid::ROOT)?;
         Ok(become_user)
@@ -109,8 +110,9 @@ impl BecomeUser {
     fn back(&self) -> Result<(), Errno> {
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
-        // The kernel has changed that for the whole process (Linux `kernel/cred.c`, `commit_creds`), and its children could not
-        // be looked into. No process may set what only the kernel sets (prctl(2), PR_SET_DUMPABLE); it is as strict as this then.
+        // The kernel has changed the flag for the whole process (Linux `kernel/cred.c`, `commit_creds`), which would
+        // prevent tracing of its children. The value 2 cannot be set by a process (prctl(2), PR_SET_DUMPABLE), only
+        // by the kernel, which has then set a value just as strict.
         let _may_be_strict = rustix::process::set_dumpable_behavior(self.dumpable);
         Ok(())
     }
@@ -119,24 +121,24 @@ impl BecomeUser {
 impl Drop for BecomeUser {
     fn drop(&mut self) {
         if self.back().is_err() {
-            // Whatever it did next would be done as somebody else.
+            // All further actions of the thread would run as the wrong user.
             std::process::abort();
         }
     }
 }
 
-/// The process that has connected a socket, also when it has passed that on.
+/// Returns a pidfd of the process that connected a socket, even if that process has passed the socket on.
 fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, ProcessError> {
     let mut pidfd: libc::c_int = -1;
     let mut length = libc::socklen_t::try_from(size_of_val(&pidfd)).expect("four");
-    // SAFETY: it writes an int to its argument, which lives as long as the call.
+    // SAFETY: the call writes an int to its argument, which lives through the call.
     let result = unsafe {
         let pidfd = (&raw mut pidfd).cast();
         let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERPIDFD);
         libc::getsockopt(socket.as_raw_fd(), level, option, pidfd, &raw mut length)
     };
     match result {
-        // SAFETY: the kernel has just opened it, and nothing else knows of it.
+        // SAFETY: the kernel has just opened the descriptor, and nothing else owns it.
         0 => Ok(unsafe { OwnedFd::from_raw_fd(pidfd) }),
         _ => Err(ProcessError::call("ask for the process behind a socket")(crate::last_errno())),
     }
@@ -163,7 +165,7 @@ mod tests {
         assert!(!is_unread(std::fs::File::open("/dev/null").unwrap().as_fd()));
     }
 
-    /// Real, effective and saved user, and the same of the group.
+    /// Returns the real, effective and saved user ids of this thread, and the same for groups.
     fn ids() -> Vec<String> {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let lines = status.lines().filter(|it| it.starts_with("Uid:") || it.starts_with("Gid:"));
@@ -187,7 +189,7 @@ mod tests {
     #[test]
     fn a_process_of_this_namespace_is_its_users_own() {
         let (one, _other) = UnixStream::pair().unwrap();
-        // This process, whose rights are more than those of any user.
+        // The peer is this process, which has more capabilities than any user.
         assert!(is_peer_its_users_own(one.as_fd(), (1234, 5678)).unwrap());
     }
 }

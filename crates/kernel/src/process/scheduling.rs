@@ -1,38 +1,39 @@
-//! Threads that must not wait long for a processor, and those that can.
+//! Scheduling priorities of threads: raised for urgent work, lowered for background work.
 #![expect(unsafe_code, reason = "rustix does not set scheduling policies")]
 
 use std::io;
 use std::marker::PhantomData;
 
-/// As long as it lives, its thread does not wait long for a processor. It stays in that thread.
+/// A raised scheduling priority of the thread that made it, until it is dropped. It cannot move to another thread.
 #[derive(Debug)]
 pub struct Prompt {
-    /// How nice the thread was, if that was changed.
+    /// The previous nice value, if it was changed.
     nice: Option<i32>,
     thread: PhantomData<*const ()>,
 }
 
-/// Lets this thread run before ordinary ones as soon as it has work. It gets the lowest realtime priority, or the
-/// lowest nice value if control groups allow no realtime priority. Its children run as ordinary ones.
+/// Lets this thread run before ordinary threads as soon as it has work. The thread gets the lowest realtime priority,
+/// or the lowest nice value if control groups allow no realtime priority. Its children run with the default priority.
 ///
-/// It is for threads that do little: one that does not stop would keep others from its processor.
+/// Only for threads with short bursts of work, because a busy thread would keep others from its processor.
 ///
 /// # Errors
-/// `EPERM` without `CAP_SYS_NICE`: nothing is changed.
+/// `EPERM` without `CAP_SYS_NICE`. The priority is then unchanged.
 pub fn be_prompt() -> io::Result<Prompt> {
     if set_policy(libc::SCHED_RR, 1).is_ok() {
         return Ok(Prompt { nice: None, thread: PhantomData });
     }
-    // Of a thread on Linux, whatever POSIX says: setpriority(2), "C library/kernel differences".
+    // On Linux the nice value belongs to the thread, unlike in POSIX (setpriority(2), "C library/kernel
+    // differences").
     let nice = rustix::process::getpriority_process(None)?;
     rustix::process::setpriority_process(None, -20)?;
     set_policy(libc::SCHED_OTHER, 0)?;
     Ok(Prompt { nice: Some(nice), thread: PhantomData })
 }
 
-/// The I/O priority of this thread is *idle*, and its nice value the greatest: what it does can wait. It stays an ordinary
-/// thread to the scheduler. An idle one (`SCHED_IDLE`) could be without a processor for long while it holds the disk's journal,
-/// and then all who write would wait for it.
+/// Sets this thread's I/O priority to *idle* and its nice value to the highest, for background work. The scheduling
+/// policy stays the default: a `SCHED_IDLE` thread could get no processor for a long time while it holds the file
+/// system's journal, and all writers would wait for it.
 pub fn be_idle() {
     // Source: Linux `include/uapi/linux/ioprio.h`.
     const WHO_PROCESS: libc::c_int = 1;
@@ -40,15 +41,16 @@ pub fn be_idle() {
     let nice = rustix::process::setpriority_process(None, 19);
     // SAFETY: the call takes numbers; 0 is the calling thread.
     let io = unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, IDLE) };
-    // Without either, it is done sooner, and others wait a little.
+    // If either fails, the work competes with other threads.
     let _done = (nice, io);
 }
 
-/// Of this thread; its children have the ordinary one. Source: sched(7), "Reset scheduling policy for child processes".
+/// Sets the policy of this thread. Its children get the default policy. Source: sched(7), "Reset scheduling policy
+/// for child processes".
 fn set_policy(policy: i32, sched_priority: i32) -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority };
     let policy = policy | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: the pointer is to a parameter that lives; 0 is the calling thread.
+    // SAFETY: the pointer is to a live parameter; 0 is the calling thread.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const parameter) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -57,7 +59,7 @@ fn set_policy(policy: i32, sched_priority: i32) -> io::Result<()> {
 
 impl Drop for Prompt {
     fn drop(&mut self) {
-        // Who was let do the one may do the other.
+        // A thread that may raise its priority may also lower it.
         let _ordinary = set_policy(libc::SCHED_OTHER, 0);
         if let Some(nice) = self.nice {
             let _as_before = rustix::process::setpriority_process(None, nice);
@@ -69,7 +71,7 @@ impl Drop for Prompt {
 mod tests {
     use super::*;
 
-    /// Fields 18 and 41 of proc_pid_stat(5): nice and policy.
+    /// Returns fields 19 and 41 of proc_pid_stat(5): nice value and policy.
     fn scheduling(stat: &str) -> (i32, i32) {
         let after = stat.rsplit_once(')').unwrap().1;
         let fields: Vec<_> = after.split_whitespace().collect();

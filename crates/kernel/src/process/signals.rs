@@ -1,4 +1,4 @@
-//! Signals as things to read.
+//! Receives signals by reading a descriptor (signalfd).
 #![expect(unsafe_code, reason = "rustix has neither signal masks nor signalfd")]
 
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout};
 
 use super::ProcessError;
 
-/// Signals that this thread no longer dies of but reads.
+/// Blocked signals, which are read from a descriptor instead.
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
@@ -21,25 +21,20 @@ pub struct Signals {
 /// A signal that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Which.
     pub signal: Signal,
-    /// From where.
     pub sender: Sender,
 }
 
-/// Where a signal comes from.
+/// The sender of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// From the kernel: above all the terminal, which sends to the whole foreground group.
+    /// The kernel, above all the terminal, which signals the whole foreground process group.
     Kernel,
-    /// From a process, by `kill` and the like.
+    /// A process, by `kill` and similar calls.
     Process,
 }
 
-/// Has a signal end this process again that it ignores, as every Rust program ignores `SIGPIPE`.
-///
-/// # Errors
-/// The kernel's answer.
+/// Restores the default action of a signal that this process ignores, as every Rust program ignores `SIGPIPE`.
 pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
     // SAFETY: the default action runs no code of this process.
     let before = unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
@@ -49,31 +44,31 @@ pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
     Ok(())
 }
 
-/// Whether this process ignores a signal. What is no signal is not ignored.
+/// Whether this process ignores a signal. `false` for an invalid number.
 pub(super) fn is_ignored(signal: i32) -> bool {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: it only writes to what it is given, which is of the right type.
+    // SAFETY: the call only writes to the buffer that it is given, which has the right type.
     if unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } != 0 {
         return false;
     }
-    // SAFETY: sigaction has written it.
+    // SAFETY: sigaction has initialised it.
     unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN
 }
 
 impl Signals {
-    /// Blocks these signals for this thread and those it starts later, for good, so that they are
-    /// only seen through [`Signals::next`]. Call it before any other thread starts: a signal to
-    /// the process goes to any thread that does not block it.
+    /// Blocks signals permanently for this thread and its later threads, so that they are only received through
+    /// [`Signals::next`]. Call it before any other thread starts, because a signal to the process goes to any thread
+    /// that does not block it.
     ///
-    /// Those that the process ignores stay ignored, and are never seen: the caller wants that (nohup(1)).
+    /// Signals that the process ignores stay ignored and are not received, because its caller wants that (nohup(1)).
     ///
     /// # Errors
-    /// The kernel's answer, such as `EMFILE`.
+    /// An error of the kernel, such as `EMFILE`.
     pub fn block(signals: &[Signal]) -> Result<Self, ProcessError> {
         let failed = ProcessError::call("receive signals");
         let mut set = SignalMask::empty();
         for signal in signals.iter().filter(|it| !is_ignored(it.as_raw())) {
-            // SAFETY: the set is initialised; a bad number is only an error.
+            // SAFETY: the set is initialised; an invalid number is only an error.
             if unsafe { libc::sigaddset(&raw mut set.0, signal.as_raw()) } != 0 {
                 return Err(failed(crate::last_errno()));
             }
@@ -84,16 +79,13 @@ impl Signals {
         if fd < 0 {
             return Err(failed(crate::last_errno()));
         }
-        // SAFETY: signalfd has just made it, and nobody else has it.
+        // SAFETY: signalfd has just made the descriptor, and nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let before = set.apply(libc::SIG_BLOCK).map_err(failed)?;
         Ok(Self { fd, before })
     }
 
-    /// The next signal that has arrived, if there is one. Never waits: poll the descriptor.
-    ///
-    /// # Errors
-    /// The kernel's answer.
+    /// Returns the next signal that has arrived, if any, without waiting. To wait, poll the descriptor.
     pub fn next(&self) -> Result<Option<Received>, ProcessError> {
         let mut info = SignalInfo::new_zeroed();
         loop {
@@ -105,12 +97,13 @@ impl Signals {
             }
         }
         let number = i32::try_from(info.signal).unwrap_or(0);
-        // Codes above zero are the kernel's own (sigaction(2), si_code).
+        // Codes above zero come from the kernel (sigaction(2), si_code).
         let sender = if info.code > 0 { Sender::Kernel } else { Sender::Process };
         Ok(Signal::from_named_raw(number).map(|signal| Received { signal, sender }))
     }
 
-    /// One that ends programs, if one has arrived; others that have are lost. Never waits.
+    /// Returns the first signal that has arrived and ends programs, if any, without waiting. Discards the signals
+    /// before it.
     #[must_use]
     pub fn ending(&self) -> Option<Signal> {
         while let Ok(Some(received)) = self.next() {
@@ -122,10 +115,7 @@ impl Signals {
         None
     }
 
-    /// Waits until a signal has arrived or there is something to read, or the end of it, from a descriptor.
-    ///
-    /// # Errors
-    /// The kernel's answer.
+    /// Waits until a signal arrives, or until another descriptor is readable or at its end.
     pub fn wait_or(&self, other: BorrowedFd<'_>) -> Result<(), ProcessError> {
         let mut fds = [
             PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN),
@@ -137,20 +127,19 @@ impl Signals {
         }
     }
 
-    /// The mask of this thread before: what a child should start with.
+    /// Returns the previous signal mask of this thread, with which a child should start.
     pub(super) fn before(&self) -> SignalMask {
         self.before
     }
 }
 
 impl AsFd for Signals {
-    /// Readable when a signal has arrived.
+    /// The descriptor is readable when a signal has arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// A set of signals.
 #[derive(Clone, Copy)]
 pub(super) struct SignalMask(libc::sigset_t);
 
@@ -163,8 +152,8 @@ impl SignalMask {
         Self(unsafe { set.assume_init() })
     }
 
-    /// Changes this thread's mask and answers with the one before. Only a system call, so that it
-    /// may run between fork and exec.
+    /// Changes this thread's signal mask and returns the previous one. Makes only a system call, so it may run
+    /// between fork and exec.
     pub(super) fn apply(self, how: i32) -> Result<Self, Errno> {
         let mut before = Self::empty();
         // SAFETY: both sets are initialised and live through the call.
@@ -181,7 +170,7 @@ impl std::fmt::Debug for SignalMask {
     }
 }
 
-/// `struct signalfd_siginfo` of include/uapi/linux/signalfd.h, as far as we read it.
+/// `struct signalfd_siginfo` of include/uapi/linux/signalfd.h, with the unused fields as `rest`.
 #[repr(C)]
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 struct SignalInfo {

@@ -1,4 +1,4 @@
-//! Descriptors that a service manager gives a process.
+//! Descriptors that a service manager passes to a process (socket activation).
 #![expect(unsafe_code, reason = "they come as numbers")]
 
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
@@ -8,14 +8,14 @@ use rustix::io::{Errno, FdFlags};
 
 use super::ProcessError;
 
-/// The number of the first one. Source: sd_listen_fds(3), `SD_LISTEN_FDS_START`.
+/// Number of the first descriptor. Source: sd_listen_fds(3), `SD_LISTEN_FDS_START`.
 const FIRST: RawFd = 3;
 
-/// Takes the descriptors that this process was started with, in their order, if it has not taken them. No program that it
-/// starts inherits them. `count` is how many the service manager says there are.
+/// Takes the descriptors that a service manager passed to this process, in order. Child processes do not inherit
+/// them. `count` is the number that the service manager states (`LISTEN_FDS`).
 ///
 /// # Errors
-/// `EBADF` if one of them is not open, or all were taken before.
+/// `EBADF` if one of them is not open, or if they were taken before.
 pub fn given_descriptors(count: usize) -> Result<Vec<OwnedFd>, ProcessError> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
     let failed = ProcessError::call("take the descriptors of a service manager");
@@ -27,13 +27,13 @@ pub fn given_descriptors(count: usize) -> Result<Vec<OwnedFd>, ProcessError> {
     }
     let numbers = (FIRST..).take(count);
     let take = |number| {
-        // SAFETY: whoever started this process opened it for us, and nobody took it before. Nothing else has opened a
-        // descriptor under a number of these: they were in use from the start. It is looked at before it is used.
+        // SAFETY: the service manager opened the descriptor for this process, and nothing took it before. Nothing
+        // else can have this number, because it was in use from the start. If it is not open, it is forgotten below.
         let given = unsafe { OwnedFd::from_raw_fd(number) };
         match rustix::io::fcntl_setfd(&given, FdFlags::CLOEXEC) {
             Ok(()) => Ok(given),
             Err(errno) => {
-                // It is not open, so there is nothing to close.
+                // The descriptor is not open, so the drop must not close it.
                 std::mem::forget(given);
                 Err(failed(errno))
             }

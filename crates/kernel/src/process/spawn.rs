@@ -1,4 +1,4 @@
-//! Starting a program with its surroundings in order.
+//! Starts programs with a defined signal mask, namespaces and descriptors.
 #![expect(unsafe_code, reason = "what runs between fork and exec must be async-signal-safe")]
 
 use std::io;
@@ -15,57 +15,56 @@ use super::signals::SignalMask;
 use super::{Process, ProcessError, Signals};
 use crate::propagation::Propagation;
 
-/// Settings of a child that [`Command`] does not have. The default changes nothing.
+/// Settings of a child that [`Command`] lacks. The default changes nothing but closes the descriptors of the caller.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Setup<'a> {
-    /// The signals that this process reads: the child gets back the mask from before.
+    /// The signals that this process reads. The child gets the mask from before they were blocked.
     pub signals: Option<&'a Signals>,
-    /// The signal that the child gets when the *thread* that starts it ends. An exec of a set-uid
-    /// program clears it.
+    /// The signal that the child gets when the *thread* that starts it exits. An exec of a set-uid program clears
+    /// this setting.
     pub die_with_parent: Option<Signal>,
-    /// A mount namespace of its own; see [`super::own_mounts`].
+    /// Propagation of a new mount namespace for the child, see [`super::own_mounts`].
     pub own_mounts: Option<Propagation>,
-    /// A session of its own, away from the terminal.
+    /// Whether the child gets a new session, without the terminal.
     pub own_session: bool,
-    /// A user namespace whose root the child becomes, and no one else any more.
+    /// A user namespace that the child enters, and in which all its ids become root.
     pub root_of: Option<BorrowedFd<'a>>,
-    /// Descriptors that it inherits, under their numbers here. It inherits no others besides standard input, output and
-    /// error.
+    /// Descriptors that the child inherits under the same numbers. It inherits no others besides standard input,
+    /// output and error.
     pub keep: &'a [BorrowedFd<'a>],
 }
 
-/// A started program.
 #[derive(Debug)]
 pub struct Spawned {
-    /// The child; wait for it, lest it stays a zombie.
+    /// The child. The caller must wait for it, because it would otherwise stay a zombie.
     pub process: Process,
-    /// Its standard input, if that was to be a pipe.
+    /// Its standard input, if [`Command`] made it a pipe.
     pub stdin: Option<ChildStdin>,
-    /// Its standard output, if that was to be a pipe.
+    /// Its standard output, if [`Command`] made it a pipe.
     pub stdout: Option<ChildStdout>,
-    /// Its standard error, if that was to be a pipe.
+    /// Its standard error, if [`Command`] made it a pipe.
     pub stderr: Option<ChildStderr>,
 }
 
-/// Starts a program. The command is taken, since the setup stays in it.
+/// Starts a program. Takes ownership of the command, because the setup stays in it.
 ///
 /// # Errors
-/// [`ProcessError::Spawn`] when the program cannot be executed or a part of the setup is refused.
+/// [`ProcessError::Spawn`] if the program cannot be executed or a step of the setup fails.
 ///
 /// # Panics
-/// If the kernel gives the child a pid that is none.
+/// If the kernel returns an invalid pid.
 pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, ProcessError> {
     let plan = Plan::new(setup);
-    // SAFETY: the plan owns no memory it would free and makes nothing but system calls.
+    // SAFETY: the plan frees no memory and makes only system calls.
     unsafe { command.pre_exec(move || plan.run().map_err(io::Error::from)) };
     let mut child = command.spawn().map_err(|source| ProcessError::Spawn {
         program: command.get_program().display().to_string(),
         source,
     })?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
-    // It cannot have been waited for, so the number is still its.
+    // The child has not been reaped, so the pid is still its own.
     let process = Process::open(pid).inspect_err(|_| {
-        // Without a descriptor of it nobody could watch over it. The first error counts.
+        // Without a pidfd the child could not be supervised. The first error is returned.
         let _ended = child.kill().and_then(|()| child.wait());
     })?;
     Ok(Spawned {
@@ -76,7 +75,7 @@ pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, Process
     })
 }
 
-/// A [`Setup`] with everything looked up before the fork.
+/// A [`Setup`] whose values were all determined before the fork.
 struct Plan {
     mask: Option<SignalMask>,
     die_with_parent: Option<(Signal, Option<Pid>)>,
@@ -100,16 +99,16 @@ impl Plan {
         }
     }
 
-    /// In the child, between fork and exec: system calls only, no allocation, no locks.
+    /// Runs in the child between fork and exec, with only system calls: no allocation, no locks.
     fn run(&self) -> Result<(), Errno> {
-        // First, since the kernel forgets a signal at the parent's death with the ids.
+        // First, because changing ids clears the parent-death signal.
         if let Some(namespace) = self.root_of {
             // SAFETY: the borrowed descriptor outlives `spawn`, which waits for the exec.
             become_root_of(unsafe { BorrowedFd::borrow_raw(namespace) })?;
         }
         if let Some((signal, parent)) = self.die_with_parent {
             rustix::process::set_parent_process_death_signal(Some(signal))?;
-            // It may have died before that.
+            // The parent may have exited before that call.
             if rustix::process::getppid() != parent {
                 return Err(Errno::SRCH);
             }
@@ -118,7 +117,7 @@ impl Plan {
             rustix::process::setsid()?;
         }
         if let Some(from_host) = self.own_mounts {
-            // SAFETY: without FILES, no thread loses sight of a descriptor.
+            // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
             set_root_propagation(from_host)?;
         }
@@ -129,14 +128,14 @@ impl Plan {
             rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
         }
         if let Some(mask) = self.mask {
-            // Last, so that no signal cuts the setup short.
+            // Last, so that no signal interrupts the setup.
             mask.apply(libc::SIG_SETMASK)?;
         }
         Ok(())
     }
 }
 
-/// Only for a process with one thread: the other threads would stay who they are.
+/// Only for a process with one thread, because other threads would keep their ids.
 fn become_root_of(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::thread::move_into_thread_name_spaces(namespace, ThreadNameSpaceType::USER)?;
     rustix::thread::set_thread_groups(&[])?;
@@ -144,11 +143,11 @@ fn become_root_of(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)
 }
 
-/// Closes everything but standard input, output and error at the exec: also what our caller left open without
-/// close-on-exec, of which we know nothing.
+/// Closes all descriptors except standard input, output and error at the exec, including unknown ones that this
+/// process's caller left open without close-on-exec.
 fn close_others() -> Result<(), Errno> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: it marks descriptors, and closes none before the exec.
+    // SAFETY: the call marks descriptors, and closes none before the exec.
     let result = unsafe {
         libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
     };

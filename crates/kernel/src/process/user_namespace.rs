@@ -1,4 +1,4 @@
-//! A user namespace of this process's own, in which an ordinary user may mount.
+//! Moves this process into a new user namespace, in which an ordinary user may mount.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
 use std::fs::File;
@@ -14,49 +14,48 @@ use rustix::thread::UnshareFlags;
 use super::ProcessError;
 use super::namespaces::{IdRange, map_text, ranges_of};
 
-/// Who gives a namespace its ids, and which.
+/// The source of the id maps of a new user namespace.
 pub enum Mapper<'a> {
-    /// This process: each map may have one range with one id, which is its own.
+    /// This process writes the maps. Each may have one range with one id, which is its own.
     Own {
-        /// Of users.
+        /// Ranges of user ids.
         users: &'a [IdRange],
-        /// Of groups.
+        /// Ranges of group ids.
         groups: &'a [IdRange],
     },
-    /// The programs `newuidmap` and `newgidmap`, which let a user have what subuid(5) and subgid(5) give it.
+    /// The programs `newuidmap` and `newgidmap` map ids that subuid(5) and subgid(5) assign to the user.
     Programs {
-        /// The paths of `newuidmap` and `newgidmap`.
+        /// Paths of `newuidmap` and `newgidmap`.
         programs: [PathBuf; 2],
-        /// Of users.
+        /// Ranges of user ids.
         users: &'a [IdRange],
-        /// Of groups.
+        /// Ranges of group ids.
         groups: &'a [IdRange],
-        /// This process's user and group, if root may be all that there is where the programs refuse.
+        /// This process's user and group, if a namespace with only root is acceptable when the programs refuse.
         or_own: Option<(u32, u32)>,
     },
-    /// A service, which is asked for a namespace that has no ids yet. It maps this process's own user and group to themselves,
-    /// and other ids to themselves. Further inside, root is the user, and the others follow. Where the service gives none, root
-    /// is all that there is.
+    /// A service maps ids into a namespace without ids: this process's user and group, and other ids, each to itself.
+    /// Inside that namespace this process makes a second one, in which its user is root and the other ids follow. If
+    /// the service maps no ids, the namespace has only root.
     Service {
-        /// What to ask.
         service: &'a dyn IdService,
-        /// This process's user and group.
+        /// User and group of this process.
         own: (u32, u32),
     },
 }
 
-/// A service that gives ids to user namespaces.
+/// A service that maps ids into user namespaces.
 pub trait IdService {
-    /// Gives ids to a namespace without ids, whose only process this is.
+    /// Maps ids into a namespace without ids, whose only process is this one.
     ///
     /// # Errors
-    /// The reason, in a sentence for people.
+    /// The reason, as a sentence for users.
     fn give(&self, user_namespace: OwnedFd) -> Result<(), String>;
 
-    /// Registers a namespace inside that one, which has its ids. Programs in there may set their groups then.
+    /// Registers a namespace inside the first one, with the same ids, so that its programs may call setgroups(2).
     ///
     /// # Errors
-    /// The reason, in a sentence for people.
+    /// The reason, as a sentence for users.
     fn register(&self, user_namespace: OwnedFd) -> Result<(), String>;
 }
 
@@ -70,31 +69,31 @@ impl std::fmt::Debug for Mapper<'_> {
     }
 }
 
-/// Which ids there are in a namespace.
+/// The ids that a namespace received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mapped {
-    /// All that were asked for.
+    /// All requested ids.
     All,
-    /// All, but no program can set its groups.
+    /// All requested ids, but programs cannot call setgroups(2).
     GroupsStay {
         /// The service's reason.
         why: String,
     },
-    /// The process's own one only, since programs or a service gave none.
+    /// Only this process's own id, because the programs or the service mapped none.
     Own {
-        /// Their reason.
+        /// The reason of the programs or the service.
         why: String,
     },
 }
 
-/// Why this process has no namespace of its own.
+/// The error of [`enter_own`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnNamespaceError {
-    /// The kernel refused.
+    /// A system call failed.
     #[error(transparent)]
     Process(#[from] ProcessError),
-    /// A program did not give it ids.
+    /// A program did not map the ids.
     #[error("{0}")]
     Program(String),
 }
@@ -103,7 +102,8 @@ const STEP: &str = "make a user namespace";
 
 fn failed(errno: Errno) -> ProcessError {
     match errno {
-        // The kernel's word for a limit here (user_namespaces(7)), which has nothing to do with disks.
+        // The kernel reports a reached limit of namespaces as ENOSPC (user_namespaces(7)); disk space is not the
+        // cause.
         Errno::NOSPC | Errno::USERS => ProcessError::Limit { step: STEP },
         source => ProcessError::Call { step: STEP, source },
     }
@@ -113,11 +113,12 @@ fn of_io(error: &std::io::Error) -> ProcessError {
     failed(Errno::from_io_error(error).unwrap_or(Errno::IO))
 }
 
-/// Moves this process, which must have one thread, into a new user namespace with these ids, and into a mount namespace that
-/// belongs to it. It has all rights there. Its ids are those that the maps give to its own.
+/// Moves this process, which must have one thread, into a new user namespace with the given ids and into a mount
+/// namespace that belongs to it. The process has all capabilities there, and the ids to which the maps translate its
+/// own.
 ///
 /// # Errors
-/// [`OwnNamespaceError`]. Then this process may be in the new namespaces without ids, and should end.
+/// [`OwnNamespaceError`]. The process may then be in a new namespace without ids, and should exit.
 pub fn enter_own(mapper: &Mapper<'_>) -> Result<Mapped, OwnNamespaceError> {
     let both = UnshareFlags::NEWUSER | UnshareFlags::NEWNS;
     match mapper {
@@ -156,7 +157,7 @@ fn of_service(
 ) -> Result<Mapped, OwnNamespaceError> {
     unshare(UnshareFlags::NEWUSER)?;
     let given = service.give(own_user_namespace()?);
-    // It may have had no time to say so.
+    // The service may have mapped the ids but failed to reply in time.
     let is_given = read_own_map("uid_map").is_ok_and(|it| !it.is_empty());
     match given {
         Err(why) if !is_given => {
@@ -172,7 +173,7 @@ fn of_service(
     if users.len() == 1 {
         return Ok(Mapped::Own { why: "the service gave no other ids".to_owned() });
     }
-    // Runtimes set the groups of a program, and so do many programs themselves: here the service has the last word.
+    // Runtimes and many programs call setgroups, which the service can forbid. So a child tests it.
     let registered = service.register(own_user_namespace()?).and_then(|()| {
         let set = || rustix::thread::set_thread_groups(&[]);
         let helper = Helper::fork(|| set().map_err(|errno| format!("cannot set groups: {errno}")));
@@ -181,21 +182,21 @@ fn of_service(
     match registered {
         Ok(()) => Ok(Mapped::All),
         Err(why) => {
-            // Where the kernel itself says that nobody can, runtimes do not try.
+            // If `/proc/PID/setgroups` contains "deny", runtimes do not try to set groups.
             go_further_inside(&to_themselves(&users), &to_themselves(&groups), Groups::Stay)?;
             Ok(Mapped::GroupsStay { why })
         }
     }
 }
 
-/// Whether programs in a namespace can set their groups.
+/// Whether programs in a namespace can call setgroups(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Groups {
     Set,
     Stay,
 }
 
-/// Moves this process into namespaces below those that it is in.
+/// Moves this process into a user namespace and a mount namespace inside its current ones.
 fn go_further_inside(
     users: &[IdRange],
     groups: &[IdRange],
@@ -204,7 +205,7 @@ fn go_further_inside(
     let stay = (setting == Groups::Stay).then(|| ("setgroups", "deny".to_owned()));
     let maps = [("uid_map", map_text(users)), ("gid_map", map_text(groups))];
     let process = getpid().as_raw_nonzero();
-    // The kernel takes such maps from a process in the namespace outside (user_namespaces(7)).
+    // The kernel accepts such maps only from a process in the parent namespace (user_namespaces(7)).
     let write = move |(name, text): (&str, String)| {
         let written = std::fs::write(format!("/proc/{process}/{name}"), text);
         written.map_err(|error| format!("cannot write the {name} of a user namespace: {error}"))
@@ -215,7 +216,7 @@ fn go_further_inside(
     helper.finish().map_err(OwnNamespaceError::Program)
 }
 
-/// The map of a namespace whose ids are those of the one outside.
+/// Returns the map of an inner namespace that has the same ids as the outer one.
 fn to_themselves(ranges: &[IdRange]) -> Vec<IdRange> {
     let same = |it: &IdRange| IdRange { outside: it.inside, ..*it };
     ranges.iter().map(same).collect()
@@ -231,11 +232,11 @@ fn own_user_namespace() -> Result<OwnedFd, ProcessError> {
 }
 
 fn unshare(flags: UnshareFlags) -> Result<(), ProcessError> {
-    // SAFETY: without FILES, nobody loses sight of a descriptor.
+    // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
     unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(failed)
 }
 
-/// Maps this process's own user and group to root, and no others.
+/// Maps this process's own user and group to root, as the only ids.
 fn write_root_alone(user: u32, group: u32) -> Result<(), ProcessError> {
     let one = |outside| [IdRange { inside: 0, outside, count: 1 }];
     write_own_maps(&one(user), &one(group))
@@ -246,12 +247,13 @@ fn write_own_maps(users: &[IdRange], groups: &[IdRange]) -> Result<(), ProcessEr
         std::fs::write(format!("/proc/self/{name}"), text).map_err(|error| of_io(&error))
     };
     write("uid_map", &map_text(users))?;
-    // An ordinary user may not drop groups (user_namespaces(7)).
+    // The kernel accepts a group map of an ordinary user only after this (user_namespaces(7)).
     write("setgroups", "deny")?;
     write("gid_map", &map_text(groups))
 }
 
-/// The map of a namespace below one with a map: this process's own id is 0, and the others of that one follow.
+/// Returns the map of a namespace inside one with the map `outer`: the process's own id becomes 0, and the other ids
+/// of the outer namespace follow.
 fn further_inside(outer: &[IdRange], own: u32) -> Vec<IdRange> {
     let mut inner = vec![IdRange { inside: 0, outside: own, count: 1 }];
     let mut next = 1_u32;
@@ -263,7 +265,7 @@ fn further_inside(outer: &[IdRange], own: u32) -> Vec<IdRange> {
     inner
 }
 
-/// A child that stays outside, and works as soon as its parent is in its new namespace.
+/// A child that stays in the outer namespace and starts its work once its parent is in the new one.
 struct Helper {
     child: Pid,
     go_on: PipeWriter,
@@ -274,14 +276,14 @@ impl Helper {
     fn fork(work: impl FnOnce() -> Result<(), String>) -> std::io::Result<Self> {
         let (is_told, go_on) = std::io::pipe()?;
         let (said, says) = std::io::pipe()?;
-        // SAFETY: this process has one thread, or the parent's unshare fails; a child with locks that nobody frees waits for
-        // the end of its pipe at most.
+        // SAFETY: this process has one thread, because otherwise the parent's unshare fails. The child would then
+        // wait, without needing a lock, only until its pipe ends.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()),
             0 => {
                 drop((go_on, said));
                 let code = i32::from(!follow(is_told, says, work));
-                // SAFETY: _exit runs no destructors or handlers of the parent's.
+                // SAFETY: _exit runs no destructors or handlers of the parent.
                 unsafe { libc::_exit(code) }
             }
             child => {
@@ -312,7 +314,7 @@ impl Helper {
     }
 }
 
-/// What the child does. The parent has gone if it hears nothing.
+/// Runs the child's work once the parent sends a byte. If the pipe ends without one, the parent has exited or failed.
 fn follow(
     mut is_told: PipeReader,
     mut says: PipeWriter,
@@ -348,7 +350,7 @@ mod tests {
         let outer = [range(524_288, 524_288, 65_536), range(1000, 1000, 1), range(7, 9, 2)];
         let inner = [range(0, 1000, 1), range(1, 524_288, 65_536), range(65_537, 7, 2)];
         assert_eq!(further_inside(&outer, 1000), inner);
-        // A map has no more ids than there are.
+        // A map cannot contain more ids than exist.
         let outer = [range(0, 0, u32::MAX)];
         assert_eq!(further_inside(&outer, 5), [range(0, 5, 1)]);
     }

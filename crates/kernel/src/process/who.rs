@@ -1,39 +1,38 @@
-//! Who a process is: its user, and whether the kernel takes that user's root for the host's.
+//! The user of a process, and whether that user's root is the host's root.
 
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 
-/// The inode of the user namespace that the kernel starts with. Source: Linux `include/linux/proc_ns.h`,
-/// `PROC_USER_INIT_INO`.
+/// The inode number of the initial user namespace. Source: Linux `include/linux/proc_ns.h`, `PROC_USER_INIT_INO`.
 const INITIAL: u64 = 0xEFFF_FFFD;
 
-/// Numbers of users and groups that no host should have: systemd leaves them unused. A host's `nobody` has processes of its own,
-/// which can send signals to all others that are `nobody`. Source: systemd `docs/UIDS-GIDS.md`, "Summary":
+/// User and group ids that no host should use, because systemd leaves them unused. (A host's `nobody` may have
+/// processes, which could signal other processes of `nobody`.) Source: systemd `docs/UIDS-GIDS.md`, "Summary":
 /// 2147418112 to 2147483647.
 pub const UNUSED_IDS: std::ops::RangeInclusive<u32> = 0x7FFF_0000..=0x7FFF_FFFF;
 
-/// The user namespace that a process is in.
+/// The user namespace of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UserNamespace {
-    /// The host's.
+    /// The host's initial namespace.
     Initial,
-    /// Another one, whose root has no power outside of it; or an unknown one.
+    /// Another namespace, whose root has no privileges outside of it, or an unknown one.
     Other,
 }
 
-/// Who a process is. A program finds that once, and passes it on.
+/// The user of a process. A program determines it once and passes it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Who {
-    /// The effective user, as its namespace numbers them.
+    /// Effective user id in the process's namespace.
     pub user: u32,
-    /// The effective group.
+    /// Effective group id in the process's namespace.
     pub group: u32,
-    /// Where these numbers count.
+    /// The namespace to which the ids belong.
     pub namespace: UserNamespace,
 }
 
 impl Who {
-    /// Who this process is.
+    /// Returns the user of this process.
     #[must_use]
     pub fn this_process() -> Self {
         Self {
@@ -43,7 +42,7 @@ impl Who {
         }
     }
 
-    /// Whether this process can mount in its user namespace as it is: as its root, with the capability for that.
+    /// Whether this process can mount in its current user namespace, as its root with `CAP_SYS_ADMIN`.
     #[must_use]
     pub fn can_mount_in_its_namespace(self) -> bool {
         let capabilities = || rustix::thread::capabilities(None);
@@ -51,7 +50,7 @@ impl Who {
             && capabilities().is_ok_and(|it| it.effective.contains(CapabilitySet::SYS_ADMIN))
     }
 
-    /// Whether it is root of the host, and not only of a user namespace.
+    /// Whether the user is root of the host, and not only of a user namespace.
     #[must_use]
     pub fn is_host_root(self) -> bool {
         self.user == 0 && self.namespace == UserNamespace::Initial
@@ -61,7 +60,7 @@ impl Who {
 fn namespace() -> UserNamespace {
     match rustix::fs::stat("/proc/self/ns/user") {
         Ok(stat) if stat.st_ino == INITIAL => UserNamespace::Initial,
-        // A kernel without user namespaces.
+        // The kernel has no user namespaces.
         Err(Errno::NOENT) if rustix::fs::stat("/proc/self/ns/mnt").is_ok() => {
             UserNamespace::Initial
         }

@@ -1,4 +1,4 @@
-//! When a process is killed, the kernel takes back all that it had.
+//! When a process is killed, the kernel releases its mounts and loop devices.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -15,7 +15,7 @@ use kernel::process::{Exit, Setup, Signal, spawn};
 use crate::stage::{Stage, open_directory};
 use crate::{lease, loopdev};
 
-/// The other side of [`nothing_survives_a_kill`]; the directory is its working directory.
+/// The child of [`nothing_survives_a_kill`], which runs in the stage's directory.
 #[test]
 #[ignore = "started by nothing_survives_a_kill"]
 fn child_that_mounts_and_waits() {
@@ -76,7 +76,7 @@ fn nothing_survives_a_kill() {
 
     lease::wait_until_free(&composefs.image);
     loopdev::wait_until_free(Path::new("/image"));
-    // Everybody's mounts, not only ours.
+    // Checks the mounts of all processes.
     for entry in fs::read_dir("/proc").unwrap() {
         let table = fs::read_to_string(entry.unwrap().path().join("mountinfo"));
         assert!(!table.unwrap_or_default().contains("quire:doomed"));

@@ -1,4 +1,4 @@
-//! What `quire doctor` will say about this kernel.
+//! The probes behind `quire doctor`, on this kernel.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -25,7 +25,7 @@ fn probing_answers_and_leaves_nothing() {
     assert_eq!(mountinfo(""), before);
     assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
 
-    // What other tests here rest on must agree with what they do.
+    // The features on which other tests rely must agree with the behaviour of those tests.
     if stage.backs_files() {
         assert_eq!(features.erofs_from_file.can, Can::Yes, "{}", features.erofs_from_file.reason);
     }

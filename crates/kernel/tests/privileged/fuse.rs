@@ -1,4 +1,4 @@
-//! A file system of one file, whose server is a test.
+//! A FUSE file system of one file, whose server is the test.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use testing::skipped;
 
-/// The bytes of the file, and no more.
+/// The whole content of the file.
 const BYTES: &[u8] = b"bytes of a file\n";
 
 /// A request that a test has taken.
@@ -26,7 +26,7 @@ struct Taken {
     is_read: bool,
 }
 
-/// Waits for a request, and replies to it unless it is a read. `None` at the end.
+/// Waits for a request, and replies unless it is a read. Returns `None` once the file system is unmounted.
 fn serve_one(connection: &FuseConnection, buffer: &mut RequestBuffer) -> Option<Taken> {
     poll(&mut [PollFd::new(connection, PollFlags::IN)], None).unwrap();
     match connection.take(buffer).unwrap() {
@@ -71,7 +71,7 @@ fn mounted() -> Option<(FuseConnection, Detached)> {
     Some((connection, mount))
 }
 
-/// Opens the file, whose server is another thread.
+/// Opens the file. Another thread must serve the requests.
 fn open(mount: &Detached) -> File {
     File::open(format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd())).unwrap()
 }
@@ -79,7 +79,7 @@ fn open(mount: &Detached) -> File {
 fn read(mount: Detached) -> JoinHandle<io::Result<Vec<u8>>> {
     thread::spawn(move || {
         let file = open(&mount);
-        // Then the file alone holds the file system.
+        // Only the open file keeps the file system then.
         drop(mount);
         assert_eq!(file.metadata()?.len(), BYTES.len() as u64);
         let mut bytes = vec![0; BYTES.len()];
@@ -88,7 +88,7 @@ fn read(mount: Detached) -> JoinHandle<io::Result<Vec<u8>>> {
     })
 }
 
-/// Serves until a read has been taken.
+/// Serves until it has taken a read.
 fn until_read(connection: &FuseConnection) -> Unique {
     let mut buffer = RequestBuffer::default();
     loop {
@@ -99,7 +99,7 @@ fn until_read(connection: &FuseConnection) -> Unique {
     }
 }
 
-/// Serves until the file system is gone.
+/// Serves until the file system is unmounted.
 fn until_over(connection: &FuseConnection) {
     let mut buffer = RequestBuffer::default();
     while let Some(taken) = serve_one(connection, &mut buffer) {
@@ -116,7 +116,7 @@ fn the_root_may_be_a_file_and_goes_with_its_last_descriptor() {
     let unique = until_read(&connection);
     assert!(connection.is_mounted().unwrap() && !reader.is_finished());
     connection.reply_bytes(unique, BYTES).unwrap();
-    // Once is enough.
+    // A second reply to the same request is an error.
     let again = connection.reply_bytes(unique, BYTES);
     let errno = match again.unwrap_err() {
         kernel::fuse::FuseError::Call { source, .. } => source,
@@ -142,7 +142,7 @@ fn what_another_took_is_asked_again() {
     let Some((connection, mount)) = mounted() else { return };
     let reader = read(mount);
     let first = until_read(&connection);
-    // Another process, with another descriptor of the same.
+    // Stands for another process with another descriptor of the connection.
     let next = FuseConnection::adopt(connection.as_fd().try_clone_to_owned().unwrap());
     drop(connection);
     if next.resend().unwrap() == Resent::Unsupported {
@@ -153,14 +153,14 @@ fn what_another_took_is_asked_again() {
         return skipped("requests that are asked again: this kernel is older than Linux 6.9");
     }
     let second = until_read(&next);
-    // FUSE_UNIQUE_RESEND.
+    // The highest bit is FUSE_UNIQUE_RESEND.
     assert_eq!(second.0, first.0 | 1 << 63);
     next.reply_bytes(second, BYTES).unwrap();
     until_over(&next);
     assert_eq!(reader.join().unwrap().unwrap(), BYTES);
 }
 
-/// What a process has taken through a descriptor of its own fails with it, and nothing else does.
+/// Closing a sibling descriptor fails the requests that were taken through it, and no others.
 #[test]
 fn what_was_taken_through_a_sibling_goes_with_it() {
     let Some((connection, mount)) = mounted() else { return };

@@ -35,7 +35,7 @@ fn image(composefs: &Composefs) -> Detached {
     mount::erofs(file.as_fd(), &ErofsOptions::default()).unwrap().mount
 }
 
-/// A tmpfs with an upper and a work directory, attached nowhere.
+/// Makes a detached tmpfs with an upper and a work directory.
 fn memory() -> (Detached, OwnedFd, OwnedFd) {
     let bytes = NonZeroU64::new(1 << 20);
     let options = TmpfsOptions { name: "quire:upper", bytes, inodes: None, mode: 0o755 };
@@ -60,7 +60,8 @@ fn composefs_is_read_through() {
     assert_eq!(read_at(&overlay, "big").unwrap(), composefs.content);
     assert_eq!(read_at(&overlay, "small").unwrap(), "inline\n");
     assert_eq!(read_at(&overlay, "ab/cdef"), Err(Errno::NOENT), "data layers have no names");
-    // Looking at metadata does not need the data, since overlays look for it when it is read.
+    // Since Linux 6.5, reading metadata does not need the data object, because the lookup is deferred to the first
+    // read.
     let stat = rustix::fs::statat(&overlay, "lost", AtFlags::empty());
     if is_before(6, 5) {
         assert_eq!(stat.err(), Some(Errno::IO));
@@ -115,7 +116,7 @@ fn upper_in_memory_takes_writes() {
     let image = image(&composefs);
     let objects = open_directory(&composefs.objects);
     let (tmpfs, upper, work) = memory();
-    // Linux before 6.15 wants it to be somewhere.
+    // Linux before 6.15 requires an attached mount.
     tmpfs.attach_at(&stage.dir("tmpfs")).unwrap();
     let lower = [image.as_fd()];
     let data = [objects.as_fd()];
@@ -179,7 +180,7 @@ fn a_silently_read_only_overlay_is_an_error() {
     }
 }
 
-/// What is copied into a plain upper layer over an image whose owners are mapped has the mapped ids there.
+/// Files copied up into a plain upper layer over an idmapped image get the mapped owners.
 #[test]
 fn an_upper_layer_over_mapped_owners() {
     let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
@@ -207,7 +208,7 @@ fn an_upper_layer_over_mapped_owners() {
         assert_eq!(owner(&image, path), (0, 0), "{path}");
         assert_eq!(owner(&overlay, path), (100_000, 200_000), "{path}");
     }
-    // Data objects need no mapping.
+    // Data layers are not idmapped.
     assert_eq!(read_at(&overlay, "big").unwrap(), composefs.content);
     rustix::fs::chmodat(&overlay, "small", Mode::RUSR, AtFlags::empty()).unwrap();
     assert_eq!(owner(&tmpfs, "upper/small"), (100_000, 200_000));
@@ -241,7 +242,7 @@ fn credentials_of_the_caller() {
     overlay.unwrap();
 }
 
-/// With `require`, a file whose object has no fs-verity must not be read.
+/// With `require`, a file whose object has no fs-verity cannot be read.
 #[test]
 fn required_verity_refuses_objects_without() {
     let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
@@ -257,7 +258,7 @@ fn required_verity_refuses_objects_without() {
     assert_eq!(read_at(&overlay, "small").unwrap(), "inline\n");
 }
 
-/// The image says which digest the object must have; the kernel's word for it is in the object.
+/// The image records the digest that the object must have; the kernel measures the object's actual digest.
 #[test]
 fn required_verity_lets_only_the_right_object_through() {
     let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
@@ -301,18 +302,18 @@ fn errors_pass_on_what_the_kernel_says() {
     let objects = open_directory(&composefs.objects);
     let file = File::open(&composefs.image).unwrap();
 
-    // A file as a layer.
+    // A regular file as a layer.
     let error = mount::overlay(&options(&[file.as_fd()], &[objects.as_fd()])).unwrap_err();
     let text = chain(&error);
     if is_before(6, 5) {
-        // Overlays had no options of their own then, only one string, which is read at the end.
+        // Such kernels take all options as one string, which is parsed when the superblock is made.
         assert!(text.starts_with("cannot create the superblock of overlay quire:test"), "{text}");
     } else {
         assert!(text.contains("cannot set option `lowerdir"), "{text}");
         assert!(text.contains("` of overlay quire:test (the kernel says: "), "{text}");
     }
 
-    // One lower layer alone is no overlay.
+    // A single lower layer is not an overlay.
     let error = mount::overlay(&options(&[image.as_fd()], &[])).unwrap_err();
     let text = chain(&error);
     assert_eq!(error.errno(), Some(Errno::INVAL), "{text}");

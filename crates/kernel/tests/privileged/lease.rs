@@ -1,4 +1,4 @@
-//! Is an image in use? As long as anything has it mounted, anywhere.
+//! An image counts as in use as long as it is mounted in any namespace.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -14,7 +14,7 @@ fn ask(path: &Path) -> bool {
     in_use(File::open(path).unwrap().as_fd()).unwrap()
 }
 
-/// The kernel may finish an unmount a little later.
+/// Waits until a file is unused, because the kernel may finish an unmount a little later.
 pub(crate) fn wait_until_free(path: &Path) {
     let start = Instant::now();
     while ask(path) {
@@ -57,7 +57,7 @@ fn in_another_mount_namespace() {
             erofs.mount.attach_at(at).unwrap();
             drop((erofs, file));
             attached.send(()).unwrap();
-            // Until the other side has looked.
+            // Waits until the other thread has checked.
             stopped.recv().unwrap_err();
         });
         is_attached.recv().unwrap();
@@ -65,7 +65,7 @@ fn in_another_mount_namespace() {
         assert!(ask(image));
         drop(stop);
     });
-    // The thread's namespace is gone, and with it the mount.
+    // The thread's namespace is gone, and so is its mount.
     wait_until_free(&image);
 }
 

@@ -1,4 +1,4 @@
-//! Loop devices, and that they go.
+//! Loop devices are attached as requested, and detached after use.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::stage::{Stage, chain};
 
-/// The loop devices on a file, as sysfs knows them.
+/// Returns the loop devices of a file, according to sysfs.
 pub(crate) fn backed_by(file: &Path) -> Vec<PathBuf> {
     let devices = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
     devices
@@ -21,7 +21,7 @@ pub(crate) fn backed_by(file: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A mount's last steps happen behind the back of whoever closed it.
+/// Waits until a file has no loop devices, because the last steps of an unmount run after the close.
 pub(crate) fn wait_until_free(file: &Path) {
     let start = Instant::now();
     while !backed_by(file).is_empty() {
@@ -58,7 +58,7 @@ fn attach_as_asked() {
     }
 }
 
-/// Many at once fight for the same free device; all must get one.
+/// Many threads compete for the same free device, and each must get one.
 #[test]
 fn contention() {
     let Some(stage) = Stage::new(&[]) else { return };

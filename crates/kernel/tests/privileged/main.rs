@@ -1,9 +1,9 @@
-//! What needs root and a real kernel. Every test has a mount namespace of its own, so nothing can
-//! be left mounted; a test that cannot run says `SKIPPED:` and why.
+//! Tests that need root and a real kernel. Each test has its own mount namespace, so no mount can be left behind. A
+//! test that cannot run prints `SKIPPED:` and the reason.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy takes for more")]
 
-// As the other crates call it.
+// The name that the other crates use.
 extern crate quire_kernel as kernel;
 
 mod death;

@@ -1,4 +1,4 @@
-//! EROFS, tmpfs, bind mounts, attributes, and what errors say.
+//! EROFS, tmpfs, bind mounts, attributes, and error messages.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -40,13 +40,13 @@ fn erofs_is_read_while_attached_nowhere() {
     }
 }
 
-/// What file-backed EROFS read ahead now, in kilobytes, by the names that the kernel gives them.
+/// Returns the current read-ahead of file-backed EROFS mounts in KiB, by the kernel's names for them.
 fn read_ahead() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir("/sys/class/bdi").unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
-        // One that is just going is no longer there to be read.
+        // A mount that is being removed can no longer be read.
         if let (true, Ok(text)) =
             (name.starts_with("erofs-"), fs::read_to_string(entry.path().join("read_ahead_kb")))
         {
@@ -65,7 +65,7 @@ fn read_ahead_is_what_was_asked_for_and_that_of_this_mount_only() {
     let image = File::open(stage.hello()).unwrap();
     let other = mount::erofs(image.as_fd(), &ErofsOptions::default()).unwrap();
     assert_eq!(other.read_ahead, None);
-    // Other processes mount and unmount, too: then it says that it could not.
+    // If another process mounts or unmounts at the same time, the read-ahead is reported as not set.
     for _ in 0..100 {
         let before = read_ahead();
         let options = ErofsOptions { read_ahead: Some(640), ..ErofsOptions::default() };
@@ -85,7 +85,7 @@ fn read_ahead_is_what_was_asked_for_and_that_of_this_mount_only() {
     panic!("never done");
 }
 
-/// Whoever tunes a disk tunes what is read through it, within bounds.
+/// The read-ahead of a disk also applies to native images on it, up to a limit.
 #[test]
 fn native_images_are_read_ahead_as_their_disk_is() {
     let Some(stage) = Stage::new(&["mkfs.ext4"]) else { return };
@@ -117,7 +117,7 @@ fn native_images_are_read_ahead_as_their_disk_is() {
     }
     drop(data);
     rustix::mount::unmount(&at, UnmountFlags::empty()).unwrap();
-    // Nobody says what memory reads ahead.
+    // The read-ahead of a tmpfs is unknown.
     let options = TmpfsOptions { name: "t", bytes: None, inodes: None, mode: 0o755 };
     let memory = stage.dir("memory");
     mount::tmpfs(&options).unwrap().attach_at(&memory).unwrap();
@@ -167,12 +167,12 @@ fn erofs_on_tmpfs_goes_through_a_loop_device() {
     crate::loopdev::wait_until_free(&at.join("image"));
 }
 
-/// Blob devices are given in the order of the image's device table. mkfs.erofs writes one.
+/// Blob devices are given in the order of the image's device table. mkfs.erofs writes one device.
 #[test]
 fn erofs_reads_from_a_device() {
     let Some(stage) = Stage::new(&["mkfs.erofs"]) else { return };
     let source = stage.dir("device.d");
-    // No two chunks alike, or mkfs.erofs would store them once.
+    // All chunks differ, because mkfs.erofs would store equal ones once.
     let text: String = (0..5000).map(|line| format!("{line}\n")).collect();
     fs::write(source.join("file"), &text).unwrap();
     let blob = stage.path("blob");
@@ -183,7 +183,7 @@ fn erofs_reads_from_a_device() {
     let blob = File::open(blob).unwrap();
     assert!(blob.metadata().unwrap().len() >= text.len() as u64);
 
-    // Newer kernels do not insist on devices: without, they are parts of the image itself.
+    // Newer kernels mount without devices, and take them for parts of the image itself.
     if let Ok(erofs) = mount::erofs(image.as_fd(), &ErofsOptions::default()) {
         assert_ne!(read_at(&erofs.mount, "file"), Ok(text.clone()));
     }
@@ -211,10 +211,10 @@ fn idmapped_clone_of_an_image() {
     };
     assert_eq!(owner(&erofs.mount), (0, 0));
     assert_eq!(owner(&mapped), (100_000, 100_000));
-    // One superblock, and so one set of inodes and pages.
+    // Both have one superblock, and so one set of inodes and pages.
     let device = |mount: &mount::Detached| rustix::fs::fstat(mount).unwrap().st_dev;
     assert_eq!(device(&mapped), device(&erofs.mount));
-    // An id that the map does not have.
+    // The map lacks the owner's id.
     let one = [IdRange { inside: 1, outside: 100_000, count: 1 }];
     let without = erofs.mount.clone_detached().unwrap();
     without.idmap(user_namespace(&one, &range).unwrap().as_fd()).unwrap();
@@ -270,7 +270,7 @@ fn attributes_and_bind() {
     let lines = mountinfo(&stage.path("at").display().to_string());
     assert!(lines[0].contains(" ro,nosuid"), "{lines:?}");
 
-    // An atime mode replaces the one before, whatever that was.
+    // An atime mode replaces any previous one.
     let noatime = MountAttrFlags::MOUNT_ATTR_NOATIME;
     one.set(&Attributes { set: noatime, ..Attributes::default() }).unwrap();
     one.set(&Attributes { clear: read_only, ..Attributes::default() }).unwrap();

@@ -1,4 +1,4 @@
-//! Readers of files that are marked.
+//! Reads of marked files.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -13,7 +13,7 @@ use testing::skipped;
 
 const SIZE: usize = 1 << 20;
 
-/// A file of holes, open to be filled since before it was marked, and the group that marks it.
+/// Makes a sparse file, opened for writing before it was marked, and the group that marks it.
 fn marked(folder: &Path) -> Option<(Group, File)> {
     marked_by(folder, Group::new)
 }
@@ -48,7 +48,7 @@ fn marked_by(
     }
 }
 
-/// The next events; waits for them.
+/// Waits for events, and returns them.
 fn events(group: &Group) -> Vec<ReadEvent> {
     poll(&mut [PollFd::new(group, PollFlags::IN)], None).unwrap();
     group.read(&mut EventBuffer::default()).unwrap()
@@ -78,7 +78,7 @@ fn readers_get_what_was_written_while_they_waited() {
                 assert!(event.range.start % 4096 == 0 && !event.range.is_empty(), "{event:?}");
                 assert_eq!(event.pid, i32::try_from(std::process::id()).unwrap());
                 let length = usize::try_from(event.range.end - event.range.start).unwrap();
-                // Through the descriptor of before the mark: it asks nobody.
+                // The descriptor was opened before the mark, so the write causes no event.
                 file.write_all_at(&vec![7; length], event.range.start).unwrap();
                 group.allow(event).unwrap();
                 answered += 1;
@@ -88,7 +88,7 @@ fn readers_get_what_was_written_while_they_waited() {
             assert_eq!(reader.join().unwrap().unwrap(), [7; 4096]);
         }
     });
-    // Without the mark, nobody waits.
+    // Without the mark, reads do not block.
     group.unmark(file.as_fd()).unwrap();
     assert_eq!(read(&path, 512 << 10).unwrap(), [0; 4096]);
     assert!(group.read(&mut EventBuffer::default()).unwrap().is_empty());
@@ -132,7 +132,7 @@ fn who_is_denied_gets_an_error_and_may_try_again() {
     }
 }
 
-/// What the design stands on: more readers than any bounded queue takes, before one is answered.
+/// The design relies on this: all readers block, even if they are more than a bounded queue holds.
 #[test]
 fn no_reader_passes_a_group_that_does_not_answer() {
     const READERS: usize = 200;
@@ -148,7 +148,7 @@ fn no_reader_passes_a_group_that_does_not_answer() {
                 })
             })
             .collect();
-        // Every reader has its event, and none is answered.
+        // Collects the events of all readers before any is answered.
         let mut waiting = Vec::new();
         while waiting.len() < READERS {
             waiting.extend(events(&group));
@@ -164,14 +164,15 @@ fn no_reader_passes_a_group_that_does_not_answer() {
     });
 }
 
-/// A canary: this is why queues must have no bound. Should a kernel have these readers wait, decision 18 can be looked at again.
+/// A canary for the reason why queues must be unlimited. If a kernel blocks these readers, decision 18 can be
+/// reconsidered.
 #[test]
 fn a_bounded_queue_lets_readers_pass() {
     const BOUND: &str = "/proc/sys/fs/fanotify/max_queued_events";
     const READERS: u64 = 12;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let few = || {
-        // A group has the bound of the moment when it is made.
+        // A group takes over the current limit when it is made.
         let before = std::fs::read(BOUND).unwrap();
         std::fs::write(BOUND, "4").unwrap();
         let group = Group::bounded();
@@ -193,9 +194,9 @@ fn a_bounded_queue_lets_readers_pass() {
                 })
             })
             .collect();
-        // Nothing is answered, and yet some have read what is not there.
+        // Some readers finish although no event is answered, and get zeros.
         testing::fake::wait_for("readers that pass", || readers.iter().any(|it| it.is_finished()));
-        // Lets go of those that wait.
+        // Releases the blocked readers.
         drop(group);
         for reader in readers {
             assert_eq!(reader.join().unwrap().unwrap(), [0; 4096]);

@@ -1,4 +1,4 @@
-//! Children and namespaces. Signals are in `tests/signals.rs`, which is a process of its own.
+//! Children and namespaces. Tests of signals are in `tests/signals.rs`, a separate process.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -32,7 +32,7 @@ fn check_exit(script: &str, exit: Exit, shell_code: i32) {
     let child = shell(script, &Setup::default());
     assert_eq!(child.process.wait().unwrap(), exit);
     assert_eq!(exit.shell_code(), shell_code);
-    // Once only.
+    // A child can be waited for only once.
     match child.process.wait() {
         Err(ProcessError::Process { source, .. }) => assert_eq!(source, Errno::CHILD),
         other => panic!("{other:?}"),
@@ -90,7 +90,7 @@ fn kept_descriptors_and_own_session() {
     drop(child.stdin.take());
     child.process.wait().unwrap();
 
-    // The same without keeping it: the shell has no such descriptor.
+    // Without `keep`, the shell does not have the descriptor.
     let (_read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let script = format!("(echo kept >&{}) 2>/dev/null", write.as_raw_fd());
     let child = shell(&script, &Setup::default());
@@ -145,7 +145,7 @@ fn mounts_of_its_own_can_be_entered() {
 fn orphans_can_be_waited_for() {
     let _alone = alone();
     set_subreaper().unwrap();
-    // A grandchild in the background, which keeps its standard input by another number.
+    // A grandchild in the background, which keeps its standard input as descriptor 3.
     let script = "exec 3<&0; (read wait <&3; exit 5) >/dev/null & echo $!";
     let mut child = shell(script, &Setup::default());
     let pid = Pid::from_raw(line(&mut child).parse().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The immutable flag and fs-verity, as far as this kernel has them.
+//! The immutable flag and fs-verity, as far as this kernel supports them.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -36,7 +36,7 @@ fn procfs_has_no_flags() {
     assert!(matches!(error, kernel::seal::SealError::Unsupported { .. }), "{error:?}");
 }
 
-/// fs-verity of 100,000 times "a", from `fsverity digest` of fsverity-utils.
+/// fs-verity digest of 100,000 times "a", from `fsverity digest` of fsverity-utils.
 const A_SHA256: &str = "c52abacd52ffc50b73d24334d69a7d32d1986abf9a021419c7359796bf143941";
 
 #[test]

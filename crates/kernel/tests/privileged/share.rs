@@ -1,7 +1,8 @@
-//! Images whose files' pages are in memory once. The images are mkfs.erofs's, of a version that writes fingerprints.
+//! Page sharing: pages of equal files of several images are in memory once. The images are made by a version of
+//! mkfs.erofs that writes fingerprints.
 //!
-//! What is shared is seen by reading through one mount and asking for the pages of another, without touching them:
-//! mincore(2) answers for the page cache, whoever filled it.
+//! The tests read through one mount and count the resident pages of another without touching them: mincore(2) reports
+//! the page cache, no matter which mount filled it.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd as _;
@@ -13,10 +14,11 @@ use kernel::mount::{self, Domain, Erofs, ErofsOptions, Io, Sharing};
 
 use crate::stage::{Stage, is_before, mountinfo, skipped};
 
-/// Not a whole number of pages, and more than one read ahead.
+/// Longer than one read-ahead, and with a partial page at its end.
 const LENGTH: usize = 300 * 4096 + 100;
 
-/// mkfs.erofs with `--xattr-inode-digest` (1.9 and later): Debian sid's out of the cache, or the one on `PATH`.
+/// Returns a mkfs.erofs with `--xattr-inode-digest` (1.9 and later): that of Debian sid in the cache, or the one on
+/// `PATH`.
 #[expect(clippy::disallowed_methods, reason = "where the tools of tests are")]
 fn mkfs() -> Option<PathBuf> {
     let cached =
@@ -41,7 +43,8 @@ fn content(seed: u8) -> Vec<u8> {
     bytes.collect()
 }
 
-/// Two images: `same` is in both; as `other-name` with other metadata, too; `differs` has one length and two contents.
+/// Two images. `same` is in both. `name-1` and `name-2` have equal content but different metadata. `differs` has the
+/// same length but different content.
 struct Pair {
     stage: Stage,
     images: [PathBuf; 2],
@@ -68,7 +71,7 @@ impl Pair {
         Some(Self { stage, images })
     }
 
-    /// Whether this kernel takes images with long xattr prefixes, which fingerprints are written with.
+    /// Whether this kernel mounts images with long xattr prefixes, which fingerprints use.
     fn can_be_mounted(&self) -> bool {
         if is_before(6, 4) {
             let image = File::open(&self.images[0]).unwrap();
@@ -95,12 +98,12 @@ fn open(erofs: &Erofs, name: &str) -> File {
     File::from(rustix::fs::openat(&erofs.mount, name, flags, mode).unwrap())
 }
 
-/// How many pages of a file are in memory.
+/// Returns the number of pages of a file that are in memory.
 fn cached(erofs: &Erofs, name: &str) -> usize {
     kernel_pages(&open(erofs, name))
 }
 
-/// By fincore(1), which asks mincore(2): this crate's tests do nothing unsafe.
+/// Calls fincore(1), which calls mincore(2), because this crate's tests contain no unsafe code.
 fn kernel_pages(file: &File) -> usize {
     use std::os::fd::AsRawFd as _;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
@@ -109,7 +112,7 @@ fn kernel_pages(file: &File) -> usize {
     String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
 }
 
-/// Reads all of it, which must be what is expected.
+/// Reads the whole file and compares its content.
 fn read(erofs: &Erofs, name: &str, seed: u8) {
     use std::io::Read as _;
     let mut bytes = Vec::new();
@@ -147,20 +150,20 @@ fn equal_files_of_one_domain_are_in_memory_once() {
                 read(other, name_there, seed);
             }
         }
-        // Different files of one name and length.
+        // Different files with the same name and length are not shared.
         read(&first, "differs", 1);
         assert_eq!(cached(&second, "differs"), 0);
         read(&second, "differs", 2);
         read(&first, "differs", 1);
-        // Each still has metadata of its own.
+        // Each file keeps its own metadata.
         let mode =
             |erofs: &Erofs, name: &str| open(erofs, name).metadata().unwrap().permissions().mode();
         assert_eq!(mode(&first, "name-1") & 0o777, 0o600);
         assert_eq!(mode(&second, "name-2") & 0o777, 0o755);
-        // The first to have read it goes: the pages stay good.
+        // The pages stay valid when the mount that read them first is gone.
         drop(first);
         read(&second, "same", 0);
-        // Domains are secrets of a kind.
+        // mountinfo must not show the name of the domain, because the name is a secret.
         let at = pair.stage.dir("at");
         second.mount.attach_at(&at).unwrap();
         let lines = mountinfo(" - erofs ");
@@ -178,13 +181,13 @@ fn an_image_without_fingerprints_shares_nothing() {
     assert_eq!(cached(&second, "same"), 0);
 }
 
-/// What makes a domain one trust: the kernel takes an image's word for what is in its files.
+/// The reason why all images of a domain must be trusted: the kernel believes an image's fingerprints.
 #[test]
 fn a_forged_fingerprint_is_believed_within_its_domain() {
     let Some(pair) = Pair::new(&[FINGERPRINTS, "-Enosbcrc"]).filter(Pair::can_be_mounted) else {
         return;
     };
-    // `differs` of the second image gets the fingerprint of that of the first.
+    // `differs` of the second image gets the fingerprint of `differs` of the first.
     let digest = |number: usize| {
         let output = Command::new("sha256sum")
             .arg(pair.stage.path(&format!("source{number}/differs")))

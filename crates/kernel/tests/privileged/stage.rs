@@ -1,4 +1,4 @@
-//! Where a test plays: a directory, a private mount namespace, and images made by mkfs.erofs.
+//! The environment of a test: a directory, a private mount namespace, and images made by mkfs.erofs.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -17,15 +17,15 @@ pub(crate) struct Stage {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One test at a time: between fork and exec, a child that one test starts holds copies of the
-/// descriptors of all, and keeps their mounts and files in use.
+/// Serialises the tests: between fork and exec, a child of one test holds copies of all tests' descriptors, and keeps
+/// their mounts and files in use.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Stage {
-    /// None, after saying so, where this test cannot run.
+    /// Returns `None`, and prints the reason, if the test cannot run.
     pub(crate) fn new(tools: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             skipped("needs root");
@@ -39,7 +39,7 @@ impl Stage {
             }
         }
         kernel::process::own_mounts(Propagation::Private).unwrap();
-        // Not /tmp, which may be a tmpfs: image files there need a loop device.
+        // Avoids /tmp, which may be a tmpfs, on which image files need a loop device.
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         Some(Self { dir, _alone: alone })
     }
@@ -48,14 +48,14 @@ impl Stage {
         self.dir.path().join(name)
     }
 
-    /// A new directory.
+    /// Makes a directory.
     pub(crate) fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(&path).unwrap();
         path
     }
 
-    /// Whether the kernel mounts image files of this directory without a loop device.
+    /// Whether the kernel mounts image files in this directory without a loop device.
     pub(crate) fn backs_files(&self) -> bool {
         let kind = rustix::fs::statfs(self.dir.path()).unwrap().f_type;
         if is_before(6, 12) {
@@ -69,7 +69,7 @@ impl Stage {
         backs
     }
 
-    /// An image of a directory.
+    /// Makes an image of a directory.
     pub(crate) fn mkfs(&self, image: &str, options: &[&str], source: &Path) -> PathBuf {
         let image = self.path(image);
         let mkfs = testing::find("mkfs.erofs").expect("the test asked for it");
@@ -79,7 +79,7 @@ impl Stage {
         image
     }
 
-    /// An image of a file `hello` that says "hello\n", and a directory `sub` with a file.
+    /// Makes an image with a file `hello` that contains "hello\n", and a directory `sub` with a file.
     pub(crate) fn hello(&self) -> PathBuf {
         let source = self.dir("hello.d");
         fs::write(source.join("hello"), "hello\n").unwrap();
@@ -88,8 +88,8 @@ impl Stage {
         self.mkfs("hello.erofs", &[], &source)
     }
 
-    /// A composefs image by hand: its file `big` redirects to the object `/ab/cdef` in the
-    /// directory `objects`, its file `lost` to one that is not there.
+    /// Makes a composefs image by hand. Its file `big` redirects to the object `/ab/cdef` in the directory `objects`,
+    /// its file `lost` to an object that does not exist.
     pub(crate) fn composefs(&self) -> Composefs {
         let objects = self.dir("objects");
         fs::create_dir_all(objects.join("ab")).unwrap();
@@ -105,7 +105,7 @@ impl Stage {
         }
         fs::write(source.join("small"), "inline\n").unwrap();
         fs::create_dir_all(source.join("etc")).unwrap();
-        // Every composefs image hides its objects so, for kernels before data-only layers.
+        // Every composefs image hides its objects by whiteouts, for kernels without data-only layers.
         for name in ["ab", "00"] {
             let whiteout = rustix::fs::FileType::CharacterDevice;
             let none = rustix::fs::makedev(0, 0);
@@ -123,8 +123,8 @@ pub(crate) fn is_before(major: u32, minor: u32) -> bool {
     KernelVersion::running().unwrap() < KernelVersion { major, minor }
 }
 
-/// What this kernel answers to something that came with a later Linux must be that it is too old.
-/// None if it is, after checking just that.
+/// Checks that a kernel older than the given version fails with [`MountError::Unsupported`], and then returns `None`.
+/// On newer kernels returns the result.
 #[track_caller]
 pub(crate) fn since<T>(
     major: u32,
@@ -145,7 +145,7 @@ pub(crate) fn since<T>(
 }
 
 impl Drop for Stage {
-    /// Before the directory goes, what was mounted in it, last first.
+    /// Unmounts the mounts in the directory, last first, before it is removed.
     fn drop(&mut self) {
         let own = self.dir.path().to_str().unwrap();
         for line in mountinfo(own).iter().rev() {
@@ -194,13 +194,13 @@ pub(crate) fn write_at(root: impl AsFd, path: &str, text: &str) -> rustix::io::R
     Ok(())
 }
 
-/// The lines of this thread's mountinfo that mention something.
+/// Returns the lines of this thread's mountinfo that contain a text.
 pub(crate) fn mountinfo(needle: &str) -> Vec<String> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     table.lines().filter(|line| line.contains(needle)).map(str::to_owned).collect()
 }
 
-/// An error with all of its causes, as a person would see it.
+/// Returns an error's message with all of its causes, as users see it.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {}", chain(cause)),

@@ -1,4 +1,4 @@
-//! How long the system calls of a mount take; run it with `--ignored --nocapture`, in release.
+//! Measures the system calls of a mount. Run it with `--ignored --nocapture`, in release.
 
 use std::fs::File;
 use std::io::Write as _;

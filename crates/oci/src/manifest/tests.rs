@@ -4,7 +4,7 @@ use testing::chain;
 const A: &str = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const B: &str = "sha256:bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
-/// Replaces `A`, `B` and `LAYER` by what they stand for, so that rows stay short.
+/// Expands the placeholders `A`, `B` and `LAYER`, which keep the rows short.
 fn full(text: &str) -> String {
     let text = text.replace("LAYER", "application/vnd.oci.image.layer.v1.tar+gzip");
     text.replace("\"A\"", &format!("\"{A}\"")).replace("\"B\"", &format!("\"{B}\""))
@@ -28,7 +28,7 @@ fn manifests() {
     let with = |rest: &str| format!(r#"{{"schemaVersion":2,{config},{rest}}}"#);
     check(&with(r#""layers":[]"#), "image 7");
     check(&with(r#""layers":[{"mediaType":"LAYER","digest":"B","size":9}]"#), "image 7 9");
-    // What is not known does no harm, and Docker writes null for nothing.
+    // Unknown fields are ignored, and Docker writes null for missing values.
     check(
         &with(
             r#""layers":[{"digest":"B","size":9,"urls":["x"],"annotations":null,"data":"eA==","y":[{}]}],"subject":{"z":1}"#,
@@ -67,7 +67,7 @@ fn manifests() {
         "application/octet-stream",
     ] {
         check(&config(kind, ""), "image 7");
-        // Types of artifacts are for whoever lists them: this can be mounted.
+        // An artifact type only serves listings, so this image can be mounted.
         check(&config(kind, typed), "image 7");
     }
     for (kind, rest, named) in [
@@ -168,7 +168,7 @@ fn entry(platform: &str, size: u64) -> String {
     format!(r#"{{"digest":"{A}","size":{size}{platform}}}"#)
 }
 
-/// Which entry of an index is chosen, counted from 1.
+/// Checks which entry of an index is chosen, counted from 1.
 fn check_choice(entries: &[&str], wanted: &str, expect: &str) {
     let entries: Vec<_> = (1..).zip(entries).map(|(size, text)| entry(text, size)).collect();
     let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entries.join(","));
@@ -195,8 +195,8 @@ fn foreign_layers_say_where_they_are() {
     );
 }
 
-/// Source: containerd's `platforms` package, `database.go` and `compare.go`; its issues 2133 and 2991, and moby's 34875,
-/// 37647 and 41017 show what goes wrong otherwise.
+/// Source: containerd's `platforms` package, `database.go` and `compare.go`. Its issues 2133 and 2991, and moby's
+/// 34875, 37647 and 41017 show the errors of simpler comparisons.
 #[test]
 fn platforms() {
     let all = ["linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8", "windows/amd64"];
@@ -266,7 +266,7 @@ fn platforms() {
     }
     assert_eq!("Linux/x86_64".parse::<Platform>().unwrap().to_string(), "linux/amd64");
     assert_eq!("linux/arm64/v8".parse::<Platform>().unwrap().to_string(), "linux/arm64/v8");
-    // Most configs do not state a variant.
+    // Most configs have no variant.
     let is_for = |wanted: &str, config: &str| {
         wanted.parse::<Platform>().unwrap().may_be(&config.parse().unwrap())
     };

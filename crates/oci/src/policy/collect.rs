@@ -1,4 +1,4 @@
-//! Signatures as registries keep them.
+//! Collects the signatures of an image from a registry.
 //!
 //! Sources: cosign, `specs/SIGNATURE_SPEC.md`, "Tag-based Discovery"; OCI distribution-spec 1.1, "Listing Referrers";
 //! sigstore's `protobuf-specs`, `sigstore_bundle.proto`.
@@ -11,64 +11,65 @@ use super::signature::{PAYLOAD_MAX, Signature};
 use crate::Digest;
 use crate::manifest::Descriptor;
 
-/// Type of cosign's own signatures, as artifacts that refer to the image (since OCI 1.1).
+/// Artifact type of cosign's signatures that refer to the image (since OCI 1.1).
 pub const COSIGN_SIGNATURE: &str = "application/vnd.dev.cosign.artifact.sig.v1+json";
-/// Type of sigstore's bundles, as artifacts that refer to what they sign or attest.
+/// Artifact type of sigstore bundles, which refer to the signed or attested image.
 pub const SIGSTORE_BUNDLE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const ANNOTATION: &str = "dev.cosignproject.cosign/signature";
 
-/// The most signatures that are fetched for one manifest or index.
+/// Maximum number of signatures that are fetched for one manifest or index.
 const SIGNATURES_MAX: usize = 32;
-/// The most bytes in a bundle: a payload in base64, with certificates and log entries beside it.
+/// Maximum size of a bundle in bytes: a payload in base64, with certificates and log entries.
 const BUNDLE_MAX: u64 = 2 * PAYLOAD_MAX;
 
-/// A repository, as a source of signatures. Its answers need not be true: digests are compared here.
+/// A repository as a source of signatures. Its responses are not trusted: the caller verifies digests.
 pub trait SignatureSource {
-    /// Why a request failed.
+    /// The error of a failed request.
     type Error: Error + Send + Sync + 'static;
 
-    /// The manifest with this tag; `None` if there is none.
+    /// Returns the manifest with this tag. `None` if there is none.
     ///
     /// # Errors
-    /// When that is not known.
+    /// If the request fails.
     fn manifest_by_tag(&self, tag: &str) -> Result<Option<Vec<u8>>, Self::Error>;
 
-    /// Manifests of this artifact type that refer to `digest`, by the referrers API or its tag fallback. May have others.
+    /// Returns manifests that refer to `digest`, from the referrers API or its tag fallback. The result may contain
+    /// other artifact types than the requested one.
     ///
     /// # Errors
-    /// When that is not known.
+    /// If the request fails.
     fn referrers(
         &self,
         digest: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, Self::Error>;
 
-    /// A manifest; `None` if there is none.
+    /// Returns a manifest. `None` if there is none.
     ///
     /// # Errors
-    /// When that is not known.
+    /// If the request fails.
     fn manifest(&self, digest: &Digest) -> Result<Option<Vec<u8>>, Self::Error>;
 
-    /// A blob of at most `limit` bytes.
+    /// Returns a blob of at most `limit` bytes.
     ///
     /// # Errors
-    /// When it is larger, or not there.
+    /// If the blob is larger or does not exist, or if the request fails.
     fn blob(&self, digest: &Digest, limit: u64) -> Result<Vec<u8>, Self::Error>;
 }
 
-/// Why signatures cannot be fetched.
+/// An error of fetching signatures.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot look for signatures of {digest}")]
 pub struct CollectError {
-    /// The manifest or index whose signatures are wanted.
+    /// Manifest or index whose signatures are wanted.
     pub digest: Box<Digest>,
-    /// The cause.
+    /// Cause.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// A signature's manifest. More than an image's may be in it, and less.
+/// The manifest of a signature, with fewer constraints than that of an image.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Artifact {
@@ -76,7 +77,7 @@ struct Artifact {
     layers: Vec<Descriptor>,
 }
 
-/// All signatures of what has this digest, as they are: nothing is verified. What is malformed is left out.
+/// Returns all signatures of the manifest or index with this digest, unverified. Malformed ones are skipped.
 pub(super) fn collect(
     source: &impl SignatureSource,
     digest: &Digest,

@@ -1,4 +1,4 @@
-//! Evidence of an image's origin and signatures, and how the store keeps it.
+//! Evidence of an image's origin and signatures, and its encoding for the store.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,21 +9,22 @@ use super::signature::{Form, Signature};
 use crate::Digest;
 use crate::manifest::Document;
 
-/// The most signatures that are kept with one manifest. Real images have one to five.
+/// Maximum number of signatures that are stored with one manifest. Real images have one to five.
 const SIGNATURES_KEPT: usize = 64;
-/// The most repositories.
+/// Maximum number of repositories that are stored.
 const ORIGINS_KEPT: usize = 64;
-/// The most bytes of indexes.
+/// Maximum total size of the indexes that are stored, in bytes.
 const INDEXES_KEPT: usize = 8 << 20;
 
-/// Evidence about a manifest. Its signatures are not verified: see [`Policies::decide`](super::Policies::decide).
+/// Evidence about a manifest. Its signatures are unverified; [`Policies::decide`](super::Policies::decide) verifies
+/// them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// Repositories that it was pulled from, each with the policies' consent; the latest comes first.
+    /// Repositories from which the policies allowed to pull the manifest, latest first.
     pub origins: Vec<Repository>,
-    /// Indexes that led to it, byte for byte. They are often signed in its place.
+    /// Indexes that led to the manifest, byte for byte. Often they are signed instead of the manifest.
     pub indexes: Vec<Vec<u8>>,
-    /// Unverified signatures of it, or of one of the indexes.
+    /// Unverified signatures of the manifest or of one of the indexes.
     pub signatures: Vec<Signature>,
 }
 
@@ -42,16 +43,16 @@ struct RawSignature {
 }
 
 impl Evidence {
-    /// Parses the text that [`encode`](Self::encode) made.
+    /// Decodes the text that [`encode`](Self::encode) made.
     ///
     /// # Errors
-    /// If the text is anything else.
+    /// If the text has another format.
     pub fn decode(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let raw: Raw = serde_json::from_slice(bytes)?;
         let plain = |text: &String| STANDARD.decode(text).map_err(serde::de::Error::custom);
         let mut signatures = Vec::new();
         for it in raw.signatures {
-            // One that a later version understands is none to this one.
+            // A signature that this version does not understand is dropped.
             signatures.extend(Signature::new(it.form, plain(&it.payload)?, plain(&it.signature)?));
         }
         Ok(Self {
@@ -61,10 +62,10 @@ impl Evidence {
         })
     }
 
-    /// Encodes it as text for [`decode`](Self::decode).
+    /// Encodes the evidence as text for [`decode`](Self::decode).
     ///
     /// # Panics
-    /// Never: lists and texts are JSON.
+    /// Never, because lists and texts can always be encoded as JSON.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let signature = |it: &Signature| RawSignature {
@@ -80,7 +81,7 @@ impl Evidence {
         serde_json::to_vec(&raw).expect("texts and lists are JSON")
     }
 
-    /// Adds the new parts of `other`, as far as there is room.
+    /// Adds the new parts of `other`, up to the limits.
     pub fn add(&mut self, other: &Self) {
         fn add<T: Clone + PartialEq>(list: &mut Vec<T>, more: &[T], most: usize) {
             for it in more {
@@ -103,14 +104,15 @@ impl Evidence {
         });
     }
 
-    /// The manifest, and the indexes that list it at any depth. A signature of one of them covers the manifest.
+    /// Returns the manifest and the indexes that list it at any depth. A signature of one of them covers the
+    /// manifest.
     #[must_use]
     pub fn names_of(&self, manifest: &Digest) -> Vec<Digest> {
         names_of(manifest, &self.indexes)
     }
 }
 
-/// See [`Evidence::names_of`].
+/// Implements [`Evidence::names_of`].
 pub(super) fn names_of(manifest: &Digest, indexes: &[Vec<u8>]) -> Vec<Digest> {
     let listed = |bytes: &Vec<u8>| match Document::parse(bytes) {
         Ok(Document::Index(index)) => Some((Digest::sha256(bytes), index)),
@@ -118,7 +120,7 @@ pub(super) fn names_of(manifest: &Digest, indexes: &[Vec<u8>]) -> Vec<Digest> {
     };
     let mut rest: Vec<_> = indexes.iter().filter_map(listed).collect();
     let mut names = vec![*manifest];
-    // Each round takes at least one index away.
+    // The loop ends, because each round removes at least one index.
     loop {
         let lists = |names: &[Digest], index: &crate::manifest::Index| {
             index.manifests.iter().any(|it| names.contains(&it.digest))

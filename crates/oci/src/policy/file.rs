@@ -1,4 +1,4 @@
-//! Policy files.
+//! Parses policy files.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -12,58 +12,58 @@ use super::key::{KeyError, PublicKey};
 use super::name::{Pattern, Repository};
 use crate::Digest;
 
-/// The most bytes in a policy or a key. Larger ones are something else, put there by mistake.
+/// Maximum size of a policy or a key, in bytes. Larger files are given by mistake.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Why a policy file cannot be used. Then every image is refused.
+/// An error of loading a policy file. Every image is then refused.
 #[derive(Debug, thiserror::Error)]
 #[error("the policy {} cannot be used", file.display())]
 pub struct PolicyError {
-    /// The policy's file.
+    /// Path of the policy.
     pub file: PathBuf,
-    /// What is wrong with it.
+    /// The flaw.
     #[source]
     pub flaw: Flaw,
 }
 
-/// What is wrong with a policy file. Lines are counted from 1.
+/// A flaw of a policy file. Lines are counted from 1.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read")]
     Read(#[source] std::io::Error),
-    /// It is not a regular file, or is very large.
+    /// The file is not a regular file, or is too large.
     #[error("it is not a regular file of at most {FILE_MAX} bytes")]
     Odd,
-    /// It is not TOML.
+    /// The file is not TOML.
     #[error("line {line}: {why}")]
     Syntax {
-        /// Where.
+        /// Line of the error.
         line: usize,
         /// The parser's message.
         why: String,
     },
-    /// An unknown field, which is most often a mistyped one.
+    /// A field is unknown, most often because of a typing error.
     #[error("line {line}: \"{}\" is not a field of {of}: did you mean \"{nearest}\"?", name.escape_debug())]
     Unknown {
-        /// Where.
+        /// Line of the field.
         line: usize,
         /// Name of the field.
         name: String,
-        /// The table that it is in.
+        /// Kind of table that contains the field.
         of: &'static str,
-        /// The known field that looks most like it.
+        /// Known field with the most similar name.
         nearest: &'static str,
     },
-    /// A field has a value that is not allowed.
+    /// A field has an invalid value.
     #[error("line {line}: {field} is {expected}")]
     Value {
-        /// Where.
+        /// Line of the value.
         line: usize,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// The allowed values.
+        /// Allowed values.
         expected: &'static str,
     },
     /// A required field is missing.
@@ -71,93 +71,93 @@ pub enum Flaw {
     Missing {
         /// Line at which the table begins.
         line: usize,
-        /// The table.
+        /// Kind of table.
         of: &'static str,
-        /// The field.
+        /// Missing field, with an example.
         field: &'static str,
     },
-    /// Fields contradict each other, or a pattern can match nothing.
+    /// Fields contradict each other, or a pattern can match no repository.
     #[error("line {line}: {why}")]
     Senseless {
-        /// Where.
+        /// Line of the rule or the pattern.
         line: usize,
-        /// The contradiction.
+        /// Description of the flaw.
         why: String,
     },
-    /// A key that cannot be read.
+    /// A key file cannot be read.
     #[error("line {line}: the key {} cannot be read", key.display())]
     KeyRead {
-        /// Where.
+        /// Line of the key.
         line: usize,
-        /// The key's file.
+        /// Path of the key file.
         key: PathBuf,
-        /// The cause.
+        /// Cause.
         source: std::io::Error,
     },
-    /// A file that is not a key.
+    /// A file is not a usable key.
     #[error("line {line}: {} is not a key", key.display())]
     Key {
-        /// Where.
+        /// Line of the key.
         line: usize,
-        /// The key's file.
+        /// Path of the key file.
         key: PathBuf,
-        /// The cause.
+        /// Cause.
         source: KeyError,
     },
 }
 
-/// What happens to images without a rule.
+/// The decision about images that no rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Default {
-    /// They are accepted.
+    /// Accept them.
     Any,
-    /// They are refused.
+    /// Refuse them.
     None,
 }
 
-/// Demand of a rule.
+/// The condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accept {
-    /// Nothing.
+    /// Accept every image.
     Any,
-    /// Something that no image has.
+    /// Refuse every image.
     None,
-    /// A signature of one of these keys. At least one, each with its file.
+    /// Require a signature by one of these keys, each with its file. The list is not empty.
     Signed(Vec<(PathBuf, PublicKey)>, Identity),
 }
 
 /// The repository that a signature must name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Identity {
-    /// The repository that it was pulled from.
+    /// The repository from which the image was pulled.
     Repository,
-    /// Any, or none.
+    /// Any repository, or none.
     Any,
-    /// This very repository.
+    /// Exactly this repository.
     Named(Repository),
 }
 
-/// One rule.
+/// A rule of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The line that it begins at, counted from 1.
+    /// Line at which it begins, from 1.
     pub line: usize,
-    /// Images that it is for. At least one pattern.
+    /// Patterns of the images to which it applies. The list is not empty.
     pub patterns: Vec<Pattern>,
-    /// Its demand.
+    /// Its condition.
     pub accept: Accept,
-    /// Accepted manifests, or indexes that list them; any if empty.
+    /// Accepted manifests, or indexes that list them. Empty accepts any.
     pub digests: Vec<Digest>,
 }
 
-/// A policy file, parsed.
+/// A parsed policy file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// Its path, for messages.
+    /// Path of the file, for messages.
     pub file: PathBuf,
     /// Rules, in the order of the file.
     pub rules: Vec<Rule>,
-    /// Decision about all other images.
+    /// Decision about images that no rule matches.
     pub default: Default,
 }
 
@@ -167,11 +167,11 @@ const POLICY_FIELDS: [&str; 2] = ["default", "rule"];
 const RULE_FIELDS: [&str; 5] = ["match", "accept", "digests", "keys", "identity"];
 
 impl Policy {
-    /// Loads the policy in a file, with its keys; `None` if there is no file. Any error makes the whole policy
+    /// Loads the policy in a file, with its keys. `None` if the file does not exist. Any error makes the whole policy
     /// unusable.
     ///
     /// # Errors
-    /// [`PolicyError`].
+    /// [`PolicyError`] if the file or one of its keys is unusable.
     pub fn load(file: &Path) -> Result<Option<Self>, PolicyError> {
         let failed = |flaw| PolicyError { file: file.to_owned(), flaw };
         let bytes = match read(file) {
@@ -215,9 +215,9 @@ impl Policy {
     }
 }
 
-/// A small regular file; `None` if it is something else.
+/// Reads a small regular file. `None` if it is larger or has another type.
 fn read(file: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    // Before it is opened, so that a FIFO does not hold us up.
+    // Checked before the open, which would block on a FIFO.
     let is_odd = |it: &std::fs::Metadata| !it.is_file() || it.len() > FILE_MAX;
     if is_odd(&std::fs::metadata(file)?) {
         return Ok(None);
@@ -235,9 +235,9 @@ type Value<'i> = Spanned<DeValue<'i>>;
 type Fields<'t, 'i> = BTreeMap<&'t str, &'t Value<'i>>;
 
 struct Source<'s> {
-    /// Where in the text lines end, in order.
+    /// Offsets of the line ends, in order.
     newlines: Vec<usize>,
-    /// What relative paths of keys are relative to.
+    /// Directory to which relative paths of keys are relative.
     directory: &'s Path,
 }
 
@@ -250,7 +250,7 @@ impl Source<'_> {
         Flaw::Value { line: self.line(&value.span()), field, expected }
     }
 
-    /// A table's fields, all known.
+    /// Returns a table's fields, which must all be known.
     fn fields<'t, 'i>(
         &self,
         table: &'t DeTable<'i>,
@@ -271,7 +271,7 @@ impl Source<'_> {
         Ok(fields)
     }
 
-    /// A list of texts, each with its line. One text alone is a list too, where `one` says so.
+    /// Returns the texts of a list, each with its line. A single text counts as a list. An empty list is an error.
     fn texts<'t>(
         &self,
         value: &'t Value<'_>,
@@ -378,7 +378,7 @@ impl Source<'_> {
     }
 }
 
-/// How many letters must be inserted, removed or changed to make one of the other.
+/// Returns the number of letters to insert, remove or change to turn one text into the other (Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -397,7 +397,7 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(feature = "signatures")]
 mod tests;
 
-/// Builds that verify no signatures.
+/// Tests of builds that verify no signatures.
 #[cfg(test)]
 #[cfg(not(feature = "signatures"))]
 mod unverified {

@@ -10,17 +10,17 @@ pub use unverified::PublicKey;
 #[cfg(feature = "signatures")]
 pub use verified::PublicKey;
 
-/// Why a file is not a usable key.
+/// An error of reading a public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It has no `PUBLIC KEY`.
+    /// The file contains no `PUBLIC KEY`.
     #[error("it has no \"-----BEGIN PUBLIC KEY-----\"")]
     Pem,
-    /// It has several keys.
+    /// The file contains several keys.
     #[error("it has several public keys: one file, one key")]
     Several,
-    /// It is not a `SubjectPublicKeyInfo`, or its kind is unknown.
+    /// The key is not a `SubjectPublicKeyInfo`, or has an unknown kind.
     #[error(
         "its public key is none of ECDSA P-256, ECDSA P-384, RSA of 2048 to 8192 bits or Ed25519"
     )]

@@ -1,8 +1,8 @@
-//! Policies: which images may be used, by their origins and signatures.
+//! Policies: decide which images may be used, by origin and signatures.
 //!
-//! A policy is asked when an image is pulled, and again whenever it is mounted or run. Then it decides by the evidence
-//! that the pull kept, because the policy may have changed and the registry may be out of reach. The users' manual is
-//! `docs/policy.md`.
+//! A policy is evaluated when an image is pulled, and again whenever it is mounted or run. The later decisions use
+//! the evidence that the pull stored, because the policy may have changed and the registry may be unreachable. The
+//! user manual is `docs/policy.md`.
 
 mod collect;
 mod evidence;
@@ -27,56 +27,56 @@ pub use signature::{Claim, Form, Signature};
 
 use crate::Digest;
 
-/// The policies in force. All of them must accept an image; without any, every image is accepted.
+/// The policies in force. All of them must accept an image; if there is none, every image is accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policies(Vec<Policy>);
 
-/// An image to decide about.
+/// An image about which policies decide.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     /// Name in messages.
     pub name: String,
-    /// Its origin.
+    /// Origin of the image.
     pub source: Source,
-    /// Its manifest, if it has one.
+    /// Digest of its manifest, if it has one.
     pub manifest: Option<Digest>,
 }
 
-/// The image may be used.
+/// The decision that an image may be used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Keys that verified a signature: one for each policy that demands one.
+    /// Key files that verified a signature: one for each policy that requires one.
     pub signed_by: Vec<PathBuf>,
 }
 
-/// The image may not be used.
+/// The decision that an image may not be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The image.
+    /// Refused image.
     pub subject: Subject,
-    /// The policy that refuses it.
+    /// Policy that refuses it.
     pub file: PathBuf,
-    /// Number and line of the rule, both counted from 1, and its pattern; `None` for the default.
+    /// Number and line of the rule, both from 1, and its patterns; `None` for the default.
     pub rule: Option<(usize, usize, String)>,
-    /// The reason.
+    /// Reason of the refusal.
     pub reason: Reason,
 }
 
-/// Why a policy refuses an image.
+/// The reason why a policy refuses an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
     /// The rule accepts no image.
     Forbidden,
-    /// The manifest is none of this many that the rule accepts.
+    /// The manifest is not one of this many that the rule accepts.
     Digest(usize),
-    /// There is no signature, and one by one of these keys is needed.
+    /// The image has no signature, and needs one by one of these keys.
     Unsigned(Vec<PathBuf>),
-    /// None of this many signatures is by one of these keys.
+    /// The image has this many signatures, but none by one of these keys.
     Key(usize, Vec<PathBuf>),
-    /// This many signatures are by a right key, but for other images.
+    /// The evidence has this many signatures, but all for other images.
     Other(usize),
-    /// The signature names this repository, or none; its key; and the demand.
+    /// The signature names the wrong repository. Has that repository (if any), the key, and the required identity.
     Identity(Option<Repository>, PathBuf, Identity),
 }
 
@@ -152,23 +152,23 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Why an image may not be pulled.
+/// The error of [`admit`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdmitError {
-    /// A policy refuses it.
+    /// A policy refuses the image.
     #[error(transparent)]
     Refused(#[from] Box<Refusal>),
-    /// Its signatures cannot be fetched.
+    /// The signatures cannot be fetched.
     #[error(transparent)]
     Collect(#[from] CollectError),
 }
 
 impl Policies {
-    /// Loads the policies in those of these files that exist.
+    /// Loads the policies from those of the files that exist.
     ///
     /// # Errors
-    /// [`PolicyError`] if one exists but cannot be used: then nothing may be used.
+    /// [`PolicyError`] if a file exists but is unusable. Then no image may be used.
     pub fn load(files: &[PathBuf]) -> Result<Self, PolicyError> {
         let mut found = Vec::new();
         for file in files {
@@ -177,26 +177,26 @@ impl Policies {
         Ok(Self(found))
     }
 
-    /// Whether no policy is in force, so that every image is accepted.
+    /// Whether there is no policy, so that every image is accepted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them, in the order of the files.
+    /// Returns all policies, in the order of the files.
     #[must_use]
     pub fn all(&self) -> &[Policy] {
         &self.0
     }
 
-    /// Whether any policy would look at signatures of an image from `source`.
+    /// Whether any policy needs signatures of an image from `source`.
     #[must_use]
     pub fn wants_signatures(&self, source: &Source) -> bool {
         let rules = self.0.iter().filter_map(|it| it.rule_for(source));
         rules.into_iter().any(|(_, rule)| matches!(rule.accept, Accept::Signed(..)))
     }
 
-    /// Whether a key of any rule made it.
+    /// Whether the signature was made with a key of any rule.
     fn know(&self, signature: &Signature) -> bool {
         let rules = self.0.iter().flat_map(|it| &it.rules);
         rules.into_iter().any(|rule| match &rule.accept {
@@ -208,7 +208,7 @@ impl Policies {
     /// Decides whether an image may be used.
     ///
     /// # Errors
-    /// [`Refusal`], of the first policy that refuses.
+    /// The [`Refusal`] of the first policy that refuses.
     pub fn decide(&self, subject: &Subject, evidence: &Evidence) -> Result<Verdict, Box<Refusal>> {
         let mut verdict = Verdict::default();
         for policy in &self.0 {
@@ -236,7 +236,7 @@ impl Policies {
 }
 
 impl Policy {
-    /// The first rule for what comes from there, and its number, counted from 1.
+    /// Returns the first rule that matches `source`, and its number from 1.
     fn rule_for(&self, source: &Source) -> Option<(usize, &Rule)> {
         let rules = self.rules.iter().enumerate().map(|(at, rule)| (at + 1, rule));
         let mut rules = rules.filter(|it| it.1.patterns.iter().any(|it| it.matches(source)));
@@ -245,7 +245,7 @@ impl Policy {
 }
 
 impl Rule {
-    /// The key that signed it, if one has to.
+    /// Returns the file of the key that verified a signature, if the rule requires one.
     fn decide(&self, subject: &Subject, evidence: &Evidence) -> Result<Option<PathBuf>, Reason> {
         if self.accept == Accept::None {
             return Err(Reason::Forbidden);
@@ -285,13 +285,13 @@ impl Rule {
     }
 }
 
-/// Asks whether an image may be pulled, and fetches its signatures if the policies need any. Returns the evidence to
-/// keep, which later uses are decided by.
+/// Decides whether an image may be pulled, and fetches its signatures if the policies need any. Returns the evidence
+/// to store, on which later decisions are based.
 ///
-/// `indexes` are those that led to the manifest, byte for byte and with their digests compared.
+/// `indexes` are the indexes that led to the manifest, byte for byte and with verified digests.
 ///
 /// # Errors
-/// [`AdmitError`].
+/// [`AdmitError`] if a policy refuses the image, or if the signatures cannot be fetched.
 pub fn admit(
     policies: &Policies,
     registry: &impl SignatureSource,
@@ -305,7 +305,7 @@ pub fn admit(
         for name in evidence::names_of(manifest, &indexes) {
             signatures.extend(collect::collect(registry, &name)?);
         }
-        // What is kept has a limit, and anybody may sign.
+        // Signatures by known keys come first, because only a limited number is stored, and anyone may sign.
         signatures.sort_by_key(|it| !policies.know(it));
     }
     let evidence = Evidence { origins: vec![repository.clone()], indexes, signatures };

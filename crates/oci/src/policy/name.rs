@@ -1,13 +1,13 @@
-//! Repositories as a policy sees them, and the globs that match them.
+//! Normalised names of repositories, and the patterns that match them.
 
 use std::fmt;
 
-/// What Docker Hub is called in a policy, whatever it was called by who asked it.
+/// Name of Docker Hub in policies, which replaces all aliases.
 const DOCKER_HUB: &str = "docker.io";
-/// Other names of Docker Hub. Source: distribution's `normalize.go`; containerd's `hosts.go` for the last.
+/// Aliases of Docker Hub. Source: distribution's `normalize.go`; containerd's `hosts.go` for the last.
 const DOCKER_HUB_ALIASES: [&str; 2] = ["index.docker.io", "registry-1.docker.io"];
 
-/// A registry and a repository, in one normal spelling.
+/// A registry and a repository, in a normalised spelling.
 ///
 /// The registry is in lower case, without the default port of HTTPS, and Docker Hub is always `docker.io`. So a rule
 /// for `ghcr.io` also covers `GHCR.io:443`.
@@ -15,7 +15,7 @@ const DOCKER_HUB_ALIASES: [&str; 2] = ["index.docker.io", "registry-1.docker.io"
 pub struct Repository(String);
 
 impl Repository {
-    /// From the registry and the path in it.
+    /// Makes a name from a registry and a path in it.
     #[must_use]
     pub fn new(registry: &str, path: &str) -> Self {
         let registry = registry.to_ascii_lowercase();
@@ -27,14 +27,14 @@ impl Repository {
         Self(format!("{host}/{path}"))
     }
 
-    /// From `registry/path`, as complete references have it.
+    /// Parses `registry/path`, the form in complete references.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let (registry, path) = name.split_once('/')?;
         (!registry.is_empty() && !path.is_empty()).then(|| Self::new(registry, path))
     }
 
-    /// From a reference in a signature; `alpine:3` means Docker Hub, as everywhere.
+    /// Parses a reference in a signature. `alpine:3` means Docker Hub, as in other references.
     #[must_use]
     pub fn from_reference(reference: &str) -> Option<Self> {
         let name = reference.split('@').next().unwrap_or_default();
@@ -52,7 +52,7 @@ impl Repository {
         }
     }
 
-    /// `registry/path`.
+    /// Returns `registry/path`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -65,14 +65,14 @@ impl fmt::Display for Repository {
     }
 }
 
-/// Origin of an image.
+/// The origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// It was imported or made here.
+    /// The image was imported or made on this host.
     Local,
-    /// It was pulled.
+    /// The image was pulled from this repository.
     Repository(Repository),
-    /// The store does not know it, so no rule applies.
+    /// The store has no record of the origin, so no rule matches.
     Unknown,
 }
 
@@ -86,17 +86,17 @@ impl fmt::Display for Source {
     }
 }
 
-/// Images that a rule is for.
+/// A pattern of the images to which a rule applies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Pattern {
-    /// Images that were imported or made here: `local`.
+    /// `local`: images that were imported or made on this host.
     Local,
-    /// Repositories: `*` stands for anything without a slash, `**` for anything.
+    /// Repositories: `*` matches any text without a slash, `**` any text.
     Repository(String),
 }
 
 impl Pattern {
-    /// The word for images that were imported or made here.
+    /// The pattern for images that were imported or made on this host.
     pub const LOCAL: &'static str = "local";
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
@@ -156,9 +156,9 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// Whether a glob matches all of a name. Work: at most the product of the lengths.
+/// Whether a glob matches the whole name, in at most the product of their lengths in steps.
 fn matches(glob: &[u8], name: &[u8]) -> bool {
-    // For each beginning of the name, whether the glob so far matches it.
+    // Element N: whether the glob so far matches the first N bytes of the name.
     let mut here = vec![false; name.len() + 1];
     here[0] = true;
     let mut rest = glob;

@@ -1,4 +1,4 @@
-//! Signatures from a registry.
+//! Fetches signatures from a registry.
 
 use std::error::Error;
 use std::io::Read as _;

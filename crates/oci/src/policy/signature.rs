@@ -1,4 +1,4 @@
-//! Signatures in the forms that cosign gives them.
+//! Signatures in cosign's formats.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,30 +8,30 @@ use super::key::PublicKey;
 use super::name::Repository;
 use crate::Digest;
 
-/// The most bytes that are signed. Real payloads have some hundred, and what annotations the signer gave.
+/// Maximum size of a signed payload, in bytes. Real ones have a few hundred bytes plus the signer's annotations.
 pub(super) const PAYLOAD_MAX: u64 = 256 << 10;
-/// The most bytes in a signature: more than RSA of 8192 bits has.
+/// Maximum size of a signature in bytes, larger than that of 8192-bit RSA.
 const SIGNATURE_MAX: usize = 2048;
 
-/// Source: cosign, `specs/SIGNATURE_SPEC.md`, "Simple Signing".
+/// Type of a simple signing payload. Source: cosign, `specs/SIGNATURE_SPEC.md`, "Simple Signing".
 const SIMPLE_SIGNING: &str = "cosign container image signature";
-/// Source: DSSE and in-toto, as in sigstore's `protobuf-specs`, `sigstore_bundle.proto`.
+/// Payload type of an envelope. Source: DSSE and in-toto, as in sigstore's `protobuf-specs`, `sigstore_bundle.proto`.
 const IN_TOTO: &str = "application/vnd.in-toto+json";
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
-/// What cosign 3 says when it signs an image, as opposed to attesting something about it.
+/// Predicate type with which cosign 3 signs an image. Attestations have other types.
 const COSIGN_SIGN: &str = "https://sigstore.dev/cosign/sign/v1";
 
-/// Format of a signature.
+/// The format of a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Form {
-    /// Cosign's first one: the payload itself is signed.
+    /// Cosign's first format: the payload itself is signed.
     SimpleSigning,
-    /// A sigstore bundle's: an in-toto statement in a DSSE envelope.
+    /// The format of sigstore bundles: an in-toto statement in a DSSE envelope.
     Dsse,
 }
 
-/// A signature that claims to be for a manifest. It is not verified.
+/// An unverified signature that claims to be for a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Signature {
     pub(super) form: Form,
@@ -39,12 +39,12 @@ pub struct Signature {
     pub(super) signature: Vec<u8>,
 }
 
-/// Content of a signature.
+/// The content of a signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// Signed manifests or indexes.
     pub digests: Vec<Digest>,
-    /// Repository at the time of signing, as the signer says.
+    /// Repository that the signer named.
     pub repository: Option<Repository>,
 }
 
@@ -107,13 +107,13 @@ struct EnvelopeSignature {
 }
 
 impl Signature {
-    /// From a payload, and its signature in base64 as cosign annotates it.
+    /// Makes a signature from a payload and cosign's annotation, which is base64.
     pub(super) fn simple(payload: Vec<u8>, signature: &str) -> Option<Self> {
         let signature = STANDARD.decode(signature).ok()?;
         Self::new(Form::SimpleSigning, payload, signature)
     }
 
-    /// From a sigstore bundle.
+    /// Makes a signature from a sigstore bundle.
     pub(super) fn from_bundle(bundle: &[u8]) -> Option<Self> {
         let Bundle { dsse_envelope: envelope } = serde_json::from_slice(bundle).ok()?;
         let [EnvelopeSignature { sig }] = envelope.signatures.as_slice() else { return None };
@@ -130,7 +130,7 @@ impl Signature {
         (fits && this.claim().is_some()).then_some(this)
     }
 
-    /// Parses its content; `None` if that is not about an image.
+    /// Parses its content. `None` if the content is not about an image.
     #[must_use]
     pub fn claim(&self) -> Option<Claim> {
         match self.form {
@@ -155,7 +155,7 @@ impl Signature {
         }
     }
 
-    /// Whether this key verifies it.
+    /// Whether this key verifies the signature.
     #[must_use]
     pub fn is_by(&self, key: &PublicKey) -> bool {
         match self.form {

@@ -1,4 +1,4 @@
-//! Challenges of registries, and answers to them. Source: RFC 9110, 11; distribution's
+//! Authenticates to registries by their challenges. Source: RFC 9110, 11; distribution's
 //! `docs/content/spec/auth/{token,oauth}.md`.
 
 use std::collections::BTreeMap;
@@ -18,16 +18,16 @@ use super::manifests::check_json;
 use super::patience;
 use super::transport::{Answer, Ask, Transport};
 
-/// How long a token lives that does not say. Source: `token.md`, `expires_in`.
+/// Default lifetime of a token. Source: `token.md`, `expires_in`.
 const TOKEN_LIFE: Duration = Duration::from_secs(60);
-/// How much earlier than that it is renewed.
+/// Time before its end at which a token is renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(5);
-/// More than any answer of a token server has.
+/// Maximum response of a token server in bytes, larger than any real one.
 const TOKEN_ANSWER_MAX: u64 = 1 << 20;
-/// More than any error has.
+/// Maximum error response in bytes, larger than any real one.
 pub(super) const ERROR_MAX: u64 = 64 << 10;
 
-/// What a server wants to know.
+/// A challenge of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Challenge {
     Basic,
@@ -39,24 +39,24 @@ struct Token {
     until: Instant,
 }
 
-/// A host, realm, service and scopes.
+/// Identifies a token: host, realm, service and scopes.
 type Key = (String, String, Option<String>, Vec<String>);
 
-/// What was found of a host's credentials.
+/// The result of looking up a host's credentials.
 #[derive(Clone)]
 enum Asked {
     Found(Option<Credential>),
-    /// This helper did not answer in time. Others that wait are not to wait as long again.
+    /// This helper timed out. Other requests must not wait for the same time again.
     Hung(PathBuf, Duration),
 }
 
-/// Who we are to the hosts of one registry.
+/// Credentials, challenges and tokens for the hosts of one registry.
 pub(super) struct Authenticator {
     keyring: Keyring,
     repository: String,
     challenges: Mutex<BTreeMap<String, Challenge>>,
     credentials: tokio::sync::Mutex<BTreeMap<String, Asked>>,
-    // Held while a token is fetched, so that many requests at once fetch one.
+    // Locked while a token is fetched, so that parallel requests fetch only one.
     tokens: tokio::sync::Mutex<BTreeMap<Key, Token>>,
 }
 
@@ -71,7 +71,7 @@ impl Authenticator {
         }
     }
 
-    /// Sends a request, and says who we are as far as the server asks for it: once, or once more with a new token.
+    /// Sends a request, with credentials if the server has asked for them. After a challenge, sends it once more.
     pub(super) async fn call(
         &self,
         transport: &Transport,
@@ -105,7 +105,7 @@ impl Authenticator {
         Ok(answer)
     }
 
-    /// Whether a server has wanted to know who we are.
+    /// Whether a server has asked for credentials.
     pub(super) fn was_asked(&self, endpoint: &Endpoint) -> bool {
         let challenges = self.challenges.lock().unwrap_or_else(PoisonError::into_inner);
         challenges.contains_key(&endpoint.base)
@@ -127,7 +127,7 @@ impl Authenticator {
         }
     }
 
-    /// What to send to a host, by the challenge that it had for us.
+    /// Returns the `Authorization` header for a host, according to its last challenge.
     async fn authorization(
         &self,
         transport: &Transport,
@@ -152,7 +152,7 @@ impl Authenticator {
             }
             (Challenge::Bearer { realm, service, scope }, credential) => {
                 let mut scopes = scopes.to_vec();
-                // A registry that keeps the repository under another name says so here.
+                // The challenge names another repository if the registry knows this one by another name.
                 if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
                     let (resource, _) = scope.rsplit_once(':').unwrap_or((&scope, ""));
                     if !scopes.iter().any(|own| own.starts_with(&format!("{resource}:"))) {
@@ -176,7 +176,7 @@ impl Authenticator {
         }
         let (keyring, repository) = (self.keyring.clone(), self.repository.clone());
         let name = host.to_owned();
-        // A helper may take its time.
+        // On a blocking thread, because a helper may take long.
         let found = tokio::task::spawn_blocking(move || keyring.find(&name, &repository)).await;
         let found = found.map_err(|error| Cause::Protocol(error.to_string()))?;
         if let Err(CredentialError::HelperTimeout { path, timeout }) = &found {
@@ -256,7 +256,7 @@ impl Authenticator {
         if status != 200 {
             let body = transport.body(answer.response, ERROR_MAX).await.unwrap_or_default();
             let cause = Cause::of_status(status, &headers, &body, &endpoint.host);
-            // Token servers say 403 and some 400 for a wrong password.
+            // For a wrong password, token servers return 403, and some 400.
             let is_ours = status == 401 || (matches!(status, 400 | 403) && credential.is_some());
             if is_ours {
                 let words = match cause {
@@ -284,7 +284,7 @@ impl Authenticator {
         let token =
             token.ok_or_else(|| Cause::Protocol("the token server sends no token".to_owned()))?;
         let life = granted.expires_in.filter(|seconds| *seconds > 0).map(Duration::from_secs);
-        // A day is for ever, and does not overflow.
+        // At most a day, so that the sum with the current time cannot overflow.
         Ok((token, life.unwrap_or(TOKEN_LIFE).min(Duration::from_secs(86_400))))
     }
 }
@@ -315,7 +315,7 @@ fn ask_for_token(
         drop(query);
         return Ask::new(Method::GET, url);
     };
-    // `Url` has the only encoder at hand.
+    // Encodes the form with `Url`, the only encoder among the dependencies.
     let mut form = Url::parse("x:").expect("it is an address");
     form.query_pairs_mut()
         .append_pair("grant_type", "refresh_token")
@@ -345,7 +345,7 @@ fn bearer(token: &Secret) -> Result<HeaderValue, Cause> {
 }
 
 impl Challenge {
-    /// The best of those that a server offers: bearer before basic.
+    /// Returns the preferred challenge of a server: bearer before basic.
     fn parse(headers: &HeaderMap) -> Option<Self> {
         let texts =
             headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
@@ -355,7 +355,7 @@ impl Challenge {
     }
 }
 
-/// The challenges in one header that are known: `Bearer realm="…",service="…", Basic realm="…"`.
+/// Parses the known challenges in a header: `Bearer realm="…",service="…", Basic realm="…"`.
 fn challenges(mut rest: &str) -> Vec<Challenge> {
     let mut found: Vec<(String, BTreeMap<String, String>)> = Vec::new();
     loop {
@@ -396,7 +396,7 @@ fn challenges(mut rest: &str) -> Vec<Challenge> {
     known.collect()
 }
 
-/// A quoted string up to its end, and what follows.
+/// Parses a quoted string, and returns it with the rest of the text.
 fn unquote(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices();
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(got, expect, "{headers:?}");
     }
 
-    /// The first is the example of `token.md`.
+    /// The first case is the example of `token.md`.
     #[test]
     fn what_a_server_wants() {
         check(

@@ -1,4 +1,4 @@
-//! Blobs, as readers that reconnect by themselves.
+//! Readers of blobs, which reconnect after errors.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -18,17 +18,16 @@ use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 use crate::blobs::{BlobSource, Whole, within};
 
-/// Bytes that are passed on at once.
+/// Size of a piece that is passed to the reader, in bytes.
 const PIECE: usize = 256 << 10;
-/// Pieces on their way, besides the one that is filled and the one that is read.
+/// Number of queued pieces, besides the one that is filled and the one that is read.
 const PIECES: usize = 4;
-/// How long a piece may wait to be filled: a slow blob is not to look like one that stands still.
+/// Maximum time to fill a piece, so that a slow blob does not look like a stalled one.
 const PIECE_AGE: Duration = Duration::from_millis(200);
 
-/// A blob that is being fetched. The first read sends the first request. The reader must compare the bytes with the
-/// digest.
+/// A reader of a blob. The first read sends the first request. The caller must verify the digest.
 ///
-/// Errors contain a [`RegistryError`].
+/// Errors of reads contain a [`RegistryError`].
 pub struct BlobReader {
     engine: Arc<Engine>,
     core: Arc<Core>,
@@ -55,7 +54,8 @@ enum Piece {
 }
 
 impl Registry {
-    /// A blob from the byte `from` on. With its `size`, in bytes, a blob of another size is an error.
+    /// Returns a reader of a blob from the byte `from` on. With a `size` in bytes, a blob of another size is an
+    /// error.
     #[must_use]
     pub fn blob(&self, digest: &Digest, size: Option<u64>, from: u64) -> BlobReader {
         BlobReader {
@@ -96,14 +96,14 @@ impl BlobSource for Registry {
 }
 
 impl BlobReader {
-    /// Ends before the byte `end`, and requests no more.
+    /// Ends the reader before the byte `end`. Later bytes are not requested.
     #[must_use]
     pub fn until(mut self, end: u64) -> Self {
         self.until = Some(end);
         self
     }
 
-    /// For a small document, such as a config: all attempts together have [`super::Settings::patience`].
+    /// Marks the blob as a small document, such as a config: all attempts share [`super::Settings::patience`].
     #[must_use]
     pub fn as_document(mut self) -> Self {
         self.is_document = true;
@@ -128,7 +128,7 @@ impl BlobReader {
                 first(sender.closed(), core.cancelled()).await;
                 None
             };
-            // Whoever cancels or stops reading is told nothing more.
+            // If the call was cancelled or the reader dropped, the result is not sent.
             let Some(result) = first(async { Some(transfer.run().await) }, nobody).await else {
                 return;
             };
@@ -136,7 +136,7 @@ impl BlobReader {
                 Ok(()) => Piece::End,
                 Err(error) => Piece::Failed(error),
             };
-            // The reader may have gone.
+            // The reader may have been dropped.
             let _sent = sender.send(last).await;
         });
         receiver
@@ -171,17 +171,17 @@ impl Read for BlobReader {
     }
 }
 
-/// What the network's thread knows of a reader.
+/// The state of a reader on the network thread.
 struct Transfer {
     core: Arc<Core>,
     digest: Digest,
     size: Option<u64>,
-    /// What has come of the blob; the reader gets no byte twice.
+    /// Offset of the next byte for the reader, which gets no byte twice.
     at: u64,
-    /// Where it ends for the reader, who may not want all of it.
+    /// Offset at which the reader ends, if it does not read the whole blob.
     until: Option<u64>,
     is_document: bool,
-    /// A server has refused to begin in the middle: it is asked for everything, and what is here is left out.
+    /// Whether to request the whole blob and skip the received part, because a server refused a range.
     is_from_start: bool,
     sender: mpsc::Sender<Piece>,
 }
@@ -204,7 +204,7 @@ impl Transfer {
                 Ok(()) => break,
                 Err(cause) => {
                     self.core.places.forget(index, &self.digest);
-                    // A few bytes in all the time that an attempt has are no progress.
+                    // A few bytes in the whole time of an attempt do not count as progress.
                     if self.at > before && !cause.is_slow() {
                         turns.progressed();
                     }
@@ -215,7 +215,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Where it ends, as far as that is known.
+    /// Returns the offset at which the reader ends, if it is known.
     fn end(&self) -> Option<u64> {
         self.until.or(self.size)
     }
@@ -239,7 +239,7 @@ impl Transfer {
                 self.check_range(headers)?;
                 0
             }
-            // Nothing is left, which only the server knew.
+            // The blob is complete, but its size was known only to the server.
             416 if self.size.is_none() && total_of_416(headers) == Some(self.at) => return Ok(()),
             416 if !is_from_start && (at > 0 || until.is_some()) => {
                 self.is_from_start = true;
@@ -264,7 +264,7 @@ impl Transfer {
             let next = if piece.is_empty() {
                 chunk.await
             } else {
-                // What has come is passed on before long, even if nothing follows.
+                // Received bytes are passed on soon, even if no more follow.
                 let rest = PIECE_AGE.saturating_sub(since.elapsed());
                 let Ok(next) = tokio::time::timeout(rest, chunk).await else {
                     self.pass_on(index, piece.split().freeze()).await?;
@@ -281,7 +281,7 @@ impl Transfer {
             drop(chunk.split_to(skipped));
             skip -= skipped as u64;
             if let Some(until) = self.until {
-                // A server without ranges sends all of it.
+                // A server without ranges sends the whole blob.
                 let left = until - self.at - piece.len() as u64;
                 chunk.truncate(usize::try_from(left).unwrap_or(usize::MAX));
             }
@@ -340,7 +340,7 @@ pub(super) fn wrong_range(headers: &HeaderMap, asked: u64) -> Cause {
     }
 }
 
-/// `bytes=FIRST-LAST, FIRST-`.
+/// Formats `bytes=FIRST-LAST, FIRST-`.
 pub(super) fn ranges_header(ranges: &[(u64, Option<u64>)]) -> Result<HeaderValue, Cause> {
     let parts = ranges.iter().map(|(first, last)| match last {
         Some(last) => format!("{first}-{last}"),
@@ -350,7 +350,7 @@ pub(super) fn ranges_header(ranges: &[(u64, Option<u64>)]) -> Result<HeaderValue
     HeaderValue::try_from(text).map_err(|error| Cause::Protocol(error.to_string()))
 }
 
-/// `bytes FIRST-LAST/TOTAL`. Source: RFC 9110, 14.4.
+/// A header `bytes FIRST-LAST/TOTAL`. Source: RFC 9110, 14.4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ContentRange {
     pub(super) first: u64,
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(got, expect, "{text}");
     }
 
-    /// Rows from RFC 9110, 14.4.
+    /// The rows are from RFC 9110, 14.4.
     #[test]
     fn content_ranges() {
         check("bytes 42-1233/1234", Some((42, 1233, Some(1234))));

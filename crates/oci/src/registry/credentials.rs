@@ -19,21 +19,21 @@ use crate::reference::{DOCKER_HUB, DOCKER_HUB_API};
 
 pub use save::{Kept, Removed};
 
-/// Docker Hub's name in files and helpers.
+/// Docker Hub's name in credential files and for helpers.
 const DOCKER_HUB_KEY: &str = "https://index.docker.io/v1/";
 
-/// Text that never appears in messages or logs.
+/// A text that never appears in messages or logs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides `text`.
+    /// Wraps a secret text.
     #[must_use]
     pub const fn new(text: String) -> Self {
         Self(text)
     }
 
-    /// The text itself, for the one who sends it.
+    /// Returns the text itself, to be sent.
     #[must_use]
     pub(super) fn expose(&self) -> &str {
         &self.0
@@ -61,106 +61,106 @@ impl<'de> Deserialize<'de> for Secret {
 /// Credentials for a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// A name and a password.
+    /// A user name and a password.
     Password {
-        /// The name.
+        /// User name.
         user: String,
-        /// The password, or a personal token.
+        /// Password, or a personal access token.
         password: Secret,
     },
     /// A refresh token, which a token server exchanges for access tokens.
     Identity(Secret),
-    /// A token that is sent as it is.
+    /// A bearer token that is sent unchanged.
     Bearer(Secret),
 }
 
-/// Places to look for credentials.
+/// The sources of credentials.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
-    /// Credentials from the caller. With them, no other place counts.
+    /// Credentials from the caller, which override all other sources.
     pub given: Option<Credential>,
-    /// Files like Docker's `config.json`. The first one that names the registry counts; missing files are skipped.
+    /// Files like Docker's `config.json`. The first one that names the registry is used; missing files are skipped.
     pub files: Vec<PathBuf>,
-    /// Directories with the programs `docker-credential-NAME`.
+    /// Directories that contain the programs `docker-credential-NAME`.
     pub helpers: Vec<PathBuf>,
-    /// Time limit for a helper, which may ask a person for a password.
+    /// Timeout for a helper, which may ask the user for a password.
     pub helper_timeout: Duration,
 }
 
-/// Why credentials cannot be used. Messages never show them.
+/// An error of reading or saving credentials. Its messages never show them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CredentialError {
-    /// The file cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
-    /// The file is not in the right format. Its content is not shown.
+    /// A file has an invalid format. Its content is not shown.
     #[error("{} is malformed at line {line}", path.display())]
     Malformed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Line, counted from 1.
+        /// Line, from 1.
         line: usize,
     },
-    /// `auth` is not the base64 of a name, a colon and a password.
+    /// An `auth` is not the base64 encoding of a name, a colon and a password.
     #[error("{} has unreadable credentials for {}", path.display(), key.escape_debug())]
     Auth {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The registry, as the file calls it.
+        /// Name of the registry in the file.
         key: String,
     },
-    /// The helper does not exist.
+    /// A helper does not exist.
     #[error(
         "there is no program docker-credential-{}, which {} names", name.escape_debug(), path.display()
     )]
     NoHelper {
-        /// Its name, without the prefix.
+        /// Name of the helper, without the prefix.
         name: String,
-        /// The file that names it.
+        /// File that names the helper.
         path: PathBuf,
     },
-    /// The helper cannot be run.
+    /// A helper cannot be run.
     #[error("cannot run {}", path.display())]
     Helper {
-        /// The program.
+        /// Path of the helper.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
-    /// The helper failed. Its output is not shown, because it may have secrets.
+    /// A helper failed. Its output is not shown, because it may contain secrets.
     #[error("{} failed ({status})", path.display())]
     HelperFailed {
-        /// The program.
+        /// Path of the helper.
         path: PathBuf,
-        /// How it ended.
+        /// Exit status, or the reason.
         status: String,
     },
-    /// The file cannot be written.
+    /// A file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
-    /// No file to write to is known.
+    /// The settings name no file to write to.
     #[error("there is no place to save credentials: set REGISTRY_AUTH_FILE, or XDG_RUNTIME_DIR")]
     NoFile,
-    /// The user name has a colon, which no file can hold.
+    /// The user name contains a colon, which files cannot store.
     #[error("a user name cannot have a colon")]
     User,
-    /// The helper did not end in time.
+    /// A helper did not exit in time.
     #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]
     HelperTimeout {
-        /// The program.
+        /// Path of the helper.
         path: PathBuf,
-        /// The limit.
+        /// Timeout.
         timeout: Duration,
     },
 }
@@ -188,7 +188,7 @@ impl Keyring {
     /// Finds credentials for a repository of the registry at `host`.
     ///
     /// # Errors
-    /// [`CredentialError`] if there are credentials that cannot be used.
+    /// [`CredentialError`] if credentials exist but are unusable.
     pub fn find(
         &self,
         host: &str,
@@ -221,7 +221,7 @@ impl Keyring {
         }
         if let Some((key, entry)) = longest(&file.auths, &name) {
             let wrong = || CredentialError::Auth { path: path.to_owned(), key: key.clone() };
-            // Docker leaves an empty entry where the store has the rest.
+            // Docker writes an empty entry if the credential store has the credentials.
             if let Some(found) = entry.credential().map_err(|Unreadable| wrong())? {
                 return Ok(Some(found));
             }
@@ -233,17 +233,17 @@ impl Keyring {
     }
 }
 
-/// The largest file of credentials.
+/// Maximum size of a credential file, in bytes.
 pub const FILE_MAX: u64 = 4 << 20;
 
-/// What a file has; `None` for one that is not there, or empty.
+/// Reads a credential file. `None` if the file does not exist or is empty.
 fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, CredentialError> {
     let text = match crate::files::read_settings(path, FILE_MAX) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(CredentialError::Read { path: path.to_owned(), source }),
     };
-    // An empty file is what a bind mount of nothing looks like.
+    // A bind mount without a source appears as an empty file.
     if text.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
     }
@@ -252,7 +252,7 @@ fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<Option<T>, Credential
         .map_err(|error| CredentialError::Malformed { path: path.to_owned(), line: error.line() })
 }
 
-/// What helpers call a registry.
+/// Returns a registry's name for helpers.
 fn helper_key(host: &str) -> &str {
     if host == DOCKER_HUB { DOCKER_HUB_KEY } else { host }
 }
@@ -290,7 +290,7 @@ pub(super) fn canonical_host(host: &str) -> &str {
     if matches!(host, "index.docker.io" | DOCKER_HUB_API) { DOCKER_HUB } else { host }
 }
 
-/// A key as `host` or `host/path`: older files have addresses of the API.
+/// Returns a key as `host` or `host/path`. Older files have addresses of the API as keys.
 fn canonical_key(key: &str) -> String {
     let (key, is_address) = match key.split_once("://") {
         Some((_, rest)) => (rest, true),
@@ -305,7 +305,7 @@ fn canonical_key(key: &str) -> String {
     format!("{host}/{path}")
 }
 
-/// The entry whose key is the longest that `name` begins with, at the end of a part of it.
+/// Returns the entry with the longest key that is a prefix of `name` and ends at a component of it.
 fn longest<'a, T>(entries: &'a BTreeMap<String, T>, name: &str) -> Option<(&'a String, &'a T)> {
     let fit = |key: &str| {
         let key = canonical_key(key);

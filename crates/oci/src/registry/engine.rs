@@ -1,4 +1,4 @@
-//! The thread that the network has, and how the others wait for it.
+//! The network thread, and how other threads wait for it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::{Cause, Core, Registry, RegistryError};
 
-/// A thread with a runtime, until this is dropped. What it has not finished then is dropped as well.
+/// A thread with a tokio runtime. Dropping it also drops all unfinished work.
 pub(super) struct Engine {
     handle: Handle,
     _stop: oneshot::Sender<()>,
@@ -21,9 +21,9 @@ impl Engine {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
-            // The sender is only ever dropped.
+            // The sender is never used, only dropped.
             let _ended = runtime.block_on(stopped);
-            // A credential helper may still be waited for, and nobody waits for that.
+            // Without waiting for a credential helper that may still run.
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, _stop: stop })
@@ -34,7 +34,7 @@ impl Engine {
     }
 }
 
-/// What the first of two that ends gives; the other is dropped.
+/// Returns the output of the future that finishes first, and drops the other.
 pub(super) async fn first<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> T {
     let (mut one, mut other) = (std::pin::pin!(one), std::pin::pin!(other));
     std::future::poll_fn(|context| match one.as_mut().poll(context) {
@@ -45,7 +45,7 @@ pub(super) async fn first<T>(one: impl Future<Output = T>, other: impl Future<Ou
 }
 
 impl Registry {
-    /// Has the thread do `work`, and waits for it.
+    /// Runs `work` on the network thread, and waits for it.
     pub(super) fn run<T, W>(
         &self,
         what: &str,
@@ -64,10 +64,10 @@ impl Registry {
                 None
             };
             let result = first(async { Some(work.await) }, cancelled).await;
-            // Whoever asked is waiting below.
+            // The caller waits for the result below.
             let _sent = sender.send(result);
         });
-        // Without an answer the thread has panicked, which has been printed.
+        // If the sender was dropped, the thread has panicked, which has been printed.
         let cancelled = || RegistryError::new(what, &self.core.registry, 1, Cause::Cancelled);
         receiver.blocking_recv().ok().flatten().unwrap_or_else(|| Err(cancelled()))
     }

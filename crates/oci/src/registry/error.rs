@@ -1,4 +1,4 @@
-//! Why a request to a registry failed.
+//! Errors of requests to a registry.
 
 use std::error::Error;
 use std::io;
@@ -12,22 +12,22 @@ use super::retry_after::retry_after;
 use crate::Digest;
 use crate::manifest::ManifestError;
 
-/// The most characters of a server's own words that are shown.
+/// Maximum number of characters of a server's message that are shown.
 const WORDS_MAX: usize = 300;
 
-/// A request to a registry, and why it failed.
+/// The error of a request to a registry.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot {what} at {host}{}", if *.attempts > 1 { format!(" ({attempts} attempts)") } else { String::new() }
 )]
 pub struct RegistryError {
-    /// `fetch blob sha256:… of library/alpine`.
+    /// Description of the request, such as `fetch blob sha256:… of library/alpine`.
     pub(super) what: Box<str>,
-    /// The host that failed last.
+    /// Host of the last failure.
     pub(super) host: Box<str>,
-    /// Attempts since the last progress.
+    /// Number of attempts since the last progress.
     pub(super) attempts: u32,
-    /// Why.
+    /// Cause of the last failure.
     #[source]
     pub(super) cause: Box<Cause>,
 }
@@ -37,205 +37,205 @@ impl RegistryError {
         Self { what: what.into(), host: host.into(), attempts, cause: Box::new(cause) }
     }
 
-    /// The host that failed last, with its port.
+    /// Returns the host of the last failure, with its port.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// Why it failed.
+    /// Returns the cause of the failure.
     #[must_use]
     pub fn cause(&self) -> &Cause {
         &self.cause
     }
 
-    /// Whether the registry says that there is no such thing.
+    /// Whether the registry reports that the manifest, blob or repository does not exist.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(*self.cause, Cause::NotFound { .. } | Cause::NameUnknown { .. })
     }
 
-    /// Whether the caller cancelled it, by [`super::Settings::cancel`].
+    /// Whether the caller cancelled the request, by [`super::Settings::cancel`].
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         matches!(*self.cause, Cause::Cancelled)
     }
 }
 
-/// Why one attempt failed.
+/// The cause of a failed attempt.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// It asks for credentials, and there are none.
+    /// The registry asks for credentials, but none are known.
     #[error("no credentials for {host}: log in to it, if the repository exists{}", said(words))]
     NoCredentials {
-        /// The registry.
+        /// Host of the registry.
         host: String,
         /// The registry's message.
         words: String,
     },
-    /// It does not accept the credentials.
+    /// The registry refuses the credentials.
     #[error("the credentials for {host} are refused{}", said(words))]
     Refused {
-        /// The registry.
+        /// Host of the registry.
         host: String,
         /// The registry's message.
         words: String,
     },
-    /// It accepts the credentials, but does not allow the request.
+    /// The registry accepts the credentials, but denies the request.
     #[error("access is denied{}", said(words))]
     Denied {
         /// The registry's message.
         words: String,
     },
-    /// There is no such manifest or blob.
+    /// The manifest or blob does not exist.
     #[error("it is not there{}", said(words))]
     NotFound {
         /// The registry's message.
         words: String,
     },
-    /// A manifest names a blob that the registry lacks.
+    /// A manifest references a blob that the registry lacks.
     #[error("it lacks a blob that the manifest names{}", said(words))]
     BlobUnknown {
         /// The registry's message.
         words: String,
     },
-    /// There is no such repository.
+    /// The repository does not exist.
     #[error("there is no such repository{}", said(words))]
     NameUnknown {
         /// The registry's message.
         words: String,
     },
-    /// Too many requests.
+    /// The client sent too many requests.
     #[error(
         "the registry limits the rate of requests{}{}",
         after.map_or_else(String::new, |after| format!(": try again in {} s", after.as_secs())),
         said(words)
     )]
     RateLimited {
-        /// When to try again, from now.
+        /// Time until the next attempt is allowed.
         after: Option<Duration>,
         /// The registry's message.
         words: String,
     },
-    /// Any other status that is not a success.
+    /// The response has another unsuccessful status.
     #[error("it answers with status {status}{}", said(words))]
     Status {
-        /// Status code of HTTP.
+        /// HTTP status code.
         status: u16,
-        /// When to try again, from now.
+        /// Time until the next attempt is allowed.
         after: Option<Duration>,
         /// The registry's message.
         words: String,
     },
-    /// An unknown authority signed its certificate.
+    /// The server's certificate is signed by an unknown authority.
     #[error(
         "its certificate is signed by an unknown authority: put that CA's certificate into certs.d/{host}/ca.crt, \
          below /etc/quire or the folder of your settings"
     )]
     UnknownCa {
-        /// The registry.
+        /// Host of the registry.
         host: String,
     },
-    /// TLS failed for another reason.
+    /// The TLS connection failed for another reason.
     #[error("no secure connection ({0})")]
     Tls(String),
-    /// A certificate, key or CA file of the client cannot be used.
+    /// A certificate, key or CA file of the client is unusable.
     #[error("cannot use the certificate file {}: {reason}", path.display())]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: std::path::PathBuf,
         /// The reason.
         reason: String,
     },
-    /// It speaks HTTP where TLS is expected.
+    /// The server uses HTTP, but TLS is expected.
     #[error("the server speaks HTTP, not HTTPS: use --plain-http if the network is trusted")]
     PlainHttp,
-    /// It speaks TLS where HTTP is expected.
+    /// The server uses TLS, but HTTP is expected.
     #[error(
         "the server speaks HTTPS, not HTTP: leave out --plain-http, or write server = \"https://{host}\" \
          into certs.d/{host}/hosts.toml"
     )]
     WantsTls {
-        /// The registry.
+        /// Host of the registry.
         host: String,
     },
-    /// The name has no address.
+    /// The host name cannot be resolved.
     #[error("the host name cannot be resolved ({0})")]
     Dns(String),
-    /// It refused the connection.
+    /// The server refused the connection.
     #[error("the connection is refused: nothing listens there")]
     ConnectionRefused,
-    /// The connection failed or broke off.
+    /// The connection failed or was interrupted.
     #[error("the connection broke ({0})")]
     Connection(String),
-    /// The proxy did not make the connection.
+    /// The proxy could not connect.
     #[error("the proxy refuses to connect ({0})")]
     Proxy(String),
-    /// The connection was not made in time.
+    /// The connection was not established within this time.
     #[error("no connection within {} s", .0.as_secs_f32())]
     ConnectTimeout(Duration),
-    /// No bytes came for this long.
+    /// The connection transferred no bytes for this time.
     #[error("nothing came for {} s", .0.as_secs_f32())]
     Stalled(Duration),
-    /// A small document came too slowly, over all attempts.
+    /// A small document arrived too slowly, over all attempts.
     #[error("only {received} bytes of it came in {} s", seconds.as_secs_f32())]
     Overdue {
-        /// Bytes that came, in all attempts.
+        /// Bytes received in all attempts.
         received: u64,
-        /// Time of all attempts.
+        /// Time limit of all attempts.
         seconds: Duration,
     },
-    /// A layer came too slowly.
+    /// A layer arrived too slowly.
     #[error("the connection is too slow: it gave {received} bytes, and less than 1 KiB/s for {} s", seconds.as_secs_f32())]
     TooSlow {
-        /// Bytes that came.
+        /// Bytes received.
         received: u64,
-        /// Time in which they came.
+        /// Time limit of the attempt.
         seconds: Duration,
     },
-    /// Another media type, most often a web page.
+    /// The response has an unexpected media type, most often that of a web page.
     #[error("the server sent {received}, not {expected}")]
     Foreign {
-        /// Its media type.
+        /// Media type of the response.
         received: String,
-        /// The wanted kind: a manifest, a list, a token.
+        /// Expected kind of document: a manifest, a list, a token.
         expected: &'static str,
     },
-    /// Too few bytes came.
+    /// The content is too short.
     #[error("the content ended after {actual} of {expected} bytes")]
     Short {
-        /// Bytes that came.
+        /// Bytes received.
         actual: u64,
-        /// Bytes that were expected.
+        /// Expected size, in bytes.
         expected: u64,
     },
-    /// Too many bytes came.
+    /// The content is too long.
     #[error("the content has more than {max} bytes")]
     TooLong {
-        /// Bytes that were expected.
+        /// Maximum or expected size, in bytes.
         max: u64,
     },
-    /// It announces another length than the known one.
+    /// The server announces another length than the known one.
     #[error("the server announces {actual} bytes instead of {expected}")]
     Length {
-        /// The announced length, in bytes.
+        /// Announced length, in bytes.
         actual: u64,
-        /// The known length, in bytes.
+        /// Known length, in bytes.
         expected: u64,
     },
-    /// It sent another range than the wanted one.
+    /// The server sent another range than the requested one.
     #[error("asked for the bytes from {asked}, the server sends \"{}\"", answer.escape_debug())]
     ContentRange {
-        /// First byte of the wanted range.
+        /// Offset of the first requested byte.
         asked: u64,
-        /// Its `Content-Range`.
+        /// `Content-Range` of the response.
         answer: String,
     },
-    /// The content has another digest.
+    /// The content does not have the requested digest.
     #[error("the content has the digest {actual}, not {expected}")]
     Digest {
-        /// The wanted digest.
+        /// Requested digest.
         expected: Box<Digest>,
         /// Digest of the content.
         actual: Box<Digest>,
@@ -243,70 +243,70 @@ pub enum Cause {
     /// The content does not have the digest that the server claims.
     #[error("the content has the digest {actual}, but the server calls it \"{}\"", claimed.escape_debug())]
     ClaimedDigest {
-        /// Its `Docker-Content-Digest`.
+        /// `Docker-Content-Digest` of the response.
         claimed: String,
         /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// An answer that breaks the rules of HTTP or of the registry protocol.
+    /// The response violates HTTP or the registry protocol.
     #[error("the server's answer is not valid: {0}")]
     Protocol(String),
-    /// A document that cannot be used.
+    /// A document in the response is invalid.
     #[error("cannot use its answer")]
     Document(#[source] ManifestError),
-    /// A redirect from a secure connection to an insecure one.
+    /// The server redirects from a secure connection to an insecure one.
     #[error("it redirects to {0} without TLS")]
     Downgrade(String),
-    /// It redirected to another host, where the request failed.
+    /// The server redirected to another host, where the request failed.
     #[error("it leads to {host}")]
     Elsewhere {
-        /// The other host.
+        /// Host to which the server redirected.
         host: String,
-        /// The failure there.
+        /// Cause of the failure there.
         source: Box<Self>,
     },
-    /// The token server gave no token.
+    /// The token server sent no token.
     #[error("cannot get an access token from {host}")]
     Token {
-        /// The token server.
+        /// Host of the token server.
         host: String,
-        /// The cause.
+        /// Cause.
         source: Box<Self>,
     },
-    /// The registry lost an upload after this many bytes, and it cannot begin again.
+    /// The registry lost an upload after this many bytes. Only the caller can restart the upload, with a new reader.
     #[error("the registry has lost the upload after {0} bytes")]
     UploadLost(u64),
     /// The data to upload cannot be read.
     #[error("cannot read the data to upload")]
     Read(#[source] io::Error),
-    /// Credentials that cannot be used.
+    /// The credentials are unusable.
     #[error("cannot use the credentials")]
     Credentials(#[source] CredentialError),
-    /// Settings that cannot be used.
+    /// The settings for the registry are unusable.
     #[error("cannot use the settings for the registry")]
     Hosts(#[source] HostsError),
-    /// No known host may be asked for this.
+    /// The settings allow this request for no host.
     #[error("the settings allow no host for this request")]
     NoHost,
-    /// A setting that cannot be used.
+    /// A setting is unusable.
     #[error("cannot use {0}")]
     Setting(String),
-    /// A thread cannot be started.
+    /// The network thread cannot be started.
     #[error("cannot start the thread for the network")]
     Thread(#[source] io::Error),
-    /// The caller cancelled it.
+    /// The caller cancelled the request.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// What may help.
+/// The next step after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Remedy {
-    /// Nothing.
+    /// Give up.
     None,
-    /// Another host.
+    /// Try another host.
     Elsewhere,
-    /// Another host, or this one later: not before so long, where it says so.
+    /// Try another host, or this one later, after the time that the host requests, if any.
     Later(Option<Duration>),
 }
 
@@ -322,9 +322,9 @@ impl Cause {
             | Self::Stalled(_)
             | Self::TooSlow { .. }
             | Self::Short { .. }
-            // A registry that is being restarted.
+            // The registry may be restarting.
             | Self::ConnectionRefused => Remedy::Later(None),
-            // That host does not know the signature any more: the registry makes a new one when asked again.
+            // The signature in the redirect has expired. The registry makes a new one when asked again.
             Self::Elsewhere { source, .. }
                 if matches!(**source, Self::Denied { .. } | Self::NoCredentials { .. }) =>
             {
@@ -335,7 +335,7 @@ impl Cause {
         }
     }
 
-    /// The host has answered, and means it.
+    /// Whether the host has decided the request, so that a retry is pointless.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(
             self,
@@ -347,7 +347,7 @@ impl Cause {
         )
     }
 
-    /// Too little came in all the time that an attempt has.
+    /// Whether the attempt received too little in its time limit.
     pub(super) fn is_slow(&self) -> bool {
         match self {
             Self::TooSlow { .. } => true,
@@ -356,7 +356,7 @@ impl Cause {
         }
     }
 
-    /// The host cannot even be connected to.
+    /// Whether no connection to the host is possible.
     pub(super) fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -367,7 +367,7 @@ impl Cause {
         )
     }
 
-    /// Names the host that the one that was asked has led to, if it did.
+    /// Adds the host to which the request was redirected, if it was.
     pub(super) fn at(self, elsewhere: Option<&str>) -> Self {
         match elsewhere {
             None => self,
@@ -375,9 +375,9 @@ impl Cause {
         }
     }
 
-    /// Why a request failed before there was an answer, or in mid-answer.
+    /// Returns the cause of a request that failed before or during the response.
     pub(super) fn of_request(error: reqwest::Error, host: &str, connect: Duration) -> Self {
-        // The address may have a signature in it that is as good as a password.
+        // The address may contain a signature, which is as secret as a password.
         let error = error.without_url();
         let (is_connect, is_timeout) = (error.is_connect(), error.is_timeout());
         let mut words = Vec::new();
@@ -423,7 +423,7 @@ impl Cause {
         }
     }
 
-    /// What an answer means that is no success.
+    /// Returns the cause that an unsuccessful response means.
     pub(super) fn of_status(status: u16, headers: &HeaderMap, body: &[u8], host: &str) -> Self {
         let Said { code, words } = Said::parse(body);
         let after = retry_after(headers);
@@ -444,13 +444,13 @@ impl Cause {
     }
 }
 
-/// Errors of TLS come as errors of I/O, within one another, which `source` does not show.
+/// Finds a TLS error in nested I/O errors, which `source` does not show.
 fn tls_within(error: &io::Error) -> Option<&rustls::Error> {
     let inner = error.get_ref()?;
     inner.downcast_ref().or_else(|| tls_within(inner.downcast_ref()?))
 }
 
-/// Whether a status may be another one later.
+/// Whether the error of a status may be temporary.
 fn is_passing(status: u16) -> bool {
     matches!(status, 408 | 425) || (500..=599).contains(&status) && !matches!(status, 501 | 505)
 }
@@ -459,7 +459,7 @@ fn said(words: &str) -> String {
     if words.is_empty() { String::new() } else { format!(" (it says \"{words}\")") }
 }
 
-/// A server's words as they may be shown.
+/// Escapes and truncates a server's message for display.
 pub(super) fn escaped(words: &str) -> String {
     let mut text: String = words.chars().take(WORDS_MAX).flat_map(char::escape_debug).collect();
     if words.chars().nth(WORDS_MAX).is_some() {
@@ -468,7 +468,7 @@ pub(super) fn escaped(words: &str) -> String {
     text
 }
 
-/// The first of a registry's errors. Source: OCI distribution-spec 1.1, "Error Codes".
+/// The first error in a registry's response. Source: OCI distribution-spec 1.1, "Error Codes".
 #[derive(Default)]
 struct Said {
     code: String,

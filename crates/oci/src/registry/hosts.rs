@@ -1,11 +1,11 @@
-//! Where a registry's API is, and how to connect to it: containerd's `hosts.toml` layout.
+//! Finds a registry's hosts and their connection settings, in containerd's `hosts.toml` layout.
 //!
-//! For `ghcr.io` the file is `DIR/ghcr.io/hosts.toml`, else `DIR/_default/hosts.toml`. Where a folder has no such file,
-//! its `*.crt` are CAs and its `*.cert` with `*.key` are client certificates, as Docker has it. Source: containerd's
-//! `docs/hosts.md`.
+//! For `ghcr.io` the file is `DIR/ghcr.io/hosts.toml`, else `DIR/_default/hosts.toml`. If a directory has no such
+//! file, its `*.crt` are CAs and its `*.cert` with `*.key` are client certificates, as with Docker. Source:
+//! containerd's `docs/hosts.md`.
 //!
 //! Two things differ from containerd: a mirror that does not list its capabilities gets no pushes, and an unknown
-//! setting is an error, because it may be one that restricts something.
+//! setting is an error, because it may be a restriction.
 
 mod duration;
 
@@ -20,44 +20,44 @@ use serde::Deserialize;
 use super::credentials::Secret;
 use crate::reference::{DOCKER_HUB, api_host};
 
-/// Requests that a host may get.
+/// A kind of requests that a host may get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {
-    /// Fetch content by its digest.
+    /// Fetching content by its digest.
     Pull,
-    /// Resolve a tag.
+    /// Resolving a tag.
     Resolve,
-    /// Upload.
+    /// Uploading.
     Push,
 }
 
 /// TLS settings of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tls {
-    /// Files with CA certificates, besides the system's.
+    /// Files with CA certificates, in addition to the system's.
     pub ca: Vec<PathBuf>,
-    /// Files with a client certificate chain, each with its key file unless the key is in the same file. A server gets
-    /// the first chain that is signed by a CA it names.
+    /// Files with a client certificate chain, each with its key file unless the chain file contains the key. A server
+    /// gets the first chain that is signed by a CA that the server names.
     pub client: Vec<(PathBuf, Option<PathBuf>)>,
     /// Whether to accept any certificate of the server.
     pub skip_verify: bool,
 }
 
-/// Settings of a connection.
+/// Connection settings of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     /// TLS settings.
     pub tls: Tls,
-    /// Time limit for making it, if one is set.
+    /// Timeout for connecting, if one is set.
     pub dial_timeout: Option<Duration>,
-    /// Proxy, instead of those in other settings. It may contain a password.
+    /// Proxy, which overrides those in other settings. It may contain a password.
     pub proxy: Option<Secret>,
 }
 
 impl Route {
-    /// The route to another host that this host redirects to. Its certificate may be of the same CA, but it does not
-    /// get the client's certificate.
+    /// Returns the route to another host to which this host redirects. It has the same CAs, because one of them may
+    /// have signed that host's certificate, but no client certificate.
     pub(super) fn elsewhere(&self) -> Self {
         Self { tls: Tls { ca: self.tls.ca.clone(), ..Tls::default() }, ..self.clone() }
     }
@@ -66,38 +66,38 @@ impl Route {
 /// A host that serves a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Where its API begins, without a slash at the end: `https://ghcr.io/v2`.
+    /// Base address of its API, without a trailing slash: `https://ghcr.io/v2`.
     pub base: String,
-    /// The host, with a port where it is not the scheme's.
+    /// Host, with the port unless it is the scheme's default.
     pub host: String,
-    /// Requests that it may get.
+    /// Kinds of requests that it may get.
     pub capabilities: Vec<Capability>,
     /// Settings of connections to it.
     pub route: Route,
-    /// Headers of each request to it.
+    /// Headers for each request to it.
     pub headers: Vec<(String, Secret)>,
-    /// The registry that it mirrors, if it is a mirror: requests name it by `?ns=`.
+    /// Registry that it mirrors, if it is a mirror. Requests name the registry by `?ns=`.
     pub mirror_of: Option<String>,
 }
 
-/// Why the settings cannot be used.
+/// An error of reading a registry's settings.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostsError {
-    /// A file or folder that cannot be read.
+    /// A file or directory cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// A file cannot be parsed.
     #[error("cannot use {}", path.display())]
     Toml {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Cause, with the position.
         source: Box<toml::de::Error>,
     },
     /// A value is not the address of a host.
@@ -105,9 +105,9 @@ pub enum HostsError {
         "{} names the host \"{}\": write it like https://mirror.example.com", path.display(), text.escape_debug()
     )]
     Url {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The value.
+        /// Invalid value.
         text: String,
     },
     /// A value is not a duration.
@@ -115,9 +115,9 @@ pub enum HostsError {
         "{} has the dial_timeout \"{}\": write it like 500ms or 1m30s", path.display(), text.escape_debug()
     )]
     Duration {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The value.
+        /// Invalid value.
         text: String,
     },
     /// A value is not the address of a proxy. It is not shown, because it may contain a password.
@@ -126,28 +126,28 @@ pub enum HostsError {
         path.display()
     )]
     Proxy {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A word is not a capability.
+    /// A value is not a known capability.
     #[error(
         "{} has the capability \"{}\": only pull, resolve and push are known", path.display(), text.escape_debug()
     )]
     Capability {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The word.
+        /// Invalid value.
         text: String,
     },
 }
 
-/// What `hosts.toml` says of a host.
+/// The settings of a host in `hosts.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Host {
-    /// At the root alone.
+    /// Address of the registry itself. Only at the top level.
     server: Option<String>,
-    /// At the root alone. In the order of the file, which is the order in which they are asked.
+    /// Mirrors, in the order in which they are tried. Only at the top level.
     #[serde(default)]
     host: toml::Table,
     #[serde(default)]
@@ -187,14 +187,14 @@ enum Client {
     Pairs(Vec<(String, String)>),
 }
 
-/// The largest `hosts.toml`.
+/// Maximum size of `hosts.toml`, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The hosts to ask for `registry`, in order: its mirrors, then the registry itself. `plain_http` applies to the
-/// registry itself only; a mirror's address says whether it uses HTTP.
+/// Returns the hosts of `registry` in the order in which to try them: its mirrors, then the registry itself.
+/// `plain_http` applies only to the registry itself; for a mirror, the scheme of its address decides.
 ///
 /// # Errors
-/// [`HostsError`]: settings that are there but cannot be used.
+/// [`HostsError`] if settings exist but are unusable.
 pub fn endpoints(
     registry: &str,
     directories: &[PathBuf],
@@ -217,7 +217,7 @@ pub fn endpoints(
 }
 
 fn find(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
-    // containerd also knows the port between underscores, for file systems that have no colons.
+    // containerd also accepts the port between underscores, for file systems that do not allow colons.
     let underscored = registry.rsplit_once(':').map(|(host, port)| format!("{host}_{port}_"));
     let names = [underscored.as_deref(), Some(registry), Some("_default")];
     names.into_iter().flatten().find_map(|name| {
@@ -225,7 +225,7 @@ fn find(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
     })
 }
 
-/// The registry's own host, when nothing else is said.
+/// Returns the registry's own host with default settings.
 fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
     let host = api_host(registry);
     let scheme = default_scheme(host, &tls, plain_http);
@@ -239,14 +239,14 @@ fn own(registry: &str, tls: Tls, plain_http: bool) -> Endpoint {
     }
 }
 
-/// Loopback needs no protection, and registries there seldom have a certificate. For one with a certificate, a setting
-/// says so.
+/// Returns the default scheme of a host. For loopback it is HTTP, because loopback needs no encryption and registries
+/// there seldom have a certificate, unless there are TLS settings.
 fn default_scheme(host: &str, tls: &Tls, plain_http: bool) -> &'static str {
     let loopback = is_loopback(host) && !host.ends_with(":443") && *tls == Tls::default();
     if plain_http || loopback { "http" } else { "https" }
 }
 
-/// Whether a host, maybe with a port, is this machine.
+/// Whether a host, with an optional port, is a loopback address.
 #[must_use]
 pub(super) fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
@@ -268,7 +268,7 @@ fn parse(
     let mut root: Host = toml::from_str(text).map_err(wrong)?;
     let mirrors = std::mem::take(&mut root.host).into_iter().map(|(address, table)| {
         let host: Host = table.try_into().map_err(wrong)?;
-        // containerd does not know mirrors of mirrors either.
+        // containerd does not support mirrors of mirrors either.
         if let Some(field) = [("server", host.server.is_some()), ("host", !host.host.is_empty())]
             .into_iter()
             .find_map(|(name, is_there)| is_there.then_some(name))
@@ -293,7 +293,7 @@ fn parse(
     Ok(endpoints)
 }
 
-/// A host of the file. `capabilities` are those that it has unless it lists some.
+/// Makes a host from the file's settings. `capabilities` are its defaults if it lists none.
 fn endpoint(
     registry: &str,
     address: Option<&str>,
@@ -359,7 +359,7 @@ fn endpoint(
     if !matches!(url.scheme(), "http" | "https") || has_user || url.query().is_some() {
         return Err(wrong());
     }
-    // A page of Docker's about its registry, which people put here.
+    // docker.io is a web site, but users often write it here for Docker Hub's API.
     if url.host_str() == Some(DOCKER_HUB) {
         url.set_host(Some(api_host(DOCKER_HUB))).map_err(|_error| wrong())?;
     }
@@ -373,7 +373,7 @@ fn endpoint(
     Ok(Endpoint { base, host, capabilities: listed, route: route(tls), headers, mirror_of })
 }
 
-/// Whether this is the address of a proxy.
+/// Whether a text is the address of a proxy.
 fn is_proxy(address: &Secret) -> bool {
     Url::parse(address.expose()).is_ok_and(|url| {
         matches!(url.scheme(), "http" | "https" | "socks5" | "socks5h")
@@ -384,13 +384,13 @@ fn is_proxy(address: &Secret) -> bool {
     })
 }
 
-/// The host of an address, with its port where it is not the scheme's own.
+/// Returns the host of an address, with the port unless it is the scheme's default.
 pub(super) fn authority(url: &Url) -> Option<String> {
     let host = url.host_str()?;
     Some(url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}")))
 }
 
-/// Docker's way: `*.crt` are CAs, `NAME.cert` and `NAME.key` belong to the client.
+/// Reads certificates in Docker's layout: `*.crt` are CAs, `NAME.cert` and `NAME.key` are client certificates.
 fn docker_certificates(directory: &Path) -> Result<Tls, HostsError> {
     let failed = |source| HostsError::Read { path: directory.to_owned(), source };
     let mut tls = Tls::default();
@@ -459,7 +459,7 @@ mod tests {
         assert_eq!(got, expect, "{text}");
     }
 
-    /// The files are those of containerd's `docs/hosts.md`, or shaped like them.
+    /// The files are those of containerd's `docs/hosts.md`, or similar to them.
     #[test]
     fn files() {
         check("docker.io", "", "https://registry-1.docker.io/v2 prw");

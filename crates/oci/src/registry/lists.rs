@@ -1,4 +1,4 @@
-//! Lists that come in pages, and the list of tags.
+//! Lists in pages, and the list of tags.
 
 use reqwest::header::{HeaderMap, LINK};
 use reqwest::{Method, Url};
@@ -10,15 +10,15 @@ use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::manifest::{MANIFEST_MAX, ManifestError};
 
-/// The most tags that are listed.
+/// Maximum number of tags in a list.
 const TAGS_MAX: usize = 100_000;
-/// The most pages of a list. Registries have from 50 to 1000 entries on one.
+/// Maximum number of pages of a list. Registries put 50 to 1000 entries on a page.
 pub(super) const PAGES_MAX: usize = 500;
 impl Registry {
-    /// All tags, in the registry's order.
+    /// Returns all tags, in the registry's order.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the list cannot be fetched or is too long.
     pub fn tags(&self) -> Result<Vec<String>, RegistryError> {
         self.run("list the tags", |core| async move {
             let mut turns = core.turns("list the tags", Capability::Resolve, None);
@@ -56,7 +56,7 @@ impl Core {
         Ok(all)
     }
 
-    /// One page, and how to ask for the next. `None` where there is nothing of the kind.
+    /// Fetches one page. Returns it with the request for the next one, if any; `None` if the list does not exist.
     pub(super) async fn page<T: for<'a> Deserialize<'a>>(
         &self,
         index: usize,
@@ -66,7 +66,7 @@ impl Core {
         let status = answer.response.status().as_u16();
         if status != 200 {
             let cause = self.failure(index, answer).await;
-            // Some say 400 or 405 where a newer part of the protocol is not known.
+            // Some registries return 400 or 405 if they do not support a newer part of the protocol.
             let is_absent = matches!(cause, Cause::NotFound { .. }) || matches!(status, 400 | 405);
             return if is_absent { Ok(None) } else { Err(cause) };
         }
@@ -89,7 +89,7 @@ pub(super) fn too_many(what: &'static str, count: usize, max: usize) -> Cause {
     Cause::Document(ManifestError::TooMany { what, count, max })
 }
 
-/// `<ADDRESS>; rel="next"`. Source: RFC 8288.
+/// Returns the address in `<ADDRESS>; rel="next"`. Source: RFC 8288.
 fn next_page(headers: &HeaderMap, from: &Url) -> Option<Url> {
     let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
     links.flat_map(|text| text.split(',')).find_map(|link| {
@@ -98,7 +98,7 @@ fn next_page(headers: &HeaderMap, from: &Url) -> Option<Url> {
             one.trim().strip_prefix("rel=").is_some_and(|rel| rel.trim_matches('"') == "next")
         });
         let url = from.join(address).ok()?;
-        // Whatever a list leads to elsewhere is not this registry's list.
+        // A link to another host does not lead to a list of this registry.
         (is_next && url.origin() == from.origin()).then_some(url)
     })
 }

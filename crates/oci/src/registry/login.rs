@@ -7,44 +7,44 @@ use super::transport::Ask;
 use super::{Cause, Credential, Kept, Keyring, Registry, RegistryError, Removed, Secret, Settings};
 use crate::reference::Reference;
 
-/// A registry to log in to, or out of.
+/// A registry for login or logout.
 #[derive(Debug, Clone)]
 pub struct Login {
     reference: Reference,
     settings: Settings,
 }
 
-/// Result of checking credentials with a registry.
+/// The result of checking credentials with a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checked {
-    /// It accepts the name and the password.
+    /// The registry accepts the user name and the password.
     Known,
-    /// It does not ask for credentials.
+    /// The registry does not ask for credentials.
     Unasked,
 }
 
 impl Login {
-    /// The registry at `host`, with its port if any. `https://` in front and a slash at the end are ignored. `None` if
-    /// this is not the name of a registry.
+    /// Takes the registry at `host`, with an optional port. Ignores a leading `https://` and trailing slashes. `None`
+    /// if the text is not the name of a registry.
     #[must_use]
     pub fn new(host: &str, settings: &Settings) -> Option<Self> {
         let host = host.strip_prefix("https://").unwrap_or(host).trim_end_matches('/');
-        // Its repository plays no part.
+        // The repository does not matter.
         let reference: Reference = format!("{host}/all").parse().ok()?;
         let is_host = canonical_host(host) == canonical_host(reference.registry());
         is_host.then(|| Self { reference, settings: settings.clone() })
     }
 
-    /// The registry.
+    /// Returns the registry.
     #[must_use]
     pub fn registry(&self) -> &str {
         self.reference.registry()
     }
 
-    /// Asks the registry, not its mirrors, whether it accepts the name and the password.
+    /// Asks the registry, not its mirrors, whether it accepts the user name and the password.
     ///
     /// # Errors
-    /// [`RegistryError`] if it does not, or does not answer.
+    /// [`RegistryError`] if the registry refuses them or cannot be reached.
     pub fn check(&self, user: &str, password: &Secret) -> Result<Checked, RegistryError> {
         let (user, password) = (user.to_owned(), password.clone());
         let given = Some(Credential::Password { user, password });
@@ -62,7 +62,7 @@ impl Login {
                     let url = Url::parse(&format!("{}/", endpoint.base))
                         .map_err(|error| Cause::Protocol(error.to_string()))?;
                     let ask = Ask::new(Method::GET, url);
-                    // Of whoever does not ask by itself nothing can be known.
+                    // Without a challenge from the registry, the credentials cannot be checked.
                     let answer = core.call_with(index, &ask, &[]).await?;
                     match answer.response.status().as_u16() {
                         200 => Ok(core.auth.was_asked(endpoint)),
@@ -78,10 +78,10 @@ impl Login {
         })
     }
 
-    /// Saves the name and the password for this registry.
+    /// Saves the user name and the password for this registry.
     ///
     /// # Errors
-    /// [`RegistryError`]; then nothing is changed.
+    /// [`RegistryError`] if they cannot be saved.
     pub fn save(&self, user: &str, password: &Secret) -> Result<Kept, RegistryError> {
         let saved = self.settings.keyring.save(&self.host()?, user, password);
         saved.map_err(|error| self.failed("save the credentials", Cause::Credentials(error)))
@@ -90,13 +90,14 @@ impl Login {
     /// Removes the credentials for this registry.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if they cannot be removed.
     pub fn erase(&self) -> Result<Removed, RegistryError> {
         let erased = self.settings.keyring.erase(&self.host()?);
         erased.map_err(|error| self.failed("remove the credentials", Cause::Credentials(error)))
     }
 
-    /// What its credentials are looked for under: a file may say that the registry is elsewhere.
+    /// Returns the host under which credentials are stored. It differs from the registry if `hosts.toml` names a
+    /// server.
     fn host(&self) -> Result<String, RegistryError> {
         let Settings { hosts, plain_http, .. } = &self.settings;
         let endpoints = super::hosts::endpoints(self.registry(), hosts, *plain_http);

@@ -1,4 +1,4 @@
-//! Manifests and indexes: fetched and put, always with their digest compared.
+//! Fetches and puts manifests and indexes, and always verifies their digests.
 
 use std::sync::Arc;
 
@@ -12,30 +12,30 @@ use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 use crate::manifest::MANIFEST_MAX;
 
-/// What is understood. Source: OCI image-spec 1.1, `media-types.md`; Docker's `manifest-v2-2.md`.
+/// Accepted media types. Source: OCI image-spec 1.1, `media-types.md`; Docker's `manifest-v2-2.md`.
 const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 
-/// A manifest or index that was fetched.
+/// A fetched manifest or index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// Digest of the bytes. It is the one that was asked for, if that was a digest.
+    /// Digest of the bytes. Equal to the requested digest, if one was requested.
     pub digest: Digest,
-    /// Media type from the server, without parameters; may be empty.
+    /// Media type from the server, without parameters. May be empty.
     pub media_type: String,
     /// The bytes, unchanged.
     pub bytes: Vec<u8>,
 }
 
-/// A manifest or index that was put.
+/// The result of putting a manifest or index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
     /// Digest of the bytes.
     pub digest: Digest,
-    /// Whether the registry lists the manifest as a referrer of its `subject`. If it does not, and there is a subject,
-    /// the index of referrers was written.
+    /// Whether the registry lists the manifest as a referrer of its `subject`. If it does not, and the manifest has a
+    /// subject, the index of referrers was written instead.
     pub knows_subject: bool,
 }
 
@@ -43,7 +43,7 @@ impl Registry {
     /// Fetches the manifest or index with a tag or digest, of at most [`MANIFEST_MAX`] bytes.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the manifest does not exist or cannot be fetched.
     pub fn manifest(&self, tag_or_digest: &str) -> Result<Fetched, RegistryError> {
         let name = tag_or_digest.to_owned();
         self.run(&format!("fetch manifest {name}"), |core| async move {
@@ -64,11 +64,11 @@ impl Registry {
         })
     }
 
-    /// Puts a manifest or index, by tag or digest. The registry must have everything that it names, except its
-    /// `subject`. A manifest with a subject is added to the subject's referrers, by the registry or here.
+    /// Puts a manifest or index, by tag or digest. The registry must have all content that it references, except its
+    /// `subject`. A manifest with a subject is added to the subject's referrers, by the registry or by this function.
     ///
     /// # Errors
-    /// [`RegistryError`]. The manifest may have been put even if it cannot be listed as a referrer.
+    /// [`RegistryError`]. The manifest may have been put even if it could not be listed as a referrer.
     pub fn put_manifest(
         &self,
         tag_or_digest: &str,
@@ -113,7 +113,7 @@ impl Core {
         if answer.response.content_length().is_some_and(|length| length > MANIFEST_MAX) {
             return Err(Cause::TooLong { max: MANIFEST_MAX });
         }
-        // A body shorter than its announced length is an error of the transport, and asked for again.
+        // A body shorter than its `Content-Length` is an error of the transport, which is retried.
         let bytes = self.transport.body(answer.response, MANIFEST_MAX).await?;
         check_json("a manifest", &bytes, &headers)?;
         let digest = check_digest(&bytes, asked, &headers)?;
@@ -136,7 +136,7 @@ impl Core {
             .header(CONTENT_TYPE, value);
         ask.body = Some(bytes.clone());
         ask.commits = Some(bytes.len() as u64);
-        // What has another digest must not even be sent by that name.
+        // Content with another digest must not even be sent under this name.
         check_digest(bytes, asked.as_ref(), &HeaderMap::new())?;
         let answer = self.call(index, &ask).await?;
         if !answer.response.status().is_success() {
@@ -148,7 +148,7 @@ impl Core {
     }
 }
 
-/// Whether a successful answer may be JSON at all. Portals, proxies and wrong addresses send pages for people.
+/// Checks that a successful response can be JSON. Captive portals, proxies and wrong addresses send web pages.
 pub(super) fn check_json(
     expected: &'static str,
     bytes: &[u8],
@@ -169,7 +169,7 @@ pub(super) fn check_json(
     let is_foreign = match bytes.trim_ascii_start().first() {
         Some(b'<') => true,
         Some(b'{' | b'[') => false,
-        // Servers that do not know give no type, or this one.
+        // Servers that do not know the type send none, or this one.
         _ => {
             !(received.is_empty()
                 || received.contains("json")
@@ -184,7 +184,7 @@ pub(super) fn check_json(
     Err(Cause::Foreign { received, expected })
 }
 
-/// The digest of `bytes`, if it is the one asked for, and the one that the server says they have.
+/// Returns the digest of `bytes`. It must equal the requested digest and the one that the server claims.
 fn check_digest(
     bytes: &[u8],
     asked: Option<&Digest>,
@@ -201,7 +201,7 @@ fn check_digest(
     }
     let Some(claimed) = headers.get(CONTENT_DIGEST) else { return Ok(digest) };
     let claimed = String::from_utf8_lossy(claimed.as_bytes()).into_owned();
-    // Of a hash that nobody knows nothing can be said.
+    // A claimed digest with an unknown hash function cannot be verified, and is ignored.
     match claimed.parse::<Digest>() {
         Ok(other) if of(&other) != other => {
             let claimed = claimed.chars().take(140).collect();

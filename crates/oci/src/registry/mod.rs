@@ -1,7 +1,8 @@
-//! One repository of a registry: its manifests, blobs, uploads and referrers, through mirrors if there are any.
+//! A client for one repository of a registry: manifests, blobs, uploads and referrers, through mirrors if there are
+//! any.
 //!
-//! The calls block; one thread does all network work. Source: OCI distribution-spec 1.1. Answers are compared with the
-//! digest that was asked for, except blobs. The reader of a blob does that, and calls [`Registry::distrust`] if it is
+//! Calls block; one thread does all network work. Source: OCI distribution-spec 1.1. All responses are verified with
+//! the requested digest, except blobs. The reader of a blob verifies it, and calls [`Registry::distrust`] if it is
 //! wrong.
 
 mod auth;
@@ -49,10 +50,10 @@ use places::Places;
 use retry::Turns;
 use transport::{Answer, Ask, Transport};
 
-/// How long a host that could not be reached is asked last.
+/// Time for which an unreachable host is tried last.
 const UNWELL: Duration = Duration::from_secs(60);
 
-/// A repository of a registry. Clones share connections, tokens, and knowledge of the hosts.
+/// A repository of a registry. Clones share connections, tokens, and the state of hosts.
 #[derive(Clone)]
 pub struct Registry {
     core: Arc<Core>,
@@ -66,32 +67,33 @@ impl std::fmt::Debug for Registry {
     }
 }
 
-/// All that requests have in common.
+/// The state that all requests share.
 struct Core {
     registry: String,
     repository: String,
-    /// Mirrors first, the registry itself last.
+    /// Hosts: mirrors first, the registry itself last.
     endpoints: Vec<Endpoint>,
     settings: Settings,
     transport: Transport,
     auth: Authenticator,
-    /// Which hosts gave something of a blob.
+    /// Hosts that sent data of a blob, by index.
     served: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
-    /// Which hosts gave wrong bytes for it.
+    /// Hosts that sent wrong data of a blob, by index.
     distrusted: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
     unwell: Mutex<BTreeMap<usize, Instant>>,
-    /// No host could be reached, in all attempts of the request before. Until one is, nobody waits for them again.
+    /// Whether all attempts of the previous request found no reachable host. Requests then make no pauses until one
+    /// succeeds.
     is_given_up: AtomicBool,
     places: Places,
-    /// Hosts that take one range at a time.
+    /// Hosts that accept only one range per request.
     single_range: Mutex<BTreeSet<usize>>,
 }
 
 impl Registry {
-    /// The repository of `reference`. This sends no request yet.
+    /// Makes a client for the repository of `reference`, without sending a request.
     ///
     /// # Errors
-    /// [`RegistryError`] if settings cannot be used.
+    /// [`RegistryError`] if the settings are unusable.
     pub fn new(reference: &Reference, settings: &Settings) -> Result<Self, RegistryError> {
         let (registry, repository) = (reference.registry(), reference.repository());
         let failed = |cause| RegistryError::new("use the registry", registry, 1, cause);
@@ -115,20 +117,20 @@ impl Registry {
         Ok(Self { core: Arc::new(core), engine: Arc::new(engine) })
     }
 
-    /// The registry, as in the reference.
+    /// Returns the registry of the reference.
     #[must_use]
     pub fn registry(&self) -> &str {
         &self.core.registry
     }
 
-    /// The repository, as in the reference.
+    /// Returns the repository of the reference.
     #[must_use]
     pub fn repository(&self) -> &str {
         &self.core.repository
     }
 
-    /// Tells that a blob was wrong. The hosts that sent it are asked last for it from now on. Returns whether there is
-    /// any other host.
+    /// Reports that a blob's data was wrong. The hosts that sent it are tried last for this blob from now on. Returns
+    /// whether there is any other host.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
         self.core.places.forget_all(digest);
@@ -143,7 +145,7 @@ impl Registry {
 }
 
 impl Core {
-    /// The hosts that may be asked, in turn.
+    /// Returns the hosts with a capability, in the order in which to try them.
     fn order(&self, capability: Capability, digest: Option<&Digest>) -> Vec<usize> {
         let able = self.endpoints.iter().enumerate();
         let able = able.filter(|(_, endpoint)| endpoint.capabilities.contains(&capability));
@@ -154,18 +156,19 @@ impl Core {
         order.sort_by_key(|index| {
             let lied = distrusted.is_some_and(|hosts| hosts.contains(index));
             let is_unwell = unwell.get(index).is_some_and(|since| since.elapsed() < UNWELL);
-            // Where several gave parts of what was wrong, nobody knows who it was, and the registry itself is first.
+            // If several hosts sent parts of a wrong blob, it is unknown which part was wrong, so the registry itself
+            // precedes the mirrors.
             let is_mirror = lied && index + 1 < self.endpoints.len();
             (lied, is_unwell, is_mirror)
         });
-        // Uploads go to one host: half of an image is of no use at another.
+        // Uploads go to one host only, because an image must be complete on one host.
         if capability == Capability::Push {
             order.truncate(1);
         }
         order
     }
 
-    /// The host could not be reached.
+    /// Records that the host is unreachable.
     fn is_unwell(&self, index: usize) {
         lock(&self.unwell).insert(index, Instant::now());
     }
@@ -184,7 +187,7 @@ impl Core {
         Turns::new(self, what, self.order(capability, digest))
     }
 
-    /// An address in the repository: `blobs/sha256:…`.
+    /// Returns an address in the repository, for a path such as `blobs/sha256:…`.
     fn url(&self, index: usize, path: &str) -> Result<Url, Cause> {
         let endpoint = &self.endpoints[index];
         let text = format!("{}/{}/{path}", endpoint.base, self.repository);
@@ -199,7 +202,7 @@ impl Core {
         Ok(Ask::new(method, self.url(index, path)?))
     }
 
-    /// Asks a host, and says who we are.
+    /// Sends a request to a host, with credentials if the host asks for them.
     async fn call(&self, index: usize, ask: &Ask) -> Result<Answer, Cause> {
         let may =
             if matches!(ask.method, Method::GET | Method::HEAD) { "pull" } else { "pull,push" };
@@ -211,7 +214,7 @@ impl Core {
         self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await
     }
 
-    /// Why an answer is no success.
+    /// Returns the cause of an unsuccessful response.
     async fn failure(&self, index: usize, answer: Answer) -> Cause {
         let status = answer.response.status().as_u16();
         let elsewhere = answer.elsewhere();
@@ -221,7 +224,7 @@ impl Core {
         Cause::of_status(status, &headers, &body, host).at(elsewhere.as_deref())
     }
 
-    /// Ends when somebody wants all to end.
+    /// Returns once the caller has cancelled all calls.
     async fn cancelled(&self) {
         while !self.settings.cancel.load(Ordering::Relaxed) {
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -1,39 +1,40 @@
 //! Time limits for hosts that send few bytes.
 //!
-//! A host that sends one byte now and then never stalls. So every wait for the network has a [`Patience`]: time that
-//! runs out during the wait, and grows with each byte that arrives.
+//! A stall timeout does not stop a host that sends one byte now and then. So every wait for the network has a
+//! [`Patience`]: a time budget that decreases during the wait, and grows with each byte that arrives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::Cause;
 
-/// Bytes of a manifest, config, token or list that are worth a second.
+/// Bytes of a manifest, config, token or list that extend the budget by a second.
 const DOCUMENT_RATE: u32 = 16 << 10;
-/// Bytes of a layer that are worth a second.
+/// Bytes of a layer that extend the budget by a second.
 const BLOB_RATE: u32 = 1 << 10;
 
 tokio::task_local! {
-    /// The patience of the attempt that the task is at.
+    /// The time budget of the task's current attempt.
     static PATIENCE: Arc<Patience>;
-    /// That for small documents, also where the attempt is at a layer: for a token that is needed on the way.
+    /// The time budget for small documents. During the attempt at a layer, it applies to a token that the attempt
+    /// needs.
     static DOCUMENTS: Arc<Patience>;
 }
 
-/// What is waited for.
+/// The kind of content that is fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// One small document of one host: all attempts share the time.
+    /// One small document of one host: all attempts share the budget.
     Document,
-    /// A layer: each attempt has the time, since what has come of it is not lost.
+    /// A layer: each attempt has a new budget, because the next attempt continues after the received bytes.
     Blob,
 }
 
-/// How long one host may still take.
+/// The remaining time budget of one host.
 #[derive(Debug)]
 pub(super) struct Patience {
     kind: Kind,
-    /// The time at the beginning, which is also the most that bytes can bring back.
+    /// Initial budget, which received bytes cannot exceed.
     full: Duration,
     state: Mutex<State>,
 }
@@ -41,17 +42,17 @@ pub(super) struct Patience {
 #[derive(Debug)]
 struct State {
     left: Duration,
-    /// Bytes that arrived.
+    /// Number of bytes received.
     received: u64,
 }
 
 impl Patience {
-    /// For all attempts at one small document.
+    /// Makes a budget for all attempts at one small document.
     pub(super) fn document(full: Duration) -> Arc<Self> {
         Self::new(Kind::Document, full)
     }
 
-    /// For one attempt at a layer.
+    /// Makes a budget for one attempt at a layer.
     pub(super) fn blob(full: Duration) -> Arc<Self> {
         Self::new(Kind::Blob, full)
     }
@@ -60,7 +61,7 @@ impl Patience {
         Arc::new(Self { kind, full, state: Mutex::new(State { left: full, received: 0 }) })
     }
 
-    /// Does `work`. What it [waits](wait) for takes of this time.
+    /// Runs `work`. Its calls of [`wait`] use this budget.
     pub(super) async fn during<T>(self: &Arc<Self>, work: impl Future<Output = T>) -> T {
         let work = PATIENCE.scope(Arc::clone(self), work);
         match self.kind {
@@ -93,7 +94,7 @@ impl Patience {
     }
 }
 
-/// Takes the time of a wait away, also of one that was given up.
+/// Subtracts the duration of a wait when dropped, even if the wait was cancelled.
 struct Waiting<'a> {
     patience: &'a Patience,
     since: Instant,
@@ -106,7 +107,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Waits for the network, as long as the patience of the task lasts.
+/// Waits for the network until the task's budget is used up.
 pub(super) async fn wait<T>(work: impl Future<Output = Result<T, Cause>>) -> Result<T, Cause> {
     let Ok(patience) = PATIENCE.try_with(Arc::clone) else { return work.await };
     let left = patience.state().left;
@@ -116,15 +117,15 @@ pub(super) async fn wait<T>(work: impl Future<Output = Result<T, Cause>>) -> Res
     result.unwrap_or_else(|_elapsed| Err(patience.is_over()))
 }
 
-/// Does `work`, which gets a small document on the way to another thing. Without a patience it has one of its own.
+/// Runs `work`, which fetches a small document as a step of another fetch. Uses a new budget if the task has none.
 pub(super) async fn as_document<T>(full: Duration, work: impl Future<Output = T>) -> T {
     let documents = DOCUMENTS.try_with(Arc::clone).unwrap_or_else(|_| Patience::document(full));
     documents.during(work).await
 }
 
-/// So many bytes have arrived.
+/// Extends the task's budget for received bytes.
 pub(super) fn arrived(bytes: usize) {
-    // Without a patience nobody counts.
+    // Tasks without a budget are not limited.
     let _uncounted = PATIENCE.try_with(|patience| patience.arrived(bytes as u64));
 }
 

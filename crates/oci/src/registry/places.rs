@@ -1,4 +1,4 @@
-//! Where registries keep blobs: addresses that they have led to, for further parts of the same blobs.
+//! Remembers the addresses to which registries redirect for blobs, for further parts of the same blobs.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,11 +10,12 @@ use super::transport::{Answer, Ask};
 use super::{Cause, Core};
 use crate::Digest;
 
-/// How long an address is used: registries spread load by them, and their signatures end some time. Those of distribution
-/// last 20 minutes. Source: distribution `registry/storage/driver/s3-aws`, `RedirectURL`.
+/// Time for which an address is used. Registries balance load by redirects, and the signatures in the addresses
+/// expire. Those of distribution last 20 minutes. Source: distribution `registry/storage/driver/s3-aws`,
+/// `RedirectURL`.
 const LIFE: Duration = Duration::from_secs(600);
 
-/// Addresses of blobs elsewhere, by the number of the host that led there.
+/// Addresses of blobs on other hosts, by the index of the host that redirected, and the digest.
 #[derive(Default)]
 pub(super) struct Places(Mutex<BTreeMap<(usize, Digest), Place>>);
 
@@ -35,12 +36,12 @@ impl Places {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((index, *digest), place);
     }
 
-    /// It failed, or lied.
+    /// Forgets an address from which a request failed or the data was wrong.
     pub(super) fn forget(&self, index: usize, digest: &Digest) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(index, *digest));
     }
 
-    /// Some host lied.
+    /// Forgets all addresses of a blob whose data was wrong.
     pub(super) fn forget_all(&self, digest: &Digest) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         places.retain(|(_, of), _| of != digest);
@@ -48,8 +49,8 @@ impl Places {
 }
 
 impl Core {
-    /// Asks a host for a blob, or the place that it led to the last time. The host is asked again as soon as that place gives
-    /// anything but the blob. `prepare` adds headers.
+    /// Requests a blob from the address to which the host last redirected, or from the host. If that address returns
+    /// anything but the blob, the host is asked again. `prepare` adds headers.
     pub(super) async fn ask_blob(
         &self,
         index: usize,
@@ -58,7 +59,7 @@ impl Core {
     ) -> Result<Answer, Cause> {
         if let Some(url) = self.places.get(index, digest) {
             let ask = prepare(Ask::new(Method::GET, url))?;
-            // It has what it needs in its address: who we are is for the registry alone.
+            // The address contains its own authorization. Credentials are only for the registry.
             match self.transport.send(&self.endpoints[index], &ask, None).await {
                 Ok(answer) if matches!(answer.response.status().as_u16(), 200 | 206) => {
                     return Ok(answer);

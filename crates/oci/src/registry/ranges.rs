@@ -1,4 +1,4 @@
-//! Parts of blobs: single ranges, and several in one answer.
+//! Fetches parts of blobs: single ranges, and several in one response.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
 use crate::blobs::Whole;
 
-/// The most ranges in one request: more would not fit into the lines that servers take.
+/// Maximum number of ranges in a request. More would exceed the header size that servers accept.
 const RANGES_MAX: usize = 64;
-/// What is asked for at once, where a host takes one range at a time.
+/// Number of parallel requests to a host that accepts only one range per request.
 const PARALLEL: usize = 4;
-/// The most bytes before each part of an answer.
+/// Maximum size of the header of each part in a multipart response, in bytes.
 const PART_HEAD_MAX: u64 = 1024;
 
 impl Registry {
-    /// Fetches a part of a blob. It cannot be compared with the digest.
+    /// Fetches a part of a blob. The caller cannot verify it with the blob's digest.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the part cannot be fetched.
     pub fn range(&self, digest: &Digest, range: Range<u64>) -> Result<Vec<u8>, RegistryError> {
         let digest = *digest;
         self.run(&format!("fetch a part of blob {digest}"), |core| {
@@ -33,11 +33,11 @@ impl Registry {
         })
     }
 
-    /// Fetches parts of a blob into memory, in the given order: with one request if the host can do that, else with a
-    /// few at a time.
+    /// Fetches parts of a blob into memory, in the given order: with one request if the host supports that, else with
+    /// a few parallel requests.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if a part cannot be fetched.
     pub fn ranges(
         &self,
         digest: &Digest,
@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// Asks for parts of a blob, or for all of it if there are none.
+    /// Requests parts of a blob, or the whole blob if `ranges` is empty.
     async fn ask_ranges(
         &self,
         index: usize,
@@ -122,7 +122,7 @@ impl Core {
         whole: Whole,
     ) -> Result<Vec<u8>, Cause> {
         let answer = match self.ask_ranges(index, digest, std::slice::from_ref(range)).await {
-            // A server that takes no ranges.
+            // The server does not support ranges.
             Err(Cause::Status { status: 416, .. }) if whole == Whole::Read => {
                 self.ask_ranges(index, digest, &[]).await?
             }
@@ -134,7 +134,7 @@ impl Core {
         self.read_range(answer, range).await
     }
 
-    /// The bytes of `range` in an answer that has them alone, or everything.
+    /// Reads the bytes of `range` from a response that contains either the range or the whole blob.
     async fn read_range(&self, answer: Answer, range: &Range<u64>) -> Result<Vec<u8>, Cause> {
         let mut response = answer.response;
         let mut skip = range.start;
@@ -185,7 +185,7 @@ impl Core {
                 Ok(None) => {
                     lock(&self.single_range).insert(index);
                 }
-                // One at a time has all the patience.
+                // Single requests are retried, with the full time limit.
                 Err(cause) => {
                     self.places.forget(index, digest);
                     tracing::debug!(cause = %cause, "several ranges at once failed");
@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// `None` if the host does not do that.
+    /// Fetches several ranges with one request. `None` if the host does not support that.
     async fn in_one_answer(
         &self,
         index: usize,
@@ -240,7 +240,7 @@ impl Core {
     }
 }
 
-/// `multipart/byteranges; boundary=…`
+/// Parses `multipart/byteranges; boundary=…`.
 fn boundary(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let (kind, parameters) = text.split_once(';')?;
@@ -251,7 +251,8 @@ fn boundary(headers: &HeaderMap) -> Option<String> {
     Some(value.trim_matches('"').to_owned()).filter(|value| !value.is_empty())
 }
 
-/// The parts of an answer, in the order of `ranges`, if each is there. Source: RFC 9110, 14.6, and RFC 2046, 5.1.
+/// Returns the parts of a response in the order of `ranges`, if none is missing. Source: RFC 9110, 14.6, and RFC
+/// 2046, 5.1.
 fn parts(body: &[u8], boundary: &str, ranges: &[Range<u64>]) -> Option<Vec<Vec<u8>>> {
     let delimiter = format!("--{boundary}");
     let mut found: Vec<Option<Vec<u8>>> = vec![None; ranges.len()];
@@ -269,7 +270,7 @@ fn parts(body: &[u8], boundary: &str, ranges: &[Range<u64>]) -> Option<Vec<Vec<u
             name.trim().eq_ignore_ascii_case("content-range").then_some(value)
         });
         let range = ContentRange::parse(range?)?;
-        // Content may have anything in it, so that its length decides, not the next delimiter.
+        // The length decides where content ends, because content may contain the delimiter.
         let length = usize::try_from(range.last.checked_sub(range.first)?.checked_add(1)?).ok()?;
         let content = rest.get(end + 4..)?;
         let bytes = content.get(..length)?;

@@ -1,4 +1,4 @@
-//! Referrers of a manifest: listed by the registry, or else in an index that clients keep there.
+//! Referrers of a manifest: listed by the registry, or else in an index that clients maintain in it.
 //!
 //! Source: OCI distribution-spec 1.1, "Listing Referrers", "Pushing Manifests with Subject", "Referrers Tag Schema".
 
@@ -16,28 +16,29 @@ use super::{Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::{Descriptor, INDEX, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
 
-/// The most characters of a digest that are in the index's tag.
+/// Maximum number of hash characters in the index's tag.
 const TAG_DIGEST_MAX: usize = 64;
-/// How often the index is written, when others write it at the same time.
+/// Maximum number of writes of the index, if other clients write it at the same time.
 const WRITES_MAX: u32 = 5;
 
 /// An artifact that has a manifest as its `subject`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Referrer {
-    /// Its descriptor.
+    /// Descriptor of its manifest.
     #[serde(flatten)]
     pub descriptor: Descriptor,
-    /// Its purpose, such as a signature; may be empty.
+    /// Purpose of the artifact, such as a signature. May be empty.
     #[serde(default, deserialize_with = "crate::manifest::or_default")]
     pub artifact_type: String,
 }
 
 impl Registry {
-    /// Referrers of a manifest, of one type or of any. Registries without such lists keep an index under a tag.
+    /// Returns the referrers of a manifest, of one artifact type or of all. For registries without the referrers API,
+    /// reads the index under the fallback tag.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the list cannot be fetched or is too long.
     pub fn referrers(
         &self,
         digest: &Digest,
@@ -55,12 +56,13 @@ impl Registry {
                 }
             }
         })?;
-        // Registries need not filter; those that do say so by OCI-Filters-Applied, and some do it wrong.
+        // Filters here, because registries need not filter. Those that do send OCI-Filters-Applied, but some filter
+        // wrongly.
         found.retain(|one| artifact_type.is_none_or(|wanted| one.artifact_type == wanted));
         Ok(found)
     }
 
-    /// Writes a manifest that was put, and has a subject, into the index of what refers to that.
+    /// Adds a manifest with a subject, which has just been put, to the index of the subject's referrers.
     pub(super) fn list_referrer(
         &self,
         digest: &Digest,
@@ -131,9 +133,9 @@ impl Core {
         Ok(found)
     }
 
-    /// Reads the index, adds the entry and writes it, on one host only, because a mirror may have an older index. It
-    /// then reads the index once more, because registries have no atomic update, and another client may have written it
-    /// meanwhile.
+    /// Reads the index, adds the entry and writes it, on one host only, because a mirror may have an older index.
+    /// Then reads the index once more, because registries have no atomic update and another client may have written
+    /// it in between.
     async fn add_referrer(
         self: &Arc<Self>,
         index: usize,
@@ -158,14 +160,14 @@ impl Core {
     }
 }
 
-/// The tag of the index. Of longer digests than SHA-256's only a part fits.
+/// Returns the tag of the index. Hashes longer than SHA-256 are truncated.
 fn tag(subject: &Digest) -> String {
     let text = subject.to_string();
     let (algorithm, hash) = text.split_once(':').expect("a digest has a colon");
     format!("{algorithm}-{}", &hash[..hash.len().min(TAG_DIGEST_MAX)])
 }
 
-/// The subject of a manifest or index, if it has any, and the entry that it is listed by.
+/// Returns the subject of a manifest or index, if it has one, and the entry for the subject's referrers.
 fn entry(digest: &Digest, media_type: &str, bytes: &[u8]) -> Option<(Digest, Map<String, Value>)> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -186,7 +188,7 @@ fn entry(digest: &Digest, media_type: &str, bytes: &[u8]) -> Option<(Digest, Map
     }
     let About { subject, artifact_type, config, annotations } =
         serde_json::from_slice(bytes).ok()?;
-    // One of a hash that nobody knows has no list either.
+    // A subject with an unknown hash function has no list of referrers.
     let subject = subject.digest.parse().ok()?;
     let of_config = || config.and_then(|config| config.media_type);
     let artifact_type = artifact_type.filter(|it| !it.is_empty()).or_else(of_config);
@@ -203,7 +205,7 @@ fn entry(digest: &Digest, media_type: &str, bytes: &[u8]) -> Option<(Digest, Map
     Some((subject, entry))
 }
 
-/// An index with one more entry; `None` if it is in there already. All else in it stays as it is.
+/// Returns an index with one more entry. `None` if it has the entry already. Its other content is kept.
 fn with_entry(
     old: Option<&[u8]>,
     entry: &Map<String, Value>,
@@ -237,7 +239,7 @@ fn with_entry(
 mod tests {
     use super::*;
 
-    /// Source: the example in "Referrers Tag Schema".
+    /// Source of the cases: the example in "Referrers Tag Schema".
     #[test]
     fn tags() {
         let check = |digest: String, expect: String| {

@@ -1,4 +1,4 @@
-//! The next host to ask, and the pause before.
+//! Chooses the next host to try, and the pause before it.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -12,26 +12,26 @@ use super::error::{Cause, Remedy};
 use super::patience::Patience;
 use super::{Core, RegistryError, Settings};
 
-/// The longest pause between two attempts without a request from the server.
+/// Longest pause between two attempts, unless the server requests a longer one.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The longest wait that servers may ask for, all together; after that, a person should decide.
+/// Longest total wait that servers may request. Beyond it the request fails, so that the user can decide.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
-/// The hosts for one request, in turn: all of them, then a pause, then those again that may have recovered.
+/// The attempts of one request: tries all hosts, then pauses, then tries those again that may have recovered.
 pub(super) struct Turns {
     core: Arc<Core>,
     what: String,
-    /// Those that may still be asked.
+    /// Hosts that may still be tried.
     order: Vec<usize>,
-    /// Whose turn it is, in `order`.
+    /// Index in `order` of the next host.
     next: usize,
     rounds: u32,
     attempts: u32,
-    /// What servers asked for in this round.
+    /// Longest pause that servers requested in this round.
     pause: Option<Duration>,
-    /// How long servers have made us wait since the last progress.
+    /// Total wait that servers have requested since the last progress.
     waited: Duration,
-    /// How long each host may still take, where a small document is asked for.
+    /// Remaining time of each host, for small documents.
     patience: BTreeMap<usize, Arc<Patience>>,
     last: Option<(usize, Cause)>,
 }
@@ -53,7 +53,7 @@ impl Turns {
         }
     }
 
-    /// The host to ask now. Waits before hosts are asked again.
+    /// Returns the host to try now. Pauses before a new round.
     pub(super) async fn next(&mut self) -> Result<usize, RegistryError> {
         if self.order.is_empty() {
             return Err(self.give_up());
@@ -91,7 +91,7 @@ impl Turns {
         });
     }
 
-    /// One attempt. At a small document all of them together have as much time as one host may take.
+    /// Runs one attempt. All attempts at a small document share the time limit of one host.
     pub(super) async fn attempt<T>(
         &mut self,
         work: impl Future<Output = Result<T, Cause>>,
@@ -106,7 +106,7 @@ impl Turns {
         done
     }
 
-    /// The attempt made progress, so a failure does not count as one in a row.
+    /// Records that the attempt made progress, so that the counts of attempts start again.
     pub(super) fn progressed(&mut self) {
         self.rounds = 0;
         self.attempts = 1;
@@ -114,7 +114,7 @@ impl Turns {
         self.patience.clear();
     }
 
-    /// The attempt failed.
+    /// Records that the attempt failed.
     pub(super) fn failed(&mut self, cause: Cause) {
         let Some(&index) = self.order.get(self.next) else { return };
         let host = &self.core.endpoints[index].host;
@@ -129,7 +129,7 @@ impl Turns {
             }
             Remedy::Elsewhere | Remedy::Later(_) => {
                 self.order.remove(self.next);
-                // When the registry itself has said no, nobody waits for mirrors that are out of order.
+                // After a refusal by the registry itself, waiting for failed mirrors is pointless.
                 let is_own = index + 1 == self.core.endpoints.len();
                 if is_own && cause.is_refusal() && self.next >= self.order.len() {
                     self.order.clear();
@@ -139,21 +139,21 @@ impl Turns {
         if cause.is_unreachable() {
             self.core.is_unwell(index);
         }
-        // What the registry itself says counts for more than what a mirror says.
+        // An error of the registry itself takes precedence over that of a mirror.
         let better = self.last.as_ref().is_none_or(|(before, _)| *before <= index);
         if better || cause.remedy() == Remedy::None {
             self.last = Some((index, cause));
         }
     }
 
-    /// As [`failed`](Self::failed), of a failure after which the same host may be asked again at once.
+    /// Like [`failed`](Self::failed), for a failure after which the same host may be tried again.
     pub(super) fn failed_for_now(&mut self, cause: Cause) {
         let Some(&index) = self.order.get(self.next) else { return };
         self.next += 1;
         self.last = Some((index, cause));
     }
 
-    /// Ends the attempts: the caller has another way.
+    /// Ends the attempts, because the caller continues in another way. Returns the error.
     pub(super) fn end(&mut self, cause: Cause) -> RegistryError {
         if let Some(&index) = self.order.get(self.next) {
             self.last = Some((index, cause));
@@ -170,25 +170,25 @@ impl Turns {
     }
 }
 
-/// A pause before the hosts are asked again.
+/// A pause before the hosts are tried again.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Pause<'a> {
-    /// `fetch manifest 1 of library/alpine`.
+    /// Description of the request, such as `fetch manifest 1 of library/alpine`.
     pub what: &'a str,
-    /// The host that failed last.
+    /// Host of the last failure.
     pub host: &'a str,
     /// Length of the pause.
     pub wait: Duration,
-    /// Number of the next attempt, counted from 1.
+    /// Number of the next attempt, from 1.
     pub attempt: u32,
-    /// Most attempts in a row without any bytes.
+    /// Maximum number of attempts without progress.
     pub attempts: u32,
     cause: &'a Cause,
 }
 
 impl Pause<'_> {
-    /// Why the last attempt failed.
+    /// Returns the reason for the last failure.
     #[must_use]
     pub fn reason(&self) -> String {
         let mut text = self.cause.to_string();
@@ -211,12 +211,12 @@ impl fmt::Display for Pause<'_> {
 
 type Told = dyn Fn(&Pause<'_>) + Send + Sync;
 
-/// Callback for each [`Pause`], from the network's thread. By default there is none.
+/// A callback for each [`Pause`], called on the network thread. By default there is none.
 #[derive(Clone, Default)]
 pub struct Pauses(Option<Arc<Told>>);
 
 impl Pauses {
-    /// Calls `told`, which must not wait.
+    /// Makes a callback, which must not block.
     pub fn to(told: impl Fn(&Pause<'_>) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(told)))
     }
@@ -234,8 +234,8 @@ impl fmt::Debug for Pauses {
     }
 }
 
-/// How long to wait before round `round`, counted from 1: twice as long each time, and between half of that and all
-/// of it, so that clients that failed together do not come back together.
+/// Returns the pause before a round, counted from 1. It doubles each time, and is then reduced by up to a half at
+/// random, so that clients that failed together do not retry together.
 fn backoff(base: Duration, round: u32, random: u32) -> Duration {
     let doubled = base.saturating_mul(1 << (round - 1).min(16)).min(BACKOFF_MAX);
     let part = 0.5 + 0.5 * f64::from(random) / f64::from(u32::MAX);

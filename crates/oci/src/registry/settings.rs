@@ -1,4 +1,4 @@
-//! Settings for registries.
+//! Settings for registries, from the caller or the environment.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,48 +9,49 @@ use std::time::Duration;
 use super::credentials::{Keyring, Secret};
 use super::retry::Pauses;
 
-/// Settings for registries.
+/// Settings for the client of a registry.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Directories like containerd's `certs.d`. The first one that has the registry counts.
+    /// Directories like containerd's `certs.d`. The first one that contains the registry is used.
     pub hosts: Vec<PathBuf>,
-    /// Credentials.
+    /// Sources of credentials.
     pub keyring: Keyring,
-    /// Use plain HTTP for the registry itself. A mirror's address says whether it uses HTTP.
+    /// Whether to use plain HTTP for the registry itself. For a mirror, the scheme of its address decides.
     pub plain_http: bool,
-    /// Number of further rounds over all hosts without any progress.
+    /// Number of further rounds over all hosts without progress.
     pub retries: u32,
-    /// Pause before the first further round. It doubles each time, and varies by half.
+    /// Pause before the second round. It doubles each time, and is reduced by up to a half at random.
     pub backoff: Duration,
-    /// Longest time without any bytes from a connection.
+    /// Maximum time without any bytes from a connection.
     pub stall: Duration,
-    /// Time that one host may take for one small document, over all attempts; each 16 KiB that arrive bring a second
-    /// back. For a layer, each attempt may take this long for each KiB.
+    /// Time limit of one host for one small document, over all attempts; each 16 KiB that arrive extend it by a
+    /// second, up to its initial value. For a layer, each attempt has this limit, and each KiB extends it by a
+    /// second.
     pub patience: Duration,
-    /// Called before each pause, after which a host is asked again.
+    /// Callback for each pause before hosts are tried again.
     pub pauses: Pauses,
-    /// Proxies.
+    /// Proxies for all hosts without a proxy in `hosts.toml`.
     pub proxies: Proxies,
-    /// Set it to end all calls soon.
+    /// Flag that cancels all calls soon after it is set.
     pub cancel: Arc<AtomicBool>,
 }
 
-/// Addresses of proxies, as `http://`, `https://`, `socks5://` or `socks5h://`. They may contain passwords. Hosts of
-/// this machine are always reached directly.
+/// Addresses of proxies, with `http://`, `https://`, `socks5://` or `socks5h://`. They may contain passwords.
+/// Loopback addresses are always reached directly.
 #[derive(Debug, Clone, Default)]
 pub struct Proxies {
-    /// For `http:`.
+    /// Proxy for `http:` addresses.
     pub http: Option<Secret>,
-    /// For `https:`.
+    /// Proxy for `https:` addresses.
     pub https: Option<Secret>,
-    /// For both.
+    /// Proxy for both.
     pub all: Option<Secret>,
     /// Hosts, domains and networks that are reached directly, separated by commas.
     pub except: String,
 }
 
 impl Default for Settings {
-    /// No files, no credentials, no proxies.
+    /// The defaults, without files, credentials and proxies.
     fn default() -> Self {
         Self {
             hosts: Vec::new(),
@@ -68,7 +69,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Settings that other tools use for this user. `variable` returns environment variables.
+    /// Returns the settings that other tools use for this user. `variable` returns environment variables.
     #[must_use]
     pub fn from_environment(user: u32, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
@@ -83,7 +84,7 @@ impl Settings {
         ];
         let containers = match path("REGISTRY_AUTH_FILE") {
             Some(file) => vec![Some(file)],
-            // Source: containers-auth.json(5), and for its default containers/image, `pkg/docker/config`.
+            // Source: containers-auth.json(5), and for the default path containers/image, `pkg/docker/config`.
             None => vec![
                 Some(match path("XDG_RUNTIME_DIR") {
                     Some(folder) => folder.join("containers/auth.json"),
@@ -98,7 +99,7 @@ impl Settings {
             let value = filled(&name.to_lowercase()).or_else(|| filled(name))?;
             value.into_string().ok()
         };
-        // curl takes addresses without a scheme too.
+        // curl also accepts addresses without a scheme.
         let proxy = |name: &str| {
             let text = either(name)?;
             Some(Secret::new(if text.contains("://") { text } else { format!("http://{text}") }))

@@ -1,4 +1,4 @@
-//! TLS: trusted authorities, and certificates of the client.
+//! TLS: trusted CAs, and client certificates.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use rustls::{
 use super::error::Cause;
 use super::hosts::Tls;
 
-/// How connections are secured, with `roots` for the system's CAs, which are read once.
+/// Makes the TLS configuration of connections. `roots` caches the system's CAs, which are read once.
 pub(super) fn configuration(
     tls: &Tls,
     roots: &OnceLock<RootCertStore>,
@@ -49,11 +49,11 @@ fn wrong(path: &Path, reason: impl std::fmt::Display) -> Cause {
     Cause::Certificate { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// A client certificate, with the chain above it and its key.
+/// A client certificate with its chain and key.
 #[derive(Debug)]
 struct Pair {
     certified: Arc<CertifiedKey>,
-    /// Who signed the certificate, and those above it.
+    /// Issuers of the certificates in the chain.
     issuers: Vec<DistinguishedName>,
 }
 
@@ -78,7 +78,7 @@ impl Pair {
     }
 }
 
-/// All client certificates. A server gets the first that it can use. Source: RFC 8446, 4.2.4 and 4.4.2.3.
+/// All client certificates. A server gets the first that it can verify. Source: RFC 8446, 4.2.4 and 4.4.2.3.
 #[derive(Debug)]
 struct Ours(Vec<Pair>);
 
@@ -94,7 +94,7 @@ impl ResolvesClientCert for Ours {
             authorities.is_empty()
                 || one.issuers.iter().any(|it| authorities.contains(&it.as_ref()))
         };
-        // Some servers name other CAs than those that they trust: with one certificate there is nothing to choose.
+        // Some servers name other CAs than those that they trust, so a single certificate is sent in any case.
         let only = || self.0.first().filter(|_| self.0.len() == 1);
         able().find(wanted).or_else(only).map(|one| Arc::clone(&one.certified))
     }
@@ -104,7 +104,7 @@ impl ResolvesClientCert for Ours {
     }
 }
 
-/// Those of the system. Some that cannot be read are no reason to go without the rest.
+/// Returns the system's CAs. Unreadable ones are skipped with a warning.
 fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
@@ -115,7 +115,7 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// The largest file of certificates or of a key.
+/// Maximum size of a certificate or key file, in bytes.
 const FILE_MAX: u64 = 4 << 20;
 
 fn read(path: &Path) -> Result<Vec<u8>, Cause> {
@@ -132,7 +132,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Cause> {
     Ok(found)
 }
 
-/// `skip_verify`: takes any certificate, as long as the server has its key.
+/// The verifier for `skip_verify`: accepts any certificate for which the server has the key.
 #[derive(Debug)]
 struct Anyone(Arc<CryptoProvider>);
 

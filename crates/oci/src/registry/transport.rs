@@ -1,4 +1,4 @@
-//! Requests and answers: connections, proxies, redirects. Knows nothing of registries.
+//! HTTP requests and responses: connections, proxies, redirects. Independent of the registry protocol.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -19,25 +19,25 @@ use super::error::Cause;
 use super::hosts::{Endpoint, Route, authority};
 use super::{Proxies, Settings, patience, tls};
 
-/// The longest wait for a connection.
+/// Maximum time to connect.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// The most redirects of one request. Registries have one, to where blobs are stored.
+/// Maximum number of redirects of a request. Registries have one, to their blob storage.
 const REDIRECTS_MAX: usize = 5;
-/// How many times as long as for its next byte a server may be silent after the last byte of an upload.
+/// Multiple of the stall timeout for which a server may be silent after the last byte of an upload.
 const COMMIT_PATIENCE: u32 = 2;
-/// Bytes of an upload for each second more: a server computes their digest, and may copy them.
+/// Bytes of an upload that allow one second more, because a server computes their digest and may copy them.
 const COMMIT_RATE: u64 = 8 << 20;
-/// What is asked of the connection at once; between two of these it is seen that an upload moves.
+/// Size of the pieces that are given to the connection, in bytes. Between two pieces an upload counts as progressing.
 const UPLOAD_PIECE: usize = 64 << 10;
 
-/// A request, which can be made again.
+/// A request, which can be sent repeatedly.
 #[derive(Clone)]
 pub(super) struct Ask {
     pub(super) method: Method,
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Bytes>,
-    /// Bytes of an upload that ends with this request: the server works on all of them before it answers.
+    /// Total bytes of the upload that this request completes. The server processes all of them before it responds.
     pub(super) commits: Option<u64>,
 }
 
@@ -52,14 +52,14 @@ impl Ask {
     }
 }
 
-/// An answer, and whether it is from the host that was asked, not one that it led to.
+/// A response, and whether it comes from the requested host rather than from the target of a redirect.
 pub(super) struct Answer {
     pub(super) response: Response,
     pub(super) is_own: bool,
 }
 
 impl Answer {
-    /// The host that it is from, if that is another one. Without the path, which may have a signature in it.
+    /// Returns the host of a redirected response. Omits the path, which may contain a signature.
     pub(super) fn elsewhere(&self) -> Option<String> {
         (!self.is_own).then(|| authority(self.response.url()).unwrap_or_default())
     }
@@ -70,7 +70,7 @@ pub(super) struct Transport {
     roots: OnceLock<RootCertStore>,
     proxies: Proxies,
     stall: Duration,
-    /// For a token that is asked for on the way.
+    /// Time limit for a token that a request needs.
     pub(super) patience: Duration,
 }
 
@@ -89,7 +89,7 @@ impl Transport {
         route.dial_timeout.unwrap_or_else(|| self.stall.min(CONNECT_MAX))
     }
 
-    /// Sends a request, and follows where it leads. Who we are is told to the endpoint alone.
+    /// Sends a request, and follows redirects. Only the endpoint itself gets credentials.
     pub(super) async fn send(
         &self,
         endpoint: &Endpoint,
@@ -104,7 +104,7 @@ impl Transport {
             let elsewhere = endpoint.route.elsewhere();
             let route = if is_own { &endpoint.route } else { &elsewhere };
             let mut headers = ask.headers.clone();
-            // Without it, anybody on the way may compress what is compared with a digest. Source: RFC 9110, 12.5.3.
+            // Otherwise any proxy may compress the content, whose digest is verified. Source: RFC 9110, 12.5.3.
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             if is_own {
                 add_headers(&mut headers, endpoint)?;
@@ -162,12 +162,12 @@ impl Transport {
         }
     }
 
-    /// The next bytes of an answer, unless it has ended.
+    /// Returns the next bytes of a response, or `None` at its end.
     pub(super) async fn chunk(&self, response: &mut Response) -> Result<Option<Bytes>, Cause> {
         let next = async {
             match tokio::time::timeout(self.stall, response.chunk()).await {
                 Ok(Ok(chunk)) => Ok(chunk),
-                // The connection is there: how long it may take to be made plays no part.
+                // The connection exists already, so the connect timeout in the error does not matter.
                 Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
                 Err(_elapsed) => Err(Cause::Stalled(self.stall)),
             }
@@ -177,7 +177,7 @@ impl Transport {
         Ok(chunk)
     }
 
-    /// A whole answer of at most `max` bytes.
+    /// Reads a whole response of at most `max` bytes.
     pub(super) async fn body(&self, mut response: Response, max: u64) -> Result<Vec<u8>, Cause> {
         let mut bytes = Vec::new();
         let limit = usize::try_from(max).unwrap_or(usize::MAX);
@@ -190,7 +190,8 @@ impl Transport {
         Ok(bytes)
     }
 
-    /// Clients keep connections, so that there is one for all hosts that are reached the same way.
+    /// Returns the client for a route. There is one client for all hosts with the same route, because clients keep
+    /// connections.
     fn client(&self, route: &Route) -> Result<Client, Cause> {
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(route) {
@@ -235,12 +236,12 @@ fn add_headers(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<(), Cause
     Ok(())
 }
 
-/// Where an answer leads.
+/// Returns the target of a `Location` header.
 pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
     let wrong = || Cause::Protocol("it leads to no address".to_owned());
     let text = headers.get(LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(wrong)?;
     let mut url = from.join(text).map_err(|_error| wrong())?;
-    // Credentials that a server makes up are not ours to send.
+    // Credentials in the address come from the server, and are not sent.
     let cleared = url.set_username("").and_then(|()| url.set_password(None));
     if cleared.is_err() || !matches!(url.scheme(), "http" | "https") {
         return Err(wrong());
@@ -249,9 +250,9 @@ pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
 }
 
 impl Proxies {
-    /// As the client wants them: the first that fits is used.
+    /// Returns the proxies for the HTTP client, which uses the first that matches.
     fn list(&self) -> Result<Vec<Proxy>, Cause> {
-        // As curl and Go have it, this machine is never reached by a proxy.
+        // As in curl and Go, loopback addresses are never reached through a proxy.
         let exceptions = format!("localhost,127.0.0.0/8,::1,{}", self.except);
         let mut list = Vec::new();
         for (name, url) in
@@ -265,7 +266,7 @@ impl Proxies {
                 "HTTP_PROXY" => Proxy::http(url),
                 _ => Proxy::all(url),
             };
-            // Its own error would show the address, and with it the password.
+            // The original error would show the address with its password.
             let proxy = proxy.map_err(|_error| Cause::Setting(format!("the proxy in {name}")))?;
             list.push(proxy.no_proxy(NoProxy::from_string(&exceptions)));
         }
@@ -273,7 +274,7 @@ impl Proxies {
     }
 }
 
-/// A body that tells how much of it was taken.
+/// A request body that counts the bytes taken from it.
 struct Paced {
     rest: Bytes,
     sent: Arc<AtomicU64>,

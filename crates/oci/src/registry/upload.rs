@@ -1,5 +1,5 @@
-//! Blobs sent to a registry. Source: OCI distribution-spec 1.1, "Pushing blobs", and distribution's `spec/api.md` for
-//! what becomes of an interrupted chunk.
+//! Uploads blobs to a registry. Source: OCI distribution-spec 1.1, "Pushing blobs", and distribution's `spec/api.md`
+//! for interrupted chunks.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -16,28 +16,28 @@ use super::transport::{Answer, Ask, location};
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 
-/// Bytes sent in one request, and kept until the registry has them.
+/// Size of a chunk in bytes. Each chunk is one request, and stays in memory until the registry has it.
 const CHUNK: u64 = 16 << 20;
-/// The largest chunk that a registry may insist on.
+/// Largest minimum chunk size of a registry that is accepted, in bytes.
 const CHUNK_MAX: u64 = 64 << 20;
 const CHUNK_MIN_LENGTH: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
-/// An upload that has begun.
+/// A started upload.
 #[derive(Clone)]
 struct Session {
-    /// Which host.
+    /// Index of the host.
     index: usize,
-    /// Where it goes on.
+    /// Address for the next request.
     url: Url,
-    /// Bytes in a chunk.
+    /// Size of a chunk, in bytes.
     chunk: u64,
 }
 
 impl Registry {
-    /// Whether the registry has a blob. With a `size`, in bytes, a blob of another size does not count.
+    /// Whether the registry has a blob. With a `size` in bytes, a blob of another size does not count.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the registry cannot be asked.
     pub fn has_blob(&self, digest: &Digest, size: Option<u64>) -> Result<bool, RegistryError> {
         let digest = *digest;
         self.run(&format!("look for blob {digest}"), |core| async move {
@@ -52,10 +52,11 @@ impl Registry {
         })
     }
 
-    /// Asks the registry to mount a blob from another of its repositories. `false` if it does not do that, or may not.
+    /// Asks the registry to mount a blob from another of its repositories. `false` if the registry does not support
+    /// that or does not allow it.
     ///
     /// # Errors
-    /// [`RegistryError`].
+    /// [`RegistryError`] if the request fails for another reason.
     pub fn mount_blob(
         &self,
         digest: &Digest,
@@ -74,12 +75,12 @@ impl Registry {
         })
     }
 
-    /// Sends a blob of `size` bytes. Its bytes are compared with the digest before the registry learns it. At most one
-    /// chunk of 16 MiB is in memory, unless the registry wants larger ones.
+    /// Uploads a blob of `size` bytes, and verifies its digest before the registry learns the digest. At most one
+    /// chunk of 16 MiB is in memory, unless the registry requires larger ones.
     ///
     /// # Errors
-    /// [`RegistryError`], with [`Cause::Read`] if the reader fails, and with [`Cause::UploadLost`] if the registry has
-    /// lost what was sent: the caller can begin again with a new reader.
+    /// [`RegistryError`], with [`Cause::Read`] if the reader fails, and with [`Cause::UploadLost`] if the registry
+    /// has lost the upload, which the caller can then restart with a new reader.
     pub fn upload_blob(
         &self,
         digest: &Digest,
@@ -113,7 +114,7 @@ impl Registry {
         }
         let checked = check_end(reader, at, size).and_then(|()| check_digest(hasher, digest));
         if let Err(cause) = checked {
-            // What was sent is garbage there, and goes by itself if this fails.
+            // Deletes the useless upload. If this fails, the registry deletes it after a while.
             let _ignored: Result<(), RegistryError> = self.run(&what, |core| core.abandon(session));
             return Err(failed(cause));
         }
@@ -159,7 +160,7 @@ impl Core {
             200 => {
                 let said = answer.response.headers().get(CONTENT_LENGTH);
                 let said: Option<u64> = said.and_then(|value| value.to_str().ok()?.parse().ok());
-                // Without a body some say 0 of whatever it is.
+                // Some servers report length 0 for every response without a body.
                 let said = said.filter(|said| *said > 0);
                 Ok(size.zip(said).is_none_or(|(expected, said)| expected == said))
             }
@@ -181,7 +182,7 @@ impl Core {
         let answer = self.call_with(index, &ask, &scopes).await?;
         match answer.response.status().as_u16() {
             201 => Ok(true),
-            // An upload like any other has begun instead.
+            // The registry has started a normal upload instead.
             202 => {
                 if let Ok(session) = self.session(index, &answer, &ask.url, CHUNK) {
                     self.delete(&session).await;
@@ -219,7 +220,7 @@ impl Core {
     ) -> Result<Session, Cause> {
         let mut url = location(answer.response.headers(), from)?;
         let own = &self.endpoints[index].base;
-        // A registry behind a proxy that ends TLS often thinks that it speaks HTTP.
+        // A registry behind a proxy that terminates TLS often takes its own scheme for HTTP.
         if own.starts_with("https:") && url.scheme() == "http" && url.host_str() == from.host_str()
         {
             url = match url.set_scheme("https").and_then(|()| url.set_port(from.port())) {
@@ -244,7 +245,7 @@ impl Core {
         }
     }
 
-    /// A blob that fits into one request. Begins anew when that fails.
+    /// Uploads a blob that fits into one request. Each attempt restarts the upload.
     async fn send_at_once(
         self: Arc<Self>,
         what: String,
@@ -257,7 +258,7 @@ impl Core {
         loop {
             let index = turns.next().await?;
             let sent = async {
-                // It may have succeeded, and only its answer was lost.
+                // An earlier attempt may have succeeded although its response was lost.
                 if !is_sure && self.has_blob(index, &digest, Some(size)).await? {
                     return Ok(());
                 }
@@ -267,14 +268,14 @@ impl Core {
             };
             match sent.await {
                 Ok(()) => return Ok(()),
-                // Another copy of the registry behind the same name may not know the upload.
+                // Another instance of the registry behind the same name may not know the upload.
                 Err(cause @ Cause::UploadLost(_)) => turns.failed_for_now(cause),
                 Err(cause) => turns.failed(cause),
             }
         }
     }
 
-    /// The last request of an upload: the registry compares the digest, and has the blob.
+    /// Sends the last request of an upload, after which the registry verifies the digest and has the blob.
     async fn put(
         &self,
         session: &Session,
@@ -287,7 +288,7 @@ impl Core {
         ask.body = Some(bytes);
         ask.commits = Some(size);
         let answer = self.call(session.index, &ask).await?;
-        // Some say 204, as an old version of the protocol had it.
+        // Some registries return 204, as in an old version of the protocol.
         if !answer.response.status().is_success() {
             let cause = self.failure(session.index, answer).await;
             return Err(lost(cause, size));
@@ -331,7 +332,7 @@ impl Core {
                 Ok((next, has)) => (session, at) = (next, has),
                 Err(cause @ Cause::UploadLost(_)) => return Err(turns.end(cause)),
                 Err(cause) => {
-                    // What has arrived of it only the registry knows.
+                    // Only the registry knows how much of the chunk has arrived.
                     is_sure = false;
                     if at > start {
                         turns.progressed();
@@ -354,9 +355,9 @@ impl Core {
         ask.body = Some(bytes);
         let answer = self.call(session.index, &ask).await?;
         match answer.response.status().as_u16() {
-            // Some say 204 here as well.
+            // Some registries return 204 for chunks as well.
             201..=204 => {}
-            // Not where the registry is: it says where that is when asked.
+            // The registry expects another offset, which the status request returns.
             416 => return Err(Cause::Connection("the registry expects another chunk".to_owned())),
             _ => {
                 let cause = self.failure(session.index, answer).await;
@@ -370,7 +371,7 @@ impl Core {
         }
         match self.session(session.index, &answer, &ask.url, session.chunk) {
             Ok(next) => Ok(next),
-            // The spec wants it, and not all do.
+            // The specification requires a `Location`, but some registries send none.
             Err(_) if !answer.response.headers().contains_key(reqwest::header::LOCATION) => {
                 Ok(session.clone())
             }
@@ -378,13 +379,13 @@ impl Core {
         }
     }
 
-    /// How far an upload has come, and where it goes on.
+    /// Returns the address for the next request, and how many bytes of an upload the registry has.
     async fn status(&self, session: &Session) -> Result<(Session, u64), Cause> {
         let ask = Ask::new(Method::GET, session.url.clone());
         let scopes = [format!("repository:{}:pull,push", self.repository)];
         let answer = self.call_with(session.index, &ask, &scopes).await?;
         let status = answer.response.status().as_u16();
-        // Those of the second kind are registries that cannot be asked.
+        // 404 means that the upload is unknown. The other statuses come from registries without this request.
         if matches!(status, 404 | 400 | 405 | 501) {
             return Err(Cause::UploadLost(0));
         }
@@ -411,7 +412,7 @@ impl Core {
         loop {
             turns.next().await?;
             let step = async {
-                // It may have succeeded, and only its answer was lost.
+                // An earlier attempt may have succeeded although its response was lost.
                 if !is_sure && self.has_blob(session.index, &digest, None).await? {
                     return Ok(());
                 }
@@ -433,7 +434,7 @@ impl Core {
         Ok(())
     }
 
-    /// A failure does not matter: registries clean up after a while.
+    /// Deletes an upload. A failure does not matter, because registries remove unfinished uploads after a while.
     async fn delete(&self, session: &Session) {
         let ask = Ask::new(Method::DELETE, session.url.clone());
         if let Err(cause) = self.call(session.index, &ask).await {
@@ -442,8 +443,8 @@ impl Core {
     }
 }
 
-/// What it means that an upload is not there any more: BLOB_UPLOAD_UNKNOWN, for one. It can only begin again. Source: OCI
-/// distribution-spec 1.1, "Error Codes".
+/// Turns "not found" into [`Cause::UploadLost`], because an unknown upload (BLOB_UPLOAD_UNKNOWN) can only be
+/// restarted. Source: OCI distribution-spec 1.1, "Error Codes".
 fn lost(cause: Cause, at: u64) -> Cause {
     match cause {
         Cause::NotFound { .. } => Cause::UploadLost(at),
@@ -454,7 +455,7 @@ fn lost(cause: Cause, at: u64) -> Cause {
     }
 }
 
-/// The number of bytes that a registry has, by its `Range: 0-LAST`. Distribution says `0-0` for none.
+/// Parses `Range: 0-LAST` into the number of bytes that a registry has. Distribution sends `0-0` for none.
 fn received(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(RANGE)?.to_str().ok()?;
     let text = text.strip_prefix("bytes=").unwrap_or(text);

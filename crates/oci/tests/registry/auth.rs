@@ -11,14 +11,15 @@ fn with_password(settings: Settings) -> Settings {
     Settings { keyring: Keyring { given, ..settings.keyring }, ..settings }
 }
 
-/// Asks for a token, of the server that was asked.
+/// Challenges the client to get a token, from the same server.
 fn challenge(request: &Request) -> Reply {
     let realm = format!("http://{}/token", request.header("host").unwrap());
     let wanted = format!("Bearer realm=\"{realm}\",service=\"fake\",scope=\"repository:app:pull\"");
     reply(401).header("www-authenticate", &wanted)
 }
 
-/// A registry and its token server in one: gives a new token each time, and takes those that `is_good` says.
+/// Starts a registry that is also its token server. It issues a new token each time, and accepts those for which
+/// `is_good` returns true.
 fn guarded(
     bytes: Vec<u8>,
     is_good: impl Fn(usize, usize) -> bool + Send + Sync + 'static,
@@ -195,7 +196,7 @@ fn nobody_else_is_told_who_we_are() {
     let hosts = Hosts::new(&server.host(), &text);
     let registry = registry(&server.host(), &with_password(hosts.settings()));
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 0)).unwrap(), &bytes);
-    // The registry makes a new signature for what is left.
+    // For the remaining bytes, the registry is asked for a new signature.
     assert_eq!(server.seen().iter().filter(|request| request.path.starts_with("/v2")).count(), 3);
     assert!(
         server
@@ -205,7 +206,7 @@ fn nobody_else_is_told_who_we_are() {
             .all(|request| { request.header("x-team") == Some("us") })
     );
     assert_eq!(storage.lines(), ["GET /signed?secret=1", "GET /signed?secret=1"]);
-    // Then the storage is asked without the registry.
+    // A further part is requested from the storage directly.
     registry.range(&digest(&bytes), 0..10).unwrap();
     assert_eq!(storage.lines().len(), 3);
     assert_eq!(server.seen().iter().filter(|request| request.path.starts_with("/v2")).count(), 3);
@@ -230,7 +231,7 @@ fn addresses_with_signatures_are_not_shown() {
     assert!(chain(&error).ends_with("more than 5 redirects"), "{error:?}");
 }
 
-/// Requests at once would each wait for it, one after the other.
+/// Otherwise each of several parallel requests would wait for the helper, one after the other.
 #[test]
 fn a_helper_that_hangs_is_waited_for_once() {
     let folder = tempfile::tempdir().unwrap();

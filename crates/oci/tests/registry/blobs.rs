@@ -6,7 +6,7 @@ use quire_oci::blobs::{BlobSource, Whole};
 use super::*;
 use testing::fake::{Reply, Request, Server, content, reply, wait_for};
 
-/// A blob of 600000 bytes, and what comes of reading it from a server that answers its requests in turn so.
+/// Reads a blob of 600,000 bytes from a server with the given responses. Returns the result, and the server.
 fn check(
     answers: impl Fn(&Request, usize, &[u8]) -> Reply + Send + Sync + 'static,
 ) -> (Result<(), String>, Server) {
@@ -44,7 +44,7 @@ fn a_blob_from_the_middle() {
     let registry = registry(&server.host(), &settings());
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 4000)).unwrap(), &bytes[4000..]);
     assert_same(&read(registry.blob(&digest(&bytes), None, 0)).unwrap(), &bytes);
-    // What is complete is not asked for, nor what nobody reads.
+    // An empty rest and a reader that is never read cause no requests.
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 5000)).unwrap(), &[]);
     drop(registry.blob(&digest(&bytes), Some(5000), 0));
     assert_eq!(ranges(&server), ["bytes=4000-", "-"]);
@@ -62,7 +62,7 @@ fn a_server_without_ranges_is_read_from_the_start() {
 
 #[test]
 fn a_short_body_is_completed() {
-    // Neither a length nor an end that could be told from a broken connection.
+    // Without a `Content-Length`, the end of the body cannot be distinguished from a broken connection.
     let (result, server) = check(|request, number, blob| match number {
         0 => reply(200).header("connection", "close").body(&blob[..200_000]),
         _ => content(request, blob),
@@ -99,7 +99,7 @@ fn servers_say_when_to_come_back() {
         assert_eq!(result, Ok(()));
         assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
     }
-    // Nobody waits for a day.
+    // A wait of a day is too long, so the request fails.
     let (result, server) = check(|_, _, _| reply(429).header("retry-after", "86400"));
     assert_eq!(
         result.unwrap_err(),
@@ -197,10 +197,10 @@ fn a_blob_that_is_not_there() {
         "cannot fetch blob DIGEST of HOST/app at HOST: it is not there (it says \"blob unknown to registry\")"
     );
     assert_eq!(server.seen().len(), 1);
-    // Nobody listens on the port of a listener that is gone.
+    // The listener is dropped, so connections to its port are refused.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let registry = registry(&port.to_string(), &settings());
-    // Who asks next does not wait as long for what was not there a moment ago.
+    // Only the first request retries. Later ones fail at once, because the host was unreachable a moment ago.
     for attempts in [" (4 attempts)", "", ""] {
         let reader = registry.blob(&digest(b""), Some(1), 0);
         let text = read(reader).unwrap_err();
@@ -214,7 +214,7 @@ fn a_blob_that_is_not_there() {
 fn cancelling_ends_a_read_soon() {
     let bytes = noise(1000);
     let server = Server::start(move |request, _| content(request, &bytes).stall(500));
-    // Only the cancelling ends it.
+    // With this timeout, only the cancellation can end the read.
     let settings = Settings { stall: Duration::from_secs(86_400), ..settings() };
     let mut reader = registry(&server.host(), &settings).blob(&digest(b"x"), Some(1000), 0);
     let mut half = [0; 500];
@@ -233,8 +233,8 @@ fn memory_is_bounded_and_a_dropped_reader_hangs_up() {
     let server = Server::start(|_, _| reply(200).body(noise(1 << 20)).endless());
     let mut reader = registry(&server.host(), &settings()).blob(&digest(b"x"), None, 0);
     reader.read_exact(&mut [0; 10]).unwrap();
-    // When nobody reads, no more comes than fits into the pieces on their way and the sockets' buffers, which have bounds
-    // of this machine's (tcp(7)).
+    // Without further reads, the client receives only as much as fits into the queued pieces and the socket buffers,
+    // whose limits this machine sets (tcp(7)).
     let bound = |name: &str| -> u64 {
         let values = std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap();
         values.split_whitespace().last().unwrap().parse().unwrap()
@@ -259,7 +259,7 @@ fn mirrors_are_asked_first_and_in_turn() {
     let blob = bytes.clone();
     let own = Server::start(move |request, _| content(request, &blob));
     let blob = bytes.clone();
-    // Has nothing; breaks down in the middle.
+    // The first mirror lacks the blob, the second fails in the middle of it.
     let empty = Server::start(|_, _| reply(404));
     let weak = Server::start(move |request, _| content(request, &blob).cut(120_000));
     let text = format!(
@@ -327,7 +327,7 @@ fn parts_of_a_blob() {
     type Answer = Box<dyn Fn(&Request, &[u8]) -> Reply + Send + Sync>;
     let manners: [(Answer, usize); 4] = [
         (Box::new(several), 1),
-        // Ranges ignored altogether; several refused; several ignored.
+        // The server ignores all ranges, refuses several ranges, or ignores several ranges.
         (Box::new(|_, bytes| reply(200).body(bytes)), 4),
         (
             Box::new(
@@ -364,7 +364,7 @@ fn parts_of_a_blob() {
     );
 }
 
-/// A server that cannot begin in the middle any more: a blob that it fetches itself, for one.
+/// Some servers refuse ranges for a while, such as a cache that is still fetching the blob itself.
 #[test]
 fn a_refused_range_is_read_from_the_start() {
     let refuse = |request: &Request, blob: &[u8]| match request.header("range") {
@@ -388,7 +388,7 @@ fn a_refused_range_is_read_from_the_start() {
     BlobSource::ranges(&registry, &digest(&bytes), 5000, part, Whole::Refuse).unwrap_err();
 }
 
-/// Source: RFC 9110, 12.5.3: without `Accept-Encoding`, any content coding is acceptable.
+/// Without `Accept-Encoding`, any content coding is acceptable. Source: RFC 9110, 12.5.3.
 #[test]
 fn nobody_is_asked_for_compressed_answers() {
     let server = Server::start(|request, _| match request.path.contains("manifests") {

@@ -1,4 +1,4 @@
-//! Whether a registry knows somebody.
+//! Checking credentials with a registry.
 
 use quire_oci::registry::{Checked, Login, Secret};
 
@@ -30,7 +30,7 @@ fn a_token_server_is_asked() {
             }
         }
     });
-    // A mirror is not told.
+    // A mirror must not get the credentials.
     let mirror = Server::start(|_, _| reply(200));
     let hosts = Hosts::new(
         &server.host(),

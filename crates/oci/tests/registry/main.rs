@@ -1,4 +1,4 @@
-//! The client of registries, against servers that misbehave, all on loopback.
+//! The registry client, against misbehaving servers, all on loopback.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod auth;
@@ -20,7 +20,7 @@ use quire_oci::reference::Reference;
 use quire_oci::registry::{BlobReader, Registry, Settings};
 use testing::{chain, noise};
 
-/// Patient enough for a busy machine, and not more.
+/// Settings with timeouts that are just long enough for a busy machine.
 fn settings() -> Settings {
     Settings {
         retries: 3,
@@ -30,13 +30,13 @@ fn settings() -> Settings {
     }
 }
 
-/// The repository `app` at `host`.
+/// Makes a client for the repository `app` at `host`.
 fn registry(host: &str, settings: &Settings) -> Registry {
     let reference: Reference = format!("{host}/app").parse().unwrap();
     Registry::new(&reference, settings).unwrap()
 }
 
-/// A folder with a `hosts.toml` for `host`.
+/// A directory with a `hosts.toml` for `host`.
 struct Hosts(tempfile::TempDir);
 
 impl Hosts {
@@ -56,7 +56,7 @@ impl Hosts {
     }
 }
 
-/// All that a reader gives, or everything that its error says.
+/// Reads a whole blob. Returns an error with all its causes as text.
 fn read(mut reader: BlobReader) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     match reader.read_to_end(&mut bytes) {
@@ -65,7 +65,7 @@ fn read(mut reader: BlobReader) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The first difference, since megabytes are not to be printed.
+/// Compares the first difference only, so that a failure does not print megabytes.
 fn assert_same(got: &[u8], expect: &[u8]) {
     let at = got.iter().zip(expect).position(|(one, other)| one != other);
     assert_eq!((at, got.len()), (None, expect.len()));

@@ -22,7 +22,8 @@ fn manifests() {
     assert!(server.seen()[0].header("accept").unwrap().contains(OCI));
 }
 
-/// A server that answers so, asked for a tag and for the digest of `{}`; what the errors end with.
+/// Fetches a manifest by tag and by the digest of `{}` from a server with this response. Checks the ends of the
+/// errors.
 fn check(body: &'static str, claimed: Option<String>, by_tag: &str, by_digest: &str) {
     let server = Server::start(move |_, _| match &claimed {
         Some(claimed) => reply(200).header("docker-content-digest", claimed).body(body),
@@ -96,7 +97,7 @@ fn what_is_not_there() {
         chain(&error).ends_with("there is no such repository (it says \"NAME_UNKNOWN\")"),
         "{error:?}"
     );
-    // A mirror that is down does not make anybody wait for what the registry knows.
+    // A refusal by the registry ends the request at once, even if a mirror is unreachable.
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let hosts = Hosts::new(&server.host(), &format!("[host.\"http://{nobody}\"]"));
     let registry = registry(&server.host(), &hosts.settings());

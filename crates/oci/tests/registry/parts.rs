@@ -1,4 +1,4 @@
-//! Parts of blobs: no byte behind them is asked for.
+//! Parts of blobs: no byte beyond a part is requested.
 
 use quire_oci::blobs::{BlobSource, Whole};
 use quire_oci::layout::Layout;
@@ -11,7 +11,7 @@ fn a_part_ends_where_it_is_to_end() {
     let bytes = noise(3_000_000);
     let blob = bytes.clone();
     let server = Server::start(move |request, number| match number {
-        // In the middle of the part, and then the rest of it.
+        // The first response breaks off in the middle of the part, so the rest is requested.
         0 => content(request, &blob).cut(700_000),
         _ => content(request, &blob),
     });
@@ -41,7 +41,7 @@ fn a_server_without_ranges_is_left_at_the_end_of_the_part() {
     assert_eq!(server.seen().len(), 1);
 }
 
-/// A layout with one blob.
+/// Makes a layout with one blob.
 fn layout(bytes: &[u8]) -> (tempfile::TempDir, Layout) {
     let folder = tempfile::tempdir().unwrap();
     let blobs = folder.path().join("blobs/sha256");
@@ -80,7 +80,7 @@ fn every_source_of_blobs_gives_the_same_bytes() {
             source.ranges(&digest(&bytes), 300_000, &[9..12, 0..3, 100_000..100_001], Whole::Read);
         let expect = [&bytes[9..12], &bytes[..3], &bytes[100_000..100_001]].map(<[u8]>::to_vec);
         assert_eq!(parts.unwrap(), expect);
-        // What is not there, and another length than was claimed, are errors of the first read.
+        // A missing blob and a wrong size are errors of the first read.
         let mut got = Vec::new();
         let mut absent = source.blob(&digest(b"absent"), 6, 0..6);
         absent.read_to_end(&mut got).unwrap_err();
@@ -98,7 +98,7 @@ fn every_source_of_blobs_gives_the_same_bytes() {
     }
 }
 
-/// A registry that leads to `storage`, whose addresses have a number that says how many it has given.
+/// Starts a registry that redirects to `storage`. The addresses contain the number of redirects so far.
 fn leading_to(storage: &Server) -> Server {
     let host = storage.host();
     Server::start(move |_, number| {
@@ -121,12 +121,12 @@ fn the_registry_is_asked_once_where_a_blob_is() {
     assert_same(&read(there.blob(&digest(&bytes), Some(100_000), 0)).unwrap(), &bytes);
     assert_eq!(server.lines().len(), 1, "{:?}", server.lines());
     assert_eq!(storage.lines(), vec!["GET /signed?number=0"; 4]);
-    // Another blob is elsewhere.
+    // Another blob needs its own redirect.
     assert!(there.range(&digest(b"other"), 0..10).is_ok());
     assert_eq!(storage.lines().last().unwrap(), "GET /signed?number=1");
 }
 
-/// The signature has ended, the storage is gone for a moment, or what it gave was wrong.
+/// The signature has expired, the storage is briefly unavailable, or its data was wrong.
 #[test]
 fn a_place_that_fails_is_asked_no_more() {
     let bytes = noise(100_000);

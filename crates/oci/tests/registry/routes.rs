@@ -1,4 +1,4 @@
-//! How connections are made, as `hosts.toml` and the environment have it.
+//! Connection settings from `hosts.toml` and the environment.
 
 use std::net::TcpListener;
 
@@ -26,7 +26,7 @@ fn a_server_gets_the_certificate_that_it_can_use() {
     assert_ne!(with(&[bad.clone(), bad]), "good");
     assert!(server.seen().iter().all(|it| it.has_certificate));
     assert_eq!(server.seen().len(), 2);
-    // A key of another certificate is found out before anybody is asked.
+    // A key that does not belong to the certificate is detected before any request.
     let mixed = format!("[{:?}, {:?}]", authority.path("me.cert"), other.path("me.key"));
     let text = with(&[mixed]);
     assert!(text.contains("cannot use the certificate file"), "{text}");
@@ -54,7 +54,7 @@ fn tls_goes_through_proxies_but_for_exceptions() {
         }
         assert_eq!(asked.lock().unwrap().len(), 2, "{scheme}");
     }
-    // One for HTTP is none for HTTPS.
+    // A proxy for HTTP is not used for HTTPS.
     let (address, asked) = proxy(Manner::Connect, server.address);
     let proxies = Proxies { http: secret(format!("http://{address}")), ..Proxies::default() };
     let settings = Settings { proxies, retries: 0, ..hosts.settings() };
@@ -72,7 +72,7 @@ fn hosts_have_proxies_of_their_own() {
     let (environment, unused) = proxy(Manner::Connect, server.address);
     let ca = format!("ca = {:?}\n", authority.path("ca.crt"));
     let https = secret(format!("http://{environment}"));
-    // What the file says counts more than the environment, exceptions included: this machine is one.
+    // The file overrides the environment, including its exceptions. Loopback is such an exception.
     let proxies = Proxies { https, except: "*".to_owned(), ..Proxies::default() };
     let host = format!("localhost:{port}");
     for address in
@@ -83,7 +83,7 @@ fn hosts_have_proxies_of_their_own() {
         assert_eq!(fetch(&host, &settings), "good", "{address}");
     }
     assert_eq!(*connected.lock().unwrap(), [format!("CONNECT {host}")]);
-    // socks5 asks with an address that was looked up here, socks5h with the name.
+    // With socks5 the client resolves the name and sends an address; with socks5h it sends the name.
     assert_eq!(*socked.lock().unwrap(), [host, format!("127.0.0.1:{port}")]);
     assert!(unused.lock().unwrap().is_empty());
 }
@@ -103,7 +103,7 @@ fn a_proxy_that_refuses_is_named() {
 
 #[test]
 fn nobody_waits_longer_for_a_connection_than_is_said() {
-    // A queue that is full takes no more connections: the kernel drops what comes.
+    // Once its queue is full, the listener accepts no connections, because the kernel drops the packets.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     rustix::net::listen(&listener, 0).unwrap();

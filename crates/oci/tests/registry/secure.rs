@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::*;
 use testing::fake::{Manner, Reply, Request, Server, proxy, reply};
 
-/// A CA of our own, and what it has signed.
+/// A test CA, with the certificates that it has signed.
 pub(super) struct Authority {
     folder: tempfile::TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -20,7 +20,7 @@ impl Authority {
         let mut parameters = CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let folder = tempfile::tempdir().unwrap();
-        // No two have the same name.
+        // Each CA has a unique name.
         let name = folder.path().display().to_string();
         parameters.distinguished_name.push(DnType::CommonName, name);
         let issuer =
@@ -33,7 +33,7 @@ impl Authority {
         self.folder.path().join(name)
     }
 
-    /// Writes `NAME.cert` and `NAME.key`.
+    /// Signs a certificate, and writes `NAME.cert` and `NAME.key`.
     pub(super) fn sign(&self, name: &str, host: &str) {
         let key = KeyPair::generate().unwrap();
         let parameters = CertificateParams::new(vec![host.to_owned()]).unwrap();
@@ -42,7 +42,7 @@ impl Authority {
         std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 
-    /// A server for `host`, which wants to see certificates or not.
+    /// Starts a server for `host`, which may require client certificates.
     pub(super) fn server(&self, host: &str, wants_certificate: bool) -> Server {
         self.sign("server", host);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -67,7 +67,7 @@ impl Authority {
     }
 }
 
-/// A server that speaks TLS.
+/// Starts a server with TLS.
 fn serve(
     config: rustls::ServerConfig,
     answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
@@ -80,7 +80,7 @@ fn serve(
     })
 }
 
-/// What comes of asking a server with such settings.
+/// Fetches a manifest with these settings. Returns "good", or the error with its causes.
 pub(super) fn fetch(host: &str, settings: &Settings) -> String {
     let reference: Reference = format!("{host}/app").parse().unwrap();
     let fetched = Registry::new(&reference, settings).and_then(|registry| registry.manifest("a"));
@@ -107,7 +107,7 @@ fn a_ca_of_ones_own() {
     let hosts = Hosts::new(&server.host(), &format!("{address}\nca = {missing:?}"));
     let text = fetch(&server.host(), &hosts.settings());
     assert!(text.starts_with(&start), "{text}");
-    // Docker's layout, as the error above recommends it.
+    // Docker's layout, which the error above recommends.
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join(server.host())).unwrap();
     std::fs::copy(authority.path("ca.crt"), folder.path().join(server.host()).join("ca.crt"))
@@ -166,7 +166,7 @@ fn plain_http_where_tls_is_expected_and_the_reverse() {
         ),
         "{text}"
     );
-    // What Go's servers say to those who speak HTTP.
+    // The response of Go's HTTPS servers to HTTP requests.
     let go =
         Server::start(|_, _| reply(400).body("Client sent an HTTP request to an HTTPS server.\n"));
     let text = fetch(&go.host(), &settings());
@@ -209,7 +209,7 @@ pub(super) fn secret(address: impl std::fmt::Display) -> Option<Secret> {
 
 #[test]
 fn proxies_for_http() {
-    // A proxy for HTTP is asked with the whole address.
+    // Requests to a proxy for HTTP contain the whole address.
     let server = Server::start(|_, _| reply(200).body("{}"));
     let proxies =
         Proxies { http: secret(format!("http://u:p@{}", server.host())), ..Proxies::default() };
@@ -223,7 +223,7 @@ fn proxies_for_http() {
     except.proxies.except = "example.com,.test".to_owned();
     let text = fetch("registry.test", &except);
     assert!(text.contains("the host name cannot be resolved"), "{text}");
-    // This machine needs no proxy.
+    // Loopback is reached without the proxy.
     let own = Server::start(|_, _| reply(200).body("{}"));
     assert_eq!(fetch(&own.host(), &with), "good");
     assert_eq!((server.seen().len(), own.seen().len()), (1, 1));

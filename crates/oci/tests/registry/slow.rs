@@ -1,4 +1,4 @@
-//! Servers that send so little that nobody could wait for it, and what is told while somebody waits.
+//! Servers that send too few bytes per second, and the callback for pauses.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,7 +7,8 @@ use quire_oci::registry::Pauses;
 use super::*;
 use testing::fake::{Reply, Server, content, reply};
 
-/// Attempts without end, unless the time for them is over: the rest of the time is far from being so.
+/// Settings with practically unlimited attempts, so that only the time budget can end a request. The other timeouts
+/// are much longer.
 fn endless() -> Settings {
     Settings {
         retries: 1000,
@@ -18,7 +19,7 @@ fn endless() -> Settings {
     }
 }
 
-/// One byte each 10 ms, and an end after five.
+/// Sends one byte every 10 ms, and ends after five.
 fn drops(body: impl AsRef<[u8]>) -> Reply {
     reply(200).body(body).drip(Duration::from_millis(10)).cut(5)
 }
@@ -39,7 +40,7 @@ fn small_documents_have_one_time_for_all_attempts() {
     ] {
         assert!(text.contains(OVERDUE), "{text}");
     }
-    // A server that says nothing at all.
+    // A server that never responds.
     let server = Server::start(|_, _| reply(200).delay(Duration::from_secs(5)));
     let text = chain(&registry(&server.host(), &endless()).manifest("1").unwrap_err());
     assert!(text.contains(OVERDUE), "{text}");
@@ -79,7 +80,7 @@ fn a_layer_of_single_bytes_ends() {
     let text = read(registry(&server.host(), &settings).blob(&digest(&body), Some(size), 0));
     let text = text.unwrap_err();
     assert!(text.contains("(3 attempts)") && text.contains("the connection is too slow"), "{text}");
-    // Each goes on where the last one stopped, which does not make them more.
+    // Each attempt continues where the last one stopped. This progress does not allow more attempts.
     assert_eq!(server.seen().len(), 3);
 }
 
@@ -87,7 +88,7 @@ fn a_layer_of_single_bytes_ends() {
 fn a_layer_may_take_long_if_it_comes() {
     let body = noise(40 * (16 << 10));
     let kept = body.clone();
-    // More than twice the patience, in pieces that bring it back.
+    // Takes more than twice the time budget, but each piece extends the budget.
     let server =
         Server::start(move |request, _| content(request, &kept).pace(Duration::from_millis(25)));
     let settings = Settings { retries: 0, ..endless() };
@@ -95,7 +96,7 @@ fn a_layer_may_take_long_if_it_comes() {
     let there = registry(&server.host(), &settings);
     assert_same(&read(there.blob(&digest(&body), Some(size), 0)).unwrap(), &body);
     assert_eq!(server.seen().len(), 1);
-    // Nor does it matter how long whoever reads takes.
+    // The time between reads of the caller does not count.
     let kept = body.clone();
     let server = Server::start(move |request, _| content(request, &kept));
     let mut reader = registry(&server.host(), &settings).blob(&digest(&body), Some(size), 0);

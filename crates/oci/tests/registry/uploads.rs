@@ -5,7 +5,7 @@ use quire_oci::registry::Cause;
 use super::*;
 use testing::fake::{Reply, Request, Server, reply};
 
-/// What a registry keeps of one upload.
+/// The state of an upload in a registry.
 #[derive(Default)]
 struct Kept {
     bytes: Vec<u8>,
@@ -13,7 +13,7 @@ struct Kept {
     patches: usize,
 }
 
-/// A registry that takes uploads. `fault` is asked for each PATCH: how much of it arrives, and what is answered then.
+/// Starts a registry that accepts uploads. For each PATCH, `fault` returns how many bytes arrive, and the response.
 fn taking(
     fault: impl Fn(usize) -> Option<(usize, Reply)> + Send + Sync + 'static,
 ) -> (Server, std::sync::Arc<Mutex<Kept>>) {
@@ -59,7 +59,7 @@ fn taking(
     (server, kept)
 }
 
-/// Sends so many bytes; gives the error and the methods that were used.
+/// Uploads `length` bytes. Returns the result, and the methods of the requests.
 fn check(
     length: usize,
     fault: impl Fn(usize) -> Option<(usize, Reply)> + Send + Sync + 'static,
@@ -93,7 +93,7 @@ fn large_blobs_go_in_chunks() {
 
 #[test]
 fn an_interrupted_chunk_is_continued() {
-    // Nothing, a part or all of the second chunk arrives, and the answer is lost.
+    // None, a part or all of the second chunk arrives, and the response is lost.
     for (arrived, expect) in [
         (0, "POST PATCH PATCH GET PATCH PUT"),
         (1_000_000, "POST PATCH PATCH GET PATCH PUT"),
@@ -188,7 +188,7 @@ fn pushes_go_to_the_registry_itself() {
 const UNKNOWN: &str =
     r#"{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN","message":"blob upload unknown"}]}"#;
 
-/// A registry whose first answer to a PUT is this one.
+/// Starts a registry whose response to the first PUT is `first`.
 fn put_once(first: impl Fn() -> Reply + Send + Sync + 'static) -> Server {
     let puts = Mutex::new(0);
     Server::start(move |request: &Request, _| match request.method.as_str() {
@@ -213,7 +213,7 @@ fn an_upload_that_the_registry_does_not_know_begins_anew() {
         .unwrap();
     let methods: Vec<_> = server.seen().into_iter().map(|request| request.method).collect();
     assert_eq!(methods, ["POST", "PUT", "HEAD", "POST", "PUT"]);
-    // One in chunks has to be read again, which only the caller can.
+    // An upload in chunks must be read again, which only the caller can do.
     let large = noise(CHUNK + 1);
     let (server, _) = taking(|patch| (patch == 2).then(|| (0, reply(404).body(UNKNOWN))));
     let registry = registry(&server.host(), &settings());

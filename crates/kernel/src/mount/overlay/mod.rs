@@ -1,4 +1,4 @@
-//! Overlayfs over descriptors: an EROFS image, its data-only layers, and perhaps an upper layer.
+//! Overlayfs from descriptors: an EROFS image, its data-only layers, and optionally an upper layer.
 
 mod named;
 
@@ -14,61 +14,60 @@ use super::{DETACHED_SOURCES, Detached, MountError};
 use crate::fd_name::proc_path;
 use crate::version::KernelVersion;
 
-/// How to stack an overlay. At most 500 layers, and no overlay over two file-backed EROFS levels.
+/// Options of [`overlay`]. The kernel allows at most 500 layers, and no overlay over two levels of file-backed EROFS.
 #[derive(Clone, Copy, Debug)]
 pub struct OverlayOptions<'a> {
-    /// Its source in `/proc/self/mountinfo`, such as `quire:NAME`.
+    /// Source in `mountinfo`, such as `quire:NAME`.
     pub name: &'a str,
-    /// The lower layers, uppermost first: detached mounts or directories.
+    /// Lower layers, uppermost first: detached mounts or directories.
     pub lower: &'a [BorrowedFd<'a>],
-    /// Directories that redirects in the lower layers point into and that are seen by no name;
-    /// searched in this order. If none has what is looked for, the reader gets the last one's error.
-    /// Their owners need no mapping. Before Linux 6.5 they are ordinary lower layers: what the lower
-    /// layers do not hide is seen by its name there as well.
+    /// Data-only layers: directories to which redirects in the lower layers lead, without names in the overlay. They
+    /// are searched in this order; if none has the file, the reader gets the error of the last one. Owners of their
+    /// files need no mapping. Before Linux 6.5 they are ordinary lower layers, whose files also appear by name unless
+    /// the lower layers hide them.
     pub data: &'a [BorrowedFd<'a>],
-    /// The writable layer; none makes the overlay read-only.
+    /// Writable layer. `None` makes the overlay read-only.
     pub upper: Option<Upper<'a>>,
-    /// Use of the fs-verity digests in the lower layers.
     pub verity: Verity,
-    /// Which xattrs the overlay keeps its own records in.
+    /// Namespace of the xattrs in which the overlay keeps its metadata.
     pub xattrs: XattrNamespace,
-    /// Whose credentials the overlay acts with on its layers.
+    /// Credentials with which the overlay accesses its layers.
     pub credentials: Credentials,
 }
 
 /// A writable layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Upper<'a> {
-    /// Directory for the writes.
+    /// Upper directory.
     pub upper: BorrowedFd<'a>,
-    /// An empty directory on the same mount, for the overlay's own use.
+    /// Work directory: empty, and on the same mount.
     pub work: BorrowedFd<'a>,
-    /// Data that a crash may cost.
+    /// The data that a crash of the host may lose.
     pub durability: Durability,
 }
 
-/// Effect of syncing inside an overlay.
+/// Effect of fsync and sync inside an overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing. A crash of the host may leave the upper layer useless, and the kernel refuses to
-    /// mount it again until `work/incompat/volatile` is removed.
+    /// They do nothing. A crash of the host may make the upper layer useless, and the kernel refuses to mount the
+    /// layer again until `work/incompat/volatile` is removed.
     Volatile,
-    /// Syncing writes to disk.
+    /// They write to disk.
     Durable,
 }
 
-/// Use of the fs-verity digests recorded in the image.
+/// The overlay's use of fs-verity digests that the lower layers record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verity {
-    /// It ignores them.
+    /// Ignores them.
     Off,
-    /// It checks them where both the image has a digest and the object has fs-verity.
+    /// Checks them if both the image has a digest and the object has fs-verity.
     On,
-    /// It refuses to open any file whose object does not have fs-verity with that digest.
+    /// Refuses to open a file whose object does not have fs-verity with that digest.
     Required,
 }
 
-/// Where an overlay keeps its records, and believes those it finds.
+/// The namespace of the xattrs that an overlay writes and trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrNamespace {
     /// `trusted.overlay.*`, for root.
@@ -78,7 +77,7 @@ pub enum XattrNamespace {
 }
 
 impl XattrNamespace {
-    /// What the names of its records begin with.
+    /// Returns the prefix of the xattrs' names.
     #[must_use]
     pub const fn prefix(self) -> &'static str {
         match self {
@@ -88,16 +87,16 @@ impl XattrNamespace {
     }
 }
 
-/// Whose credentials an overlay acts with.
+/// The credentials with which an overlay accesses its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// The credentials of the process that creates the superblock.
+    /// Those of the process that makes the superblock.
     Mounter,
-    /// The credentials of this thread when it sets the options, whichever process makes the mount (Linux 6.15).
+    /// Those of the calling thread when it sets the options, even if another process makes the mount (Linux 6.15).
     Caller,
 }
 
-/// The first Linux on which an overlay of a user namespace takes data-only layers. Source: Linux 6.16,
+/// The first Linux version on which an overlay in a user namespace accepts data-only layers. Source: Linux 6.16,
 /// `fs/overlayfs/params.c`, `ovl_fs_params_verify`.
 pub const OVERLAY_USER_DATA: KernelVersion = KernelVersion { major: 6, minor: 16 };
 
@@ -105,16 +104,14 @@ const OVERRIDE_CREDENTIALS: KernelVersion = KernelVersion { major: 6, minor: 15 
 /// The first Linux version whose overlayfs checks fs-verity digests (`verity=`).
 pub const OVERLAY_VERITY: KernelVersion = KernelVersion { major: 6, minor: 6 };
 
-/// Stacks an overlay, attached nowhere. The kernel keeps the layers for as long as it lives.
+/// Mounts an overlay, detached. The kernel keeps the layers for as long as the mount lives.
 ///
-/// Before Linux 6.15 a detached lower layer is attached at a temporary mountpoint while this
-/// runs, and is *used up*: it cannot be given to a second overlay. Upper and data layers must then
-/// be on attached mounts.
+/// Before Linux 6.15 a detached lower layer is attached at a temporary mountpoint during the call and is then *used
+/// up*: it cannot be part of a second overlay. Upper and data layers must be on attached mounts.
 ///
 /// # Errors
-/// The kernel's answer to the step that failed; [`MountError::ReadOnly`] where there is an upper
-/// layer but the kernel would not write to it; [`MountError::Unsupported`] where an older kernel
-/// cannot.
+/// The error of the step that failed; [`MountError::ReadOnly`] if there is an upper layer but the kernel made the
+/// overlay read-only; [`MountError::Unsupported`] if the kernel is too old.
 pub fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountError> {
     let mount = match by_descriptor(options) {
         Err(error) if is_old_kernel(&error) => named::overlay(options)?,
@@ -140,8 +137,8 @@ pub(crate) fn by_descriptor(options: &OverlayOptions<'_>) -> Result<Detached, Mo
         context.descriptor("lowerdir+", layer)?;
     }
     for &layer in options.data {
-        // By its name among this process's descriptors: the kernel shows in mountinfo what it was given, and of a descriptor
-        // the path, which is the store's on the host and no business of a container.
+        // By its path in /proc/self/fd: mountinfo shows the given path, but for a descriptor the real path, which is
+        // that of the store on the host and should not be visible in a container.
         context.string("datadir+", &proc_path(layer))?;
     }
     if let Some(upper) = &options.upper {
@@ -158,17 +155,18 @@ fn object(options: &OverlayOptions<'_>) -> String {
 fn set_features(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<(), MountError> {
     context.string("source", options.name)?;
     match options.xattrs {
-        // Redirects into data layers are followed without being asked to only since 6.16.
+        // Only since 6.16 does the kernel follow redirects into data layers without these options.
         XattrNamespace::Trusted if !options.data.is_empty() => {
             context.string("metacopy", "on")?;
             context.string("redirect_dir", "on")?;
         }
-        // So that directories of the lower layers can be renamed.
+        // Allows renaming of directories of the lower layers.
         XattrNamespace::Trusted if options.upper.is_some() => {
             context.string("redirect_dir", "on")?;
         }
         XattrNamespace::Trusted => {}
-        // The kernel refuses both together with it: any user could forge them.
+        // The kernel refuses metacopy and redirect_dir together with userxattr, because any user could forge their
+        // xattrs.
         XattrNamespace::User => context.flag("userxattr")?,
     }
     let verity =
@@ -182,7 +180,8 @@ fn set_features(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<(
         context.flag("override_creds").map_err(|error| because_of_age(error, options))?;
     }
     if options.upper.is_some() {
-        // Otherwise what was changed in a file that has several names in the image would be noted outside of the upper layer.
+        // With an index, changes to a file with several hard links in the image would be recorded outside of the
+        // upper layer.
         context.string("index", "off")?;
     }
     match &options.upper {
@@ -201,7 +200,7 @@ fn finish(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<Detache
     })
 }
 
-/// Which of the options an older kernel does not know. Some say so only when all is set.
+/// Reports which option an older kernel does not support. Some kernels refuse only the last step.
 fn because_of_age(error: MountError, options: &OverlayOptions<'_>) -> MountError {
     if options.credentials == Credentials::Caller {
         error.if_older(OVERRIDE_CREDENTIALS, "lend an overlay credentials")

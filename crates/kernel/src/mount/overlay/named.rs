@@ -1,4 +1,4 @@
-//! Layers by name, for kernels that do not take them by descriptor.
+//! Overlays whose layers are given by path, for kernels that do not take descriptors.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,25 +13,25 @@ use crate::mount::context::Context;
 use crate::mount::{self, DETACHED_SOURCES, Detached, MountError, Step, Unmount, unmount};
 use crate::version::KernelVersion;
 
-/// How layers are named.
+/// The way to pass the paths of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
-    /// One by one.
+    /// One option for each layer.
     Each,
-    /// In one string.
+    /// One string for all layers.
     Joined,
-    /// In one string, with the data layers as ordinary ones below.
+    /// One string, with the data layers as the lowest ordinary layers.
     Plain,
 }
 
-/// The first kernel that takes layers one by one.
+/// The first Linux version with an option for each layer.
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
-/// The first kernel with data-only layers. Before, redirects lead into ordinary layers too; that their files are seen by
-/// name as well is what the whiteouts in the roots of composefs images are for.
+/// The first Linux version with data-only layers. Before, redirects also lead into ordinary layers, whose files
+/// appear by name as well. The whiteouts in the roots of composefs images hide them.
 pub const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
-/// Every layer has a path. Those in /proc lead to what is attached somewhere; a detached mount is
-/// attached at a temporary directory for the time being.
+/// Mounts an overlay from paths. An attached layer has a path in /proc; a detached mount is attached at a temporary
+/// directory during the call.
 pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountError> {
     overlay_as(
         options,
@@ -45,7 +45,7 @@ pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountErr
 
 fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, MountError> {
     let object = object(options);
-    // First, since an attempt uses up detached lower layers, and these kernels say what they lack at its end.
+    // Checked first, because an attempt uses up detached lower layers, and these kernels refuse only its last step.
     let too_old = KernelVersion::running().is_some_and(|version| version < OVERLAY_VERITY);
     if options.verity != Verity::Off && too_old {
         return Err(because_of_age(MountError::call(Step::Create, &object, Errno::INVAL), options));
@@ -78,7 +78,7 @@ fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, 
             data.iter().try_for_each(|layer| context.string("datadir+", layer))?;
         }
         Naming::Joined | Naming::Plain => {
-            // None of the paths has a colon or a comma in it, since we made them.
+            // All paths were made by this module, so they contain no colon or comma.
             let lower = lower.join(":");
             let before = if naming == Naming::Plain { ":" } else { "::" };
             let all = data.iter().fold(lower, |all, layer| all + before + layer);
@@ -92,7 +92,7 @@ fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, 
     finish(&context, options)
 }
 
-/// Whether the mount that a descriptor leads to is part of this mount namespace.
+/// Whether a descriptor's mount is attached in this mount namespace.
 fn is_attached(layer: BorrowedFd<'_>) -> Result<bool, MountError> {
     let failed = |errno| MountError::call(Step::Examine, name_of(layer), errno);
     let id = rustix::fs::statx(layer, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)
@@ -101,13 +101,13 @@ fn is_attached(layer: BorrowedFd<'_>) -> Result<bool, MountError> {
         .to_string();
     let table = std::fs::read("/proc/thread-self/mountinfo")
         .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-    // The first field of each line (proc_pid_mountinfo(5)); paths may be any bytes.
+    // The mount id is the first field of each line (proc_pid_mountinfo(5)). Paths may contain any bytes.
     Ok(table
         .split(|&byte| byte == b'\n')
         .any(|line| line.split(|&byte| byte == b' ').next() == Some(id.as_bytes())))
 }
 
-/// A temporary mountpoint, gone when dropped.
+/// A temporary mountpoint, removed when dropped.
 struct Scratch {
     path: PathBuf,
 }
@@ -136,7 +136,7 @@ impl Scratch {
     }
 
     fn attach(self, layer: BorrowedFd<'_>) -> Result<Self, MountError> {
-        // Through a descriptor, so that nobody can put a link in between (/tmp is anyone's).
+        // By descriptor, so that no other user can replace the directory by a link (all users may write to /tmp).
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory: OwnedFd = rustix::fs::open(&self.path, flags, Mode::empty())
             .map_err(|errno| MountError::call(Step::Scratch, self.path.display(), errno))?;
@@ -149,7 +149,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here; the directory is empty and private.
+        // A failure is ignored, because the directory is empty and private.
         drop(unmount(&self.path, Unmount::Lazy));
         rustix::fs::rmdir(&self.path).unwrap_or(());
     }
@@ -181,8 +181,8 @@ mod tests {
         rustix::fs::openat(tmpfs, name, flags, Mode::RWXU).unwrap()
     }
 
-    /// What older kernels get works on this one too: a detached lower layer, a data layer and an
-    /// upper layer, and the temporary mountpoint goes.
+    /// The methods for older kernels also work on this one: mounts a detached lower layer, a data layer and an upper
+    /// layer, and checks that the temporary mountpoint is removed.
     fn check(naming: Naming) {
         if !rustix::process::geteuid().is_root() {
             testing::skipped("overlay by name: needs root");
@@ -210,7 +210,7 @@ mod tests {
         set("trusted.overlay.metacopy", b"");
         set("trusted.overlay.redirect", b"/ab/gone");
         drop(gone);
-        // Upper and data layers are attached somewhere on such kernels.
+        // Older kernels require attached upper and data layers.
         let at = tempfile::tempdir().unwrap();
         store.attach_at(at.path()).unwrap();
         let (data, upper, work) =
@@ -218,7 +218,7 @@ mod tests {
         let absent = directory(&store, "absent");
         rustix::fs::symlinkat("ab", &absent, "ab").unwrap();
         let data_layers = [data.as_fd(), absent.as_fd()];
-        // A symlink in an ordinary layer would pass for data.
+        // In an ordinary layer, the symlink would be taken for data.
         let data_layers = if naming == Naming::Plain { &data_layers[..1] } else { &data_layers };
         rustix::io::write(file(&store, "data/object"), b"object").unwrap();
 
@@ -264,7 +264,7 @@ mod tests {
         unmount(at.path(), Unmount::Lazy).unwrap();
     }
 
-    /// In one test, since each looks for what another has for the time being.
+    /// One test for all methods, because each check would find the temporary mountpoints of another.
     #[test]
     fn layers_by_name() {
         let version = KernelVersion::running().unwrap();

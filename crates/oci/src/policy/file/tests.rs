@@ -154,7 +154,7 @@ fn only_a_policy_that_is_not_there_is_none() {
 
 #[test]
 fn distances() {
-    // Levenshtein's classic, and the ends.
+    // Levenshtein's classic example, and the limits.
     for (a, b, far) in [("kitten", "sitting", 3), ("", "abc", 3), ("same", "same", 0)] {
         assert_eq!(distance(a, b), far);
         assert_eq!(distance(b, a), far);

@@ -1,9 +1,9 @@
-//! Builds without signatures have no keys. A policy that names a key cannot be loaded there, and so refuses every
-//! image.
+//! Stand-in for public keys in builds that verify no signatures. Such a build cannot load a policy that names a key,
+//! and so refuses every image.
 
 use super::KeyError;
 
-/// A public key. None can exist in this build.
+/// A public key, of which this build can have none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublicKey {}
 
@@ -11,12 +11,12 @@ impl PublicKey {
     /// Refuses every key.
     ///
     /// # Errors
-    /// [`KeyError::Unverified`].
+    /// Always [`KeyError::Unverified`].
     pub const fn from_pem(_: &[u8]) -> Result<Self, KeyError> {
         Err(KeyError::Unverified)
     }
 
-    /// Never called.
+    /// Cannot be called, because the type has no values.
     #[must_use]
     pub const fn has_signed(&self, _: &[u8], _: &[u8]) -> bool {
         match *self {}

@@ -1,4 +1,4 @@
-//! Public keys, verified by webpki.
+//! Public keys whose signatures webpki verifies.
 
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{SignatureVerificationAlgorithm, SubjectPublicKeyInfoDer};
@@ -6,10 +6,11 @@ use webpki::RawPublicKeyEntity;
 
 use super::KeyError;
 
-/// What cosign signs with, by the kind of key. Source: sigstore's `LoadVerifier` (SHA-256 with every kind of key, PKCS #1
-/// padding unless PSS is asked for) and its `algorithm_registry.go` (P-384 with SHA-384; RSA of 3072 and 4096 bits).
+/// The signature algorithms of cosign, by the kind of key. Source: sigstore's `LoadVerifier` (SHA-256 with every kind
+/// of key, PKCS #1 padding unless PSS is requested) and its `algorithm_registry.go` (P-384 with SHA-384; RSA of 3072
+/// and 4096 bits).
 ///
-/// webpki takes only those that the key's own algorithm allows.
+/// webpki accepts only those that the key's own algorithm allows.
 static ALGORITHMS: [&dyn SignatureVerificationAlgorithm; 6] = [
     webpki::ring::ECDSA_P256_SHA256,
     webpki::ring::ECDSA_P384_SHA384,
@@ -24,11 +25,11 @@ static ALGORITHMS: [&dyn SignatureVerificationAlgorithm; 6] = [
 pub struct PublicKey(SubjectPublicKeyInfoDer<'static>);
 
 impl PublicKey {
-    /// Parses a PEM file as `cosign generate-key-pair`, `openssl pkey -pubout` and `skopeo generate-sigstore-key` write
-    /// it.
+    /// Parses a PEM file as written by `cosign generate-key-pair`, `openssl pkey -pubout` and `skopeo
+    /// generate-sigstore-key`.
     ///
     /// # Errors
-    /// [`KeyError`].
+    /// [`KeyError`] if the file does not contain exactly one key of a supported kind.
     pub fn from_pem(pem: &[u8]) -> Result<Self, KeyError> {
         let mut keys = SubjectPublicKeyInfoDer::pem_slice_iter(pem);
         let Some(Ok(key)) = keys.next() else { return Err(KeyError::Pem) };
@@ -36,7 +37,7 @@ impl PublicKey {
             return Err(KeyError::Several);
         }
         let key = Self(key);
-        // An algorithm that does not fit the key says so before it looks at the signature.
+        // webpki reports an algorithm that does not fit the key before it verifies the signature.
         let fits = |it: &&dyn SignatureVerificationAlgorithm| {
             !matches!(
                 key.try_one(*it, b"", b""),
@@ -56,7 +57,7 @@ impl PublicKey {
         RawPublicKeyEntity::try_from(&self.0)?.verify_signature(algorithm, message, signature)
     }
 
-    /// Whether the signature is one of this message by this key.
+    /// Whether the signature of this message was made with this key.
     #[must_use]
     pub fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         ALGORITHMS.iter().any(|it| self.try_one(*it, message, signature).is_ok())

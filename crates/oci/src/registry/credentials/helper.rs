@@ -1,4 +1,4 @@
-//! Credential helpers. Source: docker-credential-helpers' `credentials/credentials.go`.
+//! Runs credential helpers. Source: docker-credential-helpers' `credentials/credentials.go`.
 
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 use super::{Credential, CredentialError, Keyring, Secret};
 
-/// What helpers say, on standard output, when they have nothing. Source: `credentials/error.go`.
+/// Output of helpers without credentials for the registry. Source: `credentials/error.go`.
 const HAS_NOTHING: &str = "credentials not found in native keychain";
-/// The user of credentials that are an identity token. Source: docker's `cli/config/credentials/native_store.go`.
+/// User name that marks an identity token. Source: docker's `cli/config/credentials/native_store.go`.
 const TOKEN_USER: &str = "<token>";
-/// More than any token has.
+/// Maximum output of a helper in bytes, larger than any token.
 const ANSWER_MAX: u64 = 1 << 20;
 
 #[derive(Deserialize)]
@@ -25,7 +25,7 @@ struct Answer {
 }
 
 impl Keyring {
-    /// Asks `docker-credential-NAME get`, as Docker does: the server's name goes to its standard input.
+    /// Runs `docker-credential-NAME get` as Docker does, with the server's name on standard input.
     pub(super) fn ask(
         &self,
         name: &str,
@@ -46,7 +46,7 @@ impl Keyring {
         }))
     }
 
-    /// The helper that `file` names.
+    /// Returns the path of the helper that `file` names.
     pub(super) fn program(&self, name: &str, file: &Path) -> Result<PathBuf, CredentialError> {
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         Some(format!("docker-credential-{name}"))
@@ -60,7 +60,7 @@ impl Keyring {
             })
     }
 
-    /// What a helper says, given `input`; `None` when it has nothing of the kind.
+    /// Returns the output of a helper for `input`. `None` if the helper has no credentials for the registry.
     pub(super) fn run(
         &self,
         program: &Path,
@@ -76,16 +76,16 @@ impl Keyring {
             .spawn()
             .map_err(failed)?;
         if let Some(mut pipe) = child.stdin.take() {
-            // One that does not read its input answers all the same, or fails by its status.
+            // A helper that does not read its input still prints a result, or fails by its status.
             let _ignored: io::Result<()> = pipe.write_all(input);
         }
-        // A helper that leaves its output to a child of its own must not keep us: the thread is not joined.
+        // The thread is not joined, because a child of the helper may keep the pipe open.
         let (sender, receiver) = std::sync::mpsc::channel();
         if let Some(output) = child.stdout.take() {
             std::thread::spawn(move || {
                 let mut answer = Vec::new();
                 let result = output.take(ANSWER_MAX).read_to_end(&mut answer).map(|_| answer);
-                // Nobody waits for it any more after a timeout.
+                // After a timeout the receiver is gone.
                 let _ignored = sender.send(result);
             });
         }

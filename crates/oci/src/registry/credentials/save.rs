@@ -1,4 +1,4 @@
-//! Login and logout: saves credentials where [`Keyring::find`] finds them, and removes them.
+//! Login and logout: saves credentials so that [`Keyring::find`] finds them, and removes them.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
@@ -15,30 +15,30 @@ use super::{
 };
 use crate::reference::DOCKER_HUB;
 
-/// Where credentials are kept.
+/// The storage of credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// In a file, readable for all who can read the file.
+    /// A file, from which every user who may read it can read the credentials.
     File(PathBuf),
-    /// By a helper.
+    /// A credential helper.
     Helper {
-        /// The program `docker-credential-NAME`.
+        /// NAME in the program's name `docker-credential-NAME`.
         name: String,
-        /// The file that names the helper.
+        /// File that names the helper.
         file: PathBuf,
     },
 }
 
-/// Result of removing the credentials for a registry.
+/// The result of removing the credentials for a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
-    /// Where they were removed.
+    /// Storages from which they were removed.
     pub from: Vec<Kept>,
-    /// A file of another tool that still has some.
+    /// File of another tool that still has credentials for the registry.
     pub left: Option<PathBuf>,
 }
 
-/// A helper that a file names for a registry, and what that is called there.
+/// A helper that a file names for a registry, and the registry's name for the helper.
 struct Helper {
     name: String,
     server: String,
@@ -46,11 +46,11 @@ struct Helper {
 }
 
 impl Keyring {
-    /// Saves a name and password for the whole registry at `host` where they are found first: with the helper that a
-    /// file names for it, or else in the first file.
+    /// Saves a user name and password for the whole registry at `host` where they are found first: with the helper
+    /// that a file names for the registry, or else in the first file.
     ///
     /// # Errors
-    /// [`CredentialError`]; then the file is unchanged.
+    /// [`CredentialError`]. A file whose write fails is unchanged.
     pub fn save(&self, host: &str, user: &str, password: &Secret) -> Result<Kept, CredentialError> {
         if user.contains(':') {
             return Err(CredentialError::User);
@@ -61,8 +61,9 @@ impl Keyring {
             let input = json!({"ServerURL": server, "Username": user, "Secret": password.expose()});
             let program = self.program(&name, &file)?;
             self.run(&program, "store", input.to_string().as_bytes())?;
-            // Entries are looked at in the order of the files, and before a file's `credsStore`. An empty one is how Docker
-            // notes that the helper has the rest.
+            // Removes older entries, because lookups read entries in the order of the files, and before a file's
+            // `credsStore`. Empty entries stay, because Docker writes them to note that the helper has the
+            // credentials.
             let last = self.files.iter().position(|it| *it == file).unwrap_or(0);
             for earlier in &self.files[..=last] {
                 change(earlier, |auths| {
@@ -78,7 +79,7 @@ impl Keyring {
             let is_dockers = path.file_name().is_some_and(|name| name == "config.json");
             let usual = if is_dockers && host == DOCKER_HUB { DOCKER_HUB_KEY } else { host };
             let key = key.unwrap_or_else(|| usual.to_owned());
-            // One more by another name of the same host would be found as well.
+            // An entry under another name of the same host would be found as well.
             auths.retain(|other, _| *other == key || !is_ours(other));
             let mut entry = match auths.get(&key) {
                 Some(Value::Object(entry)) => entry.clone(),
@@ -95,10 +96,10 @@ impl Keyring {
     }
 
     /// Removes the credentials for the whole registry at `host`, from the first file and from the helper that a file
-    /// names for it.
+    /// names for the registry.
     ///
     /// # Errors
-    /// [`CredentialError`].
+    /// [`CredentialError`] if a file cannot be read or written, or if the helper fails.
     pub fn erase(&self, host: &str) -> Result<Removed, CredentialError> {
         let host = canonical_host(host);
         let path = self.files.first().ok_or(CredentialError::NoFile)?;
@@ -107,7 +108,7 @@ impl Keyring {
             from.push(Kept::File(path.clone()));
         }
         if let Some(Helper { name, server, file }) = self.helper(host)? {
-            // Some say nothing when there was nothing to erase.
+            // Some helpers do not report that they had no credentials to erase, so ask first.
             if self.ask(&name, &server, &file)?.is_some() {
                 self.run(&self.program(&name, &file)?, "erase", server.as_bytes())?;
                 from.push(Kept::Helper { name, file });
@@ -126,7 +127,7 @@ impl Keyring {
         Ok(Removed { from, left })
     }
 
-    /// The helper whose answer [`find`](Self::find) takes when there are no entries.
+    /// Returns the helper that [`find`](Self::find) asks if no file has an entry.
     fn helper(&self, host: &str) -> Result<Option<Helper>, CredentialError> {
         for path in &self.files {
             let Some(file) = read::<super::File>(path)? else { continue };
@@ -147,15 +148,15 @@ impl Keyring {
     }
 }
 
-/// Takes away all but these entries; whether there were others.
+/// Removes all other entries. Returns whether there were any.
 fn retain(auths: &mut Map<String, Value>, keep: impl Fn(&String, &Value) -> bool) -> bool {
     let before = auths.len();
     auths.retain(|key, entry| keep(key, entry));
     auths.len() != before
 }
 
-/// Changes the entries of a file, which is replaced as a whole. What else is in it stays as it is. Answers as `change`
-/// does: whether anything is another way now.
+/// Changes the `auths` of a file, which is replaced atomically. Its other content is kept. Returns the result of
+/// `change`: whether anything changed.
 fn change(
     path: &Path,
     change: impl FnOnce(&mut Map<String, Value>) -> bool,
@@ -173,9 +174,9 @@ fn change(
         .map_err(|source| CredentialError::Write { path: path.to_owned(), source })
 }
 
-/// Replaces a file by one that only its owner may read: a reader sees the old one or the new one.
+/// Replaces a file atomically by one that only its owner may read. Readers see the old file or the new one.
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // Where a link leads to, not the link, is what is replaced.
+    // Replaces the target of a symlink, not the symlink.
     let path = match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         other => other?,

@@ -30,7 +30,7 @@ fn check(text: &str, host: &str, repository: &str, expect: &str) {
     assert_eq!(got, expect, "{text} {host}/{repository}");
 }
 
-/// `auth` values are of `printf 'USER:PASSWORD' | base64`.
+/// The `auth` values are from `printf 'USER:PASSWORD' | base64`.
 #[test]
 fn files() {
     let simple = r#"{"auths":{"ghcr.io":{"auth":"bWU6c2VjcmV0"}}}"#;
@@ -47,7 +47,7 @@ fn files() {
         "me secret",
     );
     check(r#"{"auths":{"https://a.io/v2/":{"auth":"bWU6YTpi"}}}"#, "a.io", "x", "me a:b");
-    // containers-auth.json(5): the most specific key counts, and ends with a part of the name.
+    // containers-auth.json(5): the most specific key wins, and must end at a component of the name.
     let nested = r#"{"auths":{
         "a.io":{"username":"host","password":"1"},
         "a.io/team":{"username":"team","password":"2"},
@@ -92,7 +92,7 @@ fn the_first_file_that_knows_decides() {
     assert_eq!(show(&given.find("b.io", "x")), "bearer T");
 }
 
-/// A helper that is a script, for a registry that is `a.io` or Docker Hub.
+/// Checks the credentials from a helper that is a script, for the registry `a.io` or Docker Hub.
 fn check_helper(script: &str, config: &str, host: &str, timeout: Duration, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("docker-credential-test");
@@ -121,7 +121,7 @@ fn helpers() {
     check_helper("echo secret; echo secret >&2; exit 3", store, "a.io", long, failed);
     let malformed = "D/docker-credential-test failed (its answer is malformed)";
     check_helper("echo secret", store, "a.io", long, malformed);
-    // Whoever waits for the helper itself waits for a day.
+    // Waiting for the helper itself would take a day.
     let late = "D/docker-credential-test did not answer within 0.2 s";
     check_helper("exec sleep 86400", store, "a.io", Duration::from_millis(200), late);
     check_helper("sleep 3 & exit 0", store, "a.io", Duration::from_millis(200), late);

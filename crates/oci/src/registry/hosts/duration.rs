@@ -1,8 +1,8 @@
-//! Durations as Go has them: `1m30s`, `500ms`, `1.5h`. Source: Go's `time.ParseDuration`.
+//! Parses durations in Go's format: `1m30s`, `500ms`, `1.5h`. Source: Go's `time.ParseDuration`.
 
 use std::time::Duration;
 
-/// Nanoseconds of each unit; a longer name before one that it begins with.
+/// Nanoseconds of each unit. A longer name precedes one that is its prefix.
 const UNITS: [(&str, f64); 8] = [
     ("ns", 1.0),
     ("us", 1e3),
@@ -14,7 +14,7 @@ const UNITS: [(&str, f64); 8] = [
     ("h", 3600e9),
 ];
 
-/// The duration, unless it is none, or negative.
+/// Parses a duration. `None` if it is invalid or negative.
 pub(super) fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);

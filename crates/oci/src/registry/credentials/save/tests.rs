@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::Credential;
 use super::*;
 
-/// A folder with files of credentials, and a helper `test` that keeps what it is given in `kept`.
+/// A directory with credential files, and with a helper `test` that stores its input in the file `kept`.
 struct Place {
     folder: tempfile::TempDir,
     keyring: Keyring,
@@ -14,7 +14,7 @@ impl Place {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         for (name, text) in files {
-            // One without content is not there.
+            // A file with empty content is not created.
             if !text.is_empty() {
                 std::fs::create_dir_all(at(name).parent().unwrap()).unwrap();
                 std::fs::write(at(name), text).unwrap();
@@ -56,7 +56,7 @@ impl Place {
         text.replace(&self.folder.path().display().to_string(), "D")
     }
 
-    /// What a pull would find.
+    /// Returns the user name and password that a pull would find.
     fn found(&self, host: &str) -> Option<(String, String)> {
         match self.keyring.find(host, "x").unwrap() {
             None => None,
@@ -98,12 +98,12 @@ fn all_else_in_a_file_stays() {
     assert_eq!(place.save("a.io"), "in D/auth.json");
     let expect = r#"{"z":{"a":[1,null]},"auths":{"b.io":{"auth":"eA==","y":1},"a.io":{"auth":"AUTH","email":"e"},"a.io/team":{"auth":"eQ=="}},"HttpHeaders":{"x":"y"}}"#;
     let got = place.json("auth.json").to_string();
-    // Two keys name the host: whichever stays, there is one, and it is the new one.
+    // Two keys name the host. Exactly one entry remains, with the new credentials.
     assert_eq!(got, expect.replace("AUTH", AUTH));
     assert_eq!(place.found("a.io"), me());
     let mode = place.path("auth.json").metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Whoever has the old file open reads the old file.
+    // A process that has the old file open still reads the old content.
     assert_eq!(std::io::read_to_string(&old).unwrap(), text);
 
     let removed = place.keyring.erase("a.io").unwrap();
@@ -146,7 +146,7 @@ fn helpers_keep_what_is_theirs() {
         assert_eq!(place.save("a.io"), format!("by test of D/{by}"));
         let expect = json!({"ServerURL": "a.io", "Username": "me", "Secret": "open:sesame"});
         assert_eq!(place.json("kept"), expect);
-        // The old entry would have been found before it.
+        // The old entry would have taken precedence over the helper.
         assert_eq!(place.found("a.io"), me(), "{first} {second}");
         let all = std::fs::read_to_string(place.path("auth.json")).unwrap();
         assert!(!all.contains(AUTH), "{all}");
@@ -184,7 +184,7 @@ fn what_cannot_be_saved_changes_nothing() {
     ] {
         let place = Place::new(&[("auth.json", text)]);
         let got = place.save("a.io");
-        // Where both readings fail, either may say so.
+        // If both ways of parsing fail, either may report the error.
         assert!(got == expect || got == expect.replace("line 1", "line 2"), "{got}");
         assert_eq!(std::fs::read_to_string(place.path("auth.json")).unwrap(), text);
     }
@@ -194,7 +194,7 @@ fn what_cannot_be_saved_changes_nothing() {
     assert!(!place.path("auth.json").exists());
     let nowhere = Keyring { files: Vec::new(), ..place.keyring };
     assert!(matches!(nowhere.erase("a.io"), Err(CredentialError::NoFile)));
-    // A link leads to the file that is replaced.
+    // With a symlink, its target is replaced.
     let place = Place::new(&[("link.json", ""), ("auth.json", r#"{"x":1}"#)]);
     std::os::unix::fs::symlink("auth.json", place.path("link.json")).unwrap();
     place.save("a.io");
