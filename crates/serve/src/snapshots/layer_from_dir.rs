@@ -112,7 +112,7 @@ impl Resources {
         })?;
         let committed = layers.committed();
         // Freed memory is returned to the system, because the next layer may come days later.
-        kernel::memory::give_back();
+        kernel::process::trim_heap();
         let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
         let bytes = committed.object_bytes;
         Ok(SnapshotContent { layer, image: None, lazy: None, bytes, inodes: committed.objects })
