@@ -56,7 +56,7 @@ impl<W: Write> Writer<W> {
     /// Begins a recipe whose object ids have the algorithm `algorithm`. The writer writes to `out` in small pieces.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn new(mut out: W, algorithm: Algorithm) -> Result<Self, WriteError> {
         out.write_all(&MAGIC).map_err(WriteError::Write)?;
         let rest = [VERSION, algorithm.kernel_id(), 0, 0, 0, 0, 0, 0];
@@ -67,7 +67,7 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the tar, unchanged.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn verbatim(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
         while !bytes.is_empty() {
             let room = VERBATIM_MAX - self.run.len();
@@ -160,7 +160,7 @@ impl<W: Write> Writer<W> {
     /// Ends the recipe, and returns the sink without flushing it.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.flush_run()?;
         self.out.write_all(&[END]).map_err(WriteError::Write)?;
