@@ -1,5 +1,5 @@
-//! Tests whose expected values come from composefs 1.0.8: acceptance from `mkcomposefs --from-file`, and the meaning from
-//! `composefs-info dump` of the image. A row states where Quire deliberately differs.
+//! Tests whose expected values come from composefs 1.0.8: acceptance from `mkcomposefs --from-file`, and the meaning
+//! from `composefs-info dump` of the image. A row states where Quire deliberately differs.
 
 use std::io::BufReader;
 
