@@ -3,7 +3,6 @@
 use super::generate::Dump;
 use rig::random::Random;
 
-/// A damaged dump.
 #[derive(Debug)]
 pub(crate) struct Damaged {
     pub(crate) text: Vec<u8>,

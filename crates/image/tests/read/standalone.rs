@@ -244,7 +244,6 @@ fn one<S: ReadAt>(
     }
 }
 
-/// Makes a random tree.
 pub fn random_tree(random: &mut Random) -> (Tree, Objects) {
     let mut builder = Builder::new();
     let mut objects = Objects::new();
