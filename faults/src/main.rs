@@ -1,4 +1,4 @@
-//! Makes every system call of every verb fail, one in each round, and looks at what is left.
+//! Makes every system call of every verb fail, one per round, and checks the resulting state.
 //!
 //! `cargo xtask faults` builds this program and calls it.
 #![forbid(unsafe_code)]
@@ -33,19 +33,19 @@ struct Args {
     /// Only this call, counted from 1
     #[arg(long)]
     nth: Option<u64>,
-    /// Only once, or only from then on
+    /// Only this mode: fail one call, or every call from it on
     #[arg(long)]
     mode: Option<ModeName>,
-    /// At most so many calls of each verb, error and mode, evenly chosen
+    /// Maximum number of calls of each verb, error and mode, evenly chosen
     #[arg(long)]
     most: Option<u64>,
-    /// Only what `make test` has time for: some verbs, and one call of each
+    /// Only the part for `make test`: some verbs, and one call of each
     #[arg(long, conflicts_with_all = ["verbs", "most"])]
     sample: bool,
-    /// The program, by default the one that was built last
+    /// Path of the program; the default is the latest build
     #[arg(long)]
     program: Option<PathBuf>,
-    /// Print each message of a verb that failed, once
+    /// Print each message of a failed verb once
     #[arg(long)]
     messages: bool,
     /// Write the counts to docs/faults.md
@@ -69,7 +69,7 @@ enum ModeName {
     On,
 }
 
-/// Verbs that `make test` has time for.
+/// The verbs that `make test` runs.
 const SAMPLE: [&str; 12] = [
     "import oci",
     "pull, packed",
@@ -110,12 +110,12 @@ impl Args {
             Some(ModeName::On) => vec![Mode::FromThenOn],
             None => vec![Mode::Once, Mode::FromThenOn],
         };
-        // A call that is interrupted for ever is repeated for ever: that is what programs should do.
+        // A program repeats a call that is interrupted, and should do so for ever if it is always interrupted.
         modes.retain(|it| kind != Kind::Interrupted || *it == Mode::Once);
         modes
     }
 
-    /// Which of so many calls fail.
+    /// Returns the numbers of the calls to fail, out of `count`.
     fn calls(&self, count: u64) -> Vec<u64> {
         match (self.nth, self.most.or(self.sample.then_some(1))) {
             (Some(nth), _) => vec![nth],

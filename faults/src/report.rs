@@ -1,4 +1,4 @@
-//! The counts, as a table.
+//! Formats the counts as a table.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use testing::faults::Kind;
 use super::round::Outcome;
 use rig::process::repository;
 
-/// How many rounds ended how.
+/// Numbers of rounds by outcome.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counts {
     pub(super) right: u64,
@@ -29,7 +29,7 @@ impl Counts {
         }
     }
 
-    /// Rounds in which a call failed.
+    /// Returns the number of rounds in which a call failed.
     const fn failed(&self) -> u64 {
         self.right + self.refused + self.wrong
     }
@@ -42,7 +42,7 @@ impl Counts {
         format!("{}: {} / {}{wrong}", self.failed(), self.right, self.refused)
     }
 
-    /// What [`text`](Self::text) made; nothing of calls that were not reached.
+    /// Parses the output of [`text`](Self::text), which does not include calls that were not reached.
     fn parse(text: &str) -> Option<Self> {
         if text == "-" {
             return Some(Self::default());
@@ -62,7 +62,7 @@ impl Counts {
     }
 }
 
-/// Of one verb, in the order of [`Kind::ALL`].
+/// The counts of a verb, in the order of [`Kind::ALL`].
 type Row = [Counts; Kind::ALL.len()];
 
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ impl Report {
         )
     }
 
-    /// Writes the rows into the table of docs/faults.md, beside those of other verbs that it has.
+    /// Writes the rows to the table of docs/faults.md, which keeps the rows of other verbs.
     pub(super) fn publish(&self, most: Option<u64>) -> Result<()> {
         let path = repository().join("docs/faults.md");
         let text = fs::read_to_string(&path)?;

@@ -1,4 +1,4 @@
-//! Where the rounds take place: a file system of its own, in a mount namespace of its own.
+//! The environment of the rounds: a private file system in a private mount namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -23,24 +23,24 @@ use super::verbs::{Base, Verb};
 use rig::{Skipped, process};
 use testing::daemon::Daemon;
 
-/// After this long a round hangs.
+/// Time after which a round is considered to hang.
 const LATE: Duration = Duration::from_secs(60);
 
-/// What containers and mounts that end by themselves may take for it.
+/// Time that containers and mounts may take to end by themselves.
 const ENDING: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Room {
-    /// A private file system in memory. `room` in it is what a round sees, `NAME.base` what it is copied from.
+    /// A private file system in memory. A round sees its folder `room`, which is copied from `NAME.base`.
     folder: tempfile::TempDir,
     quire: PathBuf,
     registry: Daemon,
-    /// Counts the runs, for names that have to be new.
+    /// Number of runs, for unique names.
     runs: u64,
     known: BTreeSet<i32>,
 }
 
-/// How a command ended that nothing was done to.
+/// The result of a command that ran without faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ran {
     pub(super) code: Option<i32>,
@@ -82,12 +82,12 @@ impl Room {
         self.folder.path().join(name)
     }
 
-    /// The folder that rounds see.
+    /// Returns the folder that rounds see.
     pub(super) fn live(&self) -> PathBuf {
         self.path("room")
     }
 
-    /// Makes what rounds are copied from, each from the one before.
+    /// Makes the bases that rounds are copied from, each from the previous one.
     pub(super) fn prepare(&mut self) -> Result<()> {
         fs::create_dir(self.live())?;
         fs::create_dir(self.path("bin"))?;
@@ -111,7 +111,7 @@ impl Room {
         Ok(())
     }
 
-    /// Everything as it was before the first round.
+    /// Restores the state before the first round.
     pub(super) fn restore(&mut self, base: Base) -> Result<()> {
         self.runs += 1;
         process::quiet(Command::new("rm").args(["-rf", "--one-file-system"]).arg(self.live()))?;
@@ -140,18 +140,18 @@ impl Room {
             ("HOME", self.live().join("home").into_os_string()),
             ("QUIRE_STORE", self.live().join("store").into_os_string()),
             ("QUIRE", self.quire.clone().into_os_string()),
-            // The registry talks HTTP; the hundreds of certificates of this machine are all alike.
+            // The registry uses HTTP, and loading the host's hundreds of certificates would add many equal calls.
             ("SSL_CERT_FILE", OsString::from("/dev/null")),
         ]
     }
 
-    /// Runs a line with nothing done to it.
+    /// Runs a line without faults.
     pub(super) fn run(&self, line: &str, input: &str) -> Result<Ran> {
         let words = self.words(line);
         let mut command = Command::new("timeout");
         command.arg("60").args(&words).current_dir(self.live());
         command.env_clear().envs(self.variables());
-        // Not pipes: what stays behind would keep them open.
+        // Use files instead of pipes, which a remaining process would keep open.
         let (out, err) = (self.path("out"), self.path("err"));
         command.stdout(File::create(&out)?).stderr(File::create(&err)?);
         let given = self.path("in");
@@ -163,7 +163,7 @@ impl Room {
         Ok(Ran { code: status.code(), out: read(&out)?, err: read(&err)? })
     }
 
-    /// What standard input has: this, or, with a `<` before it, what this file has.
+    /// Returns the content of standard input: `text`, or the content of a file if `text` is `<` and its name.
     fn input(&self, text: &str) -> Result<Vec<u8>> {
         Ok(match text.strip_prefix('<') {
             Some(file) => fs::read(self.live().join(file))?,
@@ -171,7 +171,7 @@ impl Room {
         })
     }
 
-    /// Runs a line that succeeds.
+    /// Runs a line that must succeed.
     pub(super) fn must(&self, line: &str) -> Result<()> {
         let ran = self.run(line, "")?;
         let is_wait = line.starts_with("wait ");
@@ -181,7 +181,7 @@ impl Room {
         Ok(())
     }
 
-    /// Runs the verb with a call that fails.
+    /// Runs the verb, with a failing call if `fault` is given.
     pub(super) fn traced(&self, verb: &Verb, fault: Option<Fault<'_>>) -> Result<(Traced, Ran)> {
         let words = self.words(verb.line);
         let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
@@ -207,17 +207,17 @@ impl Room {
         Ok((traced, ran))
     }
 
-    /// What `out` has: each file's type and, of contents, the digest.
+    /// Lists the folder `out`: each file's type, and the digest of its content.
     pub(super) fn output(&self) -> Result<BTreeMap<PathBuf, String>> {
         list(&self.live().join("out"), Contents::Hashed)
     }
 
-    /// What the store has: each file's type and length.
+    /// Lists the store: each file's type and length.
     pub(super) fn store(&self) -> Result<BTreeMap<PathBuf, String>> {
         list(&self.live().join("store"), Contents::Measured)
     }
 
-    /// Where something is mounted.
+    /// Returns the mount points below the folder that rounds see.
     pub(super) fn mounts(&self) -> Result<Vec<String>> {
         let text = fs::read_to_string("/proc/self/mountinfo")?;
         let points = text.lines().filter_map(|line| line.split(' ').nth(4));
@@ -225,7 +225,7 @@ impl Room {
         Ok(points.filter(|it| Path::new(it).starts_with(&live)).map(String::from).collect())
     }
 
-    /// What is left once the round is over, and should not be.
+    /// Returns the processes, loop devices and cgroups that remain after the round but should not.
     pub(super) fn left(&self) -> Result<Vec<String>> {
         let since = Instant::now();
         loop {
@@ -252,10 +252,10 @@ impl Room {
         }
     }
 
-    /// After a round that left something: the next one is not to suffer.
+    /// Cleans up after a round that left something, so that the next round is not affected.
     fn clean(&self) {
         for pid in children().difference(&self.known) {
-            // It may have ended just now.
+            // The process may have ended just now.
             let _ended =
                 nix::sys::signal::kill(Pid::from_raw(*pid), nix::sys::signal::Signal::SIGKILL);
         }
@@ -273,12 +273,12 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
-        // The namespace ends with this process; the folder below is empty then.
+        // The namespace ends with this process, and the folder below the mount is then empty.
         let _unmounted = Command::new("umount").args(["-R", "-l"]).arg(self.folder.path()).status();
     }
 }
 
-/// Words, split at spaces outside single quotes.
+/// Splits a line into words at spaces outside single quotes.
 fn split(line: &str) -> Vec<OsString> {
     let mut words = Vec::new();
     for (number, part) in line.split('\'').enumerate() {
@@ -310,7 +310,7 @@ fn list(top: &Path, contents: Contents) -> Result<BTreeMap<PathBuf, String>> {
             let meta = path.symlink_metadata()?;
             let kind = meta.file_type();
             let text = if kind.is_dir() {
-                // What is mounted is not the folder's.
+                // The content of a mount does not belong to the folder.
                 if !is_mount_point(&path) {
                     folders.push(path.clone());
                 }
@@ -337,7 +337,7 @@ fn is_mount_point(path: &Path) -> bool {
     text.lines().filter_map(|line| line.split(' ').nth(4)).any(|it| Path::new(it) == path)
 }
 
-/// Our children, among them those that others left to us.
+/// Returns the children of this process, including orphans that it adopted.
 fn children() -> BTreeSet<i32> {
     let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = tasks.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
@@ -346,7 +346,7 @@ fn children() -> BTreeSet<i32> {
         .collect()
 }
 
-/// Takes note of what has ended.
+/// Reaps exited children.
 fn reap() {
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL)) {
@@ -366,7 +366,7 @@ fn loop_devices(folder: &Path) -> Vec<String> {
     .collect()
 }
 
-/// The cgroups of our containers, in every hierarchy.
+/// Returns the cgroups of the rounds' containers, in every hierarchy.
 fn cgroups() -> Vec<PathBuf> {
     let folders =
         fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|it| it.path());

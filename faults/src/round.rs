@@ -1,4 +1,4 @@
-//! One round: a call fails, and everything is looked at afterwards.
+//! Runs one round, in which a call fails, and checks the resulting state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use testing::faults::{Fault, Kind, Mode, Traced};
 use super::room::{Ran, Room};
 use super::verbs::Verb;
 
-/// What can be seen of a verb's effect.
+/// The visible effect of a verb.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct State {
     probes: Vec<Ran>,
@@ -17,33 +17,33 @@ struct State {
     mounts: Vec<String>,
 }
 
-/// A verb as it is without faults.
+/// The behaviour of a verb without faults.
 #[derive(Debug)]
 pub(super) struct Model {
     verb: Verb,
     ran: Ran,
-    /// It changes nothing, and prints the same each time: so what it prints is its effect.
+    /// Whether the verb changes nothing and always prints the same, so that its output is its effect.
     only_prints: bool,
     before: State,
     after: State,
-    /// Exit codes of `fsck` and `gc` after it.
+    /// Results of `fsck` and `gc` after the verb.
     settled: Vec<Ran>,
-    /// What the store has after that.
+    /// Listing of the store after that.
     store: BTreeMap<PathBuf, String>,
-    /// Calls that can fail, by kind.
+    /// Number of calls that can fail, by kind.
     pub(super) candidates: [u64; Kind::ALL.len()],
 }
 
-/// What came of a round.
+/// The outcome of a round.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// The verb did all that it does without faults.
+    /// The verb had the same effect as without faults.
     Right,
-    /// It did not, and said so.
+    /// The verb failed, with this message.
     Refused(String),
-    /// Fewer calls were made than in the model, so none failed.
+    /// The verb made fewer calls than in the model, so none failed.
     Unreached,
-    /// Neither: what was found.
+    /// The verb or its effect is wrong: the findings.
     Wrong(Vec<String>),
 }
 
@@ -70,7 +70,7 @@ impl Model {
                 bail!("{}: left without faults: {}", verb.line, left.join(", "));
             }
             let candidates = traced.candidates;
-            // A repair tells what it has met, and meets the fault as well.
+            // A repair reports its findings, which include the fault.
             let only_prints = before == after && !verb.line.contains("--repair");
             models.push(Self { verb, ran, only_prints, before, after, settled, store, candidates });
         }
@@ -85,8 +85,8 @@ impl Model {
         model.only_prints &= model.ran.out == second.ran.out;
         let notes = verb.name == "push";
         if notes || !model.store.keys().eq(second.store.keys()) {
-            // The verb writes down when it was done, so digests are others each time. A push that cannot note in a layer's
-            // record where it went is a push.
+            // The verb stores the time, so its digests differ each time. A push succeeds even if it cannot record its
+            // destination in a layer's record.
             model.store = shape(&model.store);
         }
         model.before.mask(&second.before);
@@ -104,7 +104,8 @@ impl Model {
             wrong.push(String::from("it hangs"));
         }
         let mut now = state(room, verb)?;
-        // Said, and removed by the next build there; objects of a digest store are whole, and named by their digests.
+        // Ignore unfinished builds, which the message names and the next build there removes. Objects of a digest
+        // store are complete, and named by their digests.
         now.output.retain(|path, _| !path.to_string_lossy().contains(".quire-build-"));
         if fault.mode == Mode::FromThenOn {
             now.output.retain(|path, _| !path.to_string_lossy().contains(".tmp-"));
@@ -128,17 +129,17 @@ impl Model {
         let settled = settle(room)?;
         for (ran, model) in settled.iter().zip(&self.settled) {
             let may_be = [Some(0), model.code].contains(&ran.code);
-            // Damage that was to be repaired may be there still.
+            // Damage that the verb should have repaired may remain.
             let was_damaged = !says_done && self.repairs() && ran.code == Some(1);
             if !may_be && !was_damaged {
                 wrong.push(format!("afterwards: {:?}: {}{}", ran.code, ran.out, ran.err));
             }
         }
         if !is_done && !says_done {
-            // What a command leaves, the next one removes.
+            // The next command removes files that a command left behind.
             let mut now = state(room, verb)?;
             if fault.mode == Mode::FromThenOn {
-                // What could not be removed then could not: it has a name that says whose it is.
+                // Files that could not be removed because every call failed have a name that identifies their owner.
                 now.output.retain(|path, _| !path.to_string_lossy().contains(".quire-"));
                 now.output.retain(|path, _| !path.to_string_lossy().contains(".tmp-"));
                 now.output = without_empty(&now.output, &self.before.output);
@@ -149,13 +150,13 @@ impl Model {
                     self.before.output.contains_key(path) || !path.starts_with("objects")
                 });
             }
-            // Where no call succeeds, a container that has ended cannot be removed either.
+            // If no call succeeds, an ended container cannot be removed either.
             let tells_loss = outlives && now.is_or_lost(&self.after, fault.mode);
             if !now.is_between(&self.before, &self.after) && !tells_loss {
                 wrong.push(format!("half done: {}", now.against(&self.before)));
             }
         }
-        // What is half there is finished, and what needs no more is not done twice.
+        // Running the verb again must complete an unfinished effect; a finished effect is not repeated.
         let is_to_be_done = !is_done || self.before == self.after;
         if !says_done && is_to_be_done && verb.before.is_empty() {
             end(room, verb)?;
@@ -165,7 +166,7 @@ impl Model {
             }
         }
         end(room, verb)?;
-        // A monitor that is about to end still has the lock of what `gc` is to remove.
+        // A monitor that is about to end still holds the lock of files that `gc` has to remove.
         wrong.extend(room.left()?.into_iter().map(|it| format!("left: {it}")));
         settle(room)?;
         let mut store = room.store()?;
@@ -175,9 +176,9 @@ impl Model {
         if (says_done || verb.before.is_empty()) && store != self.store {
             wrong.push(format!("the store differs: {}", difference(&store, &self.store)));
         }
-        // A repair that was not done may have left what is damaged, and has taken nothing else.
+        // A failed repair may leave damaged files, but must not remove others.
         if self.repairs() && !says_done {
-            // The mark of an image that lacks something goes when nothing is lacking: what is damaged is still there.
+            // The mark of an incomplete image is removed once the image is complete, even if damaged files remain.
             let is_mark = |it: &Path| it.extension().is_some_and(|it| it == "lacking");
             let kept = self.store.keys().filter(|it| !is_mark(it.as_ref()));
             let lost: Vec<_> = kept.filter(|it| !store.contains_key(*it)).collect();
@@ -214,27 +215,27 @@ fn end(room: &Room, verb: &Verb) -> Result<()> {
     verb.after.iter().try_for_each(|line| room.must(line))
 }
 
-/// `fsck` finds nothing, and `gc` frees what nothing needs.
+/// Runs `fsck`, which should find nothing, and `gc`, which frees unused data.
 fn settle(room: &Room) -> Result<Vec<Ran>> {
     ["fsck", "gc"].iter().map(|line| room.run(line, "")).collect()
 }
 
-/// The key by which a list is known that `shape` made.
+/// Key that marks a list made by `shape`.
 const SHAPE: &str = "*";
 
-/// How many files of which length each folder has.
+/// Counts the entries in each top-level folder of the store.
 fn shape(store: &BTreeMap<PathBuf, String>) -> BTreeMap<PathBuf, String> {
     let mut counts: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for path in store.keys() {
         *counts.entry(path.iter().take(1).collect()).or_default() += 1;
     }
-    // Objects are in folders by the first digits of their names, of which two may be the same.
+    // Objects are in folders named by their first digits, so the number of folders varies.
     counts.remove(Path::new("objects"));
     let counts = counts.into_iter().map(|(path, count)| (path, format!("{count} files")));
     counts.chain([(PathBuf::from(SHAPE), String::new())]).collect()
 }
 
-/// What is there without new folders that hold no file: where no call succeeds, they cannot be removed either.
+/// Returns the output without new folders that contain no file, because they cannot be removed if no call succeeds.
 fn without_empty(
     output: &BTreeMap<PathBuf, String>,
     before: &BTreeMap<PathBuf, String>,
@@ -254,7 +255,7 @@ fn state(room: &Room, verb: &Verb) -> Result<State> {
     Ok(State { probes, output: room.output()?, mounts: room.mounts()? })
 }
 
-/// The same without the times and durations that it prints.
+/// Removes the times and durations from the output of a run.
 fn timeless(ran: Ran) -> Ran {
     let is_time = |word: &str| {
         let is_digits = word.bytes().all(|it| it.is_ascii_digit());
@@ -279,14 +280,14 @@ fn timeless(ran: Ran) -> Ran {
     Ran { out, ..ran }
 }
 
-/// What stands for a line that is another one each time.
+/// Placeholder for a line that differs each time.
 const OTHER: &str = "*";
 
 impl State {
-    /// Makes lines that differ between two runs without faults equal to all lines.
+    /// Replaces lines that differ between two runs without faults by a placeholder that equals every line.
     fn mask(&mut self, other: &Self) {
         for (probe, other) in self.probes.iter_mut().zip(&other.probes) {
-            // What a probe says that fails is not compared.
+            // The message of a failing probe is not compared.
             if probe.out.lines().count() != other.out.lines().count() {
                 probe.out = String::from(OTHER);
                 continue;
@@ -308,8 +309,8 @@ impl State {
             && self.mounts == model.mounts
     }
 
-    /// Whether all is as in the model but what is said of a container that outlives its command: that the disk lost some of
-    /// what it wrote; or how it ended, but only where no call succeeds.
+    /// Whether the state equals the model except for reports about a container that outlives its command: that the
+    /// disk lost some of its writes, or, only if no call succeeds, how the container ended.
     fn is_or_lost(&self, model: &Self, mode: Mode) -> bool {
         let mut said = vec![
             "\"lost\": true",
@@ -327,7 +328,7 @@ impl State {
             && self.mounts == model.mounts
     }
 
-    /// Whether each part is one of the two.
+    /// Whether each part equals that of one of the two models.
     fn is_between(&self, before: &Self, after: &Self) -> bool {
         let models = before.probes.iter().zip(&after.probes);
         let mut probes = self.probes.iter().zip(models);
@@ -337,7 +338,7 @@ impl State {
             && (self.mounts == before.mounts || self.mounts == after.mounts)
     }
 
-    /// How it differs.
+    /// Describes the differences from a model.
     fn against(&self, model: &Self) -> String {
         let mut text = Vec::new();
         for (ran, model) in self.probes.iter().zip(&model.probes) {
@@ -379,7 +380,7 @@ fn is_same_output(output: &BTreeMap<PathBuf, String>, model: &BTreeMap<PathBuf, 
             .all(|(path, value)| model.get(path).is_some_and(|it| it == OTHER || it == value))
 }
 
-/// What is the same before and after a difference in two texts is left out.
+/// Returns the first part of a text that differs from another, from the first different line on.
 fn contrast<'a>(one: &'a str, other: &str) -> &'a str {
     let lines = one.lines().zip(other.lines());
     let same: usize = lines.take_while(|(a, b)| a == b).map(|(a, _)| a.len() + 1).sum();
@@ -395,22 +396,22 @@ fn difference(found: &BTreeMap<PathBuf, String>, expected: &BTreeMap<PathBuf, St
     [lacks, more].concat().join(", ")
 }
 
-/// The last of a text that may be long.
+/// Returns the end of a text that may be long.
 fn shorten(text: &str) -> String {
     let from = text.char_indices().rev().nth(400).map_or(0, |it| it.0);
     text[from..].to_owned()
 }
 
-/// Whether a message says more than an error of the system: what was being done, and to which thing. What the verb
-/// printed may say it, too, where that is a list of findings.
+/// Whether a message states more than the system's error: the operation and its object. If the verb's output is a
+/// list of findings, that list may state it instead.
 fn names_a_thing(out: &str, err: &str) -> bool {
     let message = if err.is_empty() { out } else { err };
-    // What is logged on the way is not the message.
+    // Log lines are not part of the message.
     let mut lines = message.lines().filter(|line| !line.trim_start().starts_with("WARN "));
     let said = lines.clone().find(|line| line.contains("os error")).or_else(|| lines.next_back());
     let Some(said) = said else { return false };
     let without = said.split(" (os error").next().unwrap_or(said);
-    // The program's name, what it was about, and the error of the system.
+    // A bare message has the program's name, the object, and the system's error.
     let is_bare = said.contains("os error") && without.split(": ").count() < 3;
     !is_bare && without.split_whitespace().count() > 3
 }

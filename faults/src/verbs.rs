@@ -1,11 +1,11 @@
 //! The command lines whose calls are made to fail.
 
-/// What the store has before the round.
+/// The content of the store before the round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Base {
-    /// Nothing but an unrelated image, `old:1`.
+    /// Only an unrelated image, `old:1`.
     Fresh,
-    /// `app:1` in the form objects and `packed:1` beside it.
+    /// `app:1` in the form objects, and `packed:1`.
     App,
     /// `bb:1`, with a shell.
     Shell,
@@ -22,7 +22,7 @@ impl Base {
         }
     }
 
-    /// What makes it, one line after the other. `!` begins a line for the shell; other lines are Quire's.
+    /// Returns the lines that make the base. A line that begins with `!` is for the shell; other lines are Quire's.
     pub(super) const fn lines(self) -> &'static [&'static str] {
         match self {
             Self::Fresh => FRESH,
@@ -62,19 +62,19 @@ const SHELL: &[&str] = &[
     "import tar:in/bb.tar bb:1 --form objects",
 ];
 
-/// One command line, and what shows its effect.
+/// A command line, with the lines that show its effect.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Verb {
     pub(super) name: &'static str,
     pub(super) base: Base,
-    /// What is done before each round, without faults.
+    /// Lines that run before each round, without faults.
     pub(super) before: &'static [&'static str],
     pub(super) line: &'static str,
-    /// For standard input; with a `<` before it, the file that has it.
+    /// Standard input: a text, or the name of a file after a `<`.
     pub(super) input: &'static str,
-    /// What shows the effect: run without faults before and after.
+    /// Lines that show the effect. They run without faults before and after the verb.
     pub(super) probes: &'static [&'static str],
-    /// What ends the round: containers that were started for it.
+    /// Lines that end the round, such as by stopping its containers.
     pub(super) after: &'static [&'static str],
 }
 
@@ -288,7 +288,8 @@ pub(super) const VERBS: &[Verb] = &[
 
 const OBJECTS: &[&str] = &["!mkdir out/objects"];
 const UNMOUNT: &[&str] = &["!umount out/mnt 2> out/ignored; rm -f out/ignored; true"];
-/// With a service for it: one that a command starts by itself would be a part of the command.
+/// Starts a service for the verb. If the command started the service itself, the service would be part of the
+/// command.
 const LAZY: &[&str] = &[
     "pull --lazy=require {host}/lazy:1 new:1",
     "!setsid $QUIRE serve --lazy --door fuse > out/ignored 2>&1 < /dev/null & echo $! > service; until $QUIRE ps --lazy --metrics | grep -q '^quire_lazy_up 1'; do sleep 0.02; done; rm -f out/ignored",

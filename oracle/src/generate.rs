@@ -1,18 +1,18 @@
-//! Random trees as composefs dumps, aimed at the rules and the size limits of the image format.
+//! Generates random trees as composefs dumps, which target the rules and the size limits of the image format.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rig::dump::unescaped;
 use rig::random::Random;
 
-/// One dump, with what a test has to know about it.
+/// A dump, with the properties that a test needs.
 #[derive(Debug)]
 pub(crate) struct Dump {
     pub(crate) lines: Vec<Vec<u8>>,
-    /// Some payload's length is 3 modulo 4: the C reader then prints bytes from behind the payload (a fault of its own), so
-    /// only the image can be compared.
+    /// Whether the length of a payload is 3 modulo 4. The C reader then prints bytes after the payload, which is a
+    /// bug, so only the images can be compared.
     pub(crate) c_misreads: bool,
-    /// It is good under `CFS_PARSE_STRICT` too.
+    /// Whether the dump is also valid under `CFS_PARSE_STRICT`.
     pub(crate) strict: bool,
 }
 
@@ -24,7 +24,7 @@ impl Dump {
     }
 }
 
-/// What a dump has much of.
+/// The feature that a dump has much of.
 #[derive(Debug, Clone, Copy)]
 enum Theme {
     Mixed,
@@ -54,16 +54,16 @@ const THEMES: [Theme; 10] = [
 
 const NESTED_WHITEOUT: &[u8] = b"trusted.overlay.whiteout";
 
-/// Themes of dumps that the `composefs` crate can say too.
+/// Themes of dumps that the `composefs` crate also supports.
 const PLAIN_THEMES: [Theme; 4] = [Theme::Mixed, Theme::Many, Theme::HugeFolder, Theme::Root];
 
-/// What a dump may have.
+/// The set of features that a dump may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Range {
-    /// All that C's mkcomposefs accepts.
+    /// All features that C's mkcomposefs accepts.
     Full,
-    /// What the `composefs` crate 0.9 accepts and writes as C does: objects by digest, times from 1970 on, short contents
-    /// and targets; no whiteouts, no hardlinks, few xattrs.
+    /// The features that the `composefs` crate 0.9 accepts and writes like C: objects by digest, times from 1970 on,
+    /// short contents and targets; no whiteouts, no hard links, few xattrs.
     Plain,
 }
 
@@ -73,15 +73,15 @@ struct Generator<'a> {
     random: &'a mut Random,
     theme: Theme,
     folders: Vec<Vec<u8>>,
-    /// Paths of what a hardlink may name, and their modes' text.
+    /// Possible targets of hard links: their paths, and their modes as text.
     files: Vec<(Vec<u8>, String)>,
     taken: BTreeSet<Vec<u8>>,
     lines: Vec<Vec<u8>>,
-    /// The modification time that most entries have, so that compact inodes come up.
+    /// The modification time of most entries, so that there are compact inodes.
     mtime: String,
-    /// Pairs that several inodes share.
+    /// Pairs of name and value that several inodes share.
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Payloads may have any length.
+    /// Whether payloads may have any length.
     any_payload: bool,
     c_misreads: bool,
     strict: bool,
@@ -165,7 +165,7 @@ impl Generator<'_> {
     fn entry(&mut self) {
         let folder = match self.theme {
             Theme::HugeFolder if self.random.percent(97) => self.folders[0].clone(),
-            // The newest, so that paths get deep.
+            // Take the newest folder, so that paths get deep.
             _ if self.random.percent(20) => self.folders.last().expect("has the root").clone(),
             _ => self.random.pick(&self.folders).clone(),
         };
@@ -179,7 +179,7 @@ impl Generator<'_> {
         if path.len() > 3000 || !self.taken.insert(path.clone()) {
             return;
         }
-        // Folder, inline, external, empty, symlink, device, whiteout, fifo or socket: percentages.
+        // Percentages of folder, inline, external, empty, symlink, device, whiteout, and fifo or socket.
         let weights: [u64; 8] = match self.theme {
             Theme::HugeFolder => [1, 2, 10, 80, 2, 2, 2, 1],
             Theme::Symlinks => [10, 2, 5, 3, 75, 2, 2, 1],
@@ -256,7 +256,7 @@ impl Generator<'_> {
     }
 
     fn external(&mut self, path: &[u8], mode: &str, xattrs: &Xattrs) -> Vec<u8> {
-        // A file of 8 PiB has 1024 chunks of 8 TiB, the most an image can say.
+        // A file of 8 PiB has 1024 chunks of 8 TiB, the maximum of an image.
         const LARGEST: u64 = 1 << 53;
         let size = match self.random.number(0..=5) {
             0 => *self.random.pick(&[
@@ -283,7 +283,7 @@ impl Generator<'_> {
             let size = match (self.any_payload, self.random.percent(90)) {
                 (true, true) => self.random.size(1..=100),
                 (true, false) => self.random.size(1..=4000),
-                // Any length that the C reader reads correctly.
+                // Any length that the C reader handles correctly.
                 (false, _) => self.random.size(1..=30) * 4 + self.random.size(0..=2),
             };
             self.c_misreads |= size % 4 == 3;
@@ -325,7 +325,7 @@ impl Generator<'_> {
         fields.join(&b' ')
     }
 
-    /// A line anywhere behind its folder's: what it names may come later, or be a hardlink itself.
+    /// Inserts a line anywhere after its folder's line. Its target may come later, or be a hard link itself.
     fn hardlink(&mut self) {
         if self.files.is_empty() {
             return;
@@ -345,7 +345,7 @@ impl Generator<'_> {
             let fields: Vec<_> = line.split(|it| *it == b' ').collect();
             fields[2].starts_with(b"4") && unescaped(fields[0]) == folder
         });
-        // The root's path is empty here and "/" in its line, the first one.
+        // `folder` is empty for the root, whose line has "/" and is the first.
         let at = self.random.size(folder_at.unwrap_or(0) + 1..=self.lines.len());
         self.lines.insert(at, line);
         self.files.push((path, mode));
@@ -372,7 +372,7 @@ impl Generator<'_> {
         let nlink = if self.is_plain() { 1 } else { nlink };
         let rdev =
             if !self.strict && self.random.percent(3) { self.random.magnitude(32) } else { 0 };
-        // C's reader takes a file with this mark for a whiteout, and prints one with leftovers of the file.
+        // C's reader takes a file with this mark for a whiteout, and prints a whiteout with leftovers of the file.
         let misread = |key: &[u8]| size > 0 && mode.starts_with("10") && key == NESTED_WHITEOUT;
         let mtime = if self.random.percent(70) { self.mtime.clone() } else { self.time() };
         let numbers = format!(" {size} {mode} {nlink} {uid} {gid} {rdev} {mtime} ");
@@ -403,7 +403,7 @@ impl Generator<'_> {
         self.random.bytes(32).iter().flat_map(|it| format!("{it:02x}").into_bytes()).collect()
     }
 
-    /// 1 to 255 bytes that are no path and neither `.` nor `..`.
+    /// Returns 1 to 255 bytes without a slash, other than `.` and `..`.
     fn name(&mut self) -> Vec<u8> {
         let letters = |random: &mut Random, size| {
             (0..size).map(|_| *random.pick(b"abcdefghijklmnopqrstuvwxyz.-_0123456789")).collect()
@@ -450,7 +450,7 @@ impl Generator<'_> {
             let shared = !self.xattrs.is_empty() && self.random.percent(75);
             let (key, value) =
                 if shared { self.random.pick(&self.xattrs).clone() } else { self.xattr() };
-            // The format allows 32767 bytes an inode; what the writer adds for overlayfs must fit too.
+            // The format allows 32767 bytes per inode, including the xattrs that the writer adds for overlayfs.
             let used: usize = xattrs.iter().map(|(key, value)| key.len() + value.len() + 24).sum();
             if used + key.len() + value.len() < 27_000 {
                 xattrs.insert(key, value);
@@ -477,12 +477,13 @@ impl Generator<'_> {
         match self.random.number(0..=19) {
             0 => return (b"system.posix_acl_access".to_vec(), self.random.bytes(28)),
             1 => return (b"system.posix_acl_default".to_vec(), self.random.bytes(28)),
-            // The crate takes this for an ACL.
+            // The crate takes this name for an ACL.
             2 if !self.is_plain() => key = b"system.posix_acl_access.more".to_vec(),
             3 if !key.is_empty() => {} // An empty suffix.
             4 => key = b"security.selinux".to_vec(),
-            // What the writer itself sets for whiteouts, over what is here: C counts only the bytes that it added, so that
-            // replacing a longer value makes its count negative and it refuses the dump. So mostly none is longer.
+            // The writer itself sets these xattrs for whiteouts, and replaces those of the dump. C counts only the
+            // bytes that it added, so replacing a longer value makes its count negative, and C refuses the dump. Most
+            // values are therefore not longer.
             5 => {
                 let name = *self.random.pick(&[
                     "trusted.overlay.whiteout",
@@ -503,7 +504,7 @@ impl Generator<'_> {
                 let name = *self.random.pick(&["redirect", "metacopy", "origin", "whiteoutx"]);
                 key = format!("trusted.overlay.{name}").into_bytes();
             }
-            // The limit is for the name as it is here; writing a trusted.overlay. name adds eight bytes to it.
+            // The limit applies to the name in the dump; the writer adds eight bytes to a trusted.overlay. name.
             7 => {
                 let size = 255 - key.len();
                 key.extend(self.random.bytes(size).into_iter().map(|it| it.max(1)));
@@ -511,7 +512,7 @@ impl Generator<'_> {
             _ => key.extend(self.random.number(0..=300).to_string().into_bytes()),
         }
         let size = match self.random.number(0..=9) {
-            // An entry of four bytes, no name and no value, is lost to C's reader when it is the last of its inode.
+            // C's reader loses an entry of four bytes, without name and value, if it is the inode's last.
             0 => usize::from(key.ends_with(b".")),
             1 => self.random.size(1..=3000),
             _ => self.random.size(1..=40),
@@ -519,7 +520,7 @@ impl Generator<'_> {
         (key, self.random.bytes(size))
     }
 
-    /// The field's text. What need not be escaped is escaped at times, in either case of the digits.
+    /// Returns the field's text. Some bytes are escaped although they need not be, in either case of the digits.
     fn escaped(&mut self, bytes: &[u8], xattr: bool) -> Vec<u8> {
         let mut text = Vec::with_capacity(bytes.len());
         for &byte in bytes {

@@ -1,4 +1,4 @@
-//! Differential tests: Quire's programs against ones that others wrote, on inputs that a seed generates.
+//! Differential tests: compares Quire's programs with those of others, on inputs that a seed generates.
 //!
 //! `cargo xtask oracle` builds this program and calls it.
 #![forbid(unsafe_code)]
@@ -18,13 +18,13 @@ use clap::Parser;
     about = "Compares Quire's programs with those of others"
 )]
 enum Oracle {
-    /// `mkcomposefs --from-file` and `composefs-info` against the C tools of Debian sid
+    /// Compare `mkcomposefs --from-file` and `composefs-info` with the C tools of Debian sid
     Mkcomposefs(mkcomposefs::Args),
-    /// The code for containerd's messages against what its generators make of the `.proto` files
+    /// Compare the code for containerd's messages with the output of its generators for the `.proto` files
     Messages(messages::Args),
     /// Print the dump of one seed
     Dump {
-        /// As the harness prints it with a difference
+        /// Seed, which the harness prints with a difference
         seed: u64,
     },
 }

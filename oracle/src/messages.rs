@@ -1,4 +1,5 @@
-//! The code for containerd's messages and our own, as its generators make it of the `.proto` files: the one in the tree has to be that.
+//! Compares the committed code for the messages of containerd and Quire with the generators' output for the `.proto`
+//! files.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,7 @@ pub struct Args {
     update: bool,
 }
 
-/// Services: a file, its package, and what its code is called.
+/// The services: file, package, and name of the generated code.
 const FILES: [(&str, &str, &str); 5] = [
     ("snapshots.proto", "containerd.services.snapshots.v1", "snapshots.rs"),
     ("diff.proto", "containerd.services.diff.v1", "diff.rs"),
@@ -20,7 +21,7 @@ const FILES: [(&str, &str, &str); 5] = [
     ("counts.proto", "quire.snapshotter.v1", "counts.rs"),
     ("leases.proto", "containerd.services.leases.v1", "leases.rs"),
 ];
-/// Of one package.
+/// The files of the package `containerd.types`.
 const TYPES: [&str; 2] = ["mount.proto", "descriptor.proto"];
 
 pub fn run(args: &Args) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The composefs tools: the same bytes from the same dump, a refusal where the other refuses, the same text about an image.
+//! Compares the composefs tools: the same dump must give the same image or a refusal, and an image the same text.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,42 +19,42 @@ use rig::{Failed, tools};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The first case's seed; each further case takes the next number
+    /// Seed of the first case; each further case takes the next number
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many random dumps; each is tried whole and with one damage
+    /// Number of random dumps; each is tried whole and with one damage
     #[arg(long, default_value_t = 300)]
     count: u64,
-    /// Our writer instead of the built `quire`; called as `CMD OPTIONS --from-file DUMP IMAGE`
+    /// Writer to use instead of the built `quire`; called as `CMD OPTIONS --from-file DUMP IMAGE`
     #[arg(long, value_name = "CMD")]
     writer_cmd: Option<PathBuf>,
-    /// Our reader instead of the built `quire`; called as `CMD ls|objects|dump IMAGE`
+    /// Reader to use instead of the built `quire`; called as `CMD ls|objects|dump IMAGE`
     #[arg(long, value_name = "CMD")]
     reader_cmd: Option<PathBuf>,
-    /// The other writer instead of sid's
+    /// Other writer to use instead of Debian sid's
     #[arg(long, value_name = "CMD")]
     against: Option<PathBuf>,
-    /// Only what the `composefs` crate can say too, and what it makes of that: built for that, with OpenSSL
+    /// Compare with the `composefs` crate, on dumps that it supports; builds the crate with OpenSSL
     #[arg(long, conflicts_with_all = ["against", "no_reader", "no_damage"])]
     composefs_crate: bool,
     /// Compare images only
     #[arg(long)]
     no_reader: bool,
-    /// Good dumps only
+    /// Try valid dumps only
     #[arg(long)]
     no_damage: bool,
-    /// Where the files of differing cases stay
+    /// Keep the files of differing cases in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 
-/// One side of the comparison.
+/// The programs of one side of the comparison.
 struct Tools {
     writer: PathBuf,
     reader: Option<PathBuf>,
 }
 
-/// Damage that C's mkcomposefs accepts though it cannot mean anything, by what Quire says when it refuses it.
+/// Invalid input that C's mkcomposefs accepts, identified by Quire's error message: the message, and the bug of C.
 const FAULTS_OF_C: [(&str, &str); 6] = [
     (
         "DIGEST is",
@@ -67,7 +67,7 @@ const FAULTS_OF_C: [(&str, &str); 6] = [
     ("RDEV is", "overlooks a wrong RDEV where UID is not 0"),
 ];
 
-/// What a program said last, on one line of bearable length.
+/// Returns a program's output as one line of limited length.
 fn error(text: &[u8]) -> String {
     String::from_utf8_lossy(text).trim().replace('\n', " ").chars().take(400).collect()
 }
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
         let dump = generate::dump(&mut random, range);
         let options = match range {
             Range::Full => Options::random(&mut random, dump.strict),
-            // The crate's version 0 becomes 1 by other rules than C's.
+            // The crate upgrades version 0 to 1 by other rules than C.
             Range::Plain => Options::ONE,
         };
         let image = case.images("whole", &dump.text(), &options, None, &ours, &theirs)?;
@@ -134,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Builds the writer of the `composefs` crate: `PROGRAM DUMP IMAGE`.
+/// Builds the writer that uses the `composefs` crate: `PROGRAM DUMP IMAGE`.
 fn composefs_crate() -> Result<PathBuf> {
     let mut cargo = process::cargo();
     cargo.args(["build", "--quiet", "--release", "--package", "composefs-crate-oracle"]);
@@ -149,7 +149,7 @@ pub(super) fn print(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// What both writers are called with.
+/// The options of both writers.
 struct Options {
     arguments: &'static [&'static str],
     strict: bool,
@@ -174,7 +174,7 @@ impl Options {
 struct Tally {
     equal: u64,
     refused: u64,
-    /// Dumps that should be good and that both refuse: the generator's fault, but no difference.
+    /// Undamaged dumps that both writers refuse, which is a bug of the generator and not a difference.
     refused_whole: u64,
     texts: u64,
     faults_of_c: BTreeMap<&'static str, u64>,
@@ -203,7 +203,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// Compares what the writers make of a dump; the image's path when both wrote the same one.
+    /// Compares the writers' images of a dump, and returns the path of the image if both wrote the same.
     fn images(
         &mut self,
         what: &str,
@@ -242,7 +242,7 @@ impl Case<'_> {
                 let at = at.unwrap_or(ours.len().min(theirs.len()));
                 format!("{} and {} bytes, first difference at {at:#x}", ours.len(), theirs.len())
             }
-            // Every refusal is exit code 1; theirs may also be a crash.
+            // Quire refuses with exit code 1; the other program may also crash.
             (None, None) if our_status.code() == Some(1) => {
                 self.tally.refused += 1;
                 return Ok(None);
@@ -266,7 +266,7 @@ impl Case<'_> {
         Ok(None)
     }
 
-    /// Compares what the readers print about one image.
+    /// Compares the readers' output for an image.
     fn texts(&mut self, image: &Path, ours: &Tools, theirs: &Tools) -> Result<()> {
         let (Some(ours), Some(theirs)) = (&ours.reader, &theirs.reader) else {
             return Ok(());
@@ -281,7 +281,7 @@ impl Case<'_> {
             };
             let ((our_ok, our_text, our_error), (their_ok, their_text, their_error)) =
                 (ask(ours)?, ask(theirs)?);
-            // What was printed before a refusal is no answer.
+            // Output before a failure does not count.
             if our_ok == their_ok && (!our_ok || our_text == their_text) {
                 self.tally.texts += 1;
                 continue;

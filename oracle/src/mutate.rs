@@ -1,16 +1,15 @@
-//! Damage to one line of a good dump, by name, so that a difference says which rule it is about.
+//! Damages one line of a valid dump. The damage has a name, so that a difference shows which rule is affected.
 
 use super::generate::Dump;
 use rig::random::Random;
 
-/// What became of a dump.
 #[derive(Debug)]
 pub(crate) struct Damaged {
     pub(crate) text: Vec<u8>,
     pub(crate) damage: Damage,
 }
 
-/// One kind of damage; some are accepted by every writer, which must then agree on the image.
+/// A kind of damage. Every writer accepts some of them, and the images must then be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Damage {
     AnyByte,
@@ -279,7 +278,7 @@ pub(crate) fn damaged(dump: &Dump, random: &mut Random) -> Damaged {
             lines[at].extend([b" ", (*random.pick(&texts)).as_bytes()].concat());
         }
         D::LargeXattrs => {
-            // Around the 32767 bytes that one inode may have.
+            // Around the limit of 32767 bytes per inode.
             for name in 0..4 {
                 let value = "v".repeat(random.size(8_100..=8_200));
                 lines[at].extend(format!(" user.{name}={value}").into_bytes());

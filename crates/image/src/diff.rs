@@ -1,4 +1,4 @@
-//! Compares two trees: every path and attribute that differs, to explain why two images have different ids.
+//! Compares two trees and lists every path and attribute that differs, to explain why two images have different ids.
 
 use std::cmp::Ordering;
 
@@ -10,58 +10,58 @@ use crate::verity::ObjectId;
 pub struct Difference<'a> {
     /// The whole path, with a leading slash.
     pub path: Vec<u8>,
-    /// The difference.
+    /// The kind of the difference, with the values.
     pub change: Change<'a>,
 }
 
 /// The kind of a difference.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Only the first tree has it. Paths below it are not listed.
+    /// Only the first tree has the path. Paths below it are not listed.
     Removed,
-    /// Only the second tree has it. Paths below it are not listed.
+    /// Only the second tree has the path. Paths below it are not listed.
     Added,
-    /// Both have it, with other attributes.
+    /// Both trees have the path, with different attributes.
     Changed(Vec<Attribute<'a>>),
 }
 
 /// An attribute with two values, the first tree's and the second's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attribute<'a> {
-    /// `S_IFMT` bits. The contents are then not compared.
+    /// File type, as `S_IFMT` bits. The contents are then not compared.
     Type(u16, u16),
-    /// Permission bits.
+    /// Permission, set-id and sticky bits.
     Permissions(u16, u16),
-    /// Owner.
+    /// User id of the owner.
     Uid(u32, u32),
-    /// Group.
+    /// Group id of the owner.
     Gid(u32, u32),
-    /// Last modification.
+    /// Modification time.
     Mtime(Timestamp, Timestamp),
     /// Number of links.
     Nlink(u32, u32),
-    /// The name that owns the inode, where that is another one.
+    /// Path of the name that owns the inode; `None` if this path is that name.
     LinkTo(Option<Vec<u8>>, Option<Vec<u8>>),
     /// Length in bytes.
     Size(u64, u64),
-    /// The file's bytes, when the lengths are equal.
+    /// A regular file's contents, if the lengths are equal.
     Bytes(Bytes<'a>, Bytes<'a>),
     /// A symlink's target.
     Target(&'a [u8], &'a [u8]),
-    /// A device's number.
+    /// A device number.
     Device(u64, u64),
-    /// An xattr, by its name.
+    /// An xattr's name and its two values; `None` where a tree does not have the xattr.
     Xattr(&'a [u8], Option<&'a [u8]>, Option<&'a [u8]>),
 }
 
-/// A regular file's bytes, as far as a tree knows them.
+/// The contents of a regular file, as far as the tree records them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bytes<'a> {
-    /// Kept in the tree.
+    /// The bytes, which are stored in the tree.
     Inline(&'a [u8]),
-    /// Known by their object id.
+    /// The object id of the bytes, which are outside the tree.
     Object(ObjectId),
-    /// Not known.
+    /// The bytes are outside the tree, and their object id is unknown.
     Unknown,
 }
 
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::tree::{Builder, InodeId, Link, Metadata, XattrsId};
 
-    /// A tree with `/d` and in it a file; `change` may do more.
+    /// Makes a tree with the directory `/d` and the file `/d/f`, then applies `change` to the builder.
     fn tree(content: &[u8], change: impl FnOnce(&mut Builder, InodeId, InodeId)) -> Tree {
         let mut builder = Builder::new();
         let directory = builder.subdirectory(InodeId::ROOT, b"d").unwrap();

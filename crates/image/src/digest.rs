@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256, Sha512};
 
 use crate::verity::Algorithm;
 
-/// `sha256:…` or `sha512:…`, lower case: an OCI digest. Not an object id, which is a Merkle root.
+/// An OCI digest: `sha256:…` or `sha512:…` in lower case. An object id, which is a Merkle root, is a different type.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest {
     algorithm: Algorithm,
@@ -31,13 +31,13 @@ impl std::str::FromStr for Digest {
 }
 
 impl Digest {
-    /// The digest with these 32 bytes of SHA-256.
+    /// Wraps the 32 bytes of a SHA-256 hash.
     #[must_use]
     pub fn from_sha256(hash: &[u8; 32]) -> Self {
         Self::from_slice(Algorithm::Sha256, hash)
     }
 
-    /// The digest with these 64 bytes of SHA-512.
+    /// Wraps the 64 bytes of a SHA-512 hash.
     #[must_use]
     pub fn from_sha512(hash: &[u8; 64]) -> Self {
         Self::from_slice(Algorithm::Sha512, hash)
@@ -49,13 +49,13 @@ impl Digest {
         Self { algorithm, bytes }
     }
 
-    /// The SHA-256 digest of these bytes.
+    /// Computes the SHA-256 digest of `bytes`.
     #[must_use]
     pub fn sha256(bytes: &[u8]) -> Self {
         Self::from_slice(Algorithm::Sha256, &Sha256::digest(bytes))
     }
 
-    /// Whether these bytes have this digest, by its own algorithm.
+    /// Whether `bytes` have this digest, computed with the digest's algorithm.
     #[must_use]
     pub fn matches(&self, bytes: &[u8]) -> bool {
         let mut hasher = self.hasher();
@@ -63,7 +63,7 @@ impl Digest {
         hasher.finish() == *self
     }
 
-    /// A hasher of this digest's algorithm, to check a stream against it.
+    /// Returns a hasher with this digest's algorithm, to check a stream against the digest.
     #[must_use]
     pub fn hasher(&self) -> DigestHasher {
         match self.algorithm {
@@ -72,7 +72,7 @@ impl Digest {
         }
     }
 
-    /// The hash: 32 or 64 bytes.
+    /// Returns the hash: 32 or 64 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.digest_len()]
@@ -100,13 +100,13 @@ impl Digest {
         Some(Self { algorithm, bytes })
     }
 
-    /// Its file name: `sha256-…`, since a colon is awkward in file names.
+    /// Returns the digest as a file name: `sha256-…`, because a colon is awkward in file names.
     #[must_use]
     pub fn file_name(&self) -> String {
         self.to_string().replacen(':', "-", 1)
     }
 
-    /// The digest with this file name.
+    /// Parses a [file name](Self::file_name); `None` if `name` is not a digest in that form.
     #[must_use]
     pub fn from_file_name(name: &str) -> Option<Self> {
         Self::parse(name, '-')
@@ -131,7 +131,7 @@ enum Hash {
     Sha512(Box<Sha512>),
 }
 
-/// Computes a digest from bytes in pieces: `io::Write` too.
+/// Computes a digest from bytes that arrive in pieces. It implements [`io::Write`].
 pub struct DigestHasher(Hash);
 
 impl fmt::Debug for DigestHasher {
@@ -144,13 +144,13 @@ impl fmt::Debug for DigestHasher {
 }
 
 impl DigestHasher {
-    /// For a stream whose SHA-256 digest is not known beforehand.
+    /// Creates a SHA-256 hasher, for a stream whose digest is not known beforehand.
     #[must_use]
     pub fn sha256() -> Self {
         Self(Hash::Sha256(Sha256::new()))
     }
 
-    /// Takes the next bytes.
+    /// Hashes the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             Hash::Sha256(hash) => hash.update(bytes),
@@ -158,7 +158,7 @@ impl DigestHasher {
         }
     }
 
-    /// The digest of all bytes taken.
+    /// Returns the digest of all bytes hashed.
     #[must_use]
     pub fn finish(self) -> Digest {
         match self.0 {
@@ -196,7 +196,7 @@ impl<'de> serde::Deserialize<'de> for Digest {
 mod tests {
     use super::Digest;
 
-    // SHA-256 and SHA-512 of "abc": FIPS 180-2, appendix B.1 and C.1.
+    // SHA-256 and SHA-512 of "abc", from FIPS 180-2, appendices B.1 and C.1.
     const ABC: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
     const ABC_512: &str = "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a\
                            2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f";

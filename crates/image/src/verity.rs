@@ -1,6 +1,6 @@
-//! fs-verity digests, computed in user space: the names of objects and images.
+//! fs-verity digests, computed in user space. They name objects and images.
 //!
-//! A digest vouches for a file's size and every byte of it through a Merkle tree of 4096-byte blocks. Source:
+//! A digest authenticates a file's size and every byte of the file through a Merkle tree of 4096-byte blocks. Source:
 //! Linux `Documentation/filesystems/fsverity.rst`, "Merkle tree" and "fs-verity descriptor".
 
 mod parts;
@@ -13,13 +13,13 @@ use sha2::{Digest as _, Sha256, Sha512};
 
 pub use parts::{KEPT_MAX, PartHashes};
 
-/// Bytes in a Merkle tree block, for data and hashes alike. The only size that composefs uses.
+/// Bytes in a block of the Merkle tree, for data and for hashes. composefs uses no other size.
 pub const BLOCK_SIZE: usize = 4096;
 
-/// The hash that a store uses for all of its objects and images.
+/// The hash algorithm of a store, for all of its objects and images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Algorithm {
-    /// SHA-256, 32 bytes: the default, and the only one that composefs images can refer to.
+    /// SHA-256, 32 bytes: the default, and the only algorithm that composefs images can refer to.
     #[default]
     Sha256,
     /// SHA-512, 64 bytes.
@@ -27,7 +27,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Length of a digest in bytes.
+    /// Returns the length of a digest in bytes.
     #[must_use]
     pub const fn digest_len(self) -> usize {
         match self {
@@ -36,7 +36,7 @@ impl Algorithm {
         }
     }
 
-    /// The number that the kernel knows the algorithm by: `FS_VERITY_HASH_ALG_*` in `linux/fsverity.h`.
+    /// Returns the kernel's number for the algorithm: `FS_VERITY_HASH_ALG_*` in `linux/fsverity.h`.
     #[must_use]
     pub const fn kernel_id(self) -> u8 {
         match self {
@@ -45,7 +45,7 @@ impl Algorithm {
         }
     }
 
-    /// The name that commands and the store's `meta` use: `sha256` or `sha512`.
+    /// Returns the name that commands and the store's `meta` use: `sha256` or `sha512`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,16 +83,16 @@ pub enum VerityDigestError {
     /// The length is not 32 or 64 bytes, or not that of the algorithm.
     #[error("an fs-verity digest has 32 bytes (sha256) or 64 (sha512), not {0}")]
     Length(usize),
-    /// A character that is not a lower or upper case hexadecimal digit.
+    /// A character that is not a hexadecimal digit of either case; the number is its position in bytes.
     #[error("an fs-verity digest is hexadecimal, but byte {0} is not a digit")]
     NotHex(usize),
 }
 
 impl VerityDigest {
-    /// The digest with these bytes; the length tells the algorithm.
+    /// Wraps the bytes of a digest; the length determines the algorithm.
     ///
     /// # Errors
-    /// [`VerityDigestError::Length`] for any length but 32 and 64.
+    /// [`VerityDigestError::Length`] unless the length is 32 or 64.
     pub fn from_bytes(digest: &[u8]) -> Result<Self, VerityDigestError> {
         let algorithm = match digest.len() {
             32 => Algorithm::Sha256,
@@ -104,10 +104,10 @@ impl VerityDigest {
         Ok(Self { algorithm, bytes })
     }
 
-    /// The digest written as 64 or 128 hexadecimal digits of either case.
+    /// Parses a digest of 64 or 128 hexadecimal digits of either case.
     ///
     /// # Errors
-    /// [`VerityDigestError`] when the text is of another length or holds something else than digits.
+    /// [`VerityDigestError`] if the text has another length or another character.
     pub fn from_hex(text: &[u8]) -> Result<Self, VerityDigestError> {
         if !matches!(text.len(), 64 | 128) {
             return Err(VerityDigestError::Length(text.len() / 2));
@@ -125,13 +125,13 @@ impl VerityDigest {
         Self::from_bytes(&bytes[..text.len() / 2])
     }
 
-    /// The hash algorithm.
+    /// Returns the hash algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The digest: 32 or 64 bytes.
+    /// Returns the digest: 32 or 64 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.digest_len()]
@@ -167,67 +167,67 @@ impl std::str::FromStr for VerityDigest {
 
 /// The kinds of files that an [`Id`] names.
 pub mod kind {
-    /// The content of a file, which the store keeps once.
+    /// The content of a regular file, which the store keeps once.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Object {}
     /// An EROFS image.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Image {}
-    /// A file with the data of many files, which EROFS reads beside an image.
+    /// A file with the data of many files, which EROFS reads alongside an image.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Device {}
 }
 
-/// The name of a file of the store: its fs-verity digest. Ids of different kinds are different types.
+/// The name of a file in the store: its fs-verity digest. Ids of different kinds of files are different types.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id<K> {
     digest: VerityDigest,
     kind: PhantomData<K>,
 }
 
-/// The name of an object: the content of a file.
+/// The id of an object, the content of a file.
 pub type ObjectId = Id<kind::Object>;
-/// The name of an EROFS image.
+/// The id of an EROFS image.
 pub type ImageId = Id<kind::Image>;
-/// The name of a device: a file with the data of many files, which EROFS reads beside an image.
+/// The id of a device, a file with the data of many files that EROFS reads alongside an image.
 pub type DeviceId = Id<kind::Device>;
 
 impl<K> Id<K> {
-    /// The id of the file with this digest.
+    /// Returns the id of the file with this digest.
     #[must_use]
     pub const fn new(digest: VerityDigest) -> Self {
         Self { digest, kind: PhantomData }
     }
 
-    /// The id with these digest bytes; the length tells the algorithm.
+    /// Wraps the bytes of a digest; the length determines the algorithm.
     ///
     /// # Errors
-    /// [`VerityDigestError::Length`] for any length but 32 and 64.
+    /// [`VerityDigestError::Length`] unless the length is 32 or 64.
     pub fn from_bytes(digest: &[u8]) -> Result<Self, VerityDigestError> {
         VerityDigest::from_bytes(digest).map(Self::new)
     }
 
-    /// The id written as 64 or 128 hexadecimal digits of either case.
+    /// Parses an id of 64 or 128 hexadecimal digits of either case.
     ///
     /// # Errors
-    /// [`VerityDigestError`] when the text is of another length or holds something else than digits.
+    /// [`VerityDigestError`] if the text has another length or another character.
     pub fn from_hex(text: &[u8]) -> Result<Self, VerityDigestError> {
         VerityDigest::from_hex(text).map(Self::new)
     }
 
-    /// The digest of the file.
+    /// Returns the digest of the file.
     #[must_use]
     pub const fn digest(&self) -> &VerityDigest {
         &self.digest
     }
 
-    /// The hash algorithm.
+    /// Returns the hash algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.digest.algorithm
     }
 
-    /// The digest: 32 or 64 bytes.
+    /// Returns the digest: 32 or 64 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.digest.as_bytes()
@@ -235,7 +235,7 @@ impl<K> Id<K> {
 }
 
 impl ObjectId {
-    /// Path of the file in an object directory: the first byte in hex, a slash, the rest in hex.
+    /// Returns the file's path in an object directory: the first byte in hex, a slash, and the rest in hex.
     #[must_use]
     pub fn path(&self) -> String {
         let mut hex = self.to_string();
@@ -270,21 +270,21 @@ impl<K> std::str::FromStr for Id<K> {
     }
 }
 
-/// One level of the Merkle tree: hashes gathered into a block that is not full yet.
+/// A level of the Merkle tree: the hashes of its last block, which is not yet hashed itself.
 struct Level {
     block: Box<[u8; BLOCK_SIZE]>,
     filled: usize,
 }
 
-/// Computes the digest of a file from its bytes, in order, in pieces of any size.
+/// Computes the digest of a file from its bytes, which arrive in order, in pieces of any size.
 pub struct Hasher {
     algorithm: Algorithm,
     size: u64,
-    /// Data that does not fill a block yet.
+    /// The file's last bytes, which do not fill a block yet.
     data: Box<[u8; BLOCK_SIZE]>,
     filled: usize,
     levels: Vec<Level>,
-    /// A level whose hashes are kept, and they.
+    /// The level whose hashes are kept, and those hashes.
     kept: Option<(usize, Vec<u8>)>,
 }
 
@@ -298,7 +298,7 @@ impl fmt::Debug for Hasher {
 }
 
 impl Hasher {
-    /// A hasher that has seen no bytes.
+    /// Creates a hasher that has hashed no bytes.
     #[must_use]
     pub fn new(algorithm: Algorithm) -> Self {
         Self {
@@ -311,8 +311,8 @@ impl Hasher {
         }
     }
 
-    /// One that keeps hashes of the parts of a file of `size` bytes: of blocks, or of what a block of hashes stands for if
-    /// that were more than [`KEPT_MAX`].
+    /// Creates a hasher that also keeps the hashes of the parts of a file of `size` bytes. A part is a block, or the
+    /// data below a block of hashes if the hashes of all blocks would take more than [`KEPT_MAX`] bytes.
     #[must_use]
     pub fn keeping(algorithm: Algorithm, size: u64) -> Self {
         let blocks = size.div_ceil(BLOCK_SIZE as u64);
@@ -320,7 +320,7 @@ impl Hasher {
         Self { kept: Some((level, Vec::new())), ..Self::new(algorithm) }
     }
 
-    /// Takes the next bytes of the file.
+    /// Hashes the next bytes of the file.
     pub fn update(&mut self, mut bytes: &[u8]) {
         self.size += bytes.len() as u64;
         if self.filled > 0 {
@@ -337,7 +337,7 @@ impl Hasher {
         }
         let mut blocks = bytes.chunks_exact(BLOCK_SIZE);
         for block in &mut blocks {
-            // Most blocks differ from zeros in their first bytes, so that the comparison costs nothing.
+            // Most blocks differ from zeros in their first bytes, so the comparison costs nothing.
             let hash = match block == zeros::ZEROS {
                 true => zeros::hashes(self.algorithm)[0],
                 false => self.algorithm.hash(block),
@@ -349,7 +349,7 @@ impl Hasher {
         self.filled = rest.len();
     }
 
-    /// Number of bytes so far.
+    /// Returns the number of bytes hashed so far.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -365,7 +365,7 @@ impl Hasher {
                 self.levels.push(Level { block: Box::new([0; BLOCK_SIZE]), filled: 0 });
             }
             let Level { block, filled } = &mut self.levels[level];
-            // A full block is hashed only when another hash follows, since the topmost block has none above it.
+            // A full block is hashed only when another hash follows, because the topmost block has no level above it.
             let carried = (*filled == BLOCK_SIZE).then(|| self.algorithm.hash(&block[..]));
             if carried.is_some() {
                 *filled = 0;
@@ -381,13 +381,13 @@ impl Hasher {
         }
     }
 
-    /// The digest of all bytes taken.
+    /// Returns the digest of all bytes hashed.
     #[must_use]
     pub fn finish(self) -> VerityDigest {
         self.finish_kept().0
     }
 
-    /// The same, and the hashes that were [kept](Self::keeping): none otherwise.
+    /// Returns the digest and the [kept](Self::keeping) hashes, which are empty if the hasher keeps none.
     #[must_use]
     pub fn finish_kept(mut self) -> (VerityDigest, PartHashes) {
         if self.filled > 0 {
@@ -397,7 +397,7 @@ impl Hasher {
         }
         let digest = self.algorithm.digest_len();
         let mut level = 0;
-        // An empty file has a root hash of zeros; a file of one block has that block's hash.
+        // The root hash of an empty file is zeros; that of a file of one block is the block's hash.
         let mut root = [0; 64];
         while level < self.levels.len() {
             let top = level + 1 == self.levels.len();
@@ -406,7 +406,7 @@ impl Hasher {
                 root[..digest].copy_from_slice(&block[..digest]);
                 break;
             }
-            // All of it is in the level above already.
+            // The level above already covers all of this level.
             if *filled == 0 {
                 level += 1;
                 continue;
@@ -441,7 +441,7 @@ impl std::io::Write for Hasher {
     }
 }
 
-/// Passes bytes to a writer and computes their digest.
+/// Passes bytes on to a writer and computes their digest.
 #[derive(Debug)]
 pub struct Tee<W> {
     inner: W,
@@ -449,13 +449,13 @@ pub struct Tee<W> {
 }
 
 impl<W: std::io::Write> Tee<W> {
-    /// Passes bytes to `inner`.
+    /// Wraps the writer `inner`.
     #[must_use]
     pub fn new(inner: W, algorithm: Algorithm) -> Self {
         Self { inner, hasher: Hasher::new(algorithm) }
     }
 
-    /// The writer, and the digest of all bytes that it took.
+    /// Returns the writer, and the digest of all bytes that it accepted.
     #[must_use]
     pub fn finish(self) -> (W, VerityDigest) {
         (self.inner, self.hasher.finish())
@@ -474,7 +474,7 @@ impl<W: std::io::Write> std::io::Write for Tee<W> {
     }
 }
 
-/// The digest of a file that is all in memory.
+/// Computes the digest of a file that is in memory.
 #[must_use]
 pub fn digest(algorithm: Algorithm, bytes: &[u8]) -> VerityDigest {
     let mut hasher = Hasher::new(algorithm);
@@ -487,7 +487,7 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    /// The bytes 0 to 250, again and again, in pieces.
+    /// Passes `size` bytes to `take` in pieces: the bytes 0 to 250, repeated.
     fn pattern(size: usize, piece: usize, mut take: impl FnMut(&[u8])) {
         let bytes: Vec<u8> = (0..=250).cycle().take(piece + 250).collect();
         let mut at = 0;
@@ -506,7 +506,7 @@ mod tests {
         assert_eq!(hasher.finish().to_string(), expect, "{algorithm}, {size} bytes in {piece}s");
     }
 
-    /// The example of `docs/format/verity.md`: a descriptor that was made without us.
+    /// Checks the example of `docs/format/verity.md`: a descriptor that was not made with Quire.
     #[test]
     fn the_hash_of_the_descriptor_is_the_object_id() {
         let descriptor = include_bytes!("../../../testdata/formats/descriptor");
@@ -516,8 +516,8 @@ mod tests {
         assert_eq!(expect.to_string(), text);
     }
 
-    /// Made by the Python script in `docs/format/verity.md`; that of nothing is also what fsverity-utils and composefs
-    /// publish.
+    /// Digests from the Python script in `docs/format/verity.md`. fsverity-utils and composefs also publish the
+    /// digest of the empty file.
     const SHA256: [(usize, &str); 10] = [
         (0, "3d248ca542a24fc62d1c43b916eae5016878e2533c88238480b26128a1f1af95"),
         (1, "b803429503d95915829b29fdbc8bbad142f3abfd11b1cadf5526582e685c0551"),

@@ -1,8 +1,8 @@
-//! Images that independent writers made of the same trees: ours are equal, byte for byte.
+//! Compares images with those that independent writers made of the same trees, byte for byte.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
-// The name that other crates know it by.
+// The name that other crates use for this crate.
 extern crate quire_image as image;
 
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ fn hex(bytes: impl IntoIterator<Item = u8>) -> String {
     bytes.into_iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `0..1`, as the lists of images have it.
+/// Parses a range of versions such as `0..1`, as in the lists of images.
 fn versions(text: &str) -> Versions {
     let version = |text| match text {
         "0" => Version::V0,
@@ -81,7 +81,7 @@ fn every_tree_becomes_the_image_that_mkcomposefs_makes() {
     assert_eq!(dumps, listed, "each dump is in images.txt");
 }
 
-/// The folder of inputs that are too large to be kept here, which `QUIRE_TEST_DATA` names.
+/// Returns the folder of inputs that are too large for the repository, which `QUIRE_TEST_DATA` names.
 #[expect(clippy::disallowed_methods, reason = "the environment says where large inputs are")]
 fn test_data(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("QUIRE_TEST_DATA").map(PathBuf::from);
@@ -127,7 +127,7 @@ fn the_image_of_a_whole_distribution() {
     assert_eq!(sha256_of_image(&tree, Versions::default()), expect);
 }
 
-/// The digest is composefs' own, for a dump of one line.
+/// Compares with composefs's digest of a dump of one line.
 #[test]
 fn an_image_is_hashed_while_it_is_written() {
     let tree = tree(b"/ 4096 40755 2 0 0 0 0.0 - - -\n".as_slice());
@@ -159,7 +159,7 @@ fn whiteouts_need_version_1_if_it_may_be() {
     check_version(whiteout, "1..0", Version::V1);
 }
 
-/// One file in a directory, with what `make` says.
+/// Makes a tree with one file in a directory; `make` returns its xattrs and node.
 fn one(make: impl FnOnce(&mut Builder) -> (XattrsId, Node<'static>)) -> Tree {
     let mut builder = Builder::new();
     let directory = builder.subdirectory(InodeId::ROOT, b"dir").unwrap();
@@ -188,7 +188,7 @@ fn external(size: u64, location: Location<'static>) -> Node<'static> {
 
 static ZEROS: [u8; 65535] = [0; 65535];
 
-/// Limits found by trying C's `mkcomposefs` 1.0.8, except where a line says otherwise.
+/// The limits were found by trying C's `mkcomposefs` 1.0.8, except where a line says otherwise.
 #[test]
 fn what_c_refuses_is_refused() {
     let xattr = |name: &'static [u8], len: usize| {
@@ -202,7 +202,7 @@ fn what_c_refuses_is_refused() {
         &one(xattr(b"user.a", 32743)),
         r#""/dir/fi\nle" has 32768 bytes of xattrs, more than the 32767 of an inode"#,
     );
-    // It becomes longer by being escaped, which is not counted.
+    // Escaping makes the name longer, which is not counted.
     check_taken(&one(xattr(b"trusted.overlay.a", 32731)));
     check_refused(
         &one(xattr(b"trusted.overlay.a", 32732)),
@@ -222,7 +222,7 @@ fn what_c_refuses_is_refused() {
     check_taken(&one(inline(5000)));
     check_refused(&one(inline(5001)), r#""/dir/fi\nle" has 5001 bytes inline, more than 5000"#);
 
-    // The format has one byte for the algorithm, and C writes SHA-256's.
+    // The format has one byte for the algorithm, and C writes that of SHA-256.
     let object = Some(ObjectId::from_bytes(&[7; 64]).unwrap());
     let sha512 = Node::Regular(Content::External { size: 1, object, location: Location::Object });
     check_refused(
@@ -230,7 +230,7 @@ fn what_c_refuses_is_refused() {
         r#""/dir/fi\nle" has a sha512 object id, but composefs images use only sha256"#,
     );
 
-    // No dump has so long a path; C's account of what it adds itself would refuse it.
+    // A dump cannot have such a long path. C would refuse it when it counts the xattrs that it adds itself.
     static PATH: [u8; 32725] = [b'p'; 32725];
     let path = |len: usize| {
         move |_: &mut Builder| (XattrsId::NONE, external(1, Location::Path(&PATH[..len])))
@@ -242,7 +242,7 @@ fn what_c_refuses_is_refused() {
     );
 }
 
-/// C counts unsigned what it adds to an inode, and refuses what would be negative.
+/// C counts the size of the xattrs that it adds to an inode in an unsigned number, and refuses a negative result.
 #[test]
 fn an_xattr_in_the_way_of_a_whiteout_is_refused_where_c_does() {
     let whiteout = |xattrs: &'static [(&'static [u8], usize)]| {
@@ -289,7 +289,7 @@ fn an_xattr_in_the_way_of_a_whiteout_is_refused_where_c_does() {
     );
 }
 
-/// Takes some bytes and then fails; remembers how it was called.
+/// A writer that fails after some bytes, and counts its calls.
 struct Narrow {
     left: usize,
     calls: usize,
@@ -312,7 +312,7 @@ impl Write for Narrow {
     }
 }
 
-/// A megabyte and more of directory blocks.
+/// Makes a tree with more than a megabyte of directory blocks.
 fn large_tree() -> Tree {
     let mut builder = Builder::new();
     for number in 0..20_000 {

@@ -1,8 +1,8 @@
-//! The order in which a source names things is not in the image.
+//! Tests that an image does not depend on the order in which a source lists files.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
-// The name that other crates know it by.
+// The name that other crates use for this crate.
 extern crate quire_image as image;
 
 use image::erofs::{Profile, Versions, write};
@@ -21,7 +21,8 @@ enum Kind {
     Fifo,
 }
 
-/// An inode with its names, in directories by number: 0 is the root, the others those that came before.
+/// An inode with its names, each in a directory given by its number: 0 for the root, the others for earlier
+/// directories.
 #[derive(Debug, Clone)]
 struct Spec {
     names: Vec<(usize, Vec<u8>)>,
@@ -78,7 +79,7 @@ fn spec() -> impl Strategy<Value = Spec> {
         })
 }
 
-/// Leaves one name to directories, and of each name in a directory the first.
+/// Keeps one name of each directory, and the first of equal names in a directory.
 fn sound(mut specs: Vec<Spec>) -> Vec<Spec> {
     let mut taken = std::collections::BTreeSet::new();
     let mut directories = 1;
@@ -111,7 +112,7 @@ fn image(specs: &[Spec], inode_order: &[usize], name_order: &[usize], reverse: b
             .iter()
             .map(|(name, value)| (XATTRS[*name], values[usize::from(*value)]))
             .collect();
-        // A whiteout in a directory with a long value of its own would be refused.
+        // A directory with whiteouts and a long value of this xattr would be refused.
         pairs.retain(|(name, _)| *name != XATTRS[5] || matches!(spec.kind, Kind::Directory));
         if reverse {
             pairs.reverse();

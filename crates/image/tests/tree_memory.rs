@@ -1,8 +1,8 @@
-//! What a large tree costs. Alone in its process, since it looks at what the process takes.
+//! Tests the memory that a large tree takes. It has its own test program, because it measures the whole process.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
-// The name that other crates know it by.
+// The name that other crates use for this crate.
 extern crate quire_image as image;
 
 use image::erofs::{Profile, Versions, write};
@@ -11,10 +11,10 @@ use image::verity::ObjectId;
 
 const ENTRIES: usize = 1_000_000;
 const BYTES_PER_ENTRY: usize = 150;
-/// While an image is written, besides the tree.
+/// Maximum bytes per entry while an image is written, besides the tree.
 const BYTES_PER_ENTRY_WRITTEN: usize = 48;
 
-/// Pseudo-random numbers: xorshift64. Source: Marsaglia, "Xorshift RNGs", 2003.
+/// A pseudo-random number generator, xorshift64. Source: Marsaglia, "Xorshift RNGs", 2003.
 struct Random(u64);
 
 impl Random {
@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// A field of `/proc/self/status`, in bytes.
+/// Returns a field of `/proc/self/status` in bytes.
 fn status(field: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
@@ -34,9 +34,9 @@ fn status(field: &str) -> usize {
     kilobytes * 1024
 }
 
-/// Proportions of a distribution's root file system: an eighth directories, a fourteenth symlinks, the rest files of
-/// which nearly all are objects of their own, one SELinux label of a hundred, names of 18 bytes of which two thirds
-/// are unique.
+/// Makes a tree with the proportions of a distribution's root file system: an eighth are directories, a fourteenth
+/// symlinks, and the rest files, nearly all with separate objects. Each has one of a hundred SELinux labels, and
+/// names have 18 bytes, two thirds of them unique.
 fn build() -> Builder {
     let mut random = Random(1);
     let mut builder = Builder::new();
@@ -70,7 +70,7 @@ fn build() -> Builder {
         let inode = builder.inode(&metadata, label, node).unwrap();
         let recent = directories.len().min(100);
         let parent = directories[directories.len() - 1 - random.below(recent)];
-        // Repeated names meet in a directory now and then.
+        // A repeated name may already exist in the directory.
         if builder.insert(parent, name.as_bytes(), inode, Link::Owner).is_err() {
             let name = format!("{name}-{number}");
             builder.insert(parent, name.as_bytes(), inode, Link::Owner).unwrap();
@@ -99,7 +99,7 @@ fn a_million_entries_take_less_than_150_bytes_each() {
     assert!(resident < ENTRIES * BYTES_PER_ENTRY, "{resident} bytes resident");
     assert!(peak < ENTRIES * BYTES_PER_ENTRY, "{peak} bytes resident at the peak");
 
-    // Forgets the peak. Source: proc(5), "clear_refs".
+    // Reset the peak. Source: proc(5), "clear_refs".
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
     let profile = Profile::Composefs(Versions::default());

@@ -1,6 +1,7 @@
-//! What each fuzz target does with its bytes. It panics when something is wrong; a refusal is right.
+//! The fuzz targets, which each process arbitrary bytes. A target panics if something is wrong; an error is a valid
+//! result.
 //!
-//! A member of Quire's own workspace, whose tests run the corpora.
+//! This crate is a member of Quire's own workspace, whose tests run the corpora.
 #![forbid(unsafe_code)]
 #![expect(clippy::missing_panics_doc, reason = "a panic is what the fuzzer looks for")]
 
@@ -11,12 +12,12 @@ use image::erofs::read::{Image, Owners, View, examine, to_tree};
 use image::erofs::{self, Profile, Version, Versions};
 use image::tree::Tree;
 
-/// An EROFS image: everything that can be asked of it ends, and answers or refuses.
+/// Reads an EROFS image: every read ends with a result or an error.
 pub fn erofs(bytes: &[u8]) {
     drop(examine(bytes, 1 << 20));
 }
 
-/// A composefs dump: what it says survives being written as a dump, and as an image of either version.
+/// Parses a composefs dump: its tree must be unchanged when written as a dump, and as an image of either version.
 pub fn dump(bytes: &[u8]) {
     for strictness in [Strictness::Lenient, Strictness::Strict, Strictness::Exact] {
         let Ok(tree) = dump::parse(bytes, strictness) else { continue };
@@ -34,8 +35,8 @@ pub fn dump(bytes: &[u8]) {
             images.extend(first);
         }
         for image in images {
-            // Without contents: those are elsewhere, and the chunks of a file of more than 8126 TiB stand where C puts
-            // them, which is not where EROFS looks.
+            // Read no contents: they are in other files, and C puts the chunk table of a file of more than 8126 TiB
+            // in another place than where EROFS reads it.
             examine(&image, 0).expect("an image of ours is good");
             let image = Image::open(&image[..]).expect("an image of ours is good");
             to_tree(&image, View::Composefs(Owners::AsWritten))
@@ -50,13 +51,14 @@ fn dump_text(tree: &Tree) -> Vec<u8> {
     text
 }
 
-/// The JSON documents of OCI: an index, a manifest or a config.
+/// Parses the JSON documents of OCI: an index, a manifest or a config.
 pub fn manifest(bytes: &[u8]) {
     oci::manifest::exercise(bytes);
 }
 
-/// Requests of the kernel, one after the other, and an image that is served: each has an answer, no longer than was asked for.
-/// Two bytes say how many bytes of requests there are; each request says how long it is, and the image is behind them.
+/// Processes a sequence of kernel requests for a served image: each gets a response that is at most as long as
+/// requested. The first two bytes are the length of the requests; each request states its length, and the image
+/// follows them.
 pub fn fuse_tree(bytes: &[u8]) {
     use image::erofs::read::ShownImage;
     use kernel::fuse::{FuseOperation, FuseRequest};
@@ -89,23 +91,24 @@ pub fn fuse_tree(bytes: &[u8]) {
     }
 }
 
-/// A call of the mount service: it is read, or refused.
+/// Parses a call to the mount service.
 pub fn mounts_request(bytes: &[u8]) {
     drop(serve::mounts::read_ask(bytes));
 }
 
-/// An image that a client sends to the mount service: its copy has nothing that a user may not have.
+/// Copies an image that a client sends to the mount service: the copy must not contain anything that a user may not
+/// have.
 pub fn mounts_image(bytes: &[u8]) {
     let _is_copied = is_copied(bytes);
 }
 
-/// Whether the mount service copies an image.
+/// Whether the mount service accepts an image and copies it.
 #[must_use]
 pub fn is_copied(bytes: &[u8]) -> bool {
     serve::mounts::exercise_copy(bytes)
 }
 
-/// Objects of any bytes, and no devices.
+/// A source of objects with arbitrary bytes, and of no devices.
 #[derive(Debug)]
 struct NoData;
 
@@ -127,17 +130,18 @@ impl serve::fuse::FileData for NoData {
     }
 }
 
-/// What commands do to a store, one after the other: after each check it is sound, and every ref leads where it should.
+/// Runs a sequence of commands on a store: after each check the store is sound, and every ref leads to the right
+/// image.
 pub fn store_ops(bytes: &[u8]) {
     store_ops::run(bytes);
 }
 
-/// Tables of contents of layers, and what leads to them: what is accepted holds together.
+/// Parses layers' tables of contents and their footers: accepted ones must be consistent.
 pub fn chunked(bytes: &[u8]) {
     transfer::chunked::exercise(bytes);
 }
 
-/// The index of a device: what is accepted holds together.
+/// Parses the index of a device: an accepted one must be consistent.
 pub fn data_index(bytes: &[u8]) {
     use std::io::Write as _;
     let directory = std::path::Path::new("/dev/shm");
@@ -147,7 +151,7 @@ pub fn data_index(bytes: &[u8]) {
     store::exercise_data_index(&file).expect("it is readable");
 }
 
-/// The head of a lazy device's index, and a group of windows: what is accepted is what would be written.
+/// Parses the head of a lazy device's index, and a group of windows: accepted ones must be encoded as the same bytes.
 pub fn lazy_index(bytes: &[u8]) {
     use image::gzip::{Checkpoint, Start};
     use image::lazy::{Head, decode_windows, encode_windows};
@@ -163,12 +167,13 @@ pub fn lazy_index(bytes: &[u8]) {
     }
 }
 
-/// A request of the kernel's FUSE: what is accepted is walked to its end, and what is refused has its number if it has one.
+/// Decodes a FUSE request of the kernel: an accepted one is read to its end, and an error has the request's number if
+/// any.
 pub fn fuse_request(bytes: &[u8]) {
     use kernel::fuse::{FuseOperation, FuseRequest};
     match FuseRequest::decode(bytes) {
         Ok(FuseRequest { operation: FuseOperation::ForgetSeveral(forgotten), .. }) => {
-            // Each has 16 bytes.
+            // Each item takes 16 bytes.
             assert!(forgotten.count() <= bytes.len() / 16);
         }
         Ok(FuseRequest { operation: FuseOperation::Lookup(name), .. }) => {
@@ -179,24 +184,26 @@ pub fn fuse_request(bytes: &[u8]) {
     }
 }
 
-/// The traces of an image: what is accepted is read again as the same.
+/// Decodes the traces of an image: accepted ones must be the same after encoding and decoding.
 pub fn traces(bytes: &[u8]) {
     if let Ok(traces) = store::Traces::decode(bytes) {
         assert_eq!(store::Traces::decode(&traces.encode()).ok(), Some(traces));
     }
 }
 
-/// The documents of an artifact that makes an image lazy: what is accepted holds together.
+/// Parses the documents of an artifact that makes an image lazy: accepted ones must be consistent.
 pub fn lazy_artifact(bytes: &[u8]) {
     transfer::lazy::artifact::exercise(bytes);
 }
 
-/// The recipe of a layer in such an artifact: the first byte says which objects are here. What is missing is fetched, once.
+/// Reads the recipe of a layer in such an artifact. The first byte selects the objects that are in the store; each
+/// missing object is fetched once.
 pub fn lazy_recipe(bytes: &[u8]) {
     transfer::lazy::update::exercise(bytes);
 }
 
-/// The image of an index that others made, over the devices that it names: what is accepted is what our writer writes.
+/// Reads the image of a foreign index over the devices that it names: an accepted one is what Quire's writer would
+/// write.
 pub fn lazy_image(bytes: &[u8]) {
     let _either = is_lazy_image(bytes);
 }
@@ -230,12 +237,13 @@ pub fn is_lazy_image(bytes: &[u8]) -> bool {
     is_accepted
 }
 
-/// A gzip blob: inflated as another decoder does it, and each of its spans alone gives the same bytes.
+/// Inflates a gzip blob: the output must be that of another decoder, and each span on its own must give the same
+/// bytes.
 pub fn gzip_span(bytes: &[u8]) {
     use flate2::bufread::MultiGzDecoder;
     use image::gzip::{Checkpoint, Indexer};
     use std::io::Read as _;
-    /// More would only be slow.
+    /// Limit of the output in bytes. More would only be slow.
     const MAX: u64 = 8 << 20;
     let mut indexer = Indexer::new(std::io::BufReader::with_capacity(1000, bytes));
     let mut ours = Vec::new();
@@ -263,13 +271,13 @@ pub fn gzip_span(bytes: &[u8]) {
         let expect = part(&ours, one.unpacked, unpacked);
         let length = unpacked - one.unpacked;
         assert_eq!(one.inflate(&span, length).as_deref(), Ok(&expect[..]));
-        // A checkpoint of somebody else: any bytes or an error.
+        // A checkpoint that does not fit the bytes gives any bytes or an error.
         let wrong = Checkpoint { window: checkpoints[0].window.clone(), ..one.clone() };
         let _any = wrong.inflate(&span[span.len() / 2..], length);
     }
 }
 
-/// A layer's tar: the events that it gives are enough to make the same tar again.
+/// Reads a layer's tar: its events must suffice to rebuild the same tar.
 pub fn tar_layer(bytes: &[u8]) {
     image::tar::exercise(bytes);
 }

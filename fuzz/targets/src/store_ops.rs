@@ -1,4 +1,4 @@
-//! Commands on a store, as bytes choose them, beside a model of what they should do.
+//! Runs commands that bytes select on a store, and compares the store with a model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,24 +13,24 @@ use store::{
 };
 use tempfile::TempDir;
 
-/// When all of it happens.
+/// Time of all commands.
 const NOW: Seconds = Seconds(1_000_000_000);
 
-/// More would only take longer.
+/// Maximum number of commands. More would only take longer.
 const OPERATIONS_MAX: usize = 200;
 
-/// What each ref leads to.
+/// The expected image of each ref.
 type Refs = BTreeMap<RefName, ImageId>;
 
-/// An import that is not committed yet, and what its refs will be.
+/// An import that is not committed yet, and the expected refs after its commit.
 struct Import<'s> {
     transaction: Transaction<'s>,
     refs: Refs,
 }
 
-/// Each operation is two bytes: which, and on what.
+/// Runs the commands. Each takes two bytes: its kind and its operand.
 pub(super) fn run(bytes: &[u8]) {
-    // Where syncing costs nothing, if there is such a place.
+    // Prefer a file system in memory, where syncing is cheap.
     let directory = TempDir::new_in("/dev/shm").or_else(|_| TempDir::new());
     let directory = directory.expect("there is room for a small store");
     let mut operations = bytes.chunks_exact(2).take(OPERATIONS_MAX);
@@ -43,7 +43,7 @@ pub(super) fn run(bytes: &[u8]) {
     check(&store, &refs);
 }
 
-/// Opens the store and goes on until it is to be opened anew, or all is done: `false`.
+/// Opens the store and runs commands until one reopens the store (`true`), or all are done (`false`).
 fn session<'a>(
     directory: &Path,
     operations: &mut impl Iterator<Item = &'a [u8]>,
@@ -103,7 +103,7 @@ fn name(number: u8) -> RefName {
     text.parse().expect("it is a good name")
 }
 
-/// Nothing is damaged, and every ref leads where it should, to an image that can be read.
+/// Checks that no file is damaged, and that every ref leads to the expected image, which can be read.
 fn check(store: &Store, refs: &Refs) {
     let report = store.fsck_deep(FsckOptions { threads: 1 }).expect("the store is readable");
     assert!(report.is_sound(), "{:#?}", report.damage);
@@ -115,14 +115,14 @@ fn check(store: &Store, refs: &Refs) {
     }
 }
 
-/// Adds an image whose files are the bits of `files`, with its layer, config and manifest.
+/// Adds an image with a file for each bit of `files`, and its layer, config and manifest.
 fn add(import: &Transaction<'_>, files: u8) -> Result<Reference, Box<dyn std::error::Error>> {
     let mut builder = Builder::new();
     let mut layer = import.layer()?;
     let mut recipe = recipe::Writer::new(&mut layer, Algorithm::Sha256)?;
     let (mut tar, mut objects) = (Vec::new(), Vec::new());
     for number in (0..6_u8).filter(|number| files >> number & 1 == 1) {
-        // The first one is small enough for the image itself.
+        // The first file is small enough to be stored in the image.
         let bytes = vec![b'a' + number; 40 + usize::from(number) * 1000];
         tar.extend_from_slice(&bytes);
         let length = bytes.len() as u64;

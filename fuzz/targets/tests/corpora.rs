@@ -1,4 +1,4 @@
-//! The fuzz targets' corpora as plain tests: what a fuzzer once found stays found.
+//! Runs the fuzz targets' corpora as plain tests, so that fixed findings do not recur.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests fail by panicking")]
 
@@ -16,7 +16,7 @@ fn run_corpus(name: &str, target: fn(&[u8])) {
     let mut count = 0;
     for file in fs::read_dir(fuzz().join("corpus").join(name)).unwrap() {
         let path = file.unwrap().path();
-        // Shown when the target panics.
+        // The path is shown if the target panics.
         println!("{}", path.display());
         target(&fs::read(&path).unwrap());
         count += 1;
@@ -44,7 +44,7 @@ fn mounts_request() {
     run_corpus("mounts_request", targets::mounts_request);
 }
 
-/// What is read as an image is copied as one.
+/// The service copies every dump in the corpus that it can read as an image.
 #[test]
 fn mounts_image() {
     run_corpus("erofs", targets::mounts_image);
@@ -71,7 +71,7 @@ fn lazy_image() {
     run_corpus("lazy_image", targets::lazy_image);
 }
 
-/// Otherwise a fuzzer never gets behind the check.
+/// Without an accepted image, a fuzzer would never reach the code after the check.
 #[test]
 fn a_lazy_image_of_the_corpus_is_accepted() {
     let files = fs::read_dir(fuzz().join("corpus/lazy_image")).unwrap();

@@ -1,8 +1,8 @@
-//! The `composefs` crate behind the command line of `mkcomposefs`: a second, independent writer.
+//! The `composefs` crate with the command line of `mkcomposefs`, as a second, independent writer.
 //!
-//! `[--min-version=N] [--max-version=N] --from-file DUMP IMAGE`. The crate cannot say every image that C can: payloads other
-//! than the digest's path, hardlinks whose target sorts behind them and more. What both can say is what `cargo xtask oracle
-//! mkcomposefs --composefs-crate` generates.
+//! `[--min-version=N] [--max-version=N] --from-file DUMP IMAGE`. The crate does not support all images that C
+//! supports: payloads other than the digest's path, hard links whose target sorts after them, and more. `cargo xtask
+//! oracle mkcomposefs --composefs-crate` generates only dumps that both support.
 
 use std::fs;
 

@@ -1,10 +1,10 @@
-//! The text of one field: escapes and numbers.
+//! Parses the text of one field: escapes and numbers.
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::{Field, Reason, Strictness};
 
-/// The bytes that `raw` stands for. `scratch` holds them when there are escapes.
+/// Returns `raw` without escapes. The result is in `scratch` if `raw` has escapes.
 pub(super) fn unescape<'a>(
     raw: &'a [u8],
     field: Field,
@@ -18,7 +18,7 @@ pub(super) fn unescape<'a>(
     Ok(scratch)
 }
 
-/// Appends the bytes that `raw` stands for.
+/// Appends `raw` without escapes to `out`.
 pub(super) fn append_unescaped(
     mut raw: &[u8],
     field: Field,
@@ -51,7 +51,7 @@ fn unknown(field: Field, escape: &[u8], length: usize) -> Reason {
     Reason::Escape { field, escape: escape.iter().take(length).copied().collect() }
 }
 
-/// The value of a hexadecimal digit of either case.
+/// Returns the value of a hexadecimal digit of either case.
 pub(super) const fn digit(byte: u8) -> Option<u8> {
     match byte {
         b'0'..=b'9' => Some(byte.wrapping_sub(b'0')),
@@ -61,7 +61,7 @@ pub(super) const fn digit(byte: u8) -> Option<u8> {
     }
 }
 
-/// A name: all of it, or an error, where it has to be [`Strictness::Exact`], else what comes before its first NUL.
+/// Returns a name up to its first NUL. If the strictness is [`Strictness::Exact`], a NUL is an error.
 pub(super) fn name(bytes: &[u8], field: Field, strictness: Strictness) -> Result<&[u8], Reason> {
     let name = before_nul(bytes);
     match strictness {
@@ -70,15 +70,15 @@ pub(super) fn name(bytes: &[u8], field: Field, strictness: Strictness) -> Result
     }
 }
 
-/// What comes before the first NUL: C's idea of a string.
+/// Returns the bytes before the first NUL, like a C string.
 fn before_nul(bytes: &[u8]) -> &[u8] {
     memchr::memchr(0, bytes).and_then(|at| bytes.get(..at)).unwrap_or(bytes)
 }
 
-/// The number that C's `strtoull` reads: blanks first, then a sign; what is too large becomes the largest number,
-/// and a minus wraps around.
+/// Parses a number like C's `strtoull`: leading blanks, then a sign. A number that is too large becomes the largest
+/// number, and a minus wraps around.
 pub(super) fn number(text: &[u8], field: Field) -> Result<u64, Reason> {
-    // Most numbers of most dumps are 0 or 1.
+    // Most numbers in most dumps are 0 or 1.
     if let [digit @ b'0'..=b'7'] = text {
         return Ok(u64::from(digit.wrapping_sub(b'0')));
     }
@@ -110,12 +110,12 @@ pub(super) fn number(text: &[u8], field: Field) -> Result<u64, Reason> {
     })
 }
 
-/// What C's `isspace` says, but for the space, which ends a field.
+/// Like C's `isspace`, except for the space, which ends a field.
 const fn is_blank(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r')
 }
 
-/// Numbers that a field can hold, where it is to be [`Strictness::Exact`].
+/// The range of numbers that a field can hold, for [`Strictness::Exact`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     least: i64,
@@ -127,14 +127,14 @@ impl Bounds {
     pub(super) const SECONDS: Self = Self { least: i64::MIN, most: i64::MAX.unsigned_abs() };
     pub(super) const SIZE: Self = Self { least: 0, most: u64::MAX };
     pub(super) const MODE: Self = Self { least: 0, most: 0o177_777 };
-    /// Of all else.
+    /// The range of all other fields.
     pub(super) const WORD: Self = Self { least: 0, most: 0xffff_ffff };
 
-    /// Refuses a number, as [`number`] read it, that is another one than `text` says, or beyond these bounds.
+    /// Refuses `text` if [`number`] parses it as a different number, or if it is out of range.
     pub(super) fn check(self, text: &[u8], field: Field) -> Result<(), Reason> {
         let Self { least, most } = self;
         let radix = if field == Field::Mode { 8 } else { 10 };
-        // `from_str_radix` knows signs, but no blanks.
+        // `from_str_radix` accepts signs but not blanks.
         let blanks = text.iter().take_while(|byte| is_blank(**byte)).count();
         let digits = str::from_utf8(text.get(blanks..).unwrap_or_default()).unwrap_or_default();
         match i128::from_str_radix(digits, radix) {
@@ -144,7 +144,7 @@ impl Bounds {
     }
 }
 
-/// The low 32 bits, which is what `mkcomposefs` keeps of most numbers.
+/// Returns the low 32 bits, which `mkcomposefs` keeps of most numbers.
 pub(super) fn low(number: u64) -> u32 {
     let [a, b, c, d, ..] = number.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])

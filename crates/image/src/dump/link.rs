@@ -1,4 +1,4 @@
-//! Hard links whose targets are found once all lines are read.
+//! Resolves hard links, whose targets are looked up after all lines are parsed.
 
 use std::hash::BuildHasher as _;
 
@@ -7,13 +7,13 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::{ParseError, Reason};
 use crate::tree::{Builder, InodeId, Link, TreeError, check_name, components};
 
-/// The hard links of a dump. They have no entry in the tree yet.
+/// The hard links of a dump, which have no entries in the tree yet.
 #[derive(Default)]
 pub(super) struct Links {
     links: Vec<Pending>,
-    /// The names and targets.
+    /// The name and the target of each link, concatenated.
     text: Vec<u8>,
-    /// Links by directory and name.
+    /// Indexes of `links`, by directory and name.
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
@@ -21,7 +21,7 @@ pub(super) struct Links {
 struct Pending {
     line: u64,
     directory: InodeId,
-    /// Where in `text` its name begins, its name ends and its target begins, its target ends.
+    /// Offsets in `text`: the start of the name, the end of the name and start of the target, and the target's end.
     start: usize,
     middle: usize,
     end: usize,
@@ -42,7 +42,7 @@ impl Links {
         hasher.hash_one((directory, name))
     }
 
-    /// Which link stands in `directory` under `name`.
+    /// Returns the index of the link `name` in `directory`.
     pub(super) fn find(&self, directory: InodeId, name: &[u8]) -> Option<u32> {
         if self.links.is_empty() {
             return None;
@@ -53,7 +53,7 @@ impl Links {
         found.copied()
     }
 
-    /// Takes a link that will stand in `directory` under `name`.
+    /// Records a link `name` in `directory`.
     pub(super) fn add(
         &mut self,
         builder: &Builder,
@@ -80,7 +80,7 @@ impl Links {
         Ok(())
     }
 
-    /// Puts all links into the tree.
+    /// Adds all links to the tree.
     pub(super) fn resolve(&self, builder: &mut Builder) -> Result<(), ParseError> {
         let mut found: Vec<Option<InodeId>> = vec![None; self.links.len()];
         let mut trail = Vec::new();
@@ -121,7 +121,7 @@ impl Links {
         Ok(())
     }
 
-    /// Where a link leads.
+    /// Looks up the target of a link.
     fn step(&self, builder: &Builder, at: u32) -> Step {
         let mut here = Step::Inode(InodeId::ROOT);
         for name in components(self.target(at)) {

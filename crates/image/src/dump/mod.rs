@@ -1,7 +1,7 @@
-//! The composefs dump: a tree as text, one line an entry. `docs/format/dump.md` has the rules.
+//! The composefs dump: a tree as text, with one line per entry. `docs/format/dump.md` has the rules.
 //!
-//! [`parse()`] reads what `mkcomposefs --from-file` reads, with the same meaning; [`write()`] writes what `composefs-info
-//! dump` writes.
+//! [`parse()`] accepts the input of `mkcomposefs --from-file` with the same meaning; [`write()`] writes the output of
+//! `composefs-info dump`.
 
 mod field;
 mod link;
@@ -16,32 +16,33 @@ pub use write::{Escape, Links, directory_size, escape, write, write_some};
 
 use crate::tree::TreeError;
 
-/// The most bytes of a file that a dump holds itself. Source: `mkcomposefs`, which refuses 5001.
+/// Maximum length in bytes of a file whose content is in the dump. Source: `mkcomposefs`, which refuses 5001.
 pub const INLINE_MAX: usize = 5000;
-/// The most bytes in PAYLOAD once its escapes are undone: the kernel's `PATH_MAX` less the final NUL.
+/// Maximum length of PAYLOAD in bytes after unescaping: the kernel's `PATH_MAX` less the final NUL.
 pub const PAYLOAD_MAX: usize = 4095;
-/// The most bytes of a line that xattrs take, escapes and spaces between them included.
+/// Maximum length in bytes of a line's xattrs, including escapes and the spaces between them.
 pub const LINE_XATTRS_MAX: usize = 65535;
-/// The most that the xattrs of one inode may take in an image, counted as [`XATTRS_HEADER`] and, for each,
-/// [`XATTR_OVERHEAD`], its name and its value. Source: `mkcomposefs`, which refuses one byte more.
+/// Maximum size in bytes of an inode's xattrs in an image, counted as [`XATTRS_HEADER`] plus [`XATTR_OVERHEAD`], name
+/// and value for each xattr. Source: `mkcomposefs`, which refuses one byte more.
 pub const XATTRS_MAX: usize = 32767;
-/// Counted once for an inode with xattrs: the bytes of EROFS's `erofs_xattr_ibody_header`.
+/// Bytes counted once for an inode with xattrs: the size of EROFS's `erofs_xattr_ibody_header`.
 pub const XATTRS_HEADER: usize = 12;
-/// Counted for each xattr: EROFS's `erofs_xattr_entry` and the most padding.
+/// Bytes counted for each xattr: the size of EROFS's `erofs_xattr_entry` and the maximum padding.
 pub const XATTR_OVERHEAD: usize = 7;
-/// The most bytes in a line. `mkcomposefs` has no limit; this one keeps an endless line from filling the memory.
+/// Maximum length of a line in bytes. `mkcomposefs` has no limit; this one prevents an endless line from filling
+/// memory.
 pub const LINE_MAX: usize = 1 << 24;
 
-/// How strictly a dump is read.
+/// How strictly a dump is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// As `mkcomposefs` reads it by default.
+    /// Parses like `mkcomposefs` by default.
     Lenient,
-    /// As `mkcomposefs` reads it with `CFS_PARSE_STRICT`: the last line ends with a newline, only devices have a
-    /// device number, a symlink's size is its target's length and it has no content.
+    /// Parses like `mkcomposefs` with `CFS_PARSE_STRICT`: the last line must end with a newline, only devices may
+    /// have a device number, and a symlink's size must be its target's length and its content empty.
     Strict,
-    /// Every number and name is kept as it is, or refused: `mkcomposefs` truncates numbers that are too large, and ends
-    /// a name at its first NUL. Otherwise like [`Lenient`](Self::Lenient).
+    /// Keeps or refuses each number and name unchanged, while `mkcomposefs` truncates numbers that are too large and
+    /// cuts a name at its first NUL. Otherwise like [`Lenient`](Self::Lenient).
     Exact,
 }
 
@@ -52,21 +53,21 @@ pub enum Field {
     Path,
     /// Length in bytes.
     Size,
-    /// Type and permissions, octal; `@` before it makes a hard link.
+    /// Type and permissions in octal; a preceding `@` marks a hard link.
     Mode,
     /// Number of links.
     Nlink,
-    /// Owner.
+    /// User id of the owner.
     Uid,
-    /// Group.
+    /// Group id of the owner.
     Gid,
     /// Device number.
     Rdev,
-    /// Last modification: seconds, a dot, nanoseconds.
+    /// Modification time: seconds, a dot, nanoseconds.
     Mtime,
-    /// A regular file's place, a symlink's target, or the target of a hard link.
+    /// A regular file's location, a symlink's target, or a hard link's target.
     Payload,
-    /// A regular file's bytes.
+    /// A regular file's content.
     Content,
     /// A regular file's fs-verity digest.
     Digest,
@@ -110,77 +111,77 @@ impl std::fmt::Display for Field {
     }
 }
 
-/// Why a dump is refused.
+/// The reason why a dump is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
-    /// The input fails.
+    /// Reading the input failed.
     #[error("cannot read line {line} of the dump")]
     Read {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: u64,
-        /// The error of the input.
+        /// The input's error.
         source: std::io::Error,
     },
     /// A line is invalid.
     #[error("line {line} of the dump is invalid")]
     Line {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: u64,
         /// The reason.
         source: Reason,
     },
-    /// There are no lines.
+    /// The dump has no lines.
     #[error("the dump is empty: it has no line for \"/\"")]
     Empty,
 }
 
-/// Why a line is invalid.
+/// The reason why a line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// More than [`LINE_MAX`] bytes.
+    /// The line has more than [`LINE_MAX`] bytes.
     #[error("it has more than 16 MiB")]
     TooLong,
-    /// A NUL byte, which can only be written with an escape.
+    /// A NUL byte at this position, counted from 0. NUL must be written as an escape.
     #[error("byte {0} is NUL")]
     Nul(usize),
-    /// Strict: the last line has no newline.
+    /// Strict: the last line does not end with a newline.
     #[error("it does not end with a newline")]
     NoNewline,
     /// The line ends before this field.
     #[error("{0} is missing")]
     Missing(Field),
-    /// A backslash followed by something else than `\`, `n`, `r`, `t` or `x` and two hexadecimal digits.
+    /// A backslash that is not followed by `\`, `n`, `r`, `t` or `x` and two hexadecimal digits.
     #[error("{field} has the unknown escape \"{}\"", .escape.escape_ascii())]
     Escape {
-        /// The field.
+        /// The field with the escape.
         field: Field,
-        /// The backslash and what follows.
+        /// The backslash and the next one to three bytes.
         escape: Vec<u8>,
     },
-    /// Not a number.
+    /// A field that is not a number.
     #[error("{field} is \"{}\", which is not {}", .text.escape_ascii(), if *.field == Field::Mode { "an octal number" } else { "a number" })]
     Number {
-        /// The field.
+        /// The field with the text.
         field: Field,
         /// The text of the field.
         text: Vec<u8>,
     },
-    /// Exact: a number that the field cannot hold.
+    /// Exact: a number outside the field's range.
     #[error("{field} has the number \"{}\", which is not from {least} to {most}", .text.escape_ascii())]
     Range {
-        /// The field.
+        /// The field with the number.
         field: Field,
         /// The text of the field.
         text: Vec<u8>,
-        /// The least that it can hold.
+        /// Smallest number that the field can hold.
         least: i64,
-        /// The most.
+        /// Largest number that the field can hold.
         most: u64,
     },
-    /// Exact: a NUL, written by its escape, in a name.
+    /// Exact: a name that contains an escaped NUL.
     #[error("a name in {0} contains a NUL byte")]
     EscapedNul(Field),
-    /// A time without a dot.
+    /// A modification time without a dot.
     #[error("MTIME is \"{}\", which is not SECONDS.NANOSECONDS", .0.escape_ascii())]
     Mtime(Vec<u8>),
     /// A mode without a file type.
@@ -198,13 +199,13 @@ pub enum Reason {
     /// An empty path.
     #[error("the path is empty")]
     EmptyPath,
-    /// No line before described the parent directory.
+    /// The parent directory is not described by an earlier line.
     #[error("the directory of \"{}\" is missing: it must come first", .0.escape_ascii())]
     NoParent(Vec<u8>),
     /// The parent is not a directory.
     #[error("the parent of \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
-    /// A hard link whose mode says that it is a directory, or whose target is one.
+    /// A hard link with the mode of a directory, or to a directory.
     #[error("a directory cannot be hard linked")]
     LinkToDirectory,
     /// A hard link without a target.
@@ -213,47 +214,47 @@ pub enum Reason {
     /// The target of a hard link is not in the dump.
     #[error("the target of the hard link, \"{}\", is not in the dump", .0.escape_ascii())]
     NoTarget(Vec<u8>),
-    /// A hard link that leads back to itself.
+    /// A hard link that leads back to itself, through other hard links or directly.
     #[error("the hard link leads back to itself")]
     LinkLoop,
-    /// More than [`PAYLOAD_MAX`] bytes.
+    /// PAYLOAD has more than [`PAYLOAD_MAX`] bytes.
     #[error("PAYLOAD has {0} bytes, more than 4095")]
     PayloadLength(usize),
-    /// CONTENT that is not as long as SIZE says.
+    /// The length of CONTENT differs from SIZE.
     #[error("CONTENT has {length} bytes, but SIZE is {size}")]
     ContentLength {
-        /// Bytes in CONTENT.
+        /// Length of CONTENT in bytes.
         length: usize,
         /// Length in bytes that SIZE states.
         size: u64,
     },
-    /// More than [`INLINE_MAX`] bytes.
+    /// CONTENT has more than [`INLINE_MAX`] bytes.
     #[error("CONTENT has {0} bytes, more than 5000")]
     ContentTooLong(usize),
-    /// A regular file outside of the dump with an invalid DIGEST.
+    /// A regular file without CONTENT has an invalid DIGEST.
     #[error("DIGEST is \"{}\", which is neither \"-\" nor 64 or 128 hexadecimal digits", .0.escape_ascii())]
     Digest(Vec<u8>),
     /// An xattr without `=`.
     #[error("the xattr \"{}\" has no \"=\"", .0.escape_ascii())]
     NoEqual(Vec<u8>),
-    /// More than [`LINE_XATTRS_MAX`] bytes.
+    /// The xattrs take more than [`LINE_XATTRS_MAX`] bytes of the line.
     #[error("the xattrs take {0} bytes of the line, more than 65535")]
     XattrsOfLine(usize),
-    /// More than [`XATTRS_MAX`].
+    /// The xattrs take more than [`XATTRS_MAX`] bytes in an image.
     #[error("the xattrs take more than 32767 bytes in an image")]
     Xattrs,
-    /// Strict: a device number on something else than a device.
+    /// Strict: an entry that is not a device has a device number.
     #[error("RDEV is {0}, but the entry is not a device")]
     NotDevice(u64),
-    /// Strict: a symlink's size is another than its target's length.
+    /// Strict: a symlink's SIZE differs from its target's length.
     #[error("SIZE is {size}, but the symlink's target has {length} bytes")]
     SymlinkSize {
         /// Length in bytes that SIZE states.
         size: u64,
-        /// Bytes in the target.
+        /// Length of the target in bytes.
         length: usize,
     },
-    /// Strict: a symlink with content.
+    /// Strict: a symlink has CONTENT.
     #[error("a symlink cannot have CONTENT")]
     SymlinkContent,
     /// The tree cannot hold the entry.

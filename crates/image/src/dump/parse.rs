@@ -1,4 +1,4 @@
-//! Dump text to tree.
+//! Parses a dump into a tree.
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
@@ -18,13 +18,13 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// Reads a dump. Takes little more memory than the tree.
+/// Parses a dump, with little more memory than the tree takes.
 ///
 /// # Errors
 /// [`ParseError`], with the number of the line.
 pub fn parse(mut input: impl BufRead, strictness: Strictness) -> Result<Tree, ParseError> {
     let mut parser = Parser::new(strictness);
-    // The beginning of a line whose end is not in the input's buffer yet.
+    // The start of a line whose end is not in the input's buffer yet.
     let mut begun = Vec::new();
     loop {
         let line = parser.line;
@@ -63,14 +63,14 @@ pub fn parse(mut input: impl BufRead, strictness: Strictness) -> Result<Tree, Pa
 struct Parser {
     strictness: Strictness,
     builder: Builder,
-    /// The number of the line being read, counted from 1.
+    /// Number of the current line, counted from 1.
     line: u64,
     directory: Directory,
     links: Links,
     scratch: Scratch,
 }
 
-/// Where escapes are undone.
+/// Buffers for unescaped fields.
 #[derive(Default)]
 struct Scratch {
     path: Vec<u8>,
@@ -78,19 +78,19 @@ struct Scratch {
     content: Vec<u8>,
     digest: Vec<u8>,
     xattrs: Vec<u8>,
-    /// The ends of each name and value in `xattrs`.
+    /// The end of each name and of its value in `xattrs`.
     ends: Vec<(usize, usize)>,
 }
 
-/// The directory of the line before, and those above it.
+/// The directory of the previous line, with its parent directories.
 #[derive(Default)]
 struct Directory {
     path: Vec<u8>,
-    /// How long the path of each is, and which one it is; the root is not among them.
+    /// The length of the path and the inode of each, without the root.
     chain: Vec<(usize, InodeId)>,
 }
 
-/// A line, cut at its spaces. Fields that are not there are empty.
+/// A line, split at its spaces. Missing fields are empty.
 struct Line<'a> {
     path: &'a [u8],
     size: &'a [u8],
@@ -104,7 +104,7 @@ struct Line<'a> {
     content: &'a [u8],
     digest: &'a [u8],
     xattrs: &'a [u8],
-    /// How many of the fixed fields are there.
+    /// Number of fixed fields that the line has.
     count: usize,
     strictness: Strictness,
 }
@@ -116,7 +116,7 @@ impl<'a> Line<'a> {
         let mut next = |is_short: bool| {
             let Some(text) = rest else { return &[][..] };
             count = count.saturating_add(1);
-            // Searching many bytes at once takes longer to begin than a number takes to end.
+            // For a short field, a simple search is faster than `memchr`, which has a higher fixed cost.
             let end = if is_short {
                 text.iter().position(|byte| *byte == b' ')
             } else {
@@ -168,7 +168,7 @@ impl<'a> Line<'a> {
 
     fn mtime(&self) -> Result<Timestamp, Reason> {
         let Some(dot) = memchr::memchr(b'.', self.mtime) else {
-            // As with any other number, a line that ends here is told apart from one that is wrong here.
+            // As for other numbers, a missing field gives a different error from an invalid one.
             self.number(self.mtime, Field::Mtime, Bounds::SECONDS)?;
             return Err(Reason::Mtime(self.mtime.to_vec()));
         };
@@ -305,11 +305,11 @@ struct Mode {
 }
 
 impl Mode {
-    /// Bits above the lowest 16 have no meaning, and do not disturb `mkcomposefs`.
+    /// Splits a mode. Bits above the lowest 16 have no meaning, and `mkcomposefs` ignores them.
     fn new(mode: u32) -> Result<Self, Reason> {
         let [a, b, ..] = mode.to_le_bytes();
         let bits = u16::from_le_bytes([a, b]);
-        // `S_IFMT`, in `linux/stat.h`.
+        // `S_IFMT` in `linux/stat.h`.
         let kind = match bits & 0o170_000 {
             0o040_000 => Kind::Directory,
             0o100_000 => Kind::Regular,
@@ -324,7 +324,7 @@ impl Mode {
     }
 }
 
-/// What a line says of a file that is no hard link.
+/// The fields of a line that is not a hard link.
 struct File<'a> {
     line: &'a Line<'a>,
     mode: Mode,
@@ -335,7 +335,7 @@ struct File<'a> {
 }
 
 impl<'a> File<'a> {
-    /// What must be right whether it has a meaning for this type of file or not.
+    /// Checks the limits that apply even to fields without a meaning for this type of file.
     fn check(&self, strictness: Strictness) -> Result<(), Reason> {
         let is_symlink = self.mode.kind == Kind::Symlink;
         if let Some(payload) = self.payload.filter(|it| it.len() > PAYLOAD_MAX) {
@@ -405,11 +405,11 @@ fn line_ends_before_content(line: &Line<'_>) -> bool {
 }
 
 fn read_digest(text: &[u8]) -> Result<ObjectId, Reason> {
-    // The error is dropped because the reason shows the text itself.
+    // The error is dropped, because the reason shows the text.
     ObjectId::from_hex(text).ok().ok_or_else(|| Reason::Digest(text.to_vec()))
 }
 
-/// Whether `path` is where an object directory keeps the object whose id is `hex`.
+/// Whether `path` is the path of the object with the id `hex` in an object directory.
 fn is_path_of(path: &[u8], hex: Option<&[u8]>) -> bool {
     let Some((first, rest)) = hex.and_then(|hex| hex.split_first_chunk::<2>()) else {
         return false;
@@ -437,7 +437,7 @@ fn read_xattrs(
     }
     bytes.clear();
     ends.clear();
-    // A space at the end of the line has nothing after it, which `mkcomposefs` accepts.
+    // Like `mkcomposefs`, accept a space at the end of the line.
     for pair in text.strip_suffix(b" ").unwrap_or(text).split(|byte| *byte == b' ') {
         let equal = memchr::memchr(b'=', pair).ok_or_else(|| Reason::NoEqual(pair.to_vec()))?;
         let (raw, value) = pair.split_at_checked(equal).unwrap_or_default();
@@ -470,7 +470,8 @@ fn counted(xattrs: usize, bytes: usize) -> usize {
     xattrs.saturating_mul(XATTR_OVERHEAD).saturating_add(XATTRS_HEADER).saturating_add(bytes)
 }
 
-/// Checks [`XATTRS_MAX`] as `mkcomposefs` does: one after the other, each replacing an earlier one of its name.
+/// Checks [`XATTRS_MAX`] like `mkcomposefs`: one xattr after the other, each replacing an earlier one of the same
+/// name.
 fn check_distinct(bytes: &[u8], ends: &[(usize, usize)]) -> Result<(), Reason> {
     let hasher = DefaultHashBuilder::default();
     let mut distinct: HashTable<(&[u8], usize)> = HashTable::new();
@@ -495,8 +496,8 @@ fn check_distinct(bytes: &[u8], ends: &[(usize, usize)]) -> Result<(), Reason> {
 }
 
 impl Directory {
-    /// The directory that `path` is in, and its name there. Most lines are in the directory of the line before, or
-    /// near it.
+    /// Returns the directory of `path` and the name in it. The directory of the previous line is cached, because most
+    /// lines are in or near it.
     fn find<'a>(
         &mut self,
         builder: &Builder,

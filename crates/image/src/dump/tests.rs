@@ -1,5 +1,5 @@
-//! Expected values are what composefs 1.0.8 said: `mkcomposefs --from-file` to accept or refuse, then `composefs-info
-//! dump` of the image for the meaning. Where Quire differs on purpose, the row says so.
+//! Tests whose expected values come from composefs 1.0.8: acceptance from `mkcomposefs --from-file`, and the meaning
+//! from `composefs-info dump` of the image. A row states where Quire deliberately differs.
 
 use std::io::BufReader;
 
@@ -11,7 +11,7 @@ mod properties;
 
 const ROOT: &str = "/ 0 40755 2 0 0 0 0.0 - - -\n";
 
-/// What [`write`] makes of a tree, as `composefs-info dump` would.
+/// Writes a tree with [`write`], like `composefs-info dump`.
 fn text(tree: &Tree, links: Links) -> String {
     let mut out = Vec::new();
     write(tree, links, directory_size, &mut out).unwrap();
@@ -25,7 +25,7 @@ fn reason(error: ParseError) -> (u64, String) {
     }
 }
 
-/// Reads `lines` behind a root and expects `Ok(the lines of a dump, without the root's)` or `Err("LINE: REASON")`.
+/// Parses `lines` after a root, and expects `Ok` with the dump's lines without the root's, or `Err("LINE: REASON")`.
 fn check_as(strictness: Strictness, lines: &str, expect: Result<&str, &str>) {
     let input = format!("{ROOT}{lines}");
     let found = parse(input.as_bytes(), strictness);
@@ -55,7 +55,8 @@ fn same(line: &str) {
     check(line, Ok(&format!("{line}\n")));
 }
 
-/// A line that `mkcomposefs` takes with another meaning than it has: exactly, it is refused for `reason`.
+/// Checks a line whose meaning `mkcomposefs` changes: lenient parsing gives `taken`, and exact parsing fails with
+/// `reason`.
 fn check_exact(line: &str, taken: &str, reason: &str) {
     let (line, taken) = (format!("{line}\n"), format!("{taken}\n"));
     check_as(Strictness::Lenient, &line, Ok(&taken));
@@ -126,7 +127,8 @@ fn what_wraps_or_is_cut_is_refused_where_it_must_be_exact() {
         "/f 0 100644 1 0 0 0 0.0 - - - user.a=c",
         "a name in the xattrs contains a NUL byte",
     );
-    // What is odd and means what it says is taken: signs, blanks, zeros, times before 1970, a NUL in a value.
+    // Unusual values with a clear meaning are accepted: signs, blanks, zeros, times before 1970, and a NUL in a
+    // value.
     for line in [
         "/f 0 100644 \t+1 00 4294967295 0 -9223372036854775808.999999999 - - -",
         "/f 1 100644 1 0 0 0 -1.0 - \\x00 - user.a=\\x00",
@@ -258,7 +260,7 @@ fn numbers() {
         ("1 100644  0 0 0 0.0 - - -", "NLINK is \"\", which is not a number"),
         ("1 100644 1 0 x 0 0.0 - - -", "GID is \"x\", which is not a number"),
         ("1 100644 1 0 0 x 0.0 - - -", "RDEV is \"x\", which is not a number"),
-        // `mkcomposefs` forgets to check these two when UID is not 0.
+        // `mkcomposefs` does not check these two if UID is not 0.
         ("1 100644 1 1 x 0 0.0 - - -", "GID is \"x\", which is not a number"),
         ("1 100644 1 1 0 x 0.0 - - -", "RDEV is \"x\", which is not a number"),
         ("1 100644 1 0 0 0 5 - - -", "MTIME is \"5\", which is not SECONDS.NANOSECONDS"),
@@ -268,7 +270,7 @@ fn numbers() {
     ] {
         check(&format!("/f {line}"), Err(&format!("2: {why}")));
     }
-    // `mkcomposefs` computes with 64 bits, overflows, and writes an image that no kernel can read.
+    // `mkcomposefs` overflows 64 bits and writes an image that no kernel can read.
     check(
         "/f -1 100644 1 0 0 0 0.0 - - -",
         Err("2: a file cannot have 18446744073709551615 bytes"),
@@ -307,7 +309,7 @@ fn contents() {
     same(&format!("{plain} - - {DIGEST}"));
     same(&format!("{plain} 4f/{} - {DIGEST}", &DIGEST[2..]));
     same(&format!("{plain} 4F/{} - {DIGEST}", &DIGEST[2..]));
-    // `mkcomposefs` cuts a longer digest at 64 digits; this one is SHA-512's.
+    // `mkcomposefs` cuts a longer digest at 64 digits; this one is a SHA-512 digest.
     same(&format!("{plain} - - {long}"));
     check(
         &format!("{plain} - - {}", DIGEST.to_uppercase()),
@@ -340,7 +342,7 @@ fn contents() {
         ("3 120644 1 0 0 0 0.0 tgt abcd -", "CONTENT has 4 bytes, but SIZE is 3"),
         (r"1 100644 1 0 0 0 0.0 a\q - -", r#"PAYLOAD has the unknown escape "\\q""#),
         (r"1 100644 1 0 0 0 0.0 - \ -", r#"CONTENT has the unknown escape "\\""#),
-        // `mkcomposefs` takes what was in its memory for these digests.
+        // For these digests, `mkcomposefs` uses uninitialised memory.
         ("5 100644 1 0 0 0 0.0 ab -", &format!("DIGEST is \"\", {not_hex}")),
         ("5 100644 1 0 0 0 0.0 ab - zz", &format!("DIGEST is \"zz\", {not_hex}")),
         ("5 100644 1 0 0 0 0.0 ab - 00", &format!("DIGEST is \"00\", {not_hex}")),
@@ -409,7 +411,7 @@ fn xattrs() {
         |one, other| format!("{plain} {one}={} {other}={}", "b".repeat(20000), "c".repeat(20000));
     check(&twice("a", "a"), Ok(&format!("{plain} a={}\n", "c".repeat(20000))));
     check(&twice("a", "b"), Err(&format!("2: {many}")));
-    // It is the escaped length that may not be more than 65535.
+    // The limit of 65535 applies to the escaped length.
     let escaped = r"\x41".repeat(16380);
     check(
         &format!("{plain} a={escaped}bbb {}", "c=".repeat(4)),
@@ -429,7 +431,7 @@ fn hard_links() {
         check(&format!("/g 1 @100644 1 0 0 0 0.0 {target} - -\n{FILE}"), Ok(LINKED));
     }
     check(&format!("{FILE}\n/g 1 @100644 1 0 0 0 0.0 /f - -"), Ok(LINKED));
-    // All but the path, the mode and the target is ignored.
+    // Only the path, the mode and the target are parsed.
     check(&format!("/g x @120777 x x x x x /f \\q \\q nonsense\n{FILE}"), Ok(LINKED));
     check(
         &format!(
@@ -470,7 +472,7 @@ fn hard_links() {
             "3: the parent of \"/f/x\" is not a directory",
         ),
         (link("/..", "/h"), "2: \"..\" is not a file name: it is reserved for a directory"),
-        // `mkcomposefs` makes these, and the kernel calls the image corrupt.
+        // `mkcomposefs` accepts these, and the kernel reports the image as corrupt.
         (link("/g", "/"), &format!("2: a directory {directory}")),
         (
             "/d 0 40755 2 0 0 0 0.0 - - -\n".to_owned() + &link("/g", "/d"),
@@ -525,7 +527,7 @@ fn only_some_of_the_root() {
 
 #[test]
 fn many_links_in_the_worst_order_take_linear_time() {
-    // A chain of links, each to the next, and a long one that ends in a loop.
+    // A chain of links, and a long one that ends in a loop.
     const COUNT: usize = 50_000;
     let mut dump = ROOT.to_owned();
     for number in 0..COUNT {
@@ -645,7 +647,7 @@ fn check_directory_size(names: &[&str], in_root: bool, expect: u64) {
 
 #[test]
 fn directory_sizes() {
-    // As `composefs-info dump` said.
+    // Expected sizes are from `composefs-info dump`.
     check_directory_size(&[], false, 27);
     check_directory_size(&["f"], false, 40);
     check_directory_size(&[], true, 4096);
@@ -661,7 +663,7 @@ fn directory_sizes() {
     {
         check_many(count, &long, false, expect);
     }
-    // These stand before the dots.
+    // These names are sorted before the dots.
     let early = |at| format!("!{}", &long(at)[1..]);
     for (count, expect) in [(1, 280), (16, 4096), (17, 4376)] {
         check_many(count, &early, false, expect);

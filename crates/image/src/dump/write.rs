@@ -1,34 +1,34 @@
-//! Tree to dump text.
+//! Writes a tree as a dump.
 
 use std::io::{self, Write};
 
 use crate::tree::{Content, Inode, InodeId, Location, Node, Tree};
 
-/// The name of an inode that is written in full; its other names are written as hard links to it.
+/// The name of an inode that is written in full. Its other names are written as hard links to that name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// The one that owns the inode: reading the dump gives the same tree.
+    /// The name that owns the inode: parsing the dump gives the same tree.
     ToOwner,
-    /// The one that is written first, as `composefs-info dump` does it.
+    /// The name that is written first, as in `composefs-info dump`.
     ToFirst,
 }
 
-/// The printable bytes that are written as `\xHH`. Backslash, newline, carriage return and tab have their own escapes,
-/// and bytes other than printable ASCII are always escaped.
+/// The printable bytes that are written as `\xHH`. Backslash, newline, carriage return and tab always have their
+/// short escapes, and all other bytes except printable ASCII are always written as `\xHH`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Escape {
     /// The space.
     Space,
-    /// The space, and a dash that stands alone.
+    /// The space, and a dash if it is the whole text.
     SpaceAndLoneDash,
     /// The space and the equals sign.
     SpaceAndEqual,
-    /// None, as `composefs-info ls` writes paths.
+    /// None, as in the paths of `composefs-info ls`.
     Nothing,
 }
 
 /// Writes a dump: depth first, siblings in byte order. `size_of_directory` returns the SIZE of a directory in bytes;
-/// [`directory_size`] is that of a composefs image.
+/// [`directory_size`] returns that of a composefs image.
 ///
 /// # Errors
 /// The error of `out`.
@@ -41,7 +41,8 @@ pub fn write(
     write_some(tree, links, |_name| true, size_of_directory, out)
 }
 
-/// Like [`write()`], but only with the names in the root directory that `is_kept` accepts, and everything below them.
+/// Writes only the names in the root directory that `is_kept` accepts and everything below them, otherwise like
+/// [`write()`].
 ///
 /// # Errors
 /// The error of `out`.
@@ -66,7 +67,7 @@ pub fn write_some(
     };
     put(b"/", tree.root(), None)?;
     let shared = if links == Links::ToFirst { shared(tree) } else { Vec::new() };
-    // Where the first name of each of the inodes that have several is, once it is written.
+    // Paths of the first names written for the shared inodes.
     let mut first: Vec<Option<Box<[u8]>>> = vec![None; shared.len()];
     let mut is_below_kept = true;
     let mut walk = tree.walk();
@@ -93,7 +94,7 @@ pub fn write_some(
     Ok(())
 }
 
-/// The inodes that have several names, in ascending order.
+/// Returns the inodes that have several names, in ascending order.
 fn shared(tree: &Tree) -> Vec<InodeId> {
     let mut shared = Vec::new();
     let mut open = vec![tree.root()];
@@ -111,7 +112,7 @@ fn shared(tree: &Tree) -> Vec<InodeId> {
     shared
 }
 
-/// The size that a directory has in a composefs image, whose root also has the names `00` to `ff`.
+/// Returns the size of a directory in a composefs image in bytes. The image's root also has the names `00` to `ff`.
 #[must_use]
 pub fn directory_size(directory: Inode<'_>) -> u64 {
     const BLOCK: u64 = 4096;
@@ -143,7 +144,7 @@ pub fn directory_size(directory: Inode<'_>) -> u64 {
         }
         filled += entry;
     }
-    // What is left stands behind the inode, unless it is more than half a block.
+    // The remaining entries are stored after the inode, unless they take more than half a block.
     if filled > BLOCK / 2 { (blocks + 1) * BLOCK } else { blocks * BLOCK + filled }
 }
 
@@ -218,7 +219,7 @@ fn append_line(
     line.push(b'\n');
 }
 
-/// Appends `bytes` with escapes.
+/// Appends `bytes` with escapes to `out`.
 pub fn escape(bytes: &[u8], style: Escape, out: &mut Vec<u8>) {
     let lone_dash = style == Escape::SpaceAndLoneDash && bytes == b"-";
     let mut rest = bytes;
@@ -230,7 +231,7 @@ pub fn escape(bytes: &[u8], style: Escape, out: &mut Vec<u8>) {
     out.extend_from_slice(rest);
 }
 
-/// Whether some style escapes this byte.
+/// Whether at least one style escapes this byte.
 const fn is_special(byte: u8) -> bool {
     !matches!(byte, b'!'..=b'~') || matches!(byte, b'\\' | b'=')
 }
@@ -268,7 +269,7 @@ fn append_decimal(line: &mut Vec<u8>, mut number: u64) {
 }
 
 fn append_octal(line: &mut Vec<u8>, number: u16) {
-    // 16 bits have 6 digits.
+    // 16 bits have 6 octal digits.
     let mut shift = 15;
     while shift > 0 && number >> shift == 0 {
         shift -= 3;

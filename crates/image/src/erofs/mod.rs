@@ -15,8 +15,8 @@ pub use write::{
     Stored, Summary, Version, Versions, WriteError, write, write_native, write_with,
 };
 
-/// Names of xattrs that no mount of an image shows, since EROFS has no number for their namespace, such as
-/// `com.apple.provenance` and `system.nfs4_acl`. Images have them, and readers of images see them.
+/// Returns the names of xattrs that images contain but no mount shows, because EROFS has no number for their
+/// namespace, such as `com.apple.provenance` and `system.nfs4_acl`. Readers of images return them.
 #[must_use]
 pub fn hidden_xattrs(tree: &Tree) -> Vec<Vec<u8>> {
     let is_shown =

@@ -1,4 +1,5 @@
-//! The Huffman codes of a deflate block, as tables that are looked up by the next bits. Source: RFC 1951, 3.2.2 to 3.2.6.
+//! The Huffman codes of a deflate block, as tables that are indexed by the next bits. Source: RFC 1951, 3.2.2 to
+//! 3.2.6.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::as_conversions,
@@ -6,44 +7,44 @@
     reason = "lengths are at most 15 and symbols at most 320, and each table has room for all codes of such; u32 fits usize"
 )]
 
-/// Bits that the first look into the table of literals and lengths takes.
+/// Number of bits that index the first table of literals and lengths.
 pub(super) const LITERAL_BITS: u32 = 11;
-/// The same for distances.
+/// Number of bits that index the first table of distances.
 pub(super) const DISTANCE_BITS: u32 = 8;
-/// The lengths of codes have up to 7 bits themselves.
+/// Number of bits that index the table of code lengths, whose codes have up to 7 bits.
 pub(super) const LENGTH_BITS: u32 = 7;
 
-/// The longest code.
+/// Length of the longest code in bits.
 const BITS_MAX: usize = 15;
 
-/// Entries of tables with these first bits, the longest code and all symbols: at most 2342 for 288 symbols, and 402 for 32.
-/// Source: zlib's `examples/enough.c`.
+/// Maximum number of entries in a table for all symbols, given the number of index bits and the longest code: 2342
+/// for 288 symbols and 402 for 32. Source: zlib's `examples/enough.c`.
 const LITERAL_ENTRIES: usize = 2342;
 const DISTANCE_ENTRIES: usize = 402;
 const LENGTH_ENTRIES: usize = 1 << LENGTH_BITS;
 
-/// The symbols of each code.
+/// Number of symbols of each kind of code.
 pub(super) const LITERALS: usize = 288;
 pub(super) const DISTANCES: usize = 32;
 pub(super) const LENGTHS: usize = 19;
 
-/// Literals and lengths that a header may give codes to. Source: RFC 1951, 3.2.7.
+/// Maximum number of literals and lengths that a header gives codes to. Source: RFC 1951, 3.2.7.
 pub(super) const LITERALS_MAX: usize = 286;
-/// The same for distances.
+/// Maximum number of distances that a header gives codes to. Source: RFC 1951, 3.2.7.
 pub(super) const DISTANCES_MAX: usize = 30;
 
 /// The symbol that ends a block.
 const END_OF_BLOCK: usize = 256;
 
-/// What some bits stand for. From the lowest bit up:
+/// An entry of a table: the meaning of the next bits. From the lowest bit up:
 ///
 /// | bits | |
 /// |---|---|
-/// | 6 | how many bits are used up, those of a number behind the code among them |
+/// | 6 | number of bits that the entry consumes, including the extra bits after the code |
 /// | 2 | zeros |
-/// | 4 | how many of them are the code's. In a link: how many bits tell the entry |
+/// | 4 | number of those bits that belong to the code; in a link, number of bits that index the second table |
 /// | 4 | one of the flags below, or none |
-/// | 16 | a literal, the least length or distance, or where a link leads |
+/// | 16 | a literal, the smallest length or distance, or the place of the second table that a link leads to |
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CodeEntry(u32);
 
@@ -59,7 +60,7 @@ impl CodeEntry {
         Self(value << 16 | flag | extra)
     }
 
-    /// With a code of so many bits.
+    /// Adds the length of the code, which is `bits` bits.
     const fn coded(self, bits: u32) -> Self {
         Self((self.0 | bits << 8).wrapping_add(bits))
     }
@@ -83,19 +84,19 @@ impl CodeEntry {
         self.0 & END != 0
     }
 
-    /// Whether it is neither a length nor a distance.
+    /// Whether the entry is neither a length nor a distance, given that it is neither a literal nor a link.
     #[inline(always)]
     pub(super) const fn is_special(self) -> bool {
         self.0 & (END | INVALID) != 0
     }
 
-    /// The bits that are used up.
+    /// Returns the number of bits that the entry consumes.
     #[inline(always)]
     pub(super) const fn used(self) -> u32 {
         self.0 & 63
     }
 
-    /// The bits of the code, or those that tell a link's entry.
+    /// Returns the number of bits of the code, or of those that index a link's second table.
     #[inline(always)]
     pub(super) const fn code(self) -> u32 {
         self.0 >> 8 & 15
@@ -106,13 +107,13 @@ impl CodeEntry {
         self.0.to_le_bytes()[2]
     }
 
-    /// What it is without the bits behind the code.
+    /// Returns the value without the extra bits after the code.
     #[inline(always)]
     pub(super) const fn value(self) -> usize {
         (self.0 >> 16) as usize
     }
 
-    /// The length or distance, where `bits` begin with the code.
+    /// Returns the length or distance, given `bits` that begin with the code.
     #[inline(always)]
     pub(super) fn number(self, bits: u64) -> usize {
         let extra = (bits & ((1 << self.used()) - 1)) >> self.code();
@@ -120,7 +121,7 @@ impl CodeEntry {
     }
 }
 
-/// A table of so many entries, the first `1 << BITS` of which are looked up first.
+/// A table of `ENTRIES` entries: the first table, followed by the second tables that links lead to.
 #[derive(Debug)]
 pub(super) struct Table<const ENTRIES: usize>([CodeEntry; ENTRIES]);
 
@@ -130,11 +131,11 @@ pub(super) struct Tables {
     pub(super) literals: Table<LITERAL_ENTRIES>,
     pub(super) distances: Table<DISTANCE_ENTRIES>,
     pub(super) lengths: Table<LENGTH_ENTRIES>,
-    /// Whether the tables have the codes that are the same everywhere.
+    /// Whether the tables hold the fixed codes of RFC 1951, 3.2.6.
     is_fixed: bool,
 }
 
-/// The lengths of codes are those of no code.
+/// An error for code lengths that do not make a valid code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WrongCode;
 
@@ -150,7 +151,7 @@ impl Default for Tables {
 }
 
 impl Tables {
-    /// The codes of a block that brings its own.
+    /// Sets the codes of a block with dynamic codes.
     pub(super) fn set(&mut self, literals: &[u8], distances: &[u8]) -> Result<(), WrongCode> {
         self.is_fixed = false;
         if literals.get(END_OF_BLOCK).is_none_or(|length| *length == 0) {
@@ -160,7 +161,7 @@ impl Tables {
         self.distances.set(DISTANCE_BITS, distances, distance_entry)
     }
 
-    /// The codes that are the same everywhere.
+    /// Sets the fixed codes.
     pub(super) fn set_fixed(&mut self) -> Result<(), WrongCode> {
         if self.is_fixed {
             return Ok(());
@@ -173,11 +174,11 @@ impl Tables {
         Ok(())
     }
 
-    /// The code for lengths of codes.
+    /// Sets the code for code lengths.
     pub(super) fn set_lengths(&mut self, lengths: &[u8; LENGTHS]) -> Result<(), WrongCode> {
         let entry = |symbol: usize| CodeEntry::symbol(0, u32::try_from(symbol).unwrap_or(0), 0);
         self.lengths.set(LENGTH_BITS, lengths, entry)?;
-        // Only a distance may stand alone.
+        // Unlike the codes for literals and distances, this code must be complete.
         if self.lengths.0.contains(&CodeEntry::INVALID) { Err(WrongCode) } else { Ok(()) }
     }
 }
@@ -212,14 +213,14 @@ fn distance_entry(symbol: usize) -> CodeEntry {
 }
 
 impl<const ENTRIES: usize> Table<ENTRIES> {
-    /// The entry for the next bits. `first` is the number of bits that are looked up first.
+    /// Returns the entry for the next bits, `first` of which index the first table.
     #[inline(always)]
     pub(super) fn first(&self, bits: u64, first: u32) -> CodeEntry {
         let at = usize::try_from(bits & ((1 << first) - 1)).unwrap_or(0);
         self.0[at]
     }
 
-    /// The entry that a link leads to.
+    /// Returns the entry of the second table that `link` leads to.
     #[inline]
     pub(super) fn second(&self, link: CodeEntry, bits: u64) -> CodeEntry {
         let within = bits >> (link.used() & 63) & ((1 << link.code()) - 1);
@@ -227,8 +228,8 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
         self.0.get(at).copied().unwrap_or(CodeEntry::INVALID)
     }
 
-    /// Makes the table of the code whose symbols have codes of these lengths; 0 for no code. A code has to be complete, or
-    /// of one bit alone, as with zlib.
+    /// Makes the table of the code in which each symbol has the given code length, or no code if the length is 0. As
+    /// with zlib, the code must be complete or consist of a single code of one bit.
     fn set(
         &mut self,
         first: u32,
@@ -241,7 +242,7 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
         }
         counts[0] = 0;
         let longest = counts.iter().rposition(|count| *count > 0).unwrap_or(0);
-        // The codes that are left, of each length.
+        // The number of unused codes of each length.
         let mut left = 1_usize;
         for count in &counts[1..] {
             left = (left * 2).checked_sub(*count).ok_or(WrongCode)?;
@@ -252,7 +253,7 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
             }
             self.0.fill(CodeEntry::INVALID);
         }
-        // Symbols in the order of their codes.
+        // Sort the symbols by their codes.
         let mut places = [0_usize; BITS_MAX + 2];
         for length in 1..=BITS_MAX {
             places[length + 1] = places[length] + counts[length];
@@ -266,7 +267,7 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
             }
         }
         let first_entries = 1 << first;
-        // The lowest bit of a code comes last: they are kept turned around.
+        // A code's highest bit comes first in the data, so the tables are indexed by the reversed code.
         let (mut code, mut at) = (0_u32, 0);
         let (mut prefix, mut place, mut free) = (u32::MAX, 0, first_entries);
         for length in (1..).take(longest) {
@@ -286,7 +287,7 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
                     let start = turned & ((1 << first) - 1);
                     if start != prefix {
                         prefix = start;
-                        // As many bits as fill up with the codes that are left.
+                        // Choose the number of index bits such that the remaining codes fill the second table.
                         let mut second = bits - first;
                         let mut room = (1_usize << second).saturating_sub(counts[length] - number);
                         let mut longer = length + 1;

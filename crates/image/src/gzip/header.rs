@@ -1,11 +1,11 @@
-//! A member's header. Source: RFC 1952, 2.3.
+//! Reads the header of a member. Source: RFC 1952, 2.3.
 
 use std::io::{self, Read};
 
-/// Bytes behind a member's data: CRC-32 and length, 4 bytes each.
+/// Bytes after a member's data: CRC-32 and length, 4 bytes each.
 pub(super) const TRAILER: usize = 8;
 
-/// The longest name or comment that is read.
+/// Maximum length in bytes of a name or comment, including the NUL.
 const TEXT_MAX: u64 = 64 << 10;
 
 const HEADER_CRC: u8 = 1 << 1;
@@ -14,13 +14,13 @@ const NAME: u8 = 1 << 3;
 const COMMENT: u8 = 1 << 4;
 const RESERVED: u8 = 0xe0;
 
-/// How many bytes a header had.
+/// A header that was read, with its length in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) length: u64,
 }
 
-/// Counts and sums up what is read.
+/// A reader that counts the bytes and computes their CRC-32.
 struct Counted<'a, R> {
     source: &'a mut R,
     length: u64,
@@ -36,7 +36,7 @@ impl<R: Read> Counted<'_, R> {
         Ok(bytes)
     }
 
-    /// To the NUL.
+    /// Reads up to and including a NUL.
     fn text(&mut self) -> io::Result<()> {
         for _ in 0..TEXT_MAX {
             if self.take::<1>()? == [0] {
@@ -48,14 +48,14 @@ impl<R: Read> Counted<'_, R> {
 }
 
 impl Header {
-    /// Reads a header and nothing behind it.
+    /// Reads a header and no byte after it.
     pub(super) fn read(source: &mut impl Read) -> io::Result<Self> {
         let mut from = Counted { source, length: 0, crc: crc32fast::Hasher::new() };
         let [magic @ .., method, flags] = from.take::<4>()?;
         if magic != [0x1f, 0x8b] || method != 8 || flags & RESERVED != 0 {
             return Err(damaged("no gzip header stands where a member begins"));
         }
-        // Time, extra flags, system.
+        // Modification time, extra flags and operating system.
         from.take::<6>()?;
         if flags & EXTRA != 0 {
             for _ in 0..u16::from_le_bytes(from.take()?) {

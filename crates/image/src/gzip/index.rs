@@ -1,4 +1,4 @@
-//! Inflates a blob and finds its checkpoints on the way.
+//! Inflates a blob and records its checkpoints.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::as_conversions,
@@ -12,45 +12,45 @@ use super::header::{Header, TRAILER, damaged};
 use super::inflate::{AHEAD, InflateError, Inflater, Marks, Pause, ROOM};
 use super::{Checkpoint, SPAN, SPAN_MAX, Start, WINDOW, Window, packed_max, windows_max};
 
-/// Bytes of output at once, behind the window.
+/// Bytes of output in the buffer, after the window.
 const OUT: usize = 256 << 10;
 
-/// Bytes of the blob that are read at once.
+/// Bytes of the blob in the buffer.
 const IN: usize = 128 << 10;
 
-/// Why a blob has no checkpoints. It may be sound nevertheless.
+/// The reason why a blob has no checkpoints. Its data may still be valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GzipError {
-    /// One block has more output than is kept in memory.
+    /// The output of one block exceeds the limit for data in memory.
     #[error("a deflate block has more than {SPAN_MAX} bytes of output")]
     Block,
-    /// A span has many empty blocks or members.
+    /// A span has many empty blocks or members, so its compressed data is too large.
     #[error("a part of the blob has more than twice as many bytes as its output")]
     Empty,
-    /// They would be held in memory, and kept in the index.
+    /// The windows, which are held in memory and stored in the index, are too large.
     #[error("its spans refer to more of what is before them than an index may keep")]
     Windows,
 }
 
-/// Gives the bytes that are in a gzip blob, with every check that RFC 1952 knows, and finds checkpoints.
+/// Reads the decompressed bytes of a gzip blob, with all checks of RFC 1952, and records checkpoints.
 pub struct Indexer<R> {
     input: Input<R>,
     state: State,
     inflater: Inflater,
-    /// The window, or what there is of it in this member, and output behind it.
+    /// The window, or the part of it that this member has, followed by output.
     out: Box<[u8]>,
-    /// Output that the caller has not taken: from here to `end`.
+    /// Start of the output that the caller has not read; it ends at `end`.
     start: usize,
     end: usize,
     crc: crc32fast::Hasher,
-    /// Bytes of output of this member.
+    /// Bytes of output of the current member.
     member: u64,
     packed: u64,
     unpacked: u64,
     checkpoints: Vec<Checkpoint>,
     probe: Probe,
-    /// Bytes of memory of the checkpoints' windows.
+    /// Size in memory of the checkpoints' windows, in bytes.
     windows: u64,
     failed: Option<GzipError>,
 }
@@ -60,30 +60,30 @@ enum State {
     Header,
     Data,
     Trailer,
-    /// A member has ended: another one may begin.
+    /// A member has ended, and another one may follow.
     Between,
     End,
 }
 
-/// What the last span refers to. A reference reaches back one window, so only one window's length of output can have any
-/// that lead out of the span.
+/// Finds the bytes that the last span refers to. A reference reaches back at most one window, so only the first
+/// [`WINDOW`] bytes of a span's output can come from references to bytes before the span.
 struct Probe {
-    /// It is not known yet.
+    /// Whether the search is not finished.
     is_open: bool,
-    /// What is before the span.
+    /// The window before the span.
     window: Box<[u8]>,
-    /// 1 for each byte of the window that it refers to, as far as is known, and 0 for the others.
+    /// 1 for each byte of the window that the span is known to refer to, and 0 for the others.
     needed: Box<[u8]>,
 }
 
-/// The blob as it comes.
+/// The blob, read in order through a buffer.
 struct Input<R> {
     source: R,
     buffer: Box<[u8]>,
-    /// Bytes that were not used yet: from here to `end`.
+    /// Start of the unused bytes in `buffer`; they end at `end`.
     start: usize,
     end: usize,
-    /// Nothing comes behind `end`.
+    /// Whether the source has no bytes after `end`.
     is_all: bool,
 }
 
@@ -96,7 +96,7 @@ impl<R> std::fmt::Debug for Indexer<R> {
 }
 
 impl<R: Read> Indexer<R> {
-    /// Begins at the blob's first byte.
+    /// Creates an indexer at the first byte of a blob.
     pub fn new(source: R) -> Self {
         Self {
             input: Input {
@@ -126,27 +126,27 @@ impl<R: Read> Indexer<R> {
         }
     }
 
-    /// The source.
+    /// Returns the source.
     pub const fn get_mut(&mut self) -> &mut R {
         &mut self.input.source
     }
 
-    /// Whether an error is that something which is no member stands behind the last member.
+    /// Whether an error that [`read`](Read::read) returned concerns data after the last member that is not a member.
     #[must_use]
     pub fn is_behind_a_member(&self) -> bool {
         self.state == State::Header && self.packed > 0
     }
 
-    /// The checkpoints, once all was read. The first is the blob's first byte.
+    /// Returns the checkpoints after the whole blob was read. The first checkpoint is at the blob's first byte.
     ///
     /// # Errors
-    /// [`GzipError`].
+    /// [`GzipError`] if one of the limits was exceeded.
     pub fn finish(mut self) -> Result<Vec<Checkpoint>, GzipError> {
         self.check_span();
         self.failed.map_or(Ok(self.checkpoints), Err)
     }
 
-    /// Looks at the span that ends here.
+    /// Checks the compressed size of the span that ends here.
     fn check_span(&mut self) {
         let packed = self.checkpoints.last().map_or(0, |it| self.packed - it.packed);
         if packed > packed_max(self.since().unwrap_or(0)) {
@@ -154,7 +154,7 @@ impl<R: Read> Indexer<R> {
         }
     }
 
-    /// There will be no checkpoints. What is known of them need not be kept.
+    /// Records that there will be no checkpoints, and frees the windows.
     fn fail(&mut self, error: GzipError) {
         if self.failed.is_some() {
             return;
@@ -164,7 +164,7 @@ impl<R: Read> Indexer<R> {
         self.probe.is_open = false;
     }
 
-    /// Bytes of output so far since the last checkpoint.
+    /// Returns the bytes of output since the last checkpoint.
     fn since(&self) -> Option<u64> {
         Some(self.unpacked - self.checkpoints.last()?.unpacked)
     }
@@ -179,7 +179,7 @@ impl<R: Read> Indexer<R> {
         self.checkpoints.push(Checkpoint { start, packed, unpacked, window });
     }
 
-    /// Goes on until there is output, or no more.
+    /// Inflates until there is output or the blob ends.
     fn fill(&mut self) -> io::Result<()> {
         loop {
             match self.state {
@@ -204,7 +204,7 @@ impl<R: Read> Indexer<R> {
                     self.packed += TRAILER as u64;
                     let [crc, length] = [0, 4]
                         .map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|byte| trailer[at + byte])));
-                    // Source: RFC 1952, 2.3.1: modulo 2^32.
+                    // The length is stored modulo 2^32. Source: RFC 1952, 2.3.1.
                     if crc != self.crc.clone().finalize()
                         || u64::from(length) != self.member & u64::from(u32::MAX)
                     {
@@ -221,7 +221,7 @@ impl<R: Read> Indexer<R> {
         }
     }
 
-    /// Some output, or a step on the way to it: whether there is any.
+    /// Inflates one step, and returns whether the step wrote output.
     fn inflate(&mut self) -> io::Result<bool> {
         if self.end + ROOM > self.out.len() {
             self.out.copy_within(self.end - WINDOW..self.end, 0);
@@ -259,7 +259,7 @@ impl<R: Read> Indexer<R> {
         Ok(step.written > 0)
     }
 
-    /// Between two blocks: the next span begins here.
+    /// Begins the next span here, between two blocks.
     fn checkpoint(&mut self) {
         let have = WINDOW.min(usize::try_from(self.member).unwrap_or(WINDOW));
         let Probe { is_open, window, needed } = &mut self.probe;
@@ -269,7 +269,7 @@ impl<R: Read> Indexer<R> {
         self.note(Start::Block(self.inflater.bits_left()));
     }
 
-    /// What the last checkpoint needs is known.
+    /// Stores the window of the last checkpoint, whose needed bytes are now all known.
     fn settle(&mut self) {
         if let (true, Some(checkpoint)) = (self.probe.is_open, self.checkpoints.last_mut()) {
             checkpoint.window = Window::new(&self.probe.window, &self.probe.needed);
@@ -295,7 +295,7 @@ impl<R: Read> Read for Indexer<R> {
 }
 
 impl<R: Read> Input<R> {
-    /// The bytes that come next: so many at least, if there are.
+    /// Returns the next unused bytes: at least `count`, unless the source ends.
     fn at_least(&mut self, count: usize) -> io::Result<&[u8]> {
         while !self.is_all && self.end - self.start < count {
             if self.buffer.len() - self.start < count {

@@ -1,7 +1,7 @@
 //! Inflates deflate data. Source: RFC 1951.
 //!
-//! It can stop between any two blocks and go on from there, and says which bytes before a place are referred to behind it.
-//! Input and output are the caller's memory.
+//! The inflater can stop and resume between any two blocks, and records which bytes before a given position are
+//! referred to from after it. Input and output are buffers of the caller.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -14,25 +14,26 @@ use super::codes::{
     WrongCode,
 };
 
-/// Bytes that a match is copied by.
+/// Bytes that are copied at once in a match.
 const CHUNK: usize = 16;
 
-/// Room that there has to be for output: for the longest match (RFC 1951, 3.2.5), a chunk behind it, and literals before.
+/// Bytes of free output that a step needs: the longest match (RFC 1951, 3.2.5), a chunk after it, and literals before
+/// it.
 pub(super) const ROOM: usize = 258 + CHUNK + 4;
 
-/// Input that has to be there, if it is not all: more than the longest header of a block has. That is 3 + 14 + 19 × 3 bits,
-/// and up to 14 bits for each of 316 lengths of codes.
+/// Bytes of input that a step needs unless the input ends: more than the longest header of a block, which has
+/// 3 + 14 + 19 × 3 bits and up to 14 bits for each of 316 code lengths.
 pub(super) const AHEAD: usize = 1024;
 
-/// In which order a header has the lengths of the code for lengths. Source: RFC 1951, 3.2.7.
+/// Order in which a header lists the lengths of the code for code lengths. Source: RFC 1951, 3.2.7.
 const ORDER: [usize; LENGTHS] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
-/// Why inflating has paused.
+/// The reason why inflating has paused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pause {
-    /// More input is needed: [`AHEAD`] bytes are enough, or all that there is.
+    /// More input is needed: [`AHEAD`] bytes, or all that remain.
     Input,
-    /// There is less than [`ROOM`] left.
+    /// Less than [`ROOM`] bytes of output are free.
     Output,
     /// A block has ended, and another one follows.
     Block,
@@ -40,16 +41,16 @@ pub(super) enum Pause {
     End,
 }
 
-/// Why data cannot be inflated.
+/// The reason why data cannot be inflated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InflateError {
-    /// It is no deflate data.
+    /// It is not deflate data.
     Damaged,
     /// It ends early.
     Short,
 }
 
-/// What a step has read and written.
+/// The result of a step: bytes read, bytes written, and the reason for the pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InflateStep {
     pub(super) read: usize,
@@ -57,19 +58,19 @@ pub(super) struct InflateStep {
     pub(super) pause: Pause,
 }
 
-/// Finds out which bytes before a place in the output are referred to from behind it.
+/// Records which bytes before a position in the output are referred to from after it.
 #[derive(Debug)]
 pub(super) struct Marks<'a> {
-    /// The place. 0 where nothing is looked for.
+    /// The position, or 0 to record nothing.
     pub(super) origin: usize,
-    /// 1 for each byte of the window before it that is. The others stay as they are.
+    /// Set to 1 for each referenced byte of the window before the position. The other values are not changed.
     pub(super) needed: &'a mut [u8],
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Header,
-    /// In a block that is not compressed: bytes that are left of it.
+    /// In a block that is not compressed, with the number of its remaining bytes.
     Stored(usize),
     /// In a block with codes.
     Codes,
@@ -80,9 +81,9 @@ enum State {
 pub(super) struct Inflater {
     state: State,
     is_last: bool,
-    /// The bits of the last byte that are still to be read, from the lowest up.
+    /// The unread bits of the last byte that was read, lowest first.
     bits: u8,
-    /// How many they are: 0 to 7.
+    /// Number of those bits: 0 to 7.
     count: u8,
     tables: Box<Tables>,
 }
@@ -94,7 +95,7 @@ impl From<WrongCode> for InflateError {
 }
 
 impl Default for Inflater {
-    /// At the beginning of a stream.
+    /// Creates an inflater at the beginning of a stream.
     fn default() -> Self {
         let tables = Box::default();
         Self { state: State::Header, is_last: false, bits: 0, count: 0, tables }
@@ -102,20 +103,20 @@ impl Default for Inflater {
 }
 
 impl Inflater {
-    /// Goes between two blocks, where this many high bits of a byte are still to be read.
+    /// Moves to a place between two blocks, where `count` high bits of `byte` are unread.
     pub(super) fn begin(&mut self, count: u8, byte: u8) {
         self.count = count.min(7);
         self.bits = if self.count == 0 { 0 } else { byte >> (8 - self.count) };
         (self.state, self.is_last) = (State::Header, false);
     }
 
-    /// How many bits of the last byte that was read are still to be read: 0 to 7.
+    /// Returns the number of unread bits of the last byte that was read: 0 to 7.
     pub(super) const fn bits_left(&self) -> u8 {
         self.count
     }
 
-    /// Goes on with `input`, and writes from `at` on. What is before `at` can be referred to, and what is behind the new
-    /// output may be overwritten. `is_all` says that no input comes behind this.
+    /// Inflates the next `input` and writes the output at `at`. References may lead to the bytes before `at`, and
+    /// bytes after the new output may be overwritten. `is_all` states that no input follows.
     pub(super) fn step(
         &mut self,
         (input, is_all): (&[u8], bool),
@@ -127,7 +128,7 @@ impl Inflater {
         let mut bits = Bits { input, at: 0, bits, count };
         let mut end = at;
         let pause = self.inflate(&mut bits, is_all, out, &mut end, marks);
-        // Where zeros were read that are not there, nothing else is to blame.
+        // If zeros after the end of the input were used, they may have caused every other error.
         if bits.is_beyond() {
             return Err(InflateError::Short);
         }
@@ -189,7 +190,7 @@ impl Inflater {
         Ok(())
     }
 
-    /// Source: RFC 1951, 3.2.7.
+    /// Reads the codes of a block with dynamic codes. Source: RFC 1951, 3.2.7.
     fn codes_of_header(&mut self, bits: &mut Bits<'_>) -> Result<(), InflateError> {
         let [literals, distances] = [bits.take(5) + 257, bits.take(5) + 1];
         if literals > LITERALS_MAX || distances > DISTANCES_MAX {
@@ -259,7 +260,7 @@ impl Inflater {
     ) -> Result<Pause, InflateError> {
         let mut pause = symbols(&self.tables, bits, out, end, marks)?;
         if pause == Pause::Input && is_all {
-            // Less than 8 bytes are left. Zeros are put behind them, and seen if they are used.
+            // Less than 8 bytes are left. Append zeros; `Bits::is_beyond` detects if they are used.
             let rest = bits.input.get(bits.at..).unwrap_or_default();
             let mut padded = [0; 32];
             padded[..rest.len()].copy_from_slice(rest);
@@ -272,7 +273,7 @@ impl Inflater {
     }
 }
 
-/// Inflates what is in a block with codes, to its end or as long as there are 8 bytes of input.
+/// Inflates symbols of a block with codes, to the end of the block or as long as there are 8 bytes of input.
 fn symbols(
     tables: &Tables,
     from: &mut Bits<'_>,
@@ -281,10 +282,10 @@ fn symbols(
     marks: &mut Marks<'_>,
 ) -> Result<Pause, InflateError> {
     let Tables { literals, distances, .. } = tables;
-    // What is pointed at does not stay in registers.
+    // Copy the fields to local variables, because data behind a pointer does not stay in registers.
     let Bits { input, at: mut next, mut bits, mut count } = *from;
     let mut at = *end;
-    // At least 56 bits: a length has 20, a distance 28, and a literal's code that is found at once 11.
+    // Load at least 56 bits: a length takes up to 20, a distance 28, and a literal of the first table 11.
     macro_rules! refill {
         () => {
             let Some(word) = input.get(next..).and_then(|it| it.first_chunk()) else {
@@ -363,7 +364,7 @@ fn symbols(
     pause
 }
 
-/// Repeats `length` bytes, which may be there only as they are written, and up to [`CHUNK`] bytes of whatever behind them.
+/// Copies `length` bytes, whose source may overlap the output, and overwrites up to [`CHUNK`] bytes after them.
 #[inline(always)]
 fn copy(out: &mut [u8], from: usize, to: usize, length: usize) {
     let distance = to - from;
@@ -390,7 +391,7 @@ fn copy(out: &mut [u8], from: usize, to: usize, length: usize) {
 }
 
 impl Marks<'_> {
-    /// A reference leads to so many bytes from there on.
+    /// Records a reference to `length` bytes at `from`.
     #[cold]
     fn mark(&mut self, from: usize, length: usize) {
         let start = (from + WINDOW).saturating_sub(self.origin);
@@ -401,19 +402,19 @@ impl Marks<'_> {
     }
 }
 
-/// Input, bit by bit. Zeros come behind its end, which [`Bits::is_beyond`] tells.
+/// Input that is read bit by bit. Zeros follow its end; [`Bits::is_beyond`] detects their use.
 #[derive(Clone, Copy)]
 struct Bits<'a> {
     input: &'a [u8],
-    /// The next byte of it.
+    /// Index of the next byte of `input` to load.
     at: usize,
-    /// From the lowest up. What is above `count` of them is as in the input, or zero.
+    /// Loaded bits, lowest first. The bits above the first `count` are either those of the input or zero.
     bits: u64,
     count: u32,
 }
 
 impl Bits<'_> {
-    /// There are at least 56 bits from here on.
+    /// Loads bits until at least 56 are available.
     fn refill(&mut self) {
         while self.count < 56 {
             let byte = self.input.get(self.at).copied().unwrap_or(0);
@@ -428,21 +429,21 @@ impl Bits<'_> {
         self.count = self.count.wrapping_sub(count);
     }
 
-    /// The next bits, 16 at the most, as a number.
+    /// Returns the next `count` bits, at most 16, as a number.
     fn take(&mut self, count: u32) -> usize {
         let bits = self.bits & ((1 << (count & 63)) - 1);
         self.drop(count);
         usize::try_from(bits).unwrap_or(0)
     }
 
-    /// Gives back whole bytes that were not used.
+    /// Returns whole unused bytes to the input.
     fn give_back(&mut self) {
         self.at -= usize::from((self.count >> 3).to_le_bytes()[0]);
         self.count &= 7;
         self.bits &= (1 << self.count) - 1;
     }
 
-    /// Whether more bits were used than there are.
+    /// Whether more bits were used than the input has.
     fn is_beyond(&self) -> bool {
         let beyond = self.at.saturating_sub(self.input.len());
         beyond > usize::from((self.count >> 3).to_le_bytes()[0])

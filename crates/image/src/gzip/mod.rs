@@ -1,8 +1,9 @@
-//! Random access into gzip: spans that can be inflated without what comes before them.
+//! Random access to gzip blobs, which are divided into spans that can be inflated without the data before them.
 //!
-//! An [`Indexer`] inflates a blob once, as any import does, and notes where spans begin: at the end of a deflate block,
-//! with the bytes of the window that the span refers to, or at the beginning of a member. [`Checkpoint::inflate`] gives the
-//! bytes of one span. What it gives is compared with nothing here: whoever keeps checkpoints keeps digests, too.
+//! An [`Indexer`] inflates a blob once, as any import does, and records a checkpoint where each span begins: at the
+//! end of a deflate block, with the bytes of the window that the span refers to, or at the beginning of a member.
+//! [`Checkpoint::inflate`] returns the output of one span. This module does not verify that output, so a caller that
+//! stores checkpoints must also store digests.
 //!
 //! Sources: RFC 1951 (deflate), RFC 1952 (gzip).
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
@@ -22,85 +23,87 @@ pub use window::Window;
 use header::{Header, TRAILER};
 use inflate::{InflateError, Inflater, Marks, Pause, ROOM};
 
-/// How far back deflate can refer, in bytes. Source: RFC 1951, 3.2.5.
+/// Maximum distance in bytes of a reference in deflate data. Source: RFC 1951, 3.2.5.
 pub const WINDOW: usize = 32 << 10;
 
-/// A span ends at the first place where it can, once it has so many bytes of output.
+/// Minimum output of a span in bytes. A span ends at the first possible place after that.
 pub const SPAN: u64 = 256 << 10;
 
-/// The most bytes of output in a span. Deflate knows no such limit. zlib, Go and libdeflate end a block of data that
-/// compresses best after 9 MB at the most.
+/// Maximum output of a span in bytes. Deflate has no such limit, but zlib, Go and libdeflate end a block after at
+/// most 9 MB, even for data that compresses best.
 pub const SPAN_MAX: u64 = 16 << 20;
 
-/// The most bytes of a blob that a span of so much output has: they are in memory at once. Data that does not compress has
-/// little more than its output. Only empty blocks and members could make it more.
+/// Returns the maximum compressed size of a span with `unpacked` bytes of output, both in bytes, because a span's
+/// compressed data is held in memory at once. Data that does not compress is only slightly larger than its output, so
+/// only empty blocks and members could exceed this.
 #[must_use]
 pub const fn packed_max(unpacked: u64) -> u64 {
     unpacked.saturating_mul(2).saturating_add(64 << 10)
 }
 
-/// The most bytes of windows that are kept, while so many bytes of a blob are read: an eighth, where layers have 3 or 4 in a
-/// hundred, and something to begin with.
+/// Returns the maximum total size in bytes of the windows after `packed` bytes of a blob are read: 16 MiB plus an
+/// eighth of those bytes. The windows of usual layers take 3 to 4 percent.
 const fn windows_max(packed: u64) -> u64 {
     (packed >> 3).saturating_add(16 << 20)
 }
 
-/// How inflating begins at a checkpoint.
+/// The state in which inflating begins at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// At the header of a member.
+    /// The header of a member.
     Member,
-    /// At a deflate block, after this many bits of the byte before: 0 to 7 bits of that byte are still to be read.
+    /// A deflate block. The number is that of the unread high bits of the byte before it, 0 to 7, which belong to the
+    /// block.
     Block(u8),
 }
 
-/// Where a span begins.
+/// The beginning of a span.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// How inflating begins.
+    /// State in which inflating begins.
     pub start: Start,
-    /// The first byte of the blob of which all bits are the span's.
+    /// Offset in the blob of the first byte all of whose bits belong to the span.
     pub packed: u64,
-    /// The first byte of output.
+    /// Offset of the span's first byte in the output.
     pub unpacked: u64,
-    /// What the span refers to.
+    /// The bytes before the span that the span refers to.
     pub window: Window,
 }
 
-/// Why a span cannot be inflated.
+/// The reason why a span cannot be inflated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpanError {
-    /// The bytes are no deflate data, or no member's header.
+    /// The bytes are not deflate data, or not the header of a member.
     #[error("the bytes of the span are not valid gzip")]
     Damaged,
-    /// The bytes end before the span.
+    /// The bytes end before the span's output is complete.
     #[error("the bytes of the span end early")]
     Short,
-    /// A span is longer than any that an [`Indexer`] makes.
+    /// The span is longer than any that an [`Indexer`] makes: its length in bytes.
     #[error("the span has {0} bytes, more than {SPAN_MAX}")]
     Long(u64),
 }
 
 impl Checkpoint {
-    /// The bytes of the blob that a span needs, where `end` is the next checkpoint's [`packed`](Self::packed) or the blob's
-    /// length. A byte that belongs to two blocks belongs to two spans.
+    /// Returns the range of the blob that the span needs. `end` is the next checkpoint's [`packed`](Self::packed) or
+    /// the blob's length. A byte that two blocks share is in the ranges of both spans.
     #[must_use]
     pub const fn needs(&self, end: u64) -> Range<u64> {
         let shared = if matches!(self.start, Start::Block(1..)) { 1 } else { 0 };
         self.packed.saturating_sub(shared)..end
     }
 
-    /// The `length` bytes of output of the span that begins here, from its bytes of the blob: those that
-    /// [`needs`](Self::needs) names.
+    /// Inflates the span and returns its output of `length` bytes. `packed` are the bytes of the blob that
+    /// [`needs`](Self::needs) returns.
     ///
     /// # Errors
-    /// [`SpanError`]. Wrong bytes need not be an error: compare a digest.
+    /// [`SpanError`]. Wrong bytes need not cause an error, so compare the output with a digest.
     pub fn inflate(&self, packed: &[u8], length: u64) -> Result<Vec<u8>, SpanError> {
         let Some(wanted) = usize::try_from(length).ok().filter(|_| length <= SPAN_MAX) else {
             return Err(SpanError::Long(length));
         };
-        // At most 16 MiB and some more.
+        // At most 16 MiB plus the window and the inflater's room.
         let end = WINDOW.saturating_add(wanted);
         let mut out = vec![0; end.saturating_add(ROOM)];
         self.window.write(&mut out);
@@ -121,7 +124,7 @@ impl Checkpoint {
                     rest = rest.get(TRAILER..).ok_or(SpanError::Short)?;
                     rest = begin(&mut inflater, Start::Member, rest)?;
                 }
-                // There is no more input than what it was given.
+                // All remaining input was given.
                 Pause::Input => return Err(SpanError::Short),
                 Pause::Block | Pause::End | Pause::Output => {}
             }
@@ -132,7 +135,7 @@ impl Checkpoint {
     }
 }
 
-/// Has an inflater begin so with these bytes, and returns those that it is to be given.
+/// Prepares an inflater to begin at `start` with `packed`, and returns the bytes to pass to it.
 fn begin<'a>(
     inflater: &mut Inflater,
     start: Start,

@@ -19,7 +19,7 @@ fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Words that come again near and far, and some that do not: what layers are like.
+/// Generates text like that of layers, with words that are repeated near and far, and some that are not.
 fn text(length: usize) -> Vec<u8> {
     let seed = noise(length / 4 + 8);
     let mut text = Vec::with_capacity(length + 64);
@@ -41,7 +41,7 @@ fn text(length: usize) -> Vec<u8> {
     text
 }
 
-/// Gives so many bytes at once.
+/// A reader that returns at most this number of bytes at once.
 struct Pieces<'a>(&'a [u8], usize);
 
 impl Read for Pieces<'_> {
@@ -70,7 +70,7 @@ fn index(blob: &[u8], piece: usize) -> io::Result<(Vec<u8>, Vec<Checkpoint>)> {
     Ok((bytes, indexer.finish().map_err(io::Error::other)?))
 }
 
-/// The blob has these bytes, and so has each of its spans.
+/// Checks that the blob, and each of its spans, inflates to the expected bytes.
 fn check(blob: &[u8], expect: &[u8], piece: usize) -> Vec<Checkpoint> {
     let (bytes, checkpoints) = index(blob, piece).unwrap();
     assert!(bytes == expect, "{} bytes, not {}", bytes.len(), expect.len());
@@ -89,7 +89,7 @@ fn check(blob: &[u8], expect: &[u8], piece: usize) -> Vec<Checkpoint> {
 #[test]
 fn every_span_is_inflated_alone() {
     let bytes = text(3_000_000);
-    // Level 1 of zlib-ng makes one block of everything.
+    // Level 1 of zlib-ng makes a single block.
     for level in [2, 6, 9] {
         let checkpoints = check(&gzip(&bytes, level), &bytes, 64 << 10);
         assert!((8..=12).contains(&checkpoints.len()), "{}", checkpoints.len());
@@ -113,7 +113,7 @@ fn a_byte_of_the_window_that_is_not_kept_is_not_needed() {
         [one.needs(next.packed).start, next.packed].map(|it| usize::try_from(it).unwrap());
     let length = next.unpacked - one.unpacked;
     let right = one.inflate(&blob[first..last], length).unwrap();
-    // Each kept byte is needed: with another one the span is another one.
+    // Each kept byte is needed, because changing it changes the span.
     let runs = one.window.runs().to_vec();
     for at in [0, one.window.bytes().len() / 2, one.window.bytes().len() - 1] {
         let mut kept = one.window.bytes().to_vec();
@@ -130,7 +130,7 @@ fn members_headers_and_stored_blocks() {
     let (first, rest) = bytes.split_at(700_001);
     let (second, third) = rest.split_at(13);
     let mut blob = gzip(first, 9);
-    // A member with a name, a comment, an extra field and a checksum of its header: RFC 1952, 2.3.
+    // A member with a name, a comment, an extra field and a checksum of its header. Source: RFC 1952, 2.3.
     let mut header = vec![0x1f, 0x8b, 8, 0b1_1110, 0, 0, 0, 0, 0, 3, 2, 0, b'x', b'y'];
     header.extend(b"name\0comment\0");
     let [low, high, ..] = crc32fast::hash(&header).to_le_bytes();
@@ -138,7 +138,7 @@ fn members_headers_and_stored_blocks() {
     blob.extend(&header);
     blob.extend(&gzip(second, 6)[10..]);
     blob.extend(gzip(b"", 6));
-    // Level 0 stores.
+    // Level 0 makes stored blocks.
     blob.extend(gzip(third, 0));
     let whole = check(&blob, &bytes, 8 << 10);
     assert!(whole.len() >= 4);
@@ -159,7 +159,7 @@ fn the_same_checkpoints_however_the_bytes_come() {
     for piece in [1, 3, 1000, 65_536, 1 << 20] {
         assert_eq!(index(&blob, piece).unwrap().1, expect, "{piece}");
     }
-    // A caller that takes little at a time.
+    // A caller that reads only a few bytes at a time.
     let mut indexer = Indexer::new(BufReader::new(&blob[..]));
     let mut byte = [0; 17];
     while indexer.read(&mut byte).unwrap() > 0 {}
@@ -201,7 +201,7 @@ fn spans_of_hostile_checkpoints_are_errors() {
     assert_eq!(one.inflate(&blob[from..], SPAN_MAX + 1), Err(SpanError::Long(SPAN_MAX + 1)));
     assert_eq!(one.inflate(&[], 1), Err(SpanError::Short));
     assert_eq!(one.inflate(&blob[from..from + 100], SPAN), Err(SpanError::Short));
-    // More than there is: behind the last member nothing comes.
+    // The requested length exceeds the output, and no member follows the last one.
     assert_eq!(checkpoints[0].inflate(&blob, 700_001), Err(SpanError::Short));
     assert_eq!(checkpoints[0].inflate(b"not gzip, and long", 1), Err(SpanError::Damaged));
     let refused = |runs: &[Range<u16>], bytes: usize| {
@@ -217,13 +217,13 @@ fn spans_of_hostile_checkpoints_are_errors() {
 
 #[test]
 fn a_block_that_is_too_long_leaves_no_checkpoints() {
-    // One block of the fixed code (RFC 1951, 3.2.6): a zero, and as many copies of 258 zeros as are wanted.
+    // One block of the fixed code (RFC 1951, 3.2.6): a zero, and enough copies of 258 zeros to exceed the limit.
     let mut bits = Bits::default();
     bits.put(0b011, 3);
     bits.put_reversed(0x30, 8);
     let copies = SPAN_MAX / 258 + 2;
     for _ in 0..copies {
-        // 285, no extra bits; distance code 0.
+        // Symbol 285, which has no extra bits, and distance code 0.
         bits.put_reversed(0b1100_0101, 8);
         bits.put(0, 5);
     }
@@ -241,7 +241,7 @@ fn a_block_that_is_too_long_leaves_no_checkpoints() {
     assert_eq!(indexer.finish(), Err(GzipError::Block));
 }
 
-/// A deflate stream in the making, from the lowest bit of each byte up.
+/// Builds a deflate stream, from the lowest bit of each byte up.
 #[derive(Default)]
 struct Bits(Vec<bool>);
 
@@ -250,7 +250,7 @@ impl Bits {
         self.0.extend((0..count).map(|bit| value >> bit & 1 == 1));
     }
 
-    /// Huffman codes come with their highest bit first.
+    /// Appends a Huffman code, whose highest bit comes first.
     fn put_reversed(&mut self, value: u32, count: u32) {
         self.0.extend((0..count).rev().map(|bit| value >> bit & 1 == 1));
     }
@@ -299,16 +299,16 @@ fn a_blob_of_empty_members_has_no_checkpoints() {
     assert_eq!((&out[..], checkpoints), (&b"text"[..], Err(GzipError::Empty)));
 }
 
-/// Each span repeats all of its window, so that windows are far more than the blob.
+/// Each span repeats its whole window, so the windows are far larger than the blob.
 #[test]
 fn a_blob_whose_windows_are_more_than_it_is_has_no_checkpoints() {
-    // zlib looks back a little less than the window.
+    // zlib refers back slightly less than the window.
     let words = noise(32_000);
     let blob = |spans: usize| {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
         for _ in 0..spans {
             encoder.write_all(&words.repeat(9)).unwrap();
-            // A block ends here.
+            // End the block.
             encoder.flush().unwrap();
         }
         encoder.finish().unwrap()
@@ -320,6 +320,6 @@ fn a_blob_whose_windows_are_more_than_it_is_has_no_checkpoints() {
     };
     let few = checkpoints(&blob(20)).unwrap();
     assert!(few.len() >= 20 && few[5].window.bytes().len() >= 30_000);
-    // 16 MiB of windows, and an eighth of the blob.
+    // These windows exceed 16 MiB plus an eighth of the blob.
     assert_eq!(checkpoints(&blob(700)), Err(GzipError::Windows));
 }

@@ -1,20 +1,20 @@
-//! The part of a window that a span refers to.
+//! The bytes of a window that a span refers to.
 
 use std::ops::Range;
 
 use super::WINDOW;
 
-/// Bytes of the 32 KiB before a span: those that the span refers to. About a tenth of them, in layers.
+/// The bytes that a span refers to among the 32 KiB before it, which are about a tenth of them in layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Window {
-    /// Ascending and apart, each within the window.
+    /// Positions of the bytes in the window, as ascending ranges with gaps between them.
     runs: Vec<Range<u16>>,
-    /// The bytes of all runs, one after the other.
+    /// The bytes of all runs, concatenated.
     bytes: Vec<u8>,
 }
 
 impl Window {
-    /// Keeps those bytes of a whole window for which `needed` has a 1, not a 0.
+    /// Keeps the bytes of a whole window for which `needed` is 1 rather than 0.
     pub(super) fn new(whole: &[u8], needed: &[u8]) -> Self {
         let mut window = Self::default();
         let find = |is: bool, from: usize| {
@@ -33,7 +33,7 @@ impl Window {
         window
     }
 
-    /// A window of these runs and their bytes. `None` if they do not fit together.
+    /// Makes a window from runs and their bytes; `None` if the runs are invalid or the number of bytes differs.
     #[must_use]
     pub fn of_parts(runs: Vec<Range<u16>>, bytes: Vec<u8>) -> Option<Self> {
         let mut end = None;
@@ -49,25 +49,25 @@ impl Window {
         (length == bytes.len()).then_some(Self { runs, bytes })
     }
 
-    /// Where in the window there are bytes: ascending, apart, none empty.
+    /// Returns the positions of the bytes in the window: non-empty ascending ranges with gaps between them.
     #[must_use]
     pub fn runs(&self) -> &[Range<u16>] {
         &self.runs
     }
 
-    /// The bytes of all runs.
+    /// Returns the bytes of all runs, concatenated.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Bytes of memory of its runs and their bytes.
+    /// Returns the size in memory of the runs and their bytes, in bytes.
     pub(super) fn memory(&self) -> u64 {
         let runs = self.runs.len().saturating_mul(size_of::<Range<u16>>());
         u64::try_from(runs.saturating_add(self.bytes.len())).unwrap_or(u64::MAX)
     }
 
-    /// Writes the kept bytes into a window of 32 KiB.
+    /// Copies the kept bytes to their positions in a window of 32 KiB.
     pub(super) fn write(&self, whole: &mut [u8]) {
         let mut bytes = &self.bytes[..];
         for run in &self.runs {

@@ -1,10 +1,10 @@
-//! Laying a layer over those below.
+//! Lays a layer over the tree of the layers below.
 
 use super::follow::{self, Blocked, Missing, Place, Steps};
 use super::{Hidden, Layer, LayerError, Pending, Role, Tally, role};
 use crate::tree::{Builder, Copied, InodeId, Link, TreeError, components};
 
-/// What a hard link stands for.
+/// The target of a hard link.
 #[derive(Debug, Clone, Copy)]
 enum Target {
     /// An inode of the lower layers.
@@ -14,8 +14,8 @@ enum Target {
 }
 
 impl Layer {
-    /// Lays the layer over `lower`, the tree of the layers below, or makes it the lowest layer. Takes time in
-    /// proportion to this layer's entries alone, unless it hides whole directories.
+    /// Lays the layer over `lower`, the tree of the layers below, or makes it the lowest layer. The time is
+    /// proportional to the number of this layer's entries, unless the layer hides whole directories.
     ///
     /// # Errors
     /// [`LayerError`] with the entry that cannot be laid.
@@ -23,10 +23,10 @@ impl Layer {
         self.onto_until(lower, &|| false)
     }
 
-    /// The same, until `is_stopped` says so. It is asked before each entry.
+    /// Lays the layer like [`onto`](Self::onto), unless `is_stopped` returns true. It is called before each entry.
     ///
     /// # Errors
-    /// [`LayerError`], also [`LayerError::Stopped`].
+    /// [`LayerError`]; [`LayerError::Stopped`] if `is_stopped` returned true.
     pub fn onto_until(
         mut self,
         lower: Option<Builder>,
@@ -57,8 +57,8 @@ impl Layer {
         }
     }
 
-    /// Compares the entries that were added with what became of them: `laid` of them are names of the tree now, and
-    /// others are below directories that this layer replaced.
+    /// Checks that every entry that was added is accounted for: `laid` entries are names of the tree now, and
+    /// `below_replaced` are below directories that this layer replaced.
     fn account(&self, laid: u64, below_replaced: u64) -> Result<(), LayerError> {
         let Tally { given, hide, replaced } = self.tally;
         let replaced = replaced + below_replaced;
@@ -68,7 +68,7 @@ impl Layer {
         Err(LayerError::Unaccounted { given, laid, hide, replaced })
     }
 
-    /// What each placeholder stands for: the lower layers' first, then later entries of this layer.
+    /// Finds the target of each placeholder: first in the lower layers, then among later entries of this layer.
     fn targets(
         &mut self,
         lower: &mut Builder,
@@ -77,7 +77,7 @@ impl Layer {
         if self.pending.is_empty() {
             return Ok(Vec::new());
         }
-        // A later entry of the same path may have taken the link's place.
+        // A later entry of the same path may have replaced the link.
         let named = named(&self.tree);
         self.pending.retain(|pending| named[pending.placeholder.index()]);
         let mut known = vec![None; self.tree.inode_bound()];
@@ -92,7 +92,7 @@ impl Layer {
             };
             known[pending.placeholder.index()] = Some(target);
         }
-        // Links to links: each chain is walked once.
+        // Resolve links to links. Each chain is followed once.
         let mut chain = Vec::new();
         for pending in &self.pending {
             let mut target = Target::Own(pending.placeholder);
@@ -116,7 +116,7 @@ impl Layer {
         Ok(targets.collect())
     }
 
-    /// Removes what this layer hides. All paths are resolved before anything is removed.
+    /// Removes the names that this layer hides. All paths are resolved before any name is removed.
     fn hide(&mut self, lower: &mut Builder, is_stopped: IsStopped<'_>) -> Result<(), LayerError> {
         let mut names = Vec::new();
         let mut cleared = Vec::new();
@@ -126,7 +126,7 @@ impl Layer {
             let found = match follow::directory(lower, at, Missing::Stop, &mut self.steps) {
                 Ok(Place::Directory(found)) => found,
                 Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(at)),
-                // A path that leads nowhere, or round in circles, hides nothing.
+                // A path that does not exist, or is a symlink loop, hides nothing.
                 Ok(Place::Missing) | Err(_) => continue,
             };
             if replaces_symlink(&self.tree, lower, at) {
@@ -145,7 +145,7 @@ impl Layer {
     }
 }
 
-/// Whether the caller wants no more of it.
+/// A function that returns whether the caller wants to stop.
 type IsStopped<'a> = &'a dyn Fn() -> bool;
 
 fn go_on(is_stopped: IsStopped<'_>) -> Result<(), LayerError> {
@@ -158,7 +158,7 @@ impl Pending {
     }
 }
 
-/// What the link names in `tree`, if it names anything.
+/// Finds the target of a link in `tree`.
 fn find(
     tree: &mut Builder,
     pending: &Pending,
@@ -178,7 +178,7 @@ fn find(
     Ok(found)
 }
 
-/// By inode: whether the root reaches a name of it.
+/// Returns for each inode whether the root reaches a name of it.
 fn named(tree: &Builder) -> Vec<bool> {
     let mut named = vec![false; tree.inode_bound()];
     named[InodeId::ROOT.index()] = true;
@@ -190,8 +190,8 @@ fn named(tree: &Builder) -> Vec<bool> {
     named
 }
 
-/// Whether `upper` describes anew what is a symlink of `lower` on the way to `directory`: then the path is no longer
-/// the symlink's.
+/// Whether `upper` has an entry for the first component of `directory` that is not a directory in `lower`. The path
+/// then no longer leads through `lower`'s symlink.
 fn replaces_symlink(upper: &Builder, lower: &Builder, directory: &[u8]) -> bool {
     let (mut own, mut there) = (Some(InodeId::ROOT), InodeId::ROOT);
     for name in components(directory).filter(|name| *name != b".") {
@@ -204,11 +204,11 @@ fn replaces_symlink(upper: &Builder, lower: &Builder, directory: &[u8]) -> bool 
     false
 }
 
-/// The entries of a layer that its tree holds, without directories that no entry described.
+/// Numbers of a layer's entries that are in its tree. Implicit directories are not counted.
 struct Entries {
-    /// Those that the root reaches, itself included.
+    /// Entries that the root reaches, including an entry for the root itself.
     laid: u64,
-    /// Those below a directory that a later entry replaced.
+    /// Entries below a directory that a later entry replaced.
     below_replaced: u64,
 }
 
@@ -229,7 +229,7 @@ impl Entries {
     }
 }
 
-/// One name of the upper tree.
+/// A name of the upper tree.
 #[derive(Clone, Copy)]
 struct Name<'a> {
     directory: InodeId,
@@ -237,11 +237,11 @@ struct Name<'a> {
     inode: InodeId,
 }
 
-/// What became of a name.
+/// The result of laying a name.
 enum Outcome {
     Laid,
-    /// The path leads through a file or a dangling symlink of the lower layers, so it is laid after the others: they
-    /// may bring the symlink's target.
+    /// The path leads through a file or a dangling symlink of the lower layers. The name is laid after the others,
+    /// which may add the symlink's target.
     Postponed,
 }
 
@@ -251,12 +251,12 @@ struct Merge<'a> {
     lower: &'a mut Builder,
     copied: Copied,
     paths: Paths<'a>,
-    /// Whether the layer has symlinks of lower layers among its paths. Then two of its paths may be the same file, and
-    /// one may remove a directory that the other leads through.
+    /// Whether paths of the layer lead through symlinks of lower layers. Two of its paths may then be the same file,
+    /// and laying one may remove a directory that the other leads through.
     is_through_symlinks: bool,
-    /// The number of directories and symlinks removed from `lower`.
+    /// Number of directories and symlinks removed from `lower`.
     removed: u32,
-    /// By inode of `upper`: `removed` when its path was last resolved in `lower`.
+    /// For each inode of `upper`, the value of `removed` when its path was last resolved in `lower`.
     resolved: Vec<u32>,
     steps: &'a mut Steps,
 }
@@ -269,7 +269,7 @@ impl<'a> Merge<'a> {
         steps: &'a mut Steps,
     ) -> Result<Self, LayerError> {
         let mut copied = Copied::new(upper);
-        // What a placeholder stands for in `upper`; what it stands for in `lower` is as good as copied.
+        // Relink placeholders whose target is in `upper`. A target in `lower` is recorded as if it had been copied.
         let mut stands_for = Vec::new();
         for (placeholder, target) in links {
             match target {
@@ -290,7 +290,7 @@ impl<'a> Merge<'a> {
         Ok(Self { upper, lower, copied, paths, is_through_symlinks, removed, resolved, steps })
     }
 
-    /// Returns the number of entries laid, without directories that no entry described.
+    /// Copies all names, and returns the number of entries laid. Implicit directories are not counted.
     fn all(mut self, is_stopped: IsStopped<'_>) -> Result<u64, LayerError> {
         let upper = self.upper;
         let named = named(upper);
@@ -299,7 +299,7 @@ impl<'a> Merge<'a> {
         let mut is_postponed = vec![false; upper.inode_bound()];
         for (directory, name, inode) in upper.names() {
             go_on(is_stopped)?;
-            // Entries below directories that this layer itself replaced later.
+            // Skip entries below directories that this layer itself replaced later.
             if !named[directory.index()] {
                 continue;
             }
@@ -356,7 +356,7 @@ impl<'a> Merge<'a> {
                         return Err(error.of(&path));
                     }
                     (_, IfBlocked::Postpone) => return Ok(Outcome::Postponed),
-                    // As overlay file systems show it: the upper layer has a directory of that name.
+                    // As in an overlay, the upper layer's directory replaces the name.
                     (_, IfBlocked::Replace) => {}
                 }
             }
@@ -370,14 +370,14 @@ impl<'a> Merge<'a> {
         let Self { upper, lower, copied, .. } = self;
         let here = lower.copy_inode(upper, name.inode, copied);
         let here = here.map_err(|source| self.failed(name, source))?;
-        // What was removed may have been a part of this very path.
+        // The removed name may have been part of this path, so record the count from before the removal.
         self.is_now(name.inode, here, removed);
         let inserted = self.lower.insert(parent, name.name, here, Link::Equal);
         inserted.map_err(|source| self.failed(name, source))?;
         Ok(Outcome::Laid)
     }
 
-    /// The directory of the lower tree that takes the name.
+    /// Returns the directory of the lower tree that gets the name.
     fn parent(&mut self, name: Name<'a>) -> Result<InodeId, LayerError> {
         let directory = name.directory;
         let Some(parent) = self.copied.get(directory) else {
@@ -398,8 +398,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Finds a directory of the layer in the lower tree. One path may be looked for many times, so that its own
-    /// components count as steps, too.
+    /// Finds a directory of the layer in the lower tree. The path's own components also count as steps, because one
+    /// path may be resolved many times.
     fn follow(&mut self, path: &[u8]) -> Result<Place, Blocked> {
         self.steps.take(path)?;
         follow::directory(self.lower, path, Missing::Stop, self.steps)
@@ -421,18 +421,18 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// What to do where something that is not a directory blocks a path.
+/// The action if a file or symlink of the lower layers blocks a path.
 #[derive(Clone, Copy)]
 enum IfBlocked {
     Postpone,
-    /// Put a directory in its place.
+    /// Replaces the file or symlink with a directory.
     Replace,
 }
 
-/// Paths of the directories of a builder, found when one is first asked for.
+/// The paths of a builder's directories, computed at the first use.
 struct Paths<'a> {
     tree: &'a Builder,
-    /// By inode: the directory above and the name in it.
+    /// For each inode, its parent directory and its name there.
     above: Vec<Option<(InodeId, &'a [u8])>>,
 }
 
@@ -441,7 +441,7 @@ impl<'a> Paths<'a> {
         Self { tree, above: Vec::new() }
     }
 
-    /// The path with a slash at its end, and none in front.
+    /// Returns the path of a directory, with a trailing slash and without a leading one.
     fn of(&mut self, mut directory: InodeId) -> Vec<u8> {
         if self.above.is_empty() {
             self.above.resize(self.tree.inode_bound(), None);

@@ -1,22 +1,22 @@
-//! Finding a directory by a path whose components may be symlinks, as a runtime that unpacks layers would, with the
-//! root of the tree as the root of all of them.
+//! Finds a directory by a path whose components may be symlinks, like a runtime that unpacks layers, with the root of
+//! the tree as the root of all symlinks.
 
 use std::collections::VecDeque;
 
 use super::LayerError;
 use crate::tree::{Builder, InodeId, TreeError, components};
 
-/// The most symlinks on one path. Source: Linux `MAXSYMLINKS`.
+/// Maximum number of symlinks on one path. Source: Linux `MAXSYMLINKS`.
 const SYMLINKS_MAX: usize = 40;
 
-/// Steps through symlinks that any layer may take. Each layer may also take [`STEPS_PER_ENTRY`].
+/// Steps through symlinks that any layer may take, in addition to [`STEPS_PER_ENTRY`].
 pub(super) const STEPS_AT_LEAST: u64 = 1 << 18;
 
-/// Steps through symlinks for each entry of a layer, on average. A path through `/lib -> usr/lib` takes two.
+/// Steps through symlinks per entry of a layer, on average. A path through `/lib -> usr/lib` takes two.
 pub(super) const STEPS_PER_ENTRY: u64 = 64;
 
-/// The steps that all paths of a layer take through symlinks. A few symlinks can give each path 80,000 steps
-/// (40 targets of 4095 bytes), so that a small layer would take hours.
+/// The number of steps that all paths of a layer take through symlinks, and its limit. A few symlinks can make each
+/// path take 80,000 steps (40 targets of 4095 bytes), so without a limit a small layer could take hours.
 #[derive(Debug)]
 pub(super) struct Steps {
     taken: u64,
@@ -28,12 +28,12 @@ impl Steps {
         Self { taken: 0, limit: STEPS_AT_LEAST }
     }
 
-    /// The layer has one more entry.
+    /// Raises the limit by the share of one entry.
     pub(super) const fn add_entry(&mut self) {
         self.limit = self.limit.saturating_add(STEPS_PER_ENTRY);
     }
 
-    /// Takes [`STEPS_AT_LEAST`] away.
+    /// Lowers the limit by [`STEPS_AT_LEAST`].
     #[cfg(test)]
     pub(super) const fn spare_nothing(&mut self) {
         self.limit -= STEPS_AT_LEAST;
@@ -46,12 +46,12 @@ impl Steps {
     }
 }
 
-/// What to do where a component is not there.
+/// The action for a component that does not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// Make it, as a directory that no source described.
+    /// Create it as an implicit directory.
     Make,
-    /// Answer [`Place::Missing`].
+    /// Return [`Place::Missing`].
     Stop,
 }
 
@@ -61,12 +61,12 @@ pub(super) enum Place {
     Missing,
 }
 
-/// Why there is no directory.
+/// The reason why a path does not lead to a directory.
 #[derive(Debug)]
 pub(super) enum Blocked {
     NotDirectory,
     Loop,
-    /// The layer has used all its [`Steps`].
+    /// The layer has exceeded its limit of [`Steps`].
     Steps {
         limit: u64,
     },
@@ -85,7 +85,7 @@ impl Blocked {
     }
 }
 
-/// The directory at `path`, below the root. The components of symlinks' targets count as `steps`.
+/// Finds the directory at `path` below the root. Each component of a symlink's target counts as one of `steps`.
 pub(super) fn directory(
     tree: &mut Builder,
     path: &[u8],

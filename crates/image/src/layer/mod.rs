@@ -1,11 +1,11 @@
-//! How layers become one tree.
+//! Merges layers into one tree.
 //!
-//! A [`Layer`] gathers the entries of one tar by the rules that hold within a layer. [`Layer::onto`] then lays it over
-//! the tree of the layers below. Layers can be gathered at the same time, in any order; laying them takes no data. The
-//! rules are in `docs/format/tree.md`.
+//! A [`Layer`] collects the entries of one tar by the rules that apply within a layer. [`Layer::onto`] then lays the
+//! layer over the tree of the layers below. Layers can be collected concurrently and in any order, and laying needs
+//! no file contents. `docs/format/tree.md` defines the rules.
 //!
-//! The *last* entry for a path counts, so laying does not depend on the order of whiteouts. Hard links see the lower
-//! layers as they were before this one hid anything.
+//! The *last* entry for a path counts, so the result does not depend on the order of whiteouts. Hard links refer to
+//! the lower layers as they were before this layer hid anything.
 
 mod apply;
 mod follow;
@@ -22,13 +22,14 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// Why an entry cannot be in a layer, or a layer cannot be laid over those below. Paths are shown with escapes.
+/// The reason why an entry cannot be in a layer, or a layer cannot be laid over those below. Messages show paths with
+/// escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayerError {
-    /// The tree cannot hold it.
+    /// The tree cannot hold the entry.
     #[error("cannot add \"{}\"", path.escape_ascii())]
     Entry {
-        /// The entry.
+        /// Path of the entry.
         path: Vec<u8>,
         /// The reason.
         source: TreeError,
@@ -39,10 +40,11 @@ pub enum LayerError {
     /// A component of the path is a file or a device of the same layer.
     #[error("a component of the path \"{}\" is not a directory", .0.escape_ascii())]
     ParentNotDirectory(Vec<u8>),
-    /// Symlinks among the components lead in circles.
+    /// The path leads through more than 40 symlinks, possibly in a loop.
     #[error("the path \"{}\" has more than 40 symlinks", .0.escape_ascii())]
     SymlinkLoop(Vec<u8>),
-    /// Symlinks give the layer's paths more steps than a layer of its size may take. It is made to take long.
+    /// The layer's paths lead through more components of symlink targets than a layer of its size may have. Such a
+    /// layer is made to take long.
     #[error(
         "the symlinks on the path \"{}\" lead too far: all paths of the layer together may take {limit} steps through \
          symlinks",
@@ -51,10 +53,10 @@ pub enum LayerError {
     Steps {
         /// The path at which the limit was exceeded.
         path: Vec<u8>,
-        /// The steps that the layer may take.
+        /// Number of steps that the layer may take.
         limit: u64,
     },
-    /// The caller wants no more of it.
+    /// The caller stopped the operation.
     #[error("stopped")]
     Stopped,
     /// The target of the hard link is neither in this layer nor in those below, or is the link itself.
@@ -63,79 +65,81 @@ pub enum LayerError {
         path.escape_ascii(), target.escape_ascii()
     )]
     LinkTarget {
-        /// The entry.
+        /// Path of the entry.
         path: Vec<u8>,
         /// The link's target.
         target: Vec<u8>,
     },
-    /// The hard link names a directory.
+    /// The target of the hard link is a directory.
     #[error(
         "\"{}\" is a hard link to \"{}\", a directory",
         path.escape_ascii(), target.escape_ascii()
     )]
     LinkToDirectory {
-        /// The entry.
+        /// Path of the entry.
         path: Vec<u8>,
         /// The link's target.
         target: Vec<u8>,
     },
-    /// The root is described as something that is not a directory.
+    /// An entry for the root is not a directory.
     #[error("the root is not a directory")]
     RootNotDirectory,
-    /// A component of the path, not the last one, is a whiteout.
+    /// A component of the path other than the last one is a whiteout.
     #[error("\"{}\" is below a whiteout", .0.escape_ascii())]
     BelowWhiteout(Vec<u8>),
-    /// The layer names it, and the tree would not have it. A bug in this module, which must not lose files silently.
+    /// An entry of the layer would be missing from the tree. This is a bug in this module; it must not lose files
+    /// silently.
     #[error("\"{}\" would be missing from the image", .0.escape_ascii())]
     Lost(Vec<u8>),
-    /// Some entries were neither laid out nor hidden nor replaced. A bug in this module, as above.
+    /// Some entries were neither laid out, nor hide others, nor were replaced. This is a bug in this module, like
+    /// [`Lost`](Self::Lost).
     #[error(
         "of {given} entries, {laid} are laid out, {hide} hide others, and {replaced} are replaced"
     )]
     Unaccounted {
-        /// Entries of the layer.
+        /// Number of entries of the layer.
         given: u64,
-        /// Entries that are names of the tree now.
+        /// Number of entries that are names of the tree now.
         laid: u64,
-        /// Whiteouts, and names that mean nothing.
+        /// Number of whiteouts and of ignored names.
         hide: u64,
-        /// Entries that a later one of the same layer replaced.
+        /// Number of entries that a later entry of the same layer replaced.
         replaced: u64,
     },
 }
 
-/// How many entries a layer has, by what became of them.
+/// Numbers of entries of a layer, by their effect.
 #[derive(Debug, Default)]
 struct Tally {
     /// All entries that were added without an error.
     given: u64,
-    /// Whiteouts, and names that mean nothing.
+    /// Whiteouts and ignored names.
     hide: u64,
-    /// Those that a later entry replaced. Entries below a replaced directory are not counted here.
+    /// Entries that a later entry replaced. Entries below a replaced directory are not counted here.
     replaced: u64,
 }
 
-/// The mode of every symlink on Linux, whatever a tar states. Source: symlink(7), "Ownership, permissions, and
+/// Mode of every symlink on Linux, which replaces the mode in a tar. Source: symlink(7), "Ownership, permissions, and
 /// timestamps".
 const SYMLINK_PERMISSIONS: u16 = 0o777;
 
-/// Names of lower layers that a layer hides.
+/// The names of lower layers that a whiteout hides.
 #[derive(Debug)]
 enum Hidden {
     /// One name in a directory.
     Name {
-        /// The directory's path.
+        /// Path of the directory.
         directory: Vec<u8>,
         name: Vec<u8>,
     },
-    /// Everything in the directory at this path.
+    /// All names in the directory at this path.
     Children(Vec<u8>),
 }
 
 /// A hard link whose target is not an earlier entry of its layer.
 #[derive(Debug)]
 struct Pending {
-    /// Stands for the target until it is known.
+    /// Inode that stands for the target until the target is found.
     placeholder: InodeId,
     path: Vec<u8>,
     target: Vec<u8>,
@@ -149,7 +153,8 @@ pub struct Layer {
     pending: Vec<Pending>,
     tally: Tally,
     steps: Steps,
-    /// The directory of the last entry, since the next is often in the same: its path as the entry had it.
+    /// Directory of the last entry, because the next entry is often in the same: its path in that entry, and its
+    /// inode.
     last: (Vec<u8>, InodeId),
 }
 
@@ -159,15 +164,15 @@ impl Default for Layer {
     }
 }
 
-/// What the name of an entry stands for.
+/// The meaning of an entry's path.
 enum Role<'a> {
     /// The root directory.
     Root,
-    /// A path: the directory's part, and the name in it.
+    /// A file or directory: the path of its parent directory, and its name.
     Entry(&'a [u8], &'a [u8]),
-    /// A whiteout of that path.
+    /// A whiteout.
     Hides(Hidden),
-    /// Nothing.
+    /// A name without an effect.
     Ignored,
 }
 
@@ -179,7 +184,7 @@ fn role(path: &[u8]) -> Result<Role<'_>, LayerError> {
         }
         match last.map(whiteout) {
             None | Some(Whiteout::None) => {}
-            // Aufs keeps what it hides from its users below such a directory.
+            // AUFS keeps its metadata below such a directory.
             Some(Whiteout::Ignored) => return Ok(Role::Ignored),
             Some(Whiteout::Hide(_) | Whiteout::Opaque) => {
                 return Err(LayerError::BelowWhiteout(path.to_vec()));
@@ -201,7 +206,7 @@ fn role(path: &[u8]) -> Result<Role<'_>, LayerError> {
 }
 
 impl Layer {
-    /// A layer without entries.
+    /// Creates a layer without entries.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -214,10 +219,10 @@ impl Layer {
         }
     }
 
-    /// Adds a set of xattrs for [`Layer::entry`], as [`Builder::xattrs`] does.
+    /// Adds a set of xattrs for [`Layer::entry`], like [`Builder::xattrs`].
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value is invalid.
+    /// [`TreeError`] if a name or value is invalid.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
@@ -226,10 +231,10 @@ impl Layer {
     }
 
     /// Adds an entry that is not a hard link. Leading slashes and components `.` are dropped. Returns the inode, or
-    /// `None` for a whiteout and other names without an inode.
+    /// `None` for a whiteout or another name without an inode.
     ///
     /// # Errors
-    /// [`LayerError`]. Directories above the entry may then have been added.
+    /// [`LayerError`]. The parent directories of the entry may have been added nevertheless.
     pub fn entry(
         &mut self,
         path: &[u8],
@@ -284,7 +289,7 @@ impl Layer {
         Ok(Some(inode))
     }
 
-    /// Adds a hard link: a further name of the file at `target`.
+    /// Adds a hard link, which is a further name of the file at `target`.
     ///
     /// # Errors
     /// [`LayerError`], as for an entry. [`Layer::onto`] reports a missing target.
@@ -300,7 +305,7 @@ impl Layer {
         let to = match role(target)? {
             Role::Entry(directory, name) => Some((directory, name)),
             Role::Root => None,
-            // Nothing can be found there.
+            // Such a path contains no file.
             Role::Hides(_) | Role::Ignored => Some((target, b"".as_slice())),
         };
         let (directory, name) = match role(path)? {
@@ -308,7 +313,7 @@ impl Layer {
                 self.tally.hide += 1;
                 return Ok(());
             }
-            // Aufs makes whiteouts as hard links to one file.
+            // AUFS makes whiteouts as hard links to one file.
             Role::Hides(hidden) => {
                 self.tally.hide += 1;
                 self.hidden.push(hidden);
@@ -345,10 +350,10 @@ impl Layer {
         self.put(directory, name, inode).map_err(failed)
     }
 
-    /// Sets the object of an external file that was added without one. Ignored for other inodes.
+    /// Sets the object of an external file that was added without one; does nothing for other inodes.
     ///
     /// # Errors
-    /// [`TreeError::TooLarge`].
+    /// [`TreeError::TooLarge`] if the strings take more than 4 GiB.
     pub fn set_object(&mut self, inode: InodeId, object: &ObjectId) -> Result<(), TreeError> {
         self.tree.set_object(inode, object)
     }
@@ -356,13 +361,13 @@ impl Layer {
     fn put(&mut self, directory: InodeId, name: &[u8], inode: InodeId) -> Result<(), TreeError> {
         if let Some(old) = self.tree.remove(directory, name) {
             self.tally.replaced += u64::from(!self.tree.is_implicit(old));
-            // It may have been part of that path.
+            // The removed name may have been part of that path.
             self.last = (Vec::new(), InodeId::ROOT);
         }
         self.tree.insert(directory, name, inode, Link::Equal)
     }
 
-    /// Gives a directory the metadata of an entry, and counts the entry that described it before.
+    /// Gives a directory the metadata of an entry, and counts an earlier entry for the directory as replaced.
     fn describe(
         &mut self,
         inode: InodeId,
@@ -375,7 +380,7 @@ impl Layer {
         Ok(())
     }
 
-    /// The directory at `at`, made where it is not there yet.
+    /// Returns the directory at the path `at`, which is created if it does not exist.
     fn directory(&mut self, path: &[u8], at: &[u8]) -> Result<InodeId, LayerError> {
         if self.last.0 == at {
             return Ok(self.last.1);

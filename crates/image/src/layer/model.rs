@@ -1,11 +1,11 @@
-//! The rules of layers once more, as slowly and plainly as possible, to compare with: maps from paths, in which each
-//! path is resolved from the root every time.
+//! A slow and simple implementation of the rules of layers, to compare with: maps from paths, in which each path is
+//! resolved from the root every time.
 
 use std::collections::{BTreeMap, VecDeque};
 
 pub(super) type Path = String;
 
-/// One entry of a tar.
+/// An entry of a tar.
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     Directory { path: Path, uid: u32 },
@@ -18,20 +18,20 @@ pub(super) enum Op {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Node {
-    /// `None` when no layer describes it.
+    /// The owner, or `None` if no layer describes the directory.
     Directory(Option<u32>),
-    /// Two names of one file have one number.
+    /// `inode` is equal for all names of one file.
     File { uid: u32, inode: usize },
-    /// As for files.
+    /// `inode` is equal for all names of one symlink.
     Symlink { target: Path, inode: usize },
-    /// Not known yet: the number in the layer's `links`.
+    /// An unresolved hard link: its index in the layer's `links`.
     Link(usize),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refused;
 
-/// The root is "", and always there.
+/// A tree by path. The root is "", and always present.
 pub(super) type Tree = BTreeMap<Path, Node>;
 
 pub(super) fn empty() -> Tree {
@@ -41,7 +41,7 @@ pub(super) fn empty() -> Tree {
 #[derive(Debug)]
 pub(super) struct Layer {
     tree: Tree,
-    /// When each name of `tree` was added.
+    /// Order in which the names of `tree` were added.
     order: BTreeMap<Path, usize>,
     added: usize,
     whiteouts: Vec<Path>,
@@ -49,7 +49,7 @@ pub(super) struct Layer {
     links: Vec<Path>,
 }
 
-/// The path of the directory, and the name in it.
+/// Splits a path into its directory and the name in it.
 fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
@@ -68,7 +68,7 @@ fn clear(tree: &mut Tree, directory: &str) {
     tree.retain(|path, _| path.is_empty() || !path.starts_with(&prefix));
 }
 
-/// The path, without symlinks, of the directory at `path`. `make` is called for a name that does not exist.
+/// Returns the path without symlinks of the directory at `path`. `make` is called for a name that does not exist.
 fn follow(
     tree: &mut Tree,
     path: &str,
@@ -111,7 +111,7 @@ fn stop(_: &mut Tree, _: &str) -> Result<(), Refused> {
     Err(Refused)
 }
 
-/// What is at `path`, if anything is.
+/// Returns the node at `path`.
 fn find(tree: &Tree, path: &str) -> Option<Node> {
     let (directory, name) = split(path);
     let directory = follow(&mut tree.clone(), directory, stop).ok()?;
@@ -184,10 +184,10 @@ impl Layer {
         }
     }
 
-    /// The directory of `lower` that a whiteout in `directory` means.
+    /// Returns the directory of `lower` that a whiteout in `directory` applies to.
     fn hides_in(&self, lower: &Tree, directory: &str) -> Option<Path> {
         let found = follow(&mut lower.clone(), directory, stop).ok()?;
-        // A path that the layer describes itself is no longer the symlink's.
+        // If the layer itself has an entry for the path, the path no longer leads through the symlink.
         let first = (1..).map_while(|count| {
             let names: Vec<&str> = directory.split('/').take(count).collect();
             (count <= directory.split('/').count()).then(|| names.join("/"))
@@ -227,7 +227,7 @@ impl Layer {
             }
         }
 
-        // Names below a file or a dangling symlink come last, since the others may bring the symlink's target.
+        // Names below a file or a dangling symlink come last, because the others may add the symlink's target.
         let mut postponed: Vec<&str> = Vec::new();
         let mut last = Vec::new();
         for (_, path, node) in &names {
@@ -244,7 +244,8 @@ impl Layer {
     }
 }
 
-/// Returns false, and does nothing, if a directory that no entry describes is not one below, and may not become one.
+/// Lays a node. Returns false without a change if an implicit directory meets another type of file and may not
+/// replace it.
 fn lay(tree: &mut Tree, path: &str, node: &Node, may_replace: bool) -> Result<bool, Refused> {
     let (directory, name) = split(path);
     let at = join(&follow(tree, directory, stop)?, name);

@@ -10,8 +10,8 @@ fn metadata(uid: u32) -> Metadata {
     Metadata { permissions: 0o750, uid, gid: 0, mtime: Timestamp { seconds: 7, nanoseconds: 9 } }
 }
 
-/// One layer, written as words: `d PATH`, `f PATH`, `l PATH TARGET` (hard link), `s PATH TARGET` (symlink). The owner
-/// of each entry is the number of the layer, and that of files also their content.
+/// Makes a layer from words: `d PATH`, `f PATH`, `l PATH TARGET` (hard link), `s PATH TARGET` (symlink). The number
+/// of the layer is the owner of each entry and the content of each file.
 fn gather(layer: u32, text: &str) -> Result<Layer, LayerError> {
     let mut gathered = Layer::new();
     for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -40,8 +40,8 @@ fn lay(layers: &[&str]) -> Result<Tree, LayerError> {
     Ok(tree.unwrap_or_default().finish())
 }
 
-/// Every path with its owner, that is the layer that describes it: `path:layer`, `path/:layer`, `path=content:layer`
-/// for names that share an inode, `path->target:layer`.
+/// Lists every path with its owner, which is the layer that describes it: `path:layer`, `path/:layer`,
+/// `path=content:layer` for names that share an inode, `path->target:layer`.
 fn show(tree: &Tree) -> String {
     let mut all = Vec::new();
     let mut walk = tree.walk();
@@ -93,7 +93,7 @@ fn rule_implicit_parents() {
     check(&["d a", "f a/b"], "a/:1 a/b:2");
     check(&["f a/b, d a"], "a/:1 a/b:1");
     check(&["f a, f a/b"], "a component of the path \"a/b\" is not a directory");
-    // What containerd's overlayfs snapshotter and umoci 0.5 (opencontainers/umoci#546) show: a directory.
+    // containerd's overlayfs snapshotter and umoci 0.5 (opencontainers/umoci#546) also show a directory.
     check(&["f a", "f a/b"], "a/:0 a/b:2");
     check(&["f a, l b a", "f a/c/d"], "a/:0 a/c/:0 a/c/d:2 b:1");
     check(&["d a, f a/b", "f a/b/c/d", "f a/b/c/e"], "a/:1 a/b/:0 a/b/c/:0 a/b/c/d:2 a/b/c/e:3");
@@ -120,7 +120,7 @@ fn rule_across_layers() {
     check(&["f a", "d a, f a/b"], "a/:2 a/b:2");
     check(&["f a, l b a", "f a"], "a:2 b:1");
     check(&["d a, d a/b, f a/b/c", "f a/b/d", "d a/b"], "a/:1 a/b/:3 a/b/c:1 a/b/d:2");
-    // The layer's own last word counts: it is a directory, so what is below shows.
+    // The layer's last entry counts. It is a directory, so the files below it remain visible.
     check(&["d a, f a/b", "f a, d a"], "a/:2 a/b:1");
 }
 
@@ -129,16 +129,16 @@ fn rule_whiteouts() {
     check(&["f a, f b", "f .wh.a"], "b:1");
     check(&["d a, f a/b, f a/c", "f a/.wh.b"], "a/:1 a/c:1");
     check(&["d a, f a/b, f c", "f .wh.a"], "c:1");
-    // Wherever it stands, and never about its own layer.
+    // A whiteout applies at any position in the layer, but never to its own layer.
     check(&["f a", "f a, f .wh.a"], "a:2");
     check(&["f a", "f .wh.a, f a"], "a:2");
     check(&["d a, f a/b", "f a/c, f .wh.a"], "a/:0 a/c:2");
     check(&["f a, f .wh.a"], "a:1");
-    // Aufs makes them as hard links, some tools as other types.
+    // AUFS writes whiteouts as hard links, and some tools as other file types.
     check(&["f a, f b, f c", "l .wh.a .wh..wh.plnk/x, d .wh.b, s .wh.c x"], "");
-    // They make no directories, and do not mind when there is nothing to hide.
+    // Whiteouts create no directories, and may refer to names that do not exist.
     check(&["f a", "f b/c/.wh.d, f a/.wh.d, f .wh.e"], "a:1");
-    // There are no such names to hide.
+    // A directory cannot contain these names, so they hide nothing.
     check(&["d a, f a/b", "f a/.wh., f a/.wh.., f a/.wh..."], "a/:1 a/b:1");
     check(&["f .wh.a/b"], "\".wh.a/b\" is below a whiteout");
 }
@@ -169,29 +169,29 @@ fn rule_other_aufs_names() {
 fn rule_hardlinks() {
     check(&["f b, l a b"], "a:1 b=a");
     check(&["f d/b, l a ./d//b"], "a:1 d/:0 d/b=a");
-    // An earlier entry, though the lower layers have the name too.
+    // The target is an earlier entry, although the lower layers have the name too, with another inode.
     check(&["f a", "f a, l b a"], "a:2 b=a");
-    // The lower layers' before a later entry.
+    // The lower layers' target is preferred to a later entry.
     check(&["f a", "l b a"], "a:1 b=a");
     check(&["f a", "l b a, f a"], "a:2 b:1");
     check(&["l b a, f a"], "a:1 b=a");
     check(&["f x", "l b a, f a"], "a:2 b=a x:1");
-    // What this layer hides can still be linked to.
+    // A hard link may refer to a file that its layer hides.
     check(&["f a", "l b a, f .wh.a"], "b:1");
     check(&["f a", "f .wh.a, l b a"], "b:1");
     check(&["d d, f d/a", "f d/.wh..wh..opq, l b d/a"], "b:1 d/:1");
-    // Links to links, and to what a link became.
+    // Links to links, and to the target of a link.
     check(&["l c b, l b a, f a"], "a:1 b=a c=a");
     check(&["l b a, l c b, f a"], "a:1 b=a c=a");
     check(&["f x, f y", "l a x, l c b, l b a"], "a:1 b=a c=a x=a y:1");
-    // The name itself.
+    // A link to its own name.
     check(&["f a, l a a"], "a:1");
     check(&["f a", "l a a"], "a:1");
     check(&["l a b, l b a"], "\"a\" is a hard link to \"b\", which does not exist");
     check(&["l a a"], "\"a\" is a hard link to \"a\", which does not exist");
     check(&["f x, l a nowhere"], "\"a\" is a hard link to \"nowhere\", which does not exist");
     check(&["f a/b, l c a/b/d"], "\"c\" is a hard link to \"a/b/d\", which does not exist");
-    // A later entry took the link's place, so that it is nowhere matters no more.
+    // A later entry replaced the link, so its missing target does not matter.
     check(&["l a nowhere, f a"], "a:1");
     check(&["d d, l d/a nowhere, f d"], "d:1");
     for layers in [&["d d, l a d"][..], &["d d", "l a d"], &["l a d, d d"], &["d d/e", "l a d"]] {
@@ -200,7 +200,8 @@ fn rule_hardlinks() {
     check(&["l a ."], "\"a\" is a hard link to \".\", a directory");
 }
 
-/// As the runtimes do that unpack layers: a layer made against `/lib -> usr/lib` may name `lib/x` without `lib`.
+/// A layer made against `/lib -> usr/lib` may have `lib/x` without `lib`. Runtimes that unpack layers follow the
+/// symlink.
 #[test]
 fn rule_parents_that_are_symlinks() {
     let base = "d usr, d usr/lib, f usr/lib/a, s lib usr/lib";
@@ -216,11 +217,11 @@ fn rule_parents_that_are_symlinks() {
     check(&["s a x, f a/b, d a, f a/c"], "a/:1 a/c:1 x/:0 x/b:1");
     check(&["s a b, s b a, f a/c"], "the path \"a/c\" has more than 40 symlinks");
     check(&["s a b, s b a", "f a/c"], "a/:0 a/c:2 b->a:1");
-    // As for a file: containerd's overlayfs snapshotter shows a directory.
+    // The symlink is replaced like a file: containerd's overlayfs snapshotter also shows a directory.
     check(&["s a gone", "f a/c"], "a/:0 a/c:2");
     check(&["s a f, f f", "f a/c"], "a/:0 a/c:2 f:1");
     check(&["s a gone/x/..", "f a/c"], "a/:0 a/c:2");
-    // The same layer may bring what the symlink lacks, before or after.
+    // The same layer may add the symlink's target, before or after the path.
     check(&["s a gone", "f a/c, d gone"], "a->gone:1 gone/:2 gone/c:2");
     check(&["s a gone", "d gone, f a/c"], "a->gone:1 gone/:2 gone/c:2");
     check(
@@ -230,7 +231,7 @@ fn rule_parents_that_are_symlinks() {
     check(&["s a f, f f, f a/c"], "a component of the path \"a/c\" is not a directory");
 }
 
-/// Tools that write layers by path make such layers. umoci 0.4.7 unpacks them the same way.
+/// Some tools write layers by path and make such layers. umoci 0.4.7 unpacks them in the same way.
 #[test]
 fn rule_parents_that_are_symlinks_to_the_root() {
     check(&["s x /", "f x/etc/f"], "etc/:0 etc/f:2 x->/:1");
@@ -248,7 +249,7 @@ fn rule_parents_that_are_symlinks_to_the_root() {
     check(&["s x /, f x/a"], "a:1 x->/:1");
 }
 
-/// Two paths of a layer that are the same place below: one of them removes a directory that the other leads through.
+/// Two paths of a layer are the same place below, and one of them removes a directory that the other leads through.
 #[test]
 fn rule_paths_that_meet_below() {
     check(&["s l /, d a, f a/b", "f a/c, f l/a"], "a:2 l->/:1");
@@ -260,7 +261,7 @@ fn rule_paths_that_meet_below() {
     check(&["s l x, d x, s k /", "f l/c, d k/l, f l/d"], "k->/:1 l/:2 l/d:2 x/:1 x/c:2");
 }
 
-/// A name that a merge forgot, and an entry that was never added to the tree, are errors.
+/// A name that the merge loses, or an entry that was never added to the tree, must be an error.
 #[test]
 fn every_entry_is_accounted_for() {
     let error = |given: u64, lower: Option<&str>| {
@@ -280,7 +281,7 @@ fn every_entry_is_accounted_for() {
     }
 }
 
-/// Symlinks that lead to `t` by way of all others: each path through `l0` takes 60,838 steps.
+/// Makes symlinks that each lead to the next, and the last to `t`, so that each path through `l0` takes 60,838 steps.
 fn links_in_a_row() -> String {
     let there_and_back = "d/../".repeat(800);
     let links = (0..38).map(|at| match at {
@@ -294,8 +295,8 @@ fn many(entry: impl Fn(u32) -> String) -> String {
     (0..200).map(entry).collect::<Vec<_>>().join(", ")
 }
 
-/// A small layer must not keep an import busy for hours. It fails after a few of its entries, whichever way it resolves
-/// paths again and again.
+/// A small layer must not keep an import busy for hours. It must fail after a few of its entries, for each kind of
+/// entry that resolves paths repeatedly.
 #[test]
 fn steps_through_symlinks_are_bounded() {
     let links = links_in_a_row();
@@ -304,7 +305,7 @@ fn steps_through_symlinks_are_bounded() {
         let limit = follow::STEPS_AT_LEAST + follow::STEPS_PER_ENTRY * entries;
         assert_eq!(error, LayerError::Steps { path: path.as_bytes().to_vec(), limit });
     };
-    // Over other layers.
+    // Laid over other layers.
     for (above, path) in [
         (many(|at| format!("f l0/n{at}")), "l0/"),
         (many(|at| format!("d l0/n{at}")), "l0/"),
@@ -322,7 +323,7 @@ fn steps_through_symlinks_are_bounded() {
         expect(layer.onto_until(Some(lower), &is_stopped).unwrap_err(), path, 200);
         assert!(asked.get() < 10, "{path}: {}", asked.get());
     }
-    // In a layer by itself, as soon as the entry comes.
+    // In a single layer, the entry itself fails.
     let own = 3 + 38;
     for (entries, path, before) in [
         (many(|at| format!("l h{at} l0/f")), "h4", 4),
@@ -330,14 +331,14 @@ fn steps_through_symlinks_are_bounded() {
     ] {
         expect(gather(1, &format!("{links}, {entries}")).unwrap_err(), path, own + before);
     }
-    // Links whose target comes later.
+    // Links whose target is a later entry.
     let layer = gather(1, &format!("{}, {links}", many(|at| format!("l h{at} l0/f")))).unwrap();
     expect(layer.onto(None).unwrap_err(), "h4", 200 + own);
-    // Nothing is resolved again where nothing is removed.
+    // Paths are not resolved again unless a directory or symlink was removed.
     lay(&[&links, &many(|at| format!("f l0/n{at}"))]).unwrap();
 }
 
-/// A layer may lead through symlinks with each of its entries, however many there are.
+/// Every entry of a layer may lead through symlinks, for any number of entries.
 #[test]
 fn usual_layers_take_few_steps() {
     let below =
@@ -345,7 +346,7 @@ fn usual_layers_take_few_steps() {
     let lower = gather(1, &below).unwrap().onto(None).unwrap();
     let above = many(|at| format!("f lib/x/n{at}, l lib/x/h{at} lib/x/n{at}, f lib/x/.wh.g{at}"));
     let mut layer = gather(2, &above).unwrap();
-    // Nothing beyond the share of each entry.
+    // The share of each entry must suffice.
     layer.steps.spare_nothing();
     layer.onto(Some(lower)).unwrap();
 }
@@ -353,8 +354,8 @@ fn usual_layers_take_few_steps() {
 #[test]
 fn laying_stops_at_any_entry() {
     let below = "d d, s x d, f d/a, f d/b, f d/c, s gone nowhere";
-    // How often it asks: before each hard link that is found later, each whiteout, and each name, also of directories
-    // that no entry describes. What is laid after all others is asked about again.
+    // `is_stopped` is called before each hard link to a later entry, each whiteout and each name, also of implicit
+    // directories. It is called again for names that are laid after all others.
     for (above, times) in [
         ("f x/a, f x/b, f x/c", 4),
         ("f x/.wh.a, f x/.wh.b, f x/.wh.c", 3),
@@ -444,7 +445,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(prop_oneof![5 => op, 1 => symlink], 0..12)
 }
 
-/// Files have their number as content, and symlinks as owner.
+/// Adds an operation to a layer. The number is the content of a file and the owner of a symlink.
 fn add(layer: &mut Layer, op: &Op, number: usize) -> Result<(), LayerError> {
     let content = number.to_string();
     let content = content.as_bytes();
@@ -464,7 +465,7 @@ fn add(layer: &mut Layer, op: &Op, number: usize) -> Result<(), LayerError> {
     layer.entry(path.as_bytes(), &metadata(uid), XattrsId::NONE, node).map(|_| ())
 }
 
-/// The tree as the model has it; the number of an inode is its content.
+/// Converts a tree to the model's form, in which the number of an inode is its content.
 fn as_model(tree: &Tree) -> model::Tree {
     let mut all = model::empty();
     let mut walk = tree.walk();
@@ -509,7 +510,7 @@ proptest::proptest! {
         }
         let tree = tree.unwrap().finish();
         assert_eq!(as_model(&tree), expected);
-        // Two names share an inode exactly where the model says so.
+        // Two names must share an inode if and only if they do in the model.
         let mut walk = tree.walk();
         let mut ids = std::collections::BTreeMap::<InodeId, model::Node>::new();
         while let Some((path, entry)) = walk.next() {

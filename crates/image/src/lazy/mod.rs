@@ -1,7 +1,7 @@
-//! The index of a lazy device: what is needed to fill any part of it from a layer's blob, and to know that it is right.
+//! The index of a lazy device: the data needed to fill any part of the device from a layer's blob and to verify it.
 //!
-//! A [`Head`] has the digest of each unit of the device, and where in the blob each span begins. The windows of the spans are
-//! apart from it, in groups that are fetched when they are needed. The format: `docs/format/lazy-index.md`.
+//! A [`Head`] has the digest of each unit of the device and the position in the blob of each span. The windows of the
+//! spans are stored separately, in groups that are fetched on demand. `docs/format/lazy-index.md` defines the format.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod places;
@@ -15,118 +15,119 @@ use crate::verity::{Algorithm, DeviceId};
 
 pub use windows::{decode_windows, encode_windows};
 
-/// Bytes of a device that have one digest. The last unit may have fewer.
+/// Bytes of a device that have one digest. The last unit may be shorter.
 pub const UNIT: u64 = 64 << 10;
 
-/// Spans of a blob that begin within so many of its bytes have their windows in one group.
+/// Bytes of a blob per group: the windows of the spans that begin in such a part of the blob are in one group.
 pub const GROUP: u64 = 512 << 10;
 
 const MAGIC: &[u8; 8] = b"quirelzy";
-/// The version of the format, and of the code that finds checkpoints: both change it.
+/// Version of the format and of the code that finds checkpoints. A change of either changes the version.
 const VERSION: u32 = 1;
-/// The only kind so far: a gzip blob.
+/// The only kind of index so far, for gzip blobs.
 const GZIP: u32 = 1;
 const FIXED: usize = 192;
 const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
-/// A member begins, as [`Start`] is written. Other values are numbers of bits.
+/// The encoding of [`Start::Member`]. Other values are the number of bits in [`Start::Block`].
 const MEMBER: u8 = 255;
-/// Less than a block of zeros, and a block that says what the device holds.
+/// Length in bytes that a tail never reaches: padding of less than 512 bytes, and a block of 512 bytes that states
+/// the device's contents.
 const TAIL_MAX: u32 = 1024;
-/// A longer file is no head: it is held in memory. That is enough for a layer of a terabyte.
+/// Maximum size of a head in bytes, because a head is held in memory. It suffices for a layer of a terabyte.
 pub const HEAD_MAX: u64 = 1 << 30;
 
-/// Where a span begins.
+/// The beginning of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanPlace {
-    /// How inflating begins.
+    /// State in which inflating begins.
     pub start: Start,
-    /// In the blob, in bytes.
+    /// Offset in the blob in bytes.
     pub packed: u64,
-    /// In the tar, in bytes.
+    /// Offset in the tar in bytes.
     pub unpacked: u64,
 }
 
-/// Windows that are together.
+/// A group of windows that are fetched together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowGroup {
-    /// Which span's window is the first. The others follow, up to the next group's first.
+    /// Number of the span whose window is the first. The next group's windows begin with that group's `first`.
     pub first: u32,
-    /// Bytes in the file of windows. Groups stand there one behind the other.
+    /// Length in bytes in the file of windows, which holds the groups one after the other.
     pub bytes: u32,
 }
 
-/// All of an index but the windows.
+/// An index without its windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
-    /// The device's name.
+    /// Id of the device.
     pub device: DeviceId,
-    /// Its length in bytes: a multiple of 512.
+    /// Length of the device in bytes: a multiple of 512.
     pub device_bytes: u64,
-    /// The layer's blob.
+    /// Digest of the layer's blob.
     pub blob: Digest,
-    /// Its length in bytes.
+    /// Length of the blob in bytes.
     pub blob_bytes: u64,
-    /// Digest of the tar in it.
+    /// Digest of the uncompressed tar.
     pub diff_id: Digest,
-    /// Bytes of the tar, with which the device begins.
+    /// Length in bytes of the tar, with which the device begins.
     pub tar_bytes: u64,
-    /// The bytes of the device behind the tar.
+    /// The bytes of the device after the tar.
     pub tail: Vec<u8>,
-    /// The digest of each unit.
+    /// SHA-256 digest of each unit.
     pub units: Vec<[u8; 32]>,
-    /// Where spans begin, ascending.
+    /// The spans, in ascending order.
     pub spans: Vec<SpanPlace>,
-    /// The groups of their windows, ascending.
+    /// The groups of windows, in ascending order.
     pub groups: Vec<WindowGroup>,
 }
 
-/// An error of a head that cannot be used.
+/// The reason why a head is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadError {
-    /// The file is of another kind.
+    /// The file is not a head.
     #[error("it is no index of a lazy device")]
     Magic,
-    /// Made by another version.
+    /// The head was made by another version of Quire.
     #[error("it is an index of version {0}, not {VERSION}: make it again")]
     Version(u32),
-    /// Its last bytes are not the digest of the others.
+    /// The digest at the end of the file does not match its content.
     #[error("it is damaged: its digest differs")]
     Digest,
-    /// What is made by a later version, perhaps.
+    /// The kind is unknown. A later version may have made the head.
     #[error("it is for blobs of kind {0}, not {GZIP}: another version may know it")]
     Kind(u32),
-    /// A field has what none can have, or is not there.
+    /// A field is missing or has an invalid value.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
-    /// The parts of a device are not as long as the device. All in bytes.
+    /// The lengths of the tar and the tail do not add up to that of the device.
     #[error("it is damaged: a tar of {tar} bytes and {tail} behind it are no device of {device}")]
     Lengths {
-        /// A multiple of 512.
+        /// Length of the device in bytes.
         device: u64,
-        /// The tar.
+        /// Length of the tar in bytes.
         tar: u64,
-        /// What follows it, less than a kibibyte.
+        /// Length of the tail in bytes.
         tail: u32,
     },
-    /// The units are not those of the device.
+    /// The number of digests is not that of the device's units.
     #[error("it is damaged: it has digests of {actual} units, and its device {expected} units")]
     Units {
-        /// Units of the device.
+        /// Number of units of the device.
         expected: u64,
-        /// Digests.
+        /// Number of digests.
         actual: usize,
     },
-    /// A span, by its number, does not fit those around it, or is shorter or longer than any can be.
+    /// The span of this number does not fit its neighbours, or is shorter or longer than the limits.
     #[error("it is damaged: its span {0} cannot stand where it does")]
     Span(usize),
-    /// Likewise, a group of windows.
+    /// The group of windows of this number does not fit the spans or its neighbours.
     #[error("it is damaged: its group {0} of windows cannot stand where it does")]
     Group(usize),
 }
 
-/// Takes fields from bytes.
+/// Splits fields off the front of the bytes.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -155,7 +156,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Head {
-    /// As bytes of a file.
+    /// Encodes the head as the content of a file.
     ///
     /// # Errors
     /// [`HeadError`] for a head that [`decode`](Self::decode) would refuse.
@@ -199,10 +200,10 @@ impl Head {
         Ok(bytes)
     }
 
-    /// Reads the bytes of a file.
+    /// Decodes the content of a file.
     ///
     /// # Errors
-    /// [`HeadError`].
+    /// [`HeadError`] with the field, span or group that is invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, HeadError> {
         let (content, digest) = bytes.split_last_chunk::<32>().ok_or(HeadError::Magic)?;
         let mut fields = Fields(content);
@@ -233,7 +234,7 @@ impl Head {
         let read = content.len().saturating_sub(fields.0.len());
         is_zero(fields.bytes(FIXED.saturating_sub(read))?)?;
         let tail = fields.bytes(tail)?.to_vec();
-        // No count reserves memory: each thing has to be there.
+        // Read items one by one, so that a wrong count does not reserve memory.
         let units = (0..units).map(|_| fields.array()).collect::<Result<_, _>>()?;
         let spans = (0..spans).map(|_| span(&mut fields)).collect::<Result<_, _>>()?;
         let groups = (0..groups).map(|_| group(&mut fields)).collect::<Result<_, _>>()?;
@@ -256,7 +257,7 @@ impl Head {
         Ok(head)
     }
 
-    /// Compares the fields with each other.
+    /// Checks that the fields are consistent with each other.
     fn check(&self) -> Result<(), HeadError> {
         let is_sha256 = [&self.blob, &self.diff_id].iter().all(|it| it.as_bytes().len() == 32);
         if !is_sha256 || self.device.algorithm() != Algorithm::Sha256 {
@@ -276,7 +277,8 @@ impl Head {
         self.check_groups()
     }
 
-    /// They follow one another, from the beginning to the end, and none is too short or too long.
+    /// Checks that the spans follow each other from the beginning to the end, and that their lengths are within the
+    /// limits.
     fn check_spans(&self) -> Result<(), HeadError> {
         let first = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
         if self.spans.first() != Some(&first) {
@@ -286,7 +288,8 @@ impl Head {
         let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
         let mut are_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
             let length = unpacked.checked_sub(span.unpacked);
-            // So a part of the device has a bounded number of spans. Only the last one ends with the tar.
+            // The minimum length bounds the number of spans in a part of the device. Only the last span ends with the
+            // tar.
             let least = if unpacked == self.tar_bytes { 1 } else { SPAN };
             length.is_some_and(|it| (least..=SPAN_MAX).contains(&it))
                 && packed
@@ -298,13 +301,13 @@ impl Head {
         are_right.position(|it| !it).map_or(Ok(()), |span| Err(HeadError::Span(span)))
     }
 
-    /// They are as `encode_windows` makes them. So they are no more than the blob's length allows.
+    /// Checks that the groups are as `encode_windows` makes them, which bounds their number by the blob's length.
     fn check_groups(&self) -> Result<(), HeadError> {
         let mut before = None;
         for (number, group) in self.groups.iter().enumerate() {
             let span = usize::try_from(group.first).ok().and_then(|it| self.spans.get(it));
             let part = span.and_then(|it| it.packed.checked_div(GROUP));
-            // A later part of the blob has later spans.
+            // Each group is for a later part of the blob than the one before.
             let is_right = if number == 0 { group.first == 0 } else { part > before };
             if !is_right || part.is_none() {
                 return Err(HeadError::Group(number));
@@ -314,7 +317,7 @@ impl Head {
         if before.is_none() { Err(HeadError::Group(0)) } else { Ok(()) }
     }
 
-    /// Whether these bytes are this unit of the device.
+    /// Whether `bytes` match the digest of this unit of the device.
     #[must_use]
     pub fn is_unit(&self, unit: usize, bytes: &[u8]) -> bool {
         self.units.get(unit).is_some_and(|it| Sha256::digest(bytes)[..] == it[..])

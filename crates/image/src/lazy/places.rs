@@ -1,6 +1,6 @@
-//! Where the spans of a blob, the units of a device and the groups of windows are, and how one becomes the other.
+//! Maps between the spans of a blob, the units of a device and the groups of windows.
 //!
-//! All ranges are half open. A number past the end stands for the end: a head says nothing of what is not there.
+//! All ranges are half open. A number beyond the last item stands for the end.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ fn count(number: u64) -> usize {
 }
 
 impl Head {
-    /// The span that has this byte of the tar, by its number.
+    /// Returns the number of the span that contains this byte of the tar.
     #[must_use]
     pub fn span_of(&self, tar_byte: u64) -> Option<usize> {
         let behind = self.spans.partition_point(|it| it.unpacked <= tar_byte);
         (tar_byte < self.tar_bytes).then(|| behind.saturating_sub(1))
     }
 
-    /// The spans that have these bytes of the device, by number; none for bytes that the tail alone has.
+    /// Returns the numbers of the spans that contain these bytes of the device; empty if all of them are in the tail.
     #[must_use]
     pub fn spans_of(&self, bytes: &Range<u64>) -> Range<usize> {
         let last = bytes.end.min(self.tar_bytes).saturating_sub(1);
@@ -29,7 +29,7 @@ impl Head {
         }
     }
 
-    /// The bytes of the tar that these spans have.
+    /// Returns the range of the tar that these spans contain.
     #[must_use]
     pub fn unpacked(&self, spans: &Range<usize>) -> Range<u64> {
         let place = |span: usize| self.spans.get(span).map_or(self.tar_bytes, |it| it.unpacked);
@@ -37,8 +37,8 @@ impl Head {
         start..place(spans.end).max(start)
     }
 
-    /// The bytes of the blob that these spans, at least one, are inflated from. A byte that belongs to two spans is in the
-    /// range of both.
+    /// Returns the range of the blob that these spans, at least one, are inflated from. A byte that two spans share
+    /// is in the ranges of both.
     #[must_use]
     pub fn packed(&self, spans: &Range<usize>) -> Range<u64> {
         let place = |span: usize| self.spans.get(span).map_or(self.blob_bytes, |it| it.packed);
@@ -47,10 +47,11 @@ impl Head {
         first.map_or(end..end, |first| first.needs(end))
     }
 
-    /// The bytes of the tar that a span has, from its bytes of the blob: those that [`packed`](Self::packed) names.
+    /// Inflates a span and returns its bytes of the tar. `packed` are the bytes of the blob in the range that
+    /// [`packed`](Self::packed) returns.
     ///
     /// # Errors
-    /// [`SpanError`]. Wrong bytes need not be an error: see [`is_unit`](Self::is_unit).
+    /// [`SpanError`]. Wrong bytes need not cause an error: see [`is_unit`](Self::is_unit).
     pub fn inflate(
         &self,
         span: usize,
@@ -68,20 +69,20 @@ impl Head {
         Some(Checkpoint { start, packed, unpacked, window })
     }
 
-    /// The units that have a part in these bytes of the device, by number.
+    /// Returns the numbers of the units that overlap these bytes of the device.
     #[must_use]
     pub fn units_of(&self, bytes: &Range<u64>) -> Range<usize> {
         let end = bytes.end.min(self.device_bytes).div_ceil(UNIT);
         count(bytes.start.checked_div(UNIT).unwrap_or(0))..count(end)
     }
 
-    /// The units that have a part in these spans, or in the tail if the last span is among them.
+    /// Returns the numbers of the units that overlap these spans. The tail counts as part of the last span.
     #[must_use]
     pub fn touched_units(&self, spans: &Range<usize>) -> Range<usize> {
         self.units_of(&self.with_tail(spans))
     }
 
-    /// The units that lie in these spans alone, with the tail as above.
+    /// Returns the numbers of the units that lie entirely in these spans. The tail counts as part of the last span.
     #[must_use]
     pub fn whole_units(&self, spans: &Range<usize>) -> Range<usize> {
         let Range { start, end } = self.with_tail(spans);
@@ -96,14 +97,14 @@ impl Head {
         start..if end == self.tar_bytes { self.device_bytes } else { end }
     }
 
-    /// The group that has a span's window, by its number.
+    /// Returns the number of the group that contains a span's window.
     #[must_use]
     pub fn group_of(&self, span: usize) -> usize {
         let behind = self.groups.partition_point(|it| count(it.first.into()) <= span);
         behind.saturating_sub(1)
     }
 
-    /// The spans that have their windows in a group, by number.
+    /// Returns the numbers of the spans whose windows are in a group.
     #[must_use]
     pub fn group_spans(&self, group: usize) -> Range<usize> {
         let first = |group: Option<usize>| {
@@ -114,7 +115,7 @@ impl Head {
         start..first(group.checked_add(1)).max(start)
     }
 
-    /// Where in the file of windows each group is, in bytes.
+    /// Returns the range in bytes of each group in the file of windows.
     pub fn group_places(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.groups.iter().scan(0_u64, |at, group| {
             let start = *at;
@@ -123,7 +124,7 @@ impl Head {
         })
     }
 
-    /// Bytes of the file of windows.
+    /// Returns the length of the file of windows in bytes.
     #[must_use]
     pub fn windows_bytes(&self) -> u64 {
         self.groups.iter().map(|it| u64::from(it.bytes)).sum()

@@ -13,9 +13,9 @@ use testing::noise;
 use super::*;
 use crate::gzip::{Checkpoint, Indexer, Window};
 
-/// A layer's blob, its tar, and its checkpoints.
+/// Makes a layer: its blob, its tar, and the blob's checkpoints.
 fn layer() -> (Vec<u8>, Vec<u8>, Vec<Checkpoint>) {
-    // Words of a small alphabet come again, so that spans refer to their windows.
+    // The words are repeated, so that spans refer to their windows.
     let words = noise(1 << 20);
     let tar: Vec<u8> = words.iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
@@ -74,7 +74,7 @@ fn a_head_comes_back() {
     assert!(expect.iter().skip(1).all(|it| !it.bytes().is_empty()));
 }
 
-/// All of a device can be made of the blob, the head and the windows alone, unit by unit.
+/// Fills a device unit by unit from only the blob, the head and the windows.
 #[test]
 fn every_unit_can_be_filled() {
     let (blob, tar, checkpoints) = layer();
@@ -92,7 +92,7 @@ fn every_unit_can_be_filled() {
     }
 }
 
-/// A head of three spans and two groups; its bytes do not matter.
+/// Makes a head with three spans and two groups, and with arbitrary digests.
 fn places() -> Head {
     let span = |start, packed, unpacked| SpanPlace { start, packed, unpacked };
     let starts = [
@@ -131,7 +131,7 @@ fn spans_units_and_groups_are_found_from_one_another() {
     assert_eq!(head.unpacked(&(1..2)), 300_000..last);
     assert_eq!(head.unpacked(&(1..9)), 300_000..1_000_000);
     assert_eq!(head.unpacked(&(7..9)), 1_000_000..1_000_000);
-    // The byte before belongs to two blocks, but for a block that begins with a byte.
+    // A span shares the byte before it unless its first block begins at a byte boundary.
     assert_eq!(head.packed(&(1..2)), 999..600_000);
     assert_eq!(head.packed(&(2..3)), 600_000..600_500);
     assert_eq!(head.packed(&(0..3)), 0..600_500);
@@ -141,7 +141,7 @@ fn spans_units_and_groups_are_found_from_one_another() {
     assert_eq!(head.whole_units(&(0..1)), 0..4);
     assert_eq!(head.touched_units(&(1..2)), 4..10);
     assert_eq!(head.whole_units(&(1..2)), 5..10);
-    // With the tail.
+    // The last span includes the tail.
     assert_eq!(head.touched_units(&(2..3)), 10..16);
     assert_eq!(head.whole_units(&(2..3)), 10..16);
     assert_eq!([0, 1, 2].map(|it| head.group_of(it)), [0, 0, 1]);
@@ -150,14 +150,14 @@ fn spans_units_and_groups_are_found_from_one_another() {
     assert_eq!(head.windows_bytes(), 12);
 }
 
-/// With the right digest behind it, whatever the content is.
+/// Appends the correct digest to any content.
 fn sealed(mut content: Vec<u8>) -> Vec<u8> {
     let digest = Sha256::digest(&content);
     content.extend(digest);
     content
 }
 
-/// With another place of the second span in the tar.
+/// Changes the offset in the tar of the second span.
 fn moved(spans: &[SpanPlace], unpacked: u64) -> Vec<SpanPlace> {
     let mut spans = spans.to_vec();
     spans[1].unpacked = unpacked;
@@ -196,12 +196,12 @@ fn what_contradicts_itself_is_refused() {
     span(1, &|it| it.spans.swap(1, 2));
     span(1, &|it| it.spans[2].unpacked = it.spans[1].unpacked);
     span(all - 1, &|it| it.spans.last_mut().unwrap().packed = it.blob_bytes);
-    // Whoever fetches a span has its part of the blob in memory.
+    // The compressed size of a span is limited, because it is held in memory.
     let last = *right.spans.last().unwrap();
     let most = last.packed + (right.tar_bytes - last.unpacked) * 2 + (64 << 10);
     span(all - 1, &|it| it.blob_bytes = most + 1);
     Head { blob_bytes: most, ..right.clone() }.encode().unwrap();
-    // Nor are there many spans or groups for a part of the device.
+    // The number of spans and groups in a part of the device is limited.
     let next = right.spans[2].unpacked;
     span(1, &|it| it.spans[1].unpacked = next - (256 << 10) + 1);
     Head { spans: moved(&right.spans, next - (256 << 10)), ..right.clone() }.encode().unwrap();
@@ -248,7 +248,7 @@ fn damage_and_other_versions_are_told_apart() {
     let more = [content, &[0][..]].concat();
     let error = Head::decode(&sealed(more)).unwrap_err();
     assert_eq!(error, HeadError::Damaged("something stands behind its end"));
-    // A count says more than there is.
+    // A count is larger than the number of items.
     let error = with(143, 0xff);
     assert_eq!(error, HeadError::Damaged("it ends early"));
 }
@@ -273,11 +273,11 @@ fn windows_of_others() {
         assert_eq!(decode_windows(bytes, 3), None);
         assert_eq!(decode_windows(&bytes[..bytes.len() - 1], 2), None);
     }
-    // One run: 1 byte from the window's first. Then the same, longer than it has to be.
+    // One run of the window's first byte, then the same with a longer encoding of a number.
     assert!(decode_windows(&[1, 0, 1, 9], 1).is_some());
     assert!(decode_windows(&[1, 0x80, 0, 1, 9], 1).is_none());
     assert!(decode_windows(&[0xff, 0xff, 0xff, 0xff], 1).is_none());
-    // An empty run, one beyond the window, more runs than bytes.
+    // An empty run, a run beyond the window, and a run that is longer than the bytes.
     assert!(decode_windows(&[1, 0, 0], 1).is_none());
     assert!(decode_windows(&[1, 0xff, 0xff, 1, 2, 0, 0], 1).is_none());
     assert!(decode_windows(&[0xff, 0x7f, 0, 1], 1).is_none());

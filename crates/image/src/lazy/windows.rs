@@ -1,9 +1,10 @@
-//! The windows of a group's spans, as bytes. They are compressed where they are kept.
+//! Encodes the windows of a group's spans as bytes. The store compresses these bytes.
 
 use super::GROUP;
 use crate::gzip::{Checkpoint, WINDOW, Window};
 
-/// The groups of checkpoints, as [`GROUP`] says: the first number of each, and its windows' bytes.
+/// Encodes the windows of checkpoints in groups of [`GROUP`] bytes of the blob. Returns for each group the number of
+/// its first checkpoint, and the bytes.
 #[must_use]
 pub fn encode_windows(checkpoints: &[Checkpoint]) -> Vec<(u32, Vec<u8>)> {
     let mut groups: Vec<(u32, Vec<u8>)> = Vec::new();
@@ -21,7 +22,8 @@ pub fn encode_windows(checkpoints: &[Checkpoint]) -> Vec<(u32, Vec<u8>)> {
     groups
 }
 
-/// The number of runs. Each run's distance from the end of the one before, and its length. Then the bytes of all.
+/// Appends a window: the number of runs, then for each run its distance from the end of the previous run and its
+/// length, then the bytes of all runs.
 fn encode(window: &Window, bytes: &mut Vec<u8>) {
     let mut put = |mut number: usize| {
         while number >= 0x80 {
@@ -40,7 +42,7 @@ fn encode(window: &Window, bytes: &mut Vec<u8>) {
     bytes.extend(window.bytes());
 }
 
-/// The windows of `spans` spans. `None` for bytes that [`encode_windows`] does not make.
+/// Decodes the windows of `spans` spans; `None` for bytes that [`encode_windows`] does not make.
 #[must_use]
 pub fn decode_windows(bytes: &[u8], spans: usize) -> Option<Vec<Window>> {
     let mut rest = bytes;
@@ -63,7 +65,7 @@ fn decode(rest: &mut &[u8]) -> Option<Window> {
     Window::of_parts(runs, bytes.to_vec())
 }
 
-/// LEB128: seven bits a byte, the lowest first; each number in its shortest way only.
+/// Decodes a LEB128 number: seven bits per byte, lowest first. Only the shortest encoding of a number is accepted.
 fn number(rest: &mut &[u8]) -> Option<u16> {
     let mut number: u32 = 0;
     for shift in [0, 7, 14] {

@@ -1,14 +1,14 @@
-//! POSIX ACLs: the text that tar has, the bytes that the kernel keeps.
+//! Converts POSIX ACLs between the text in a tar and the bytes of the kernel's xattrs.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::error::Corrupt;
 
 /// Version of the xattr's format. Source: Linux `linux/posix_acl_xattr.h`, `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
-/// The id of entries that have none. Source: Linux `linux/posix_acl.h`, `ACL_UNDEFINED_ID`.
+/// The id of entries without an id. Source: Linux `linux/posix_acl.h`, `ACL_UNDEFINED_ID`.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is for, in the order in which the kernel wants them.
+/// The subject of an entry, in the order that the kernel requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Tag {
     Owner,
@@ -20,7 +20,7 @@ enum Tag {
 }
 
 impl Tag {
-    /// Source: Linux `linux/posix_acl.h`, `ACL_USER_OBJ` and so on.
+    /// Returns the kernel's number. Source: Linux `linux/posix_acl.h`, `ACL_USER_OBJ` and so on.
     const fn number(self) -> u16 {
         match self {
             Self::Owner => 0x01,
@@ -33,20 +33,20 @@ impl Tag {
     }
 }
 
-/// Why an ACL has no binary form.
+/// The reason why an ACL cannot be converted to its binary form.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AclError {
     Corrupt(Corrupt),
-    /// This line has a name but no number, as GNU tar writes it.
+    /// This line has a name without a number, as GNU tar writes it.
     Name(Vec<u8>),
 }
 
-/// The value of `system.posix_acl_access` or `_default` for an ACL as text, or `None` when there is no more in it than
-/// in a file's mode and so the kernel would keep none.
+/// Converts an ACL from text to the value of `system.posix_acl_access` or `_default`. Returns `None` if the ACL
+/// states no more than the file's mode and `keep_minimal` is false, because the kernel would then store no ACL.
 ///
-/// Entries are split by commas or newlines, as star and libarchive or GNU tar write them; `#` begins a comment. A user
-/// or group may be a number, or a name with the number in a fourth field. A name without a number has no meaning on another
-/// system.
+/// Entries are separated by commas or newlines, as star and libarchive or GNU tar write them; `#` begins a comment. A
+/// user or group may be a number, or a name with the number in a fourth field. A name without a number has no meaning
+/// on another system.
 pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>, AclError> {
     let mut entries = Vec::new();
     for line in text.split(|byte| matches!(byte, b'\n' | b',')) {
@@ -75,8 +75,8 @@ pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>,
     Ok(Some(value))
 }
 
-/// The ACL of an xattr's value as text, as libarchive and GNU tar write it where no names are known. `None` when the
-/// value is not one that the kernel would keep.
+/// Converts an xattr's value to text, as libarchive and GNU tar write it if names are unknown. Returns `None` for a
+/// value that the kernel would not store.
 pub(super) fn text(value: &[u8]) -> Option<Vec<u8>> {
     let entries = value.strip_prefix(&VERSION.to_le_bytes())?;
     let mut text = Vec::new();
@@ -101,12 +101,12 @@ pub(super) fn text(value: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// As much of a value as belongs in a message.
+/// Returns the start of a value, for an error message.
 fn excerpt(text: &[u8]) -> &[u8] {
     text.get(..100).unwrap_or(text)
 }
 
-/// What the kernel would refuse. Source: Linux `fs/posix_acl.c`, `posix_acl_valid`.
+/// Returns the reason why the kernel would refuse the ACL. Source: Linux `fs/posix_acl.c`, `posix_acl_valid`.
 fn flaw(sorted: &[(Tag, u32, u16)]) -> Option<&'static str> {
     let count = |wanted: Tag| sorted.iter().filter(|entry| entry.0 == wanted).count();
     let has_names = sorted.iter().any(|entry| matches!(entry.0, Tag::User | Tag::Group));
@@ -124,7 +124,7 @@ fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
     let wrong = |reason| AclError::Corrupt(Corrupt::Acl { text: excerpt(line).to_vec(), reason });
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let mut kind = fields.next().unwrap_or_default();
-    // Some writers repeat what the keyword says already.
+    // Some writers repeat `default`, which the record's key already states.
     if matches!(kind, b"default" | b"d") {
         kind = fields.next().unwrap_or_default();
     }
@@ -133,7 +133,7 @@ fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
     let number = fields.next();
     let (name, permissions) = match (kind, second) {
         (_, Some(second)) => (first, second),
-        // `mask:rwx` and `other:rwx` are Solaris' way.
+        // Solaris writes `mask:rwx` and `other:rwx`.
         (b"mask" | b"m" | b"other" | b"o", None) => (&b""[..], first),
         _ => return Err(wrong("it has no permissions")),
     };
@@ -179,7 +179,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Expected values are what `getfattr -e hex -n system.posix_acl_access` showed on ext4 after `setfacl`.
+    /// Expected values are from `getfattr -e hex -n system.posix_acl_access` on ext4 after `setfacl`.
     const USER_1001: &str = concat!(
         "02000000",
         "01000600ffffffff",
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn texts() {
-        // star, GNU tar, libarchive, libarchive with the name's number, abbreviations, Solaris.
+        // star, GNU tar, libarchive, libarchive with a number after the name, abbreviations, Solaris.
         check("user::rw-,user:1001:rw-,group::r--,mask::rw-,other::r--", Some(USER_1001));
         check("user::rw-\nuser:1001:rw-\ngroup::r--\nmask::rw-\nother::r--\n", Some(USER_1001));
         check("user::rw-,group::r--,other::r--,user:1001:rw-,mask::rw-", Some(USER_1001));
@@ -221,7 +221,7 @@ mod tests {
         check("user::rwx,group::r-x,other::r-x", None);
     }
 
-    /// A default ACL is never the same as having none.
+    /// A minimal default ACL differs from no ACL.
     #[test]
     fn minimal_default() {
         let value = binary(b"user::rwx,group::r-x,other::r-x", true).unwrap().unwrap();

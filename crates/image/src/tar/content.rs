@@ -1,4 +1,4 @@
-//! The content of an entry: the bytes in the tar, and zeros for holes.
+//! The content of an entry: the data in the tar, and zeros for holes.
 
 use std::io::{self, Read};
 
@@ -6,12 +6,12 @@ use super::error::TarError;
 use super::stream::Stream;
 use super::{Segment, narrow, wide};
 
-/// Where in the content of the current entry the reader stands.
+/// The reader's position in the content of the current entry.
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
     pub(super) at: u64,
     pub(super) size: u64,
-    /// Number of the segment that is being read, or comes next.
+    /// Index of the current or next segment.
     pub(super) segment: usize,
 }
 
@@ -20,7 +20,7 @@ impl Cursor {
         Self { at: 0, size, segment: 0 }
     }
 
-    /// What comes next: so many bytes of data, or so many zeros.
+    /// Returns the rest of the current segment or hole.
     fn next(&mut self, segments: &[Segment]) -> Option<Run> {
         if self.at >= self.size {
             return None;
@@ -49,15 +49,16 @@ enum Run {
 /// A piece of content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunk<'a> {
-    /// Bytes, at least one.
+    /// Bytes in the tar, at least one.
     Data(&'a [u8]),
-    /// A number of zeros that are not in the tar, at least one.
+    /// A number of zeros that are not in the tar, at least 1.
     Zeros(u64),
 }
 
-/// The content of an entry, holes filled with zeros. Unread content is skipped.
+/// Reads the content of an entry, with zeros for holes. Unread content is skipped.
 ///
-/// A sparse file may claim any size at no cost to the tar: look at [`Entry::size`](super::Entry::size) before reading.
+/// A sparse file may have any size while the tar stays small, so check [`Entry::size`](super::Entry::size) before
+/// reading.
 #[derive(Debug)]
 pub struct Content<'a, R> {
     pub(super) stream: &'a mut Stream<R>,
@@ -67,16 +68,16 @@ pub struct Content<'a, R> {
 }
 
 impl<R: Read> Content<'_, R> {
-    /// Number of bytes not read yet.
+    /// Returns the number of unread bytes.
     #[must_use]
     pub const fn remaining(&self) -> u64 {
         self.cursor.size - self.cursor.at
     }
 
-    /// The next piece, as large as possible without copying; `None` at the end.
+    /// Returns the next piece, as large as possible without copying; `None` at the end.
     ///
     /// # Errors
-    /// [`TarError::Read`], or [`TarError::Corrupt`] when the stream ends first.
+    /// [`TarError::Read`], or [`TarError::Corrupt`] if the stream ends early.
     pub fn chunk(&mut self) -> Result<Option<Chunk<'_>>, TarError> {
         match self.cursor.next(self.segments) {
             None => Ok(None),
@@ -95,8 +96,8 @@ impl<R: Read> Content<'_, R> {
         }
     }
 
-    /// Fills `into` from its start, holes with zeros, and returns the number of bytes: possibly fewer than its length,
-    /// and 0 at the end. Large pieces go from the stream into `into` directly.
+    /// Reads into the start of `into`, zeros for holes, and returns the number of bytes, which may be less than its
+    /// length and is 0 at the end. Large pieces are read from the stream directly into `into`.
     ///
     /// # Errors
     /// As [`Content::chunk`].
@@ -123,14 +124,14 @@ impl<R: Read> Content<'_, R> {
         Ok(read)
     }
 
-    /// Passes over what is left.
+    /// Skips the unread content.
     pub(super) fn skip(&mut self) -> Result<(), TarError> {
         while self.chunk()?.is_some() {}
         Ok(())
     }
 }
 
-/// For functions such as `io::copy`. The `io::Error` holds a [`TarError`].
+/// Lets functions such as `io::copy` read the content. An `io::Error` holds a [`TarError`].
 impl<R: Read> Read for Content<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.read(into).map_err(io::Error::other)

@@ -1,16 +1,16 @@
-//! Errors of reading a layer.
+//! The errors of reading a layer.
 
 use std::io;
 
-/// Why a layer could not be read. Names are shown with escapes.
+/// The reason why a layer cannot be read. Messages show names with escapes.
 ///
-/// After [`TarError::Unsupported`] the reader can go on with the next entry; every other error ends it.
+/// After [`TarError::Unsupported`] the reader can continue with the next entry; every other error is final.
 #[derive(Debug, thiserror::Error)]
 pub enum TarError {
-    /// The stream itself failed.
+    /// Reading the stream failed.
     #[error("cannot read the tar at byte {offset}")]
     Read {
-        /// Bytes read before the failure.
+        /// Number of bytes read before the failure.
         offset: u64,
         /// The error of the stream.
         source: io::Error,
@@ -20,15 +20,15 @@ pub enum TarError {
     Corrupt {
         /// Offset of the entry's header, or of the invalid block, in bytes.
         offset: u64,
-        /// The entry's name, or empty if unknown.
+        /// Name of the entry, or empty if unknown.
         entry: Vec<u8>,
         /// The reason, with the values that prove it.
         kind: Corrupt,
     },
-    /// A path or a hard link's target that leaves the root, or that no directory can hold.
+    /// A path or a hard link's target that leads out of the root, or is not a valid name.
     #[error("entry \"{}\" has an invalid name: {reason}", entry.escape_ascii())]
     Name {
-        /// The path or target in the tar.
+        /// The path or target as in the tar.
         entry: Vec<u8>,
         /// The reason.
         reason: NameError,
@@ -36,12 +36,12 @@ pub enum TarError {
     /// The entry exceeds a limit of this reader.
     #[error("entry \"{}\" has {limit}", entry.escape_ascii())]
     Limit {
-        /// The entry's name, or that of the header that extends it.
+        /// Name of the entry, or of the header that extends it.
         entry: Vec<u8>,
         /// The limit, and the value that exceeds it.
         limit: Limit,
     },
-    /// A valid entry that no tree can hold. The caller may skip it: ask for the next event.
+    /// A valid entry that a tree cannot hold. The caller may skip the entry by reading the next event.
     #[error("entry \"{}\" is {kind}, which is not supported", entry.escape_ascii())]
     Unsupported {
         /// The entry's name.
@@ -49,37 +49,37 @@ pub enum TarError {
         /// The unsupported feature.
         kind: Unsupported,
     },
-    /// An earlier call failed, so the reader cannot go on.
+    /// An earlier call failed, so the reader cannot continue.
     #[error("an earlier error stopped the reading of the tar")]
     Stopped,
 }
 
-/// Why a tar is invalid.
+/// The reason why a tar is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Corrupt {
     /// The stream ended within a header, an extension or content.
     #[error("the stream ends {missing} bytes early")]
     Truncated {
-        /// Number of missing bytes, at least.
+        /// Minimum number of missing bytes.
         missing: u64,
     },
-    /// The header's checksum matches neither its unsigned nor its signed sum.
+    /// The header's checksum matches neither the unsigned nor the signed sum.
     #[error("the header's checksum is {actual}, but it states \"{}\"", stated.escape_ascii())]
     Checksum {
         /// The checksum field.
         stated: [u8; 8],
-        /// The unsigned sum.
+        /// The unsigned sum of the header's bytes.
         actual: u32,
     },
-    /// One block of zeros, then something else: a damaged archive, or two of them.
+    /// A single block of zeros is followed by other data: the archive is damaged, or two archives are concatenated.
     #[error("a single block of zeros does not end an archive")]
     LoneZeroBlock,
-    /// A field of a header that is not a number, or out of range.
+    /// A field of a header is not a number, or is out of range.
     #[error("field {field} has the invalid value \"{}\"", value.escape_ascii())]
     Number {
-        /// The field, as POSIX or GNU names it.
+        /// Name of the field in POSIX or GNU tar.
         field: &'static str,
-        /// Its bytes.
+        /// Bytes of the field.
         value: Vec<u8>,
     },
     /// An extended header is not a sequence of `LENGTH KEY=VALUE\n`.
@@ -90,7 +90,7 @@ pub enum Corrupt {
         /// The reason.
         reason: &'static str,
     },
-    /// A value of an extended header that its key does not allow.
+    /// A value in an extended header is invalid for its key.
     #[error("the extended header {}={} is invalid", key.escape_ascii(), value.escape_ascii())]
     PaxValue {
         /// The key.
@@ -116,30 +116,30 @@ pub enum Corrupt {
         /// The value that it contradicts.
         bound: u64,
     },
-    /// A sparse map of something other than a regular file.
+    /// A file that is not regular has a sparse map: its type flag.
     #[error("a file of type {:?} cannot have a sparse map", char::from(*.0))]
     SparseType(u8),
     /// A symbolic or hard link without a target.
     #[error("the link has no target")]
     NoTarget,
-    /// Long names or extended headers without an entry after them.
+    /// Long names or extended headers are not followed by an entry.
     #[error("the archive ends between an extended header and its entry")]
     Dangling,
 }
 
-/// Why a name is invalid.
+/// The reason why a name is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// A component is `..`.
     #[error("it contains \"..\"")]
     Parent,
-    /// A component is longer than a directory can hold.
+    /// A component has more than 255 bytes: its length.
     #[error("a component has {0} bytes, more than 255")]
     TooLong(usize),
     /// It contains a NUL byte.
     #[error("it contains a NUL byte")]
     Nul,
-    /// The root is not a directory.
+    /// The path is the root, but the entry is not a directory.
     #[error("it is the root, which must be a directory")]
     Root,
 }
@@ -147,27 +147,27 @@ pub enum NameError {
 /// A limit that an entry exceeds. The limits are constants of this module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Limit {
-    /// More than [`EXTENSION_MAX`](super::EXTENSION_MAX) bytes in one extension.
+    /// An extension has more than [`EXTENSION_MAX`](super::EXTENSION_MAX) bytes.
     #[error("{what} of {size} bytes, more than 1 MiB")]
     Extension {
         /// The kind of extension.
         what: &'static str,
-        /// Its stated size in bytes.
+        /// Stated size of the extension in bytes.
         size: u64,
     },
-    /// More than [`GLOBAL_MAX`](super::GLOBAL_MAX) bytes in the global extended headers up to here.
+    /// The global extended headers so far have more than [`GLOBAL_MAX`](super::GLOBAL_MAX) bytes.
     #[error("global extended headers of {0} bytes, more than 16 KiB")]
     Global(u64),
-    /// More than [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX) regions of data.
+    /// A sparse file has more than [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX) regions of data.
     #[error("a sparse map of {0} regions, more than 65536")]
     SparseRegions(u64),
-    /// More than [`XATTR_NAMES_MAX`](super::XATTR_NAMES_MAX) bytes of xattr names.
+    /// The names of an entry's xattrs have more than [`XATTR_NAMES_MAX`](super::XATTR_NAMES_MAX) bytes.
     #[error("{0} bytes of xattr names, more than 65536")]
     XattrNames(usize),
-    /// An xattr's name of more than [`XATTR_NAME_MAX`](crate::tree::XATTR_NAME_MAX) bytes.
+    /// An xattr's name has more than [`XATTR_NAME_MAX`](crate::tree::XATTR_NAME_MAX) bytes.
     #[error("an xattr name of {0} bytes, more than 255")]
     XattrName(usize),
-    /// An xattr's value of more than [`XATTR_VALUE_MAX`](crate::tree::XATTR_VALUE_MAX) bytes.
+    /// An xattr's value has more than [`XATTR_VALUE_MAX`](crate::tree::XATTR_VALUE_MAX) bytes.
     #[error("an xattr value of {0} bytes, more than 65535")]
     XattrValue(usize),
 }
@@ -175,7 +175,7 @@ pub enum Limit {
 /// A feature that a tree cannot hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// A type flag without a file type: a socket of some writers, a part of a multi-volume archive, and so on.
+    /// A type flag that is not a file type, such as a socket of some writers or a part of a multi-volume archive.
     #[error("of type {:?}", char::from(*.0))]
     Type(u8),
     /// A sparse file in a format other than GNU tar's.

@@ -1,4 +1,4 @@
-//! Everything at once, for fuzzers and tests.
+//! Exercises the reader and the recipes together, for fuzzers and tests.
 
 use std::io::{self, Read as _};
 
@@ -6,19 +6,19 @@ use super::recipe::{self, TarReader};
 use super::{Chunk, Entry, Event, Reader, Segment, TarError, narrow, wide};
 use crate::verity::{Algorithm, ObjectId};
 
-/// Reads `bytes` as a tar, and as a recipe. When it is a tar, makes its recipe and the tar from that.
+/// Reads `bytes` as a tar and as a recipe. If they are a tar, makes its recipe and rebuilds the tar from the recipe.
 ///
 /// # Panics
-/// When the tar that comes back is another one, or when the reader breaks a promise about its events.
+/// If the rebuilt tar differs, or the reader violates an invariant of its events.
 pub fn exercise(bytes: &[u8]) {
     if let Ok((mut skeleton, _)) = recipe::Skeleton::with_positions(bytes) {
-        // A recipe of a few bytes may speak of a tar of 2^63.
+        // A recipe of a few bytes may describe a tar of 2^63 bytes.
         drop(io::copy(&mut skeleton.by_ref().take(1 << 20), &mut io::sink()));
     }
     let mut reader = Reader::new(bytes);
     let mut writer =
         recipe::Writer::new(Vec::new(), Algorithm::Sha256).expect("memory takes every write");
-    // The objects: of each entry the segments that the tar has, with their bytes.
+    // The objects: for each entry, the segments in the tar with their bytes.
     let mut objects: Vec<Vec<(Segment, Vec<u8>)>> = Vec::new();
     loop {
         match reader.next_event() {
@@ -83,7 +83,7 @@ fn check(entry: &Entry<'_, &[u8]>) {
     assert!(entry.xattrs.clone().is_sorted_by(|a, b| a.0 < b.0));
 }
 
-/// Reads the content in both ways, in turn, and keeps what is not holes.
+/// Reads the content alternately with both functions, and returns the bytes of the segments.
 fn store(entry: &mut Entry<'_, &[u8]>) -> Result<Vec<(Segment, Vec<u8>)>, TarError> {
     let mut parts: Vec<(Segment, Vec<u8>)> =
         entry.segments.iter().map(|&segment| (segment, Vec::new())).collect();
@@ -93,7 +93,7 @@ fn store(entry: &mut Entry<'_, &[u8]>) -> Result<Vec<(Segment, Vec<u8>)>, TarErr
     loop {
         let part = parts.get_mut(current);
         let is_data = part.as_ref().is_some_and(|(segment, _)| segment.offset <= at);
-        // Holes may be of any size; only chunks pass them at once.
+        // Holes may have any size; only `chunk` passes over one at once.
         let (zeros, data): (u64, &[u8]) = if is_data && at % 3 == 0 {
             let read = entry.content.read(&mut buffer)?;
             (0, &buffer[..read])

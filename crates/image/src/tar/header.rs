@@ -1,4 +1,4 @@
-//! One header block: its layout, its checksum and its numbers.
+//! Parses a header block: its layout, its checksum and its numbers.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -6,7 +6,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::BLOCK;
 use super::error::Corrupt;
 
-/// A header. Source: POSIX `pax`, "ustar Interchange Format". V7 has zeros, or anything, from `magic` on.
+/// A header. Source: POSIX `pax`, "ustar Interchange Format". In V7, the fields from `magic` on are zeros or
+/// undefined.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawHeader {
@@ -26,12 +27,13 @@ pub(super) struct RawHeader {
     pub(super) dev_major: [u8; 8],
     pub(super) dev_minor: [u8; 8],
     prefix: [u8; 155],
-    /// Star writes `tar\0` at its end.
+    /// star writes `tar\0` at the end of this field.
     rest: [u8; 12],
 }
 const _: () = assert!(size_of::<RawHeader>() == BLOCK);
 
-/// What GNU tar has instead of `prefix`. Source: GNU tar `src/tar.h`, `struct oldgnu_header`.
+/// A header of GNU tar, which has other fields in place of `prefix`. Source: GNU tar `src/tar.h`, `struct
+/// oldgnu_header`.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawGnu {
@@ -66,12 +68,12 @@ pub(super) struct RawSparse {
 }
 const _: () = assert!(size_of::<RawSparse>() == BLOCK);
 
-/// Which fields lie behind the magic.
+/// The format of a header, which determines the fields after the magic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    /// None.
+    /// V7, which has no further fields.
     V7,
-    /// A prefix of 155 bytes. Also pax.
+    /// A prefix of 155 bytes. Pax has the same.
     Ustar,
     /// A prefix of 131 bytes, then times.
     Star,
@@ -79,7 +81,7 @@ pub(super) enum Format {
     Gnu,
 }
 
-/// A header whose checksum is right.
+/// A header with a valid checksum.
 pub(super) struct Header<'a> {
     pub(super) raw: &'a RawHeader,
     pub(super) format: Format,
@@ -87,7 +89,7 @@ pub(super) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Checks the sum. Old Sun and NeXT writers added the bytes as signed ones; every reader takes both.
+    /// Checks the checksum. Old Sun and NeXT writers summed signed bytes; every reader accepts both sums.
     pub(super) fn check(block: &'a [u8; BLOCK]) -> Result<Self, Corrupt> {
         let raw: &RawHeader = zerocopy::transmute_ref!(block);
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
@@ -117,14 +119,14 @@ impl<'a> Header<'a> {
         zerocopy::transmute_ref!(self.block)
     }
 
-    /// What stands before the name, without the slash between; empty for none.
+    /// Returns the prefix of the name, without the slash between them; empty if there is none.
     pub(super) fn prefix(&self) -> &'a [u8] {
         match self.format {
             Format::V7 => &[],
             Format::Ustar => text(&self.raw.prefix),
             Format::Star => text(self.raw.prefix.first_chunk::<131>().map_or(&[], |prefix| prefix)),
-            // Go before 1.8 wrote a prefix here in files that it called GNU's (golang.org/issues/12594). It is told
-            // from times as Go itself does it: the fields do not parse as times, and are ASCII.
+            // Go before 1.8 wrote a prefix here in files that it declared as GNU's (golang.org/issues/12594). As in
+            // Go, the field is a prefix rather than times if it does not parse as times and is ASCII.
             Format::Gnu => {
                 let gnu = self.gnu();
                 let is_time = |field: &[u8; 12]| field[0] == 0 || number(field).is_some();
@@ -139,16 +141,17 @@ impl<'a> Header<'a> {
     }
 }
 
-/// The bytes up to the first NUL, or all of them.
+/// Returns the bytes up to the first NUL, or all of them.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// A number: octal digits, or base 256 when the first bit is set. Blank is 0, as Go has it.
+/// Parses a number: octal digits, or base 256 if the first bit is set. A blank field is 0, as in Go.
 pub(super) fn number(field: &[u8]) -> Option<i64> {
     match field.split_first() {
         Some((&first, rest)) if first & 0x80 != 0 => {
-            // Two's complement, big-endian, after the marker bit; twelve bytes at most, so 95 bits.
+            // Two's complement, big-endian, after the marker bit. The field has at most twelve bytes, so at most 95
+            // bits.
             let sign = if first & 0x40 == 0 { 0 } else { -0x80 };
             let start = i128::from(first & 0x7f) | sign;
             let value = rest.iter().fold(start, |value, &byte| (value << 8) | i128::from(byte));
@@ -158,7 +161,7 @@ pub(super) fn number(field: &[u8]) -> Option<i64> {
     }
 }
 
-/// Octal digits after spaces or NULs and before a space, a NUL or the end of the field.
+/// Parses octal digits after spaces or NULs and before a space, a NUL or the end of the field.
 fn octal(field: &[u8]) -> Option<i64> {
     let is_blank = |byte: &u8| matches!(byte, b' ' | 0);
     let mut value: i64 = 0;
@@ -177,7 +180,7 @@ mod tests {
         assert_eq!(number(field), expected, "{}", field.escape_ascii());
     }
 
-    /// Source: the formats in GNU tar's `src/list.c`, `from_header`, and vectors of base 256 worked out by hand.
+    /// Source: the formats in `from_header` of GNU tar's `src/list.c`; the values of base 256 were computed by hand.
     #[test]
     fn numbers() {
         check_number(b"0000644\0", Some(0o644));

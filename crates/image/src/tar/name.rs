@@ -1,10 +1,10 @@
-//! Names in the form of a tree, and the names of whiteouts.
+//! Normalises names for the tree, and parses the names of whiteouts.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::error::NameError;
 use crate::tree::NAME_MAX;
 
-/// Puts `raw` into `path` as components with single slashes between them; empty for the root.
+/// Writes `raw` to `path` as components with single slashes between them; empty for the root.
 pub(super) fn normalise(raw: &[u8], path: &mut Vec<u8>) -> Result<(), NameError> {
     path.clear();
     if raw.contains(&0) {
@@ -25,26 +25,26 @@ pub(super) fn normalise(raw: &[u8], path: &mut Vec<u8>) -> Result<(), NameError>
     Ok(())
 }
 
-/// The effect of an entry's file name on lower layers.
+/// The effect of an entry on lower layers, by its file name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whiteout<'a> {
-    /// None: an ordinary file.
+    /// An ordinary file without an effect.
     None,
-    /// Hides this name of lower layers, in the entry's directory.
+    /// Hides this name in the lower layers, in the entry's directory.
     Hide(&'a [u8]),
-    /// Hides everything that lower layers have in the entry's directory.
+    /// Hides all names in the lower layers in the entry's directory.
     Opaque,
-    /// A name that AUFS reserves for metadata, or that no directory can hold: no file, and no effect.
+    /// A name that AUFS reserves for metadata, or a whiteout of an invalid name: neither a file nor an effect.
     Ignored,
 }
 
-/// Reads a file name by the rule of the OCI image specification, "Whiteouts".
+/// Parses a file name by the rule "Whiteouts" of the OCI image specification.
 #[must_use]
 pub fn whiteout(name: &[u8]) -> Whiteout<'_> {
     match name.strip_prefix(b".wh.") {
         None => Whiteout::None,
         Some(b".wh..opq") => Whiteout::Opaque,
-        // `.` and `..` would hide the directory itself or the one above.
+        // `.` and `..` would hide the directory itself or its parent.
         Some(b"" | b"." | b"..") => Whiteout::Ignored,
         Some(hidden) if hidden.starts_with(b".wh.") => Whiteout::Ignored,
         Some(hidden) => Whiteout::Hide(hidden),

@@ -1,4 +1,4 @@
-//! Extended headers: records of text that say of an entry what its header has no room for.
+//! Parses extended headers: text records with metadata of an entry that its header has no room for.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::error::{Corrupt, Limit};
@@ -7,17 +7,17 @@ use super::xattrs::{Collector, Refused, Span};
 use crate::tree::Timestamp;
 
 /// Limit in bytes of an extended header, a long name, and the map of a sparse file.
-/// Source: Go `archive/tar`, `maxSpecialFileSize`: no image that other tools read has more.
+/// Source: Go `archive/tar`, `maxSpecialFileSize`. Images that other tools can read stay within it.
 pub const EXTENSION_MAX: u64 = 1 << 20;
 
-/// Limit in bytes of all global extended headers together. Each entry is read with them, which must not cost much
-/// more than its own 512 bytes. git writes 52 bytes.
+/// Limit in bytes of all global extended headers together. They are read again for each entry, which must not cost
+/// much more than the entry's own 512 bytes. git writes 52 bytes.
 pub const GLOBAL_MAX: u64 = 16 << 10;
 
-/// A value that was stated, or taken back by an empty one.
+/// A value that is not stated (`None`), cleared by an empty record (`Some(None)`), or stated.
 type Setting<T> = Option<Option<T>>;
 
-/// What an extended header says. Later records replace earlier ones.
+/// The records of extended headers. Later records replace earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     text: Vec<u8>,
@@ -33,7 +33,7 @@ pub(super) struct Records {
     pub(super) sparse: SparseRecords,
 }
 
-/// What an extended header says of a sparse file.
+/// The records about a sparse file.
 #[derive(Debug, Default)]
 pub(super) struct SparseRecords {
     name: Setting<Span>,
@@ -44,13 +44,14 @@ pub(super) struct SparseRecords {
     pub(super) size: Option<u64>,
     pub(super) map: Map,
     pub(super) has_map: bool,
-    /// Another program's sparse file: its name.
+    /// Name of another program whose format of sparse files is used.
     pub(super) foreign: Option<&'static str>,
-    /// `SCHILY.realsize`, which star's sparse files have; other files may, with their own size.
+    /// `SCHILY.realsize`, which star writes for sparse files. It may also be present for other files, with their own
+    /// size.
     pub(super) star_size: Option<u64>,
 }
 
-/// Why an extended header is refused.
+/// The reason why an extended header is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PaxError {
     Corrupt(Corrupt),
@@ -58,7 +59,7 @@ pub(super) enum PaxError {
 }
 
 impl Records {
-    /// Forgets everything but the memory.
+    /// Removes all records, but keeps the allocated memory.
     pub(super) fn clear(&mut self) {
         let Self { text, xattrs, sparse, .. } = self;
         text.clear();
@@ -76,14 +77,14 @@ impl Records {
         self.text.is_empty()
     }
 
-    /// Where the text of the next extended header goes, for [`Records::parse`].
+    /// Returns the buffer to append the text of the next extended header to, before [`Records::parse`].
     pub(super) const fn text(&mut self) -> &mut Vec<u8> {
         &mut self.text
     }
 
-    /// Reads the records in the text from byte `from` on.
+    /// Parses the records in the text from byte `from` on.
     pub(super) fn parse(&mut self, from: usize) -> Result<(), PaxError> {
-        // The text is set aside so that its records can be told to `self`.
+        // Take the text out of `self`, so that `self` can be changed while the text is borrowed.
         let text = std::mem::take(&mut self.text);
         let result = self.parse_text(&text, from);
         self.text = text;
@@ -124,7 +125,7 @@ impl Records {
         Ok(())
     }
 
-    /// Takes one record; `span` is where in the text its value stands.
+    /// Stores a record. `span` is the position of its value in the text.
     fn record(&mut self, key: &[u8], value: &[u8], span: Span) -> Result<(), PaxError> {
         let refused = || {
             let value = value.get(..100).unwrap_or(value).to_vec();
@@ -151,7 +152,7 @@ impl Records {
             b"GNU.sparse.name" => self.sparse.name = Some(name(value, span).ok_or_else(refused)?),
             b"GNU.sparse.size" | b"GNU.sparse.realsize" => self.sparse.size = Some(number()?),
             b"GNU.sparse.numblocks" => self.sparse.regions = Some(number()?),
-            // Version 0.0 repeats these two for each region, in this order.
+            // Version 0.0 repeats these two keys for each region, in this order.
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => {
                 let (_, begun) = self.sparse.map.regions();
                 if begun != (key == b"GNU.sparse.numbytes") {
@@ -180,7 +181,7 @@ impl Records {
     }
 }
 
-/// The records that hold for one entry: its own, before the global ones.
+/// The records that apply to an entry: its own take precedence over the global ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Merged<'a> {
     pub(super) local: &'a Records,
@@ -196,7 +197,7 @@ impl<'a> Merged<'a> {
         self.bytes(|records| records.link)
     }
 
-    /// The name of a sparse file, whose path is made up.
+    /// Returns the real name of a sparse file, whose path is a placeholder.
     pub(super) fn sparse_name(self) -> Option<&'a [u8]> {
         self.local.sparse.name.flatten().map(|span| span.of(&self.local.text))
     }
@@ -236,7 +237,7 @@ impl<'a> Merged<'a> {
     }
 }
 
-/// A value, or none when it is empty: that gives the header its say again.
+/// Parses a value. An empty value clears the setting, so that the header's field applies again.
 fn stated<T>(value: &[u8], parse: impl Fn(&[u8]) -> Option<T>) -> Option<Option<T>> {
     if value.is_empty() { Some(None) } else { parse(value).map(Some) }
 }
@@ -245,7 +246,7 @@ fn name(value: &[u8], span: Span) -> Option<Option<Span>> {
     stated(value, |value| (!value.contains(&0)).then_some(span))
 }
 
-/// Decimal digits, at least one, up to 2^63 - 1: as far as a file's size goes.
+/// Parses decimal digits, at least one, up to 2^63 - 1, which is the maximum size of a file.
 fn decimal(digits: &[u8]) -> Option<u64> {
     let mut value: i64 = 0;
     for byte in digits {
@@ -259,13 +260,13 @@ fn id(digits: &[u8]) -> Option<u32> {
     u32::try_from(decimal(digits)?).ok().filter(is_id)
 }
 
-/// Whether a user or group can have this number. Source: Linux `include/linux/uidgid.h`, `uid_valid`: for chown(2),
-/// 2^32 - 1 means that the owner stays.
+/// Whether a user or group can have this id. Source: Linux `include/linux/uidgid.h`, `uid_valid`: for chown(2),
+/// 2^32 - 1 means that the owner is not changed.
 pub(super) const fn is_id(id: &u32) -> bool {
     *id != u32::MAX
 }
 
-/// Seconds with a fraction, rounded down to nanoseconds.
+/// Parses seconds with a fraction, rounded down to nanoseconds.
 fn time(text: &[u8]) -> Option<Timestamp> {
     let (negative, digits) = match text.strip_prefix(b"-") {
         Some(digits) => (true, digits),
@@ -345,7 +346,7 @@ mod tests {
         assert!(error.contains(expected), "{}: {error}", text.escape_ascii());
     }
 
-    /// Records whose lengths are right; none of a hundred bytes.
+    /// Makes records with correct lengths, each of less than a hundred bytes.
     fn records(pairs: &[(&str, &str)]) -> Vec<u8> {
         let records = pairs.iter().map(|(key, value)| {
             (0..100)

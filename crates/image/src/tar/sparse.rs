@@ -1,13 +1,13 @@
-//! Maps of sparse files: where their data belongs.
+//! Parses the maps of sparse files, which state the positions of their data.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::Segment;
 use super::error::{Corrupt, Limit};
 
-/// The most regions of data in a sparse file: 1 MiB of memory for the map.
+/// Maximum number of data regions in a sparse file. Their map takes 1 MiB of memory.
 pub const SPARSE_REGIONS_MAX: usize = 65536;
 
-/// The regions of a sparse file, in the order of the map: pairs of offset and length.
+/// The regions of a sparse file in the order of the map, as pairs of offset and length.
 #[derive(Debug, Default)]
 pub(super) struct Map {
     numbers: Vec<u64>,
@@ -18,7 +18,7 @@ impl Map {
         self.numbers.clear();
     }
 
-    /// How many regions, and whether another one has begun.
+    /// Returns the number of complete regions, and whether another region has only its offset.
     pub(super) const fn regions(&self) -> (usize, bool) {
         (self.numbers.len() >> 1, self.numbers.len() & 1 == 1)
     }
@@ -32,8 +32,8 @@ impl Map {
         Ok(())
     }
 
-    /// The segments of a file of `size` bytes of which the tar has `stored`. Regions must ascend and not overlap, as
-    /// every writer makes them, and fill what is stored.
+    /// Appends the segments of a file of `size` bytes, of which `stored` bytes are in the tar. Regions must be
+    /// ascending without overlap, as every writer makes them, and their lengths must add up to `stored`.
     pub(super) fn segments(
         &self,
         size: u64,
@@ -56,7 +56,7 @@ impl Map {
                 _ => return wrong("has data after the end of the file", offset, size),
             };
             sum = sum.saturating_add(length);
-            // GNU tar marks the end of a file that ends in a hole by a region without bytes.
+            // GNU tar marks the end of a file that ends in a hole with an empty region.
             if length > 0 {
                 segments.push(Segment { offset, length });
             }
@@ -68,8 +68,8 @@ impl Map {
     }
 }
 
-/// Reads the map at the start of the data in GNU's version 1.0: decimal numbers, each on a line: how many regions there
-/// are, then offset and length of each; then zeros up to the next block.
+/// Parses the map at the start of the data in GNU's version 1.0: decimal numbers on a line each, which are the number
+/// of regions, then the offset and length of each; then zeros up to the next block.
 #[derive(Debug, Default)]
 pub(super) struct TextMap {
     count: Option<u64>,
@@ -77,7 +77,7 @@ pub(super) struct TextMap {
 }
 
 impl TextMap {
-    /// Takes a block of the map; answers whether it was the last.
+    /// Parses a block of the map, and returns whether it was the last.
     pub(super) fn block(&mut self, block: &[u8], map: &mut Map) -> Result<bool, TextMapError> {
         for &byte in block {
             if let Some(digit) = byte.checked_sub(b'0').filter(|&digit| digit < 10) {
@@ -173,7 +173,7 @@ mod tests {
     fn check_text(text: &str, expected: Result<&[u64], &str>) {
         let mut found = Map::default();
         let mut reader = TextMap::default();
-        // One byte at a time: what a block has behind the last number does not matter.
+        // Parse one byte at a time, because the rest of a block after the last number is ignored.
         let mut result = Ok(false);
         for byte in text.bytes() {
             result = reader.block(&[byte], &mut found);

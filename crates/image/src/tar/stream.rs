@@ -1,4 +1,4 @@
-//! The bytes of the tar on their way from the source, each to be lent out once.
+//! Buffers the bytes of the tar between the source and the reader. Each byte is returned once.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -6,13 +6,13 @@ use std::io::{self, Read};
 use super::error::{Corrupt, TarError};
 use super::{BLOCK, narrow, wide};
 
-/// Bytes of the buffer: enough that a source answers in large pieces, small enough for the second-level cache.
+/// Size of the buffer in bytes: large enough for large reads, small enough for the second-level cache.
 const BUFFER: usize = 256 << 10;
 
-/// A buffered source. Of the buffer, what lies before `mark` is done with; from there to `start` are verbatim bytes, to
-/// be handed out; from there to `end` is what nobody looked at yet.
+/// A buffered source. The buffer's bytes before `mark` are no longer needed, those from `mark` to `start` are
+/// verbatim bytes to be returned, and those from `start` to `end` are not parsed yet.
 ///
-/// Verbatim bytes that must leave the buffer before they are handed out wait in `spill`.
+/// `spill` holds verbatim bytes that must leave the buffer before they are returned.
 pub(super) struct Stream<R> {
     source: R,
     buffer: Box<[u8]>,
@@ -20,7 +20,7 @@ pub(super) struct Stream<R> {
     start: usize,
     end: usize,
     spill: Vec<u8>,
-    /// Bytes of the tar before `start`.
+    /// Offset of `start` in the tar, in bytes.
     offset: u64,
     ended: bool,
 }
@@ -45,12 +45,12 @@ impl<R: Read> Stream<R> {
         }
     }
 
-    /// Bytes of the tar that were looked at.
+    /// Returns the number of bytes of the tar that were parsed.
     pub(super) const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Lends up to `count` of the bytes that come next without taking them, at most a block; fewer only at the end.
+    /// Returns up to `count` of the next bytes, at most a block, without taking them; fewer only at the end.
     pub(super) fn peek(&mut self, count: usize) -> Result<&[u8], TarError> {
         let count = count.min(BLOCK);
         while self.end - self.start < count && !self.ended {
@@ -59,7 +59,7 @@ impl<R: Read> Stream<R> {
         Ok(&self.buffer[self.start..self.end.min(self.start + count)])
     }
 
-    /// Reads once, after making room for `count` bytes from `start` on.
+    /// Reads from the source once, after making room for `count` bytes at `start`.
     fn refill(&mut self, count: usize) -> Result<(), TarError> {
         if self.start == self.end || self.buffer.len() - self.start < count {
             self.spill.extend_from_slice(&self.buffer[self.mark..self.start]);
@@ -79,7 +79,7 @@ impl<R: Read> Stream<R> {
         TarError::Read { offset: self.offset.saturating_add(wide(self.end - self.start)), source }
     }
 
-    /// Whether nothing is left to take.
+    /// Whether no bytes are left to take.
     pub(super) fn at_end(&mut self) -> Result<bool, TarError> {
         if self.start == self.end && !self.ended {
             self.refill(1)?;
@@ -87,13 +87,13 @@ impl<R: Read> Stream<R> {
         Ok(self.start == self.end)
     }
 
-    /// Takes up to `count` bytes, however many there are, as verbatim ones; lends them. None only at the end.
+    /// Takes up to `count` bytes as verbatim bytes, and returns them. The result is empty only at the end.
     pub(super) fn verbatim(&mut self, count: u64) -> Result<&[u8], TarError> {
         let taken = self.take(count)?;
         Ok(&self.buffer[self.start - taken..self.start])
     }
 
-    /// Takes up to `count` bytes, however many there are, as content; lends them. None only at the end.
+    /// Takes up to `count` bytes as content, and returns them. The result is empty only at the end.
     pub(super) fn content(&mut self, count: u64) -> Result<&[u8], TarError> {
         let taken = self.take(count)?;
         self.mark = self.start;
@@ -108,7 +108,7 @@ impl<R: Read> Stream<R> {
         Ok(taken)
     }
 
-    /// As [`Stream::content`], but into the caller's buffer: straight from the source when nothing is waiting.
+    /// Like [`Stream::content`], but into the caller's buffer: directly from the source if the buffer is empty.
     pub(super) fn content_into(&mut self, count: u64, into: &mut [u8]) -> Result<usize, TarError> {
         let length = narrow(count).min(into.len());
         if self.start < self.end || length < BUFFER / 4 {
@@ -123,7 +123,7 @@ impl<R: Read> Stream<R> {
         Ok(read)
     }
 
-    /// Takes a block as verbatim bytes, or `None` at the end.
+    /// Takes a block as verbatim bytes; returns `None` at the end.
     pub(super) fn block(&mut self) -> Result<Option<[u8; BLOCK]>, TarError> {
         let bytes = self.peek(BLOCK)?;
         let found = bytes.len();
@@ -137,7 +137,7 @@ impl<R: Read> Stream<R> {
         Ok(Some(block))
     }
 
-    /// Takes the padding behind data, verbatim. The end of the stream may stand in for it.
+    /// Takes the padding after data as verbatim bytes. The stream may end instead.
     pub(super) fn padding(&mut self, mut count: u64) -> Result<(), TarError> {
         while count > 0 {
             let taken = wide(self.verbatim(count)?.len());
@@ -149,7 +149,7 @@ impl<R: Read> Stream<R> {
         Ok(())
     }
 
-    /// Appends `count` bytes to `into`, verbatim. The caller has checked that they may be in memory.
+    /// Takes `count` bytes as verbatim bytes, and appends them to `into`. The caller checks `count` against a limit.
     pub(super) fn collect(
         &mut self,
         mut count: u64,
@@ -172,12 +172,12 @@ impl<R: Read> Stream<R> {
         TarError::Corrupt { offset: self.offset, entry: entry.to_vec(), kind }
     }
 
-    /// How many verbatim bytes wait to be handed out.
+    /// Returns the number of verbatim bytes that are not returned yet.
     pub(super) fn waiting(&self) -> usize {
         self.spill.len() + (self.start - self.mark)
     }
 
-    /// Lends the verbatim bytes that wait, in one piece. They are forgotten by [`Stream::handed_out`].
+    /// Returns those verbatim bytes in one piece. [`Stream::handed_out`] then releases them.
     pub(super) fn waiting_bytes(&mut self) -> &[u8] {
         if self.spill.is_empty() {
             return &self.buffer[self.mark..self.start];
@@ -193,12 +193,12 @@ impl<R: Read> Stream<R> {
     }
 }
 
-/// One read that was not interrupted by a signal.
+/// Reads once, and repeats a read that a signal interrupted.
 fn retry(source: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match source.read(into) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // A source that claims more than there was room for must not make slices panic.
+            // A source that claims to have read more than the buffer holds must not cause a panic.
             result => return result.map(|read| read.min(into.len())),
         }
     }

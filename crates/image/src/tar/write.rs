@@ -1,8 +1,8 @@
-//! Writes a tar: POSIX pax where plain ustar has no room or no field.
+//! Writes a tar in plain ustar, with POSIX pax records for values that ustar has no room or no field for.
 //!
 //! Equal members give equal bytes. [`Reader`](super::Reader) and GNU tar read every member back unchanged. The tests
-//! show where libarchive differs. The `tar` crate would have saved little: it has headers and PAX records, but does not
-//! decide between them.
+//! show where libarchive differs. The `tar` crate would have saved little: it writes headers and pax records, but
+//! does not decide between them.
 
 use std::io::{self, Write};
 
@@ -11,79 +11,79 @@ use super::reader::Kind;
 use super::{BLOCK, acl, padding, wide};
 use crate::tree::{Metadata, Timestamp};
 
-/// One file for a tar.
+/// A file to write to a tar.
 #[derive(Debug, Clone, Copy)]
 pub struct Member<'a> {
-    /// The path: names with single slashes between them; empty for the root.
+    /// Path of the file: names with single slashes between them; empty for the root.
     pub path: &'a [u8],
-    /// Its type. The target of a hard link is a path of the same form as `path`.
+    /// Type of the file. The target of a hard link is a path of the same form as `path`.
     pub kind: Kind<'a>,
     /// Permissions, owner and modification time.
     pub metadata: Metadata,
-    /// Length in bytes of the content, which [`Writer::content`] adds: 0 for everything but regular files.
+    /// Length of the content in bytes, which [`Writer::content`] adds. It is 0 except for regular files.
     pub size: u64,
     /// Xattrs, in the order in which they are written. Hard links need none.
     pub xattrs: &'a [(&'a [u8], &'a [u8])],
 }
 
-/// Why a member or its content could not be written.
+/// The reason why a member or its content cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The sink failed.
+    /// Writing to the sink failed.
     #[error("cannot write the tar")]
     Write(#[source] io::Error),
-    /// Xattrs and names take more than 1 MiB: readers would refuse the tar.
+    /// Xattrs and names take more than 1 MiB, so readers would refuse the tar.
     #[error("\"{}\" has {size} bytes of names and xattrs, and tar readers accept at most {EXTENSION_MAX}", entry.escape_ascii())]
     Extension {
-        /// The member's path.
+        /// Path of the member.
         entry: Vec<u8>,
-        /// Bytes of its extended header.
+        /// Size of the member's extended header in bytes.
         size: u64,
     },
     /// A time that a tar cannot store: nanoseconds of a second or more, or the smallest number of seconds.
     #[error("\"{}\" has a time of {} s and {} ns, which a tar cannot store", entry.escape_ascii(), mtime.seconds, mtime.nanoseconds)]
     Time {
-        /// The member's path.
+        /// Path of the member.
         entry: Vec<u8>,
-        /// Its time.
+        /// Modification time of the member.
         mtime: Timestamp,
     },
-    /// A device number that Linux does not have: more than 12 bits of major, or 20 of minor number.
+    /// A device number that Linux does not support: more than 12 bits of major or 20 bits of minor number.
     #[error("\"{}\" has the device number {number:#x}, which Linux does not support", entry.escape_ascii())]
     Device {
-        /// The member's path.
+        /// Path of the member.
         entry: Vec<u8>,
-        /// Its number.
+        /// Device number of the member.
         number: u64,
     },
-    /// The content has fewer or more bytes than the member's size.
+    /// The content has fewer or more bytes than the member's size: the member's path.
     #[error("the length of \"{}\" is not the one in its header", .0.escape_ascii())]
     Length(Vec<u8>),
 }
 
-/// Writes a tar, member after member.
+/// Writes a tar one member after the other.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
-    /// Bytes of content that the last member still needs.
+    /// Missing bytes of the last member's content.
     left: u64,
-    /// Bytes of zeros behind them.
+    /// Bytes of zeros to write after the content.
     padding: u64,
-    /// The last member's path, for errors.
+    /// Path of the last member, for errors.
     entry: Vec<u8>,
-    /// An extended header in the making.
+    /// Buffer for the member's extended header.
     records: Vec<u8>,
 }
 
-/// What a header has room for in 8 and 12 bytes: octal digits and a NUL.
+/// Largest number that fits in a header's field of 8 or 12 bytes: octal digits and a NUL.
 const OCTAL_8: u64 = 0o7_777_777;
 const OCTAL_12: u64 = 0o77_777_777_777;
-/// Bytes of a header's name, and of its link's.
+/// Length in bytes of a header's name and of its link target.
 const NAME: usize = 100;
 
 impl<W: Write> Writer<W> {
-    /// Begins a tar. Writes go to `out` in small pieces.
+    /// Begins a tar. The writer writes to `out` in small pieces.
     pub const fn new(out: W) -> Self {
         Self { out, left: 0, padding: 0, entry: Vec::new(), records: Vec::new() }
     }
@@ -91,8 +91,8 @@ impl<W: Write> Writer<W> {
     /// Adds a member. Its content, if any, must follow.
     ///
     /// # Errors
-    /// [`WriteError`]. After errors other than [`WriteError::Write`] and [`WriteError::Length`], nothing of the member
-    /// was written, and the next one may follow.
+    /// [`WriteError`]. After errors other than [`WriteError::Write`] and [`WriteError::Length`], no part of the
+    /// member was written, and the next member may follow.
     pub fn member(&mut self, member: &Member<'_>) -> Result<(), WriteError> {
         self.end_content()?;
         self.records.clear();
@@ -117,17 +117,17 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the last member's content.
     ///
     /// # Errors
-    /// [`WriteError::Write`], or [`WriteError::Length`] when they are too many.
+    /// [`WriteError::Write`], or [`WriteError::Length`] if the content exceeds the member's size.
     pub fn content(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         let left = self.left.checked_sub(wide(bytes.len()));
         self.left = left.ok_or_else(|| WriteError::Length(self.entry.clone()))?;
         self.write(bytes)
     }
 
-    /// Ends the tar with two blocks of zeros, and returns the sink, not flushed.
+    /// Ends the tar with two blocks of zeros, and returns the sink without flushing it.
     ///
     /// # Errors
-    /// [`WriteError::Write`], or [`WriteError::Length`] when content is missing.
+    /// [`WriteError::Write`], or [`WriteError::Length`] if content is missing.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.end_content()?;
         self.zeros(2 * wide(BLOCK))?;
@@ -152,7 +152,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Makes a member's header; what it has no room for goes to `records`.
+/// Makes a member's header, and adds values that do not fit to `records`.
 fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], WriteError> {
     let Metadata { permissions, uid, gid, mtime } = member.metadata;
     let mut path = member.path.to_vec();
@@ -173,7 +173,7 @@ fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], Wri
 
     let long = [&path[..], target].map(|name| if name.len() > NAME { name } else { b"" });
     if long.iter().any(|name| std::str::from_utf8(name).is_err()) {
-        // Source: POSIX `pax`, "pax Extended Header": the records that follow are bytes.
+        // The following records are bytes rather than UTF-8. Source: POSIX `pax`, "pax Extended Header".
         record(records, b"hdrcharset", b"BINARY");
     }
     for (key, name) in [&b"path"[..], b"linkpath"].into_iter().zip(long) {
@@ -221,7 +221,7 @@ fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], Wri
     Ok(block)
 }
 
-/// The header of an extended header of so many bytes. Its name is for readers that take it for a file.
+/// Makes the header of an extended header of `size` bytes. Its name is for readers that extract it as a file.
 fn extension(path: &[u8], size: u64) -> [u8; BLOCK] {
     let last = path.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
     let mut name = b"PaxHeaders/".to_vec();
@@ -238,7 +238,8 @@ fn extension(path: &[u8], size: u64) -> [u8; BLOCK] {
     block
 }
 
-/// An ACL as the text that GNU tar and libarchive apply, when it says all that the value does; all else as it is.
+/// Adds an xattr: an ACL as the text that GNU tar and libarchive apply, if the text is equivalent, and any other
+/// value unchanged.
 fn xattr(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     let key = match name {
         b"system.posix_acl_access" => Some((&b"SCHILY.acl.access"[..], false)),
@@ -263,7 +264,7 @@ fn xattr(records: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     record(records, &key, value);
 }
 
-/// Appends `LENGTH KEY=VALUE\n`; the length counts its own digits.
+/// Appends `LENGTH KEY=VALUE\n`. The length includes its own digits.
 fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let rest = key.len() + value.len() + 3;
     let mut length = rest + 1;
@@ -278,8 +279,8 @@ fn record(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// Seconds with a fraction, as short as can be. The other way round than in the tree: before 1970 the fraction counts
-/// away from it.
+/// Formats seconds with a fraction, as short as possible. Unlike in the tree, the fraction of a time before 1970 is
+/// subtracted.
 fn time(Timestamp { seconds, nanoseconds }: Timestamp) -> Option<String> {
     let (sign, whole, fraction) = match (seconds, nanoseconds) {
         (_, 1_000_000_000..) => return None,
@@ -287,7 +288,7 @@ fn time(Timestamp { seconds, nanoseconds }: Timestamp) -> Option<String> {
         (_, 0) => ("-", seconds.unsigned_abs(), 0),
         (_, _) => ("-", seconds.unsigned_abs() - 1, 1_000_000_000 - nanoseconds),
     };
-    // What readers take for the whole part.
+    // Readers parse the whole part as an `i64`.
     i64::try_from(whole).ok()?;
     let mut text = format!("{sign}{whole}");
     if fraction > 0 {
@@ -300,13 +301,13 @@ fn put(block: &mut [u8; BLOCK], at: usize, bytes: &[u8]) {
     block[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Octal digits that fill a field but for the NUL at its end.
+/// Writes octal digits that fill a field except for the NUL at its end.
 fn octal(block: &mut [u8; BLOCK], at: usize, width: usize, value: u64) {
     let digits = width - 1;
     put(block, at, format!("{value:0digits$o}").as_bytes());
 }
 
-/// Puts the sum into a header, whose own field counts as spaces.
+/// Writes the checksum of a header, in which the checksum field itself counts as spaces.
 fn check(block: &mut [u8; BLOCK]) {
     put(block, 148, b"        ");
     let sum: u32 = block.iter().copied().map(u32::from).sum();
@@ -317,8 +318,8 @@ fn check(block: &mut [u8; BLOCK]) {
 mod tests {
     use super::*;
 
-    /// Expected values: what GNU tar 1.34 writes for files touched to these times, as far as a file system
-    /// has them.
+    /// Expected values are from GNU tar 1.34, for files that were touched to these times, as far as a file system
+    /// supports them.
     #[test]
     fn times() {
         let cases = [

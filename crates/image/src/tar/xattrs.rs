@@ -1,15 +1,15 @@
-//! The xattrs of one entry, gathered from several kinds of records.
+//! Collects the xattrs of an entry from several kinds of records.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::acl::{self, AclError};
 use super::error::{Corrupt, Limit};
 use crate::tree::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
-/// The most bytes in all names of one file's xattrs, each with a final NUL. Source: Linux `XATTR_LIST_MAX`: no file had
-/// more of them when a tar was made from it.
+/// Maximum total length in bytes of the names of a file's xattrs, each with a final NUL. Source: Linux
+/// `XATTR_LIST_MAX`. A file that a tar is made from cannot have more.
 pub const XATTR_NAMES_MAX: usize = 65536;
 
-/// A part of some buffer.
+/// A range of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Span {
     pub(super) start: usize,
@@ -22,38 +22,38 @@ impl Span {
     }
 }
 
-/// Which program's way of writing an xattr was met.
+/// The program whose format an xattr's record has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Writer {
-    /// Star, GNU tar, Go: the value as it is.
+    /// star, GNU tar and Go: the value is unchanged.
     Schily,
-    /// Libarchive: name and value encoded. It writes star's record as well, under the same encoded name.
+    /// libarchive: name and value are encoded. It also writes star's record, with the same encoded name.
     Libarchive,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Item {
-    /// The name as the record has it.
+    /// The name as in the record.
     written: Span,
     writer: Writer,
     name: Span,
     value: Span,
 }
 
-/// The records of xattrs that a reader takes. Others are not looked at, so that nothing in them is an error.
+/// The xattr records that a reader accepts. Other records are ignored, even if they are invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum XattrRecords {
-    /// All.
+    /// All records.
     #[default]
     All,
-    /// Those of xattrs whose name begins with `user.`.
+    /// Records of xattrs whose name begins with `user.`.
     UserOnly,
     /// None.
     None,
 }
 
 impl XattrRecords {
-    /// Whether a record holds an xattr that is not wanted.
+    /// Whether a record holds an xattr that is left out.
     fn leaves_out(self, key: &[u8]) -> bool {
         let name =
             key.strip_prefix(b"SCHILY.xattr.").or_else(|| key.strip_prefix(b"LIBARCHIVE.xattr."));
@@ -70,22 +70,22 @@ impl XattrRecords {
     }
 }
 
-/// What was gathered so far.
+/// The xattrs collected so far.
 #[derive(Debug, Default)]
 pub(super) struct Collector {
     bytes: Vec<u8>,
     items: Vec<Item>,
     pub(super) wanted: XattrRecords,
-    /// A line of an ACL that names a user or group without a number. The ACL is left out.
+    /// A line of an ACL that names a user or group without a number. That ACL is left out.
     nameless: Option<Vec<u8>>,
 }
 
-/// Why a record is no xattr.
+/// The reason why an xattr's record is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Limit(Limit),
     Corrupt(Corrupt),
-    /// The encoding is wrong.
+    /// The name or the encoding is invalid.
     Value,
 }
 
@@ -96,7 +96,7 @@ impl Collector {
         self.nameless = None;
     }
 
-    /// Takes a record if it holds an xattr, in whichever way; else answers `false`.
+    /// Adds the xattr of a record, in any of the formats; returns `false` for other records.
     pub(super) fn record(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refused> {
         if self.wanted.leaves_out(key) {
             return Ok(true);
@@ -111,7 +111,7 @@ impl Collector {
             percent_decode(name, &mut self.bytes).ok_or(Refused::Value)?;
             self.push(name, Writer::Libarchive, start, &value)?;
         } else if key == b"RHT.security.selinux" {
-            // GNU tar writes the label without the NUL that the kernel keeps.
+            // GNU tar writes the label without the NUL that the kernel stores.
             let mut label = value.to_vec();
             label.push(0);
             self.named(b"security.selinux", &label)?;
@@ -147,7 +147,7 @@ impl Collector {
         self.push(name, Writer::Schily, start, value)
     }
 
-    /// Adds an xattr whose name stands from `start` to the end of `bytes`.
+    /// Adds an xattr whose name is the end of `bytes` from `start` on.
     fn push(
         &mut self,
         written: &[u8],
@@ -178,7 +178,7 @@ impl Collector {
         Span { start, end: self.bytes.len() }
     }
 
-    /// Adds all of another collector behind what is here.
+    /// Appends all xattrs of another collector.
     pub(super) fn append(&mut self, other: &Self) {
         if other.nameless.is_some() {
             self.nameless.clone_from(&other.nameless);
@@ -191,7 +191,7 @@ impl Collector {
         }
     }
 
-    /// Sorts by name and leaves one value to each, the last.
+    /// Sorts by name and keeps the last value of each name.
     pub(super) fn settle(&mut self) -> Result<(), Limit> {
         let Self { bytes, items, .. } = self;
         if items.iter().any(|item| item.writer == Writer::Libarchive) {
@@ -206,7 +206,7 @@ impl Collector {
                     || encoded.binary_search(&item.written.of(bytes)).is_err()
             });
         }
-        // Reversed before a stable sort, so that the last one leads and is the one kept.
+        // Reverse before the stable sort, so that the last value of a name comes first and is kept.
         items.reverse();
         items.sort_by(|a, b| a.name.of(bytes).cmp(b.name.of(bytes)));
         items.dedup_by(|a, b| a.name.of(bytes) == b.name.of(bytes));
@@ -228,7 +228,7 @@ impl Collector {
     }
 }
 
-/// Names and values of an entry's xattrs, in byte order of the names, each name once.
+/// Iterates over the names and values of an entry's xattrs, in byte order of the names, each name once.
 #[derive(Debug, Clone)]
 pub struct Xattrs<'a> {
     bytes: &'a [u8],
@@ -250,8 +250,8 @@ impl<'a> Iterator for Xattrs<'a> {
 
 impl ExactSizeIterator for Xattrs<'_> {}
 
-/// GNU tar and libarchive write `=` as `%3D` and `%` as `%25`, since a key ends at the first `=`. Source: GNU tar
-/// `src/xheader.c`, `xattr_encode_keyword`.
+/// Decodes a name. GNU tar and libarchive write `=` as `%3D` and `%` as `%25`, because a key ends at the first `=`.
+/// Source: GNU tar `src/xheader.c`, `xattr_encode_keyword`.
 fn unescape(mut name: &[u8], into: &mut Vec<u8>) {
     while let Some((&first, rest)) = name.split_first() {
         let (byte, rest) = match (name.strip_prefix(b"%3D"), name.strip_prefix(b"%25")) {
@@ -279,7 +279,7 @@ fn percent_decode(mut name: &[u8], into: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// Base 64 with `+` and `/`, padded or not, as libarchive writes and reads it.
+/// Decodes base 64 with `+` and `/`, with or without padding, as libarchive writes and reads it.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.trim_ascii_end();
     let digits = text.strip_suffix(b"==").or_else(|| text.strip_suffix(b"=")).unwrap_or(text);
@@ -356,7 +356,7 @@ mod tests {
         );
         check(&[("SCHILY.xattr.user.a", "1"), ("SCHILY.xattr.user.a", "2")], &[("user.a", "2")]);
         check(&[("SCHILY.xattr.user.a%3Db%25c%41", "v")], &[("user.a=b%c%41", "v")]);
-        // As bsdtar 3.6.2 writes an xattr "user.a=é".
+        // bsdtar 3.6.2 writes an xattr "user.a=é" like this.
         check(
             &[("LIBARCHIVE.xattr.user.a%3D%C3%A9", "dg"), ("SCHILY.xattr.user.a%3D%C3%A9", "v")],
             &[("user.a=é", "v")],
@@ -383,7 +383,7 @@ mod tests {
         check_refused(b"SCHILY.xattr.user.a", &value, Refused::Limit(Limit::XattrValue(65536)));
     }
 
-    /// Records that are not wanted may have any value.
+    /// Records that are left out may have any value.
     #[test]
     fn not_wanted() {
         let odd = [

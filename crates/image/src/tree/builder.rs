@@ -1,4 +1,4 @@
-//! Builds trees.
+//! The builder of trees.
 
 mod lay;
 mod merge;
@@ -21,13 +21,13 @@ use super::{
 };
 use crate::verity::ObjectId;
 
-/// Why a tree cannot hold an entry. Names and paths are shown with escapes.
+/// The reason why a tree cannot hold an entry. Messages show names and paths with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TreeError {
-    /// An empty name, `.`, `..`, more than 255 bytes, or one with `/` or NUL.
+    /// A file name that is empty, `.` or `..`, has more than 255 bytes, or contains `/` or NUL; with the reason.
     #[error("\"{}\" is not a file name: {}", .0.escape_ascii(), .1)]
     Name(Vec<u8>, &'static str),
-    /// The directory has an entry of that name.
+    /// The directory already has an entry of that name.
     #[error("\"{}\" already exists", .0.escape_ascii())]
     Exists(Vec<u8>),
     /// A component of a path is not a directory.
@@ -39,22 +39,22 @@ pub enum TreeError {
     /// More permission bits than `0o7777`.
     #[error("mode {0:o} has bits beyond 7777")]
     Permissions(u16),
-    /// A symlink target that is empty, longer than 4095 bytes, or has NUL.
+    /// A symlink target that is empty, longer than 4095 bytes, or contains NUL; with its length in bytes.
     #[error("a symlink's target must have 1 to 4095 bytes and no NUL; this one has {0}")]
     SymlinkTarget(usize),
-    /// An external file of 0 or more than 2^63 - 1 bytes.
+    /// An external file whose size is 0 or more than 2^63 - 1 bytes.
     #[error("a file cannot have {0} bytes")]
     Size(u64),
-    /// A place that is empty, has NUL, or is the object's own when there is no object.
+    /// A location that is empty, contains NUL, or is that of an object although the file has no object.
     #[error("\"{}\" is not a valid path to a file's bytes", .0.escape_ascii())]
     Location(Vec<u8>),
-    /// An xattr whose name is empty, too long, or has NUL.
+    /// An xattr name that is empty, longer than 255 bytes, or contains NUL.
     #[error("\"{}\" is not an xattr name: it must have 1 to 255 bytes and no NUL", .0.escape_ascii())]
     XattrName(Vec<u8>),
-    /// An xattr value that no image can hold.
+    /// An xattr value of more than 65535 bytes, which no image can hold: the xattr's name, and the value's length.
     #[error("xattr \"{}\" has a value of {} bytes, more than 65535", .0.escape_ascii(), .1)]
     XattrValue(Vec<u8>, usize),
-    /// More than 2^31 inodes, or 4 GiB of names or of other strings.
+    /// More than 2^31 inodes, 2^32 names, or 4 GiB of names, of contents or of xattr sets.
     #[error("the tree is too large: it has more than {0}")]
     TooLarge(&'static str),
 }
@@ -62,23 +62,23 @@ pub enum TreeError {
 /// Whether a name owns its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// The source states that this name is the file, and others are links to it.
+    /// The source states that this name is the file and that the other names are links to it.
     Owner,
-    /// The source does not state it: the first name in byte order of the whole path owns the inode.
+    /// The source states no owner: the first name in the byte order of whole paths owns the inode.
     Equal,
 }
 
-/// An unfinished tree: entries come in any order, names are found by hash.
+/// An unfinished tree, which takes entries in any order and finds names by hash.
 #[derive(Debug)]
 pub struct Builder {
     inodes: Vec<RawInode>,
     entries: Vec<RawEntry>,
-    /// Entries by parent and name.
+    /// Indexes of `entries`, by parent and name.
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
     names: Interner,
     strings: Interner,
-    /// Sets of xattrs: pairs of numbers in `strings`, 4 bytes little-endian each.
+    /// Sets of xattrs. A set is a list of pairs of numbers in `strings`, each 4 bytes little-endian.
     xattrs: Interner,
     scratch: Vec<u8>,
 }
@@ -89,10 +89,10 @@ impl Default for Builder {
     }
 }
 
-/// Checks that `name` can stand in a directory: 1 to 255 bytes, no `/` or NUL, neither `.` nor `..`.
+/// Checks that `name` is valid in a directory: 1 to 255 bytes, no `/` or NUL, neither `.` nor `..`.
 ///
 /// # Errors
-/// [`TreeError::Name`] with what is wrong.
+/// [`TreeError::Name`] with the reason.
 pub fn check_name(name: &[u8]) -> Result<(), TreeError> {
     let wrong = match name {
         b"" => "it is empty",
@@ -105,14 +105,14 @@ pub fn check_name(name: &[u8]) -> Result<(), TreeError> {
     Err(TreeError::Name(name.to_vec(), wrong))
 }
 
-/// The names in `path` between slashes, empty ones left out. `.` and `..` are passed on, for [`check_name`] to refuse.
+/// Splits `path` at slashes and skips empty names. `.` and `..` are returned, so that [`check_name`] refuses them.
 #[must_use]
 pub fn components(path: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|name| !name.is_empty())
 }
 
 impl Builder {
-    /// A tree with only a root directory that no source described.
+    /// Creates a tree that consists of an implicit root directory.
     #[must_use]
     pub fn new() -> Self {
         let mut builder = Self {
@@ -129,10 +129,10 @@ impl Builder {
         builder
     }
 
-    /// Adds a set of xattrs, in the order given. The later of two values for one name counts.
+    /// Adds a set of xattrs, in the order given. If a name occurs twice, the later value replaces the earlier.
     ///
     /// # Errors
-    /// [`TreeError`] when a name or value is invalid.
+    /// [`TreeError`] if a name or value is invalid, or the tree is too large.
     pub fn xattrs<'a>(
         &mut self,
         pairs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
@@ -158,10 +158,10 @@ impl Builder {
         id.map(XattrsId).ok_or(TreeError::TooLarge("4 GiB of xattrs"))
     }
 
-    /// Adds an inode that has no name yet.
+    /// Adds an inode without a name.
     ///
     /// # Errors
-    /// [`TreeError`] when the node cannot be held.
+    /// [`TreeError`] if the metadata or the node is invalid, or the tree is too large.
     pub fn inode(
         &mut self,
         metadata: &Metadata,
@@ -227,10 +227,10 @@ impl Builder {
         id.map(InodeId).ok_or(TreeError::TooLarge("2^31 inodes"))
     }
 
-    /// Replaces the metadata and xattrs of an inode, which counts as described from now on.
+    /// Replaces the metadata and xattrs of an inode, which then no longer counts as implicit.
     ///
     /// # Errors
-    /// [`TreeError::Permissions`].
+    /// [`TreeError::Permissions`] if the mode has bits beyond `0o7777`.
     pub fn describe(
         &mut self,
         inode: InodeId,
@@ -242,18 +242,19 @@ impl Builder {
         set_metadata(raw, metadata, xattrs)
     }
 
-    /// States the number of links of an inode, which is then kept as it is. Ignored for directories.
+    /// Sets the number of links of an inode, so that links are not counted. [`finish`](Self::finish) counts
+    /// directories anyway.
     pub fn state_nlink(&mut self, inode: InodeId, nlink: u32) {
         let raw = &mut self.inodes[inode.index()];
         raw.flags |= STATED_NLINK;
         raw.nlink = nlink;
     }
 
-    /// Sets the object of an external file, and the object's place as the file's. Ignored for other inodes.
-    /// A source that hashes files in the background adds them first and calls this later.
+    /// Sets the object of an external file, and the object's path as the file's location; does nothing for other
+    /// inodes. A source that hashes files in the background adds the files first and sets their objects later.
     ///
     /// # Errors
-    /// [`TreeError::TooLarge`].
+    /// [`TreeError::TooLarge`] if the strings take more than 4 GiB.
     pub fn set_object(&mut self, inode: InodeId, object: &ObjectId) -> Result<(), TreeError> {
         let digest = self.string(object.as_bytes())?;
         let raw = &mut self.inodes[inode.index()];
@@ -264,8 +265,9 @@ impl Builder {
         Ok(())
     }
 
-    /// States the size in bytes that a dump gives a device, pipe or socket; ignored for other inodes. It only shows
-    /// whether it is 4 GiB or more: C's `mkcomposefs` then makes a larger inode, so the composefs profile does too.
+    /// Records the size in bytes that a dump states for a device, pipe or socket; does nothing for other inodes. The
+    /// tree keeps only whether it is 4 GiB or more: C's `mkcomposefs` then writes a larger inode, so the composefs
+    /// profile must.
     pub fn state_size(&mut self, inode: InodeId, size: u64) {
         let raw = &mut self.inodes[inode.index()];
         let sizeless =
@@ -281,29 +283,30 @@ impl Builder {
         self.inodes[inode.index()].kind == Kind::Directory
     }
 
-    /// Whether the inode is a directory that no source described.
+    /// Whether the inode is a directory that the source does not describe.
     #[must_use]
     pub fn is_implicit(&self, inode: InodeId) -> bool {
         self.inodes[inode.index()].flags & IMPLICIT != 0
     }
 
-    /// The inode that `directory` has under `name`.
+    /// Returns the inode with this name in `directory`.
     #[must_use]
     pub fn lookup(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         let at = self.find(directory, self.names.find(name)?)?;
         Some(InodeId(self.entries[at as usize].inode()))
     }
 
-    /// The inode at `path`, through directories only: symlinks are not followed.
+    /// Returns the inode at `path`. Symlinks are not followed.
     #[must_use]
     pub fn resolve(&self, path: &[u8]) -> Option<InodeId> {
         components(path).try_fold(InodeId::ROOT, |directory, name| self.lookup(directory, name))
     }
 
-    /// Adds a name of an inode.
+    /// Adds a name for an inode.
     ///
     /// # Errors
-    /// [`TreeError`] when the name is invalid or taken, or the inode is a directory that has a name.
+    /// [`TreeError`] if the name is invalid or taken, `directory` is not a directory, the inode is a directory that
+    /// already has a name, or the tree is too large.
     pub fn insert(
         &mut self,
         directory: InodeId,
@@ -338,7 +341,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Removes a name, and with a directory everything below it. Returns the inode that it named.
+    /// Removes a name, with everything below it if it is a directory. Returns the inode that the name referred to.
     pub fn remove(&mut self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
         let id = self.names.find(name)?;
         let hash = key(&self.hasher, directory.0, id);
@@ -353,10 +356,11 @@ impl Builder {
         Some(InodeId(entry.inode()))
     }
 
-    /// The directory `name` of `directory`, made as an implicit one if it does not exist.
+    /// Returns the directory `name` in `directory`, which is created as an implicit one if it does not exist.
     ///
     /// # Errors
-    /// [`TreeError::NotDirectory`] when the name belongs to something else, or [`TreeError::Name`].
+    /// [`TreeError::NotDirectory`] if the name is not a directory; otherwise as [`inode`](Self::inode) and
+    /// [`insert`](Self::insert).
     pub fn subdirectory(&mut self, directory: InodeId, name: &[u8]) -> Result<InodeId, TreeError> {
         match self.lookup(directory, name) {
             Some(found) if self.is_directory(found) => Ok(found),
@@ -370,11 +374,11 @@ impl Builder {
         }
     }
 
-    /// Freezes the tree. Inodes without a name are left out.
+    /// Finishes the tree. Inodes without a name are left out of it.
     #[must_use]
     pub fn finish(self) -> Tree {
         let Self { inodes, entries, names, strings, xattrs, index, .. } = self;
-        // A large tree is made here with what the table of names took.
+        // Free the index first, so that a large tree can reuse its memory.
         drop(index);
         freeze(inodes, entries, names.into_strings(), strings.into_strings(), xattrs.into_strings())
     }

@@ -1,10 +1,10 @@
-//! How a tree is finished.
+//! Turns the parts of a builder into a finished tree.
 
 use super::frozen::Tree;
 use super::intern::Strings;
 use super::raw::{Kind, NO_OWNER, OWNER, REMOVED, RawEntry, RawInode, STATED_NLINK};
 
-/// Sorts entries, drops what the root does not reach, counts links and decides owners.
+/// Sorts entries, counts links and inodes with a name, and decides which name owns each inode.
 pub(super) fn freeze(
     mut inodes: Vec<RawInode>,
     mut entries: Vec<RawEntry>,
@@ -16,7 +16,7 @@ pub(super) fn freeze(
     let mut entries = by_directory(&mut inodes, entries);
     for siblings in entries.chunk_by_mut(|a, b| a.parent == b.parent) {
         let by_name = |a: &RawEntry, b: &RawEntry| names.get(a.name).cmp(names.get(b.name));
-        // Most sources name siblings in order.
+        // Most sources list siblings in order.
         if !siblings.is_sorted_by(|a, b| by_name(a, b).is_lt()) {
             siblings.sort_unstable_by(by_name);
         }
@@ -61,7 +61,8 @@ pub(super) fn freeze(
     tree
 }
 
-/// Puts the entries of each directory together, in the order they have, and tells the directories where.
+/// Groups the entries by directory in their existing order, and sets each directory's `first` and `second` to its
+/// range.
 fn by_directory(inodes: &mut Vec<RawInode>, entries: Vec<RawEntry>) -> Vec<RawEntry> {
     inodes.shrink_to_fit();
     for inode in &mut *inodes {
@@ -94,8 +95,8 @@ fn by_directory(inodes: &mut Vec<RawInode>, entries: Vec<RawEntry>) -> Vec<RawEn
 }
 
 impl Tree {
-    /// Decides who owns the inodes that have several names: the first that claims to, in the byte order of whole paths,
-    /// else the first.
+    /// Chooses the owning name of each inode that has several: the first name that claims ownership, in the byte
+    /// order of whole paths, or else the first name.
     fn settle(&mut self, contested: &[u32]) {
         #[derive(Clone, Copy, PartialEq)]
         enum Owner {
@@ -108,7 +109,7 @@ impl Tree {
         for inode in contested {
             owners[*inode as usize] = Owner::NotMet;
         }
-        // A directory's name goes on with a slash in the paths of what is below.
+        // A directory's name is followed by a slash in the paths below it, so it is compared with that slash.
         let name = |at: u32| {
             let entry = self.entries[at as usize];
             let below = self.inodes[entry.inode() as usize].kind == Kind::Directory;

@@ -1,17 +1,17 @@
-//! A finished tree.
+//! The finished tree and its iterators.
 
 use super::intern::{StringId, Strings};
 use super::raw::{IMPLICIT, Kind, NO_OWNER, RawEntry, RawInode, STATED_LARGE};
 use super::{Content, InodeId, Location, Metadata, Node, Timestamp, XattrsId, components};
 use crate::verity::ObjectId;
 
-/// A tree that does not change: children in byte order, each inode owned by one name.
+/// An immutable tree, whose children are in byte order and whose inodes are each owned by one name.
 #[derive(Debug, Clone)]
 pub struct Tree {
     pub(super) inodes: Vec<RawInode>,
-    /// The entries of each directory together, in byte order of their names.
+    /// The entries, grouped by directory, in byte order of their names.
     pub(super) entries: Vec<RawEntry>,
-    /// The entry that owns each inode; none for the root and for inodes without a name.
+    /// Index of the entry that owns each inode; [`NO_OWNER`] for the root and for inodes without a name.
     pub(super) owners: Vec<u32>,
     pub(super) reached: usize,
     pub(super) names: Strings,
@@ -42,71 +42,71 @@ impl Tree {
         (!bytes.is_empty()).then(|| ObjectId::from_bytes(bytes).expect("kept as an object id"))
     }
 
-    /// More than the index of any string: the length of a side table.
+    /// Returns one more than the index of the last string: the length of a side table.
     pub(crate) fn strings_bound(&self) -> usize {
         self.strings.bound()
     }
 
-    /// The bytes of a digest or a place.
+    /// Returns the bytes of an object id or of a location's path.
     pub(crate) fn string(&self, id: StringId) -> &[u8] {
         self.strings.get(id.0)
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     #[must_use]
     pub fn root(&self) -> Inode<'_> {
         self.inode(InodeId::ROOT)
     }
 
-    /// The inode with this id.
+    /// Returns the inode with this id.
     #[must_use]
     pub fn inode(&self, id: InodeId) -> Inode<'_> {
         Inode { tree: self, id, raw: &self.inodes[id.index()] }
     }
 
-    /// The number of inodes that have a name, and the root.
+    /// Returns the number of inodes that have a name, plus one for the root.
     #[must_use]
     pub const fn inode_count(&self) -> usize {
         self.reached
     }
 
-    /// More than any inode's index: the length of a side table.
+    /// Returns one more than the index of the last inode: the length of a side table.
     #[must_use]
     pub fn inode_bound(&self) -> usize {
         self.inodes.len()
     }
 
-    /// More than any xattr set's index: the length of a side table.
+    /// Returns one more than the index of the last xattr set: the length of a side table.
     #[must_use]
     pub fn xattrs_bound(&self) -> usize {
         self.xattrs.bound()
     }
 
-    /// The xattrs of a set, in the source's order.
+    /// Returns the xattrs of a set, in the source's order.
     #[must_use]
     pub fn xattrs(&self, id: XattrsId) -> Xattrs<'_> {
         Xattrs { tree: self, pairs: self.xattrs.get(id.0) }
     }
 
-    /// All sets of xattrs, each once, with those that no inode has.
+    /// Returns all sets of xattrs, each once, including sets that no inode has.
     pub fn xattr_sets(&self) -> impl Iterator<Item = Xattrs<'_>> {
         let bound = u32::try_from(self.xattrs.bound()).unwrap_or(u32::MAX);
         (0..bound).map(|id| self.xattrs(XattrsId(id)))
     }
 
-    /// The inode at `path`, through directories only: symlinks are not followed.
+    /// Returns the inode at `path`. Symlinks are not followed.
     #[must_use]
     pub fn resolve(&self, path: &[u8]) -> Option<Inode<'_>> {
         components(path).try_fold(self.root(), |directory, name| directory.lookup(name))
     }
 
-    /// Every name below the root with its path, depth first, siblings in byte order, without the root itself.
+    /// Walks all names below the root with their paths, depth first, siblings in byte order.
     #[must_use]
     pub fn walk(&self) -> Walk<'_> {
         Walk { stack: vec![(self.root().children(), 0)], path: Vec::new(), tree: self }
     }
 
-    /// Every regular file once, by the name that owns it: depth first, siblings in byte order.
+    /// Returns every regular file once, in the order of the names that own them: depth first, siblings in byte order.
     pub fn files(&self) -> impl Iterator<Item = (Inode<'_>, Content<'_>)> {
         let mut stack = vec![self.root().children()];
         std::iter::from_fn(move || {
@@ -126,7 +126,7 @@ impl Tree {
         })
     }
 
-    /// Bytes on the heap that the tree takes, as allocated.
+    /// Returns the bytes that the tree has allocated on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.inodes.capacity() * size_of::<RawInode>()
@@ -138,17 +138,17 @@ impl Tree {
     }
 }
 
-/// An external file with its digest and place as numbers, for who compares many.
+/// An external file with the numbers of its strings, which are cheap to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct External {
     /// Length in bytes, 1 to 2^63 - 1.
     pub(crate) size: u64,
-    /// The bytes of its object id.
+    /// The string that holds the object id.
     pub(crate) object: Option<StringId>,
     pub(crate) place: Place,
 }
 
-/// A [`Location`] by number.
+/// A [`Location`] whose path is a string's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     None,
@@ -165,13 +165,13 @@ pub struct Inode<'a> {
 }
 
 impl<'a> Inode<'a> {
-    /// Its id.
+    /// Returns the inode's id.
     #[must_use]
     pub const fn id(&self) -> InodeId {
         self.id
     }
 
-    /// Permissions, owner and time.
+    /// Returns the permissions, owner, group and modification time.
     #[must_use]
     pub const fn metadata(&self) -> Metadata {
         Metadata {
@@ -182,7 +182,7 @@ impl<'a> Inode<'a> {
         }
     }
 
-    /// `st_mode`: type and permissions.
+    /// Returns `st_mode`: the type and the permissions.
     #[must_use]
     pub fn mode(&self) -> u16 {
         let of_type = match self.raw.kind {
@@ -199,12 +199,12 @@ impl<'a> Inode<'a> {
         of_type.type_bits() | self.raw.permissions
     }
 
-    /// Whether the source stated 4 GiB or more for a device, pipe or socket.
+    /// Whether the source states 4 GiB or more as the size of a device, pipe or socket.
     pub(crate) const fn has_large_stated_size(&self) -> bool {
         self.raw.flags & STATED_LARGE != 0
     }
 
-    /// What a regular file has whose bytes are elsewhere.
+    /// Returns the size, object and location of an external file; `None` for other inodes.
     pub(crate) fn external(&self) -> Option<External> {
         let RawInode { size, first, second, .. } = *self.raw;
         let place = match self.raw.kind {
@@ -216,25 +216,26 @@ impl<'a> Inode<'a> {
         Some(External { size, object: (first != 0).then_some(StringId(first)), place })
     }
 
-    /// Number of links. Directories: 2 and one for each subdirectory. Others: the number in the dump, or else of names.
+    /// Returns the number of links: 2 plus the number of subdirectories for a directory, otherwise the number that a
+    /// dump states or else the number of names.
     #[must_use]
     pub const fn nlink(&self) -> u32 {
         self.raw.nlink
     }
 
-    /// Whether it is a directory.
+    /// Whether the inode is a directory.
     #[must_use]
     pub fn is_directory(&self) -> bool {
         self.raw.kind == Kind::Directory
     }
 
-    /// Whether it is a directory that no source described.
+    /// Whether the inode is a directory that the source does not describe.
     #[must_use]
     pub const fn is_implicit(&self) -> bool {
         self.raw.flags & IMPLICIT != 0
     }
 
-    /// Its type and content.
+    /// Returns the type and content.
     #[must_use]
     pub fn node(&self) -> Node<'a> {
         let RawInode { size, first, second, .. } = *self.raw;
@@ -264,19 +265,19 @@ impl<'a> Inode<'a> {
         }
     }
 
-    /// Its set of xattrs, equal for equal sets.
+    /// Returns the id of the inode's set of xattrs. Equal sets have equal ids.
     #[must_use]
     pub const fn xattrs_id(&self) -> XattrsId {
         self.raw.xattrs
     }
 
-    /// Its xattrs, in the source's order.
+    /// Returns the inode's xattrs, in the source's order.
     #[must_use]
     pub fn xattrs(&self) -> Xattrs<'a> {
         self.tree.xattrs(self.raw.xattrs)
     }
 
-    /// The entries of a directory, in byte order; none for other inodes.
+    /// Returns the entries of a directory in byte order; empty for other inodes.
     #[must_use]
     pub fn children(&self) -> Children<'a> {
         let (first, count) = match self.raw.kind {
@@ -286,7 +287,7 @@ impl<'a> Inode<'a> {
         Children { tree: self.tree, next: first, end: first + count }
     }
 
-    /// The inode that `name` has in this directory.
+    /// Returns the inode with this name in the directory.
     #[must_use]
     pub fn lookup(&self, name: &[u8]) -> Option<Self> {
         let children = self.children();
@@ -296,7 +297,7 @@ impl<'a> Inode<'a> {
         Some(self.tree.inode(InodeId(siblings[at].inode())))
     }
 
-    /// The whole path of the name that owns the inode, with a leading slash; `/` for the root.
+    /// Returns the whole path of the name that owns the inode, with a leading slash; `/` for the root.
     #[must_use]
     pub fn path(&self) -> Vec<u8> {
         let mut path = Vec::new();
@@ -307,7 +308,7 @@ impl<'a> Inode<'a> {
         path
     }
 
-    /// The directory of the name that owns the inode; the root's is the root.
+    /// Returns the directory of the name that owns the inode; the root for the root.
     #[must_use]
     pub fn parent(&self) -> Self {
         match self.tree.owners[self.id.index()] {
@@ -317,18 +318,18 @@ impl<'a> Inode<'a> {
     }
 }
 
-/// A name in a directory.
+/// A directory entry.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// 1 to 255 bytes.
+    /// File name, 1 to 255 bytes.
     pub name: &'a [u8],
-    /// The inode that it names.
+    /// The inode that the name refers to.
     pub inode: Inode<'a>,
     /// Whether this name owns the inode; otherwise it is a further hard link to it.
     pub is_owner: bool,
 }
 
-/// The entries of a directory, in byte order.
+/// Iterates over the entries of a directory, in byte order.
 #[derive(Debug, Clone)]
 pub struct Children<'a> {
     tree: &'a Tree,
@@ -359,7 +360,7 @@ impl<'a> Iterator for Children<'a> {
 
 impl ExactSizeIterator for Children<'_> {}
 
-/// The names and values of a set of xattrs, in the source's order.
+/// Iterates over the names and values of a set of xattrs, in the source's order.
 #[derive(Debug, Clone)]
 pub struct Xattrs<'a> {
     tree: &'a Tree,
@@ -384,17 +385,17 @@ impl<'a> Iterator for Xattrs<'a> {
 
 impl ExactSizeIterator for Xattrs<'_> {}
 
-/// Goes through a tree depth first. Not an [`Iterator`], since the path is borrowed.
+/// Walks a tree depth first. `Walk` is not an [`Iterator`], because it returns a path that borrows from it.
 #[derive(Debug)]
 pub struct Walk<'a> {
     tree: &'a Tree,
-    /// The directories above, each with the length of its path.
+    /// The open directories, each with the length of its path in bytes.
     stack: Vec<(Children<'a>, usize)>,
     path: Vec<u8>,
 }
 
 impl<'a> Walk<'a> {
-    /// The next name: its whole path with a leading slash, and the entry.
+    /// Returns the next name: its whole path with a leading slash, and its entry.
     #[expect(
         clippy::should_implement_trait,
         reason = "the path is lent, which Iterator cannot say"

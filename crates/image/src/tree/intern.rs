@@ -1,19 +1,18 @@
-//! Byte strings kept once, named by small numbers.
+//! Interns byte strings: each is stored once and identified by a small number.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher as _;
 
-/// The number of a string of one tree: equal strings have equal numbers.
+/// The number of a string in one tree. Equal strings have equal numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct StringId(pub(super) u32);
 
 impl StringId {
-    /// The string with this number.
     pub(crate) const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// A number below [`super::Tree::strings_bound`], for side tables.
+    /// Returns a number below [`super::Tree::strings_bound`], for side tables.
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
@@ -23,19 +22,18 @@ impl StringId {
 #[derive(Debug, Clone)]
 pub(super) struct Strings {
     bytes: Vec<u8>,
-    /// Where each string ends; it begins where the one before ends.
+    /// The end of each string in `bytes`, which is the start of the next string.
     ends: Vec<u32>,
 }
 
 impl Strings {
-    /// The string with number `id`.
     pub(super) fn get(&self, id: u32) -> &[u8] {
         let at = id as usize;
         let start = if at == 0 { 0 } else { self.ends[at - 1] as usize };
         &self.bytes[start..self.ends[at] as usize]
     }
 
-    /// One more than the largest number.
+    /// Returns one more than the largest number.
     pub(super) fn bound(&self) -> usize {
         self.ends.len()
     }
@@ -45,7 +43,7 @@ impl Strings {
     }
 }
 
-/// Finds and adds strings.
+/// The strings, and a hash table that finds their numbers.
 #[derive(Debug)]
 pub(super) struct Interner {
     strings: Strings,
@@ -70,7 +68,7 @@ impl Interner {
         self.table.find(hash, |&id| self.strings.get(id) == bytes).copied()
     }
 
-    /// The number of these bytes, or `None` when 4 GiB of strings or 2^32 of them are kept already.
+    /// Returns the number of `bytes`, and adds them if they are new; `None` beyond 4 GiB of strings or 2^32 strings.
     pub(super) fn intern(&mut self, bytes: &[u8]) -> Option<u32> {
         if bytes.is_empty() {
             return Some(0);
@@ -88,12 +86,11 @@ impl Interner {
         Some(id)
     }
 
-    /// The bytes with number `id`.
     pub(super) fn get(&self, id: u32) -> &[u8] {
         self.strings.get(id)
     }
 
-    /// One more than the largest number.
+    /// Returns one more than the largest number.
     pub(super) fn bound(&self) -> usize {
         self.strings.bound()
     }

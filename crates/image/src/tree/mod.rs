@@ -1,11 +1,11 @@
-//! The tree of a root filesystem: every source is read into one, and every image is made from one.
+//! The tree of a root filesystem. Every source is read into a tree, and every image is made from one.
 //!
-//! A [`Builder`] takes entries in any order and finds them by name; [`Builder::finish`] turns it into a [`Tree`],
-//! which never changes: children in byte order, hard links counted, each inode owned by one of its names.
-//! `docs/format/tree.md` defines the rules.
+//! A [`Builder`] takes entries in any order and finds them by name. [`Builder::finish`] turns the builder into a
+//! [`Tree`], which is immutable: its children are in byte order, its hard links are counted, and each inode is owned
+//! by one of its names. `docs/format/tree.md` defines the rules.
 //!
-//! Both are arenas: an entry costs 12 bytes, an inode 48, and every name, target, payload, digest and xattr set is
-//! kept once.
+//! Both are arenas: an entry takes 12 bytes, an inode 48, and every name, target, payload, digest and xattr set is
+//! stored once.
 
 mod builder;
 mod freeze;
@@ -24,69 +24,70 @@ pub use userns_tree::{TreeUser, UserTree, for_user};
 
 use crate::verity::ObjectId;
 
-/// The most bytes in a name. Source: Linux `NAME_MAX`.
+/// Maximum length of a name in bytes. Source: Linux `NAME_MAX`.
 pub const NAME_MAX: usize = 255;
-/// The most bytes in a symlink's target: the kernel's `PATH_MAX` less the final NUL.
+/// Maximum length of a symlink's target in bytes: the kernel's `PATH_MAX` less the final NUL.
 pub const SYMLINK_MAX: usize = 4095;
-/// The most bytes in an xattr's name. Source: Linux `XATTR_NAME_MAX`.
+/// Maximum length of an xattr's name in bytes. Source: Linux `XATTR_NAME_MAX`.
 pub const XATTR_NAME_MAX: usize = 255;
-/// The most bytes in an xattr's value. Source: Linux `XATTR_SIZE_MAX` is 65536, but EROFS counts them in 16 bits.
+/// Maximum length of an xattr's value in bytes. Linux `XATTR_SIZE_MAX` is 65536, but EROFS stores the length in 16
+/// bits.
 pub const XATTR_VALUE_MAX: usize = 65535;
 
-/// An inode of one builder, and of the tree made from it.
+/// The id of an inode in one builder, and in the tree made from the builder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InodeId(u32);
 
 impl InodeId {
-    /// The root directory, of every tree.
+    /// The root directory of every tree.
     pub const ROOT: Self = Self(0);
 
-    /// A number below [`Tree::inode_bound`], for side tables.
+    /// Returns a number below [`Tree::inode_bound`], for side tables.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A set of xattrs of one builder, and of the tree made from it: equal sets are the same one.
+/// The id of a set of xattrs in one builder, and in the tree made from the builder. Equal sets have equal ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct XattrsId(u32);
 
 impl XattrsId {
-    /// No xattrs.
+    /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// A number below [`Tree::xattrs_bound`], for side tables.
+    /// Returns a number below [`Tree::xattrs_bound`], for side tables.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A point in time since 1970, in UTC; before it when `seconds` is negative. Ordered by time.
+/// A point in time relative to 1970, in UTC; `seconds` is negative before 1970. Timestamps are ordered by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp {
     /// Whole seconds, rounded down.
     pub seconds: i64,
-    /// Nanoseconds after that, 0 to 999,999,999. (A composefs dump may state more; the writer keeps it.)
+    /// Nanoseconds after `seconds`, 0 to 999,999,999. (A composefs dump may state more; the writer keeps it.)
     pub nanoseconds: u32,
 }
 
-/// Metadata of every type of file.
+/// The metadata that files of every type have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Metadata {
     /// Permission, set-id and sticky bits: at most `0o7777`.
     pub permissions: u16,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u32,
-    /// Last modification.
+    /// Modification time.
     pub mtime: Timestamp,
 }
 
 impl Metadata {
-    /// Metadata of directories that no source describes: mode 0755, owner 0:0, time 0.
+    /// Metadata of a directory that the source does not describe: mode 0755, owner 0:0, time 0.
     pub const IMPLICIT: Self = Self {
         permissions: 0o755,
         uid: 0,
@@ -98,13 +99,13 @@ impl Metadata {
 /// The type and content of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Node<'a> {
-    /// A directory; its children are entries.
+    /// A directory. Its children are entries of the tree.
     Directory,
     /// A regular file.
     Regular(Content<'a>),
     /// A symbolic link: 1 to 4095 bytes without NUL.
     Symlink(&'a [u8]),
-    /// A character device. Number 0 is an overlayfs whiteout for the kernel, and an ordinary file here.
+    /// A character device. The kernel's overlayfs takes number 0 for a whiteout; in a tree it is an ordinary file.
     CharDevice(u64),
     /// A block device.
     BlockDevice(u64),
@@ -115,7 +116,7 @@ pub enum Node<'a> {
 }
 
 impl Node<'_> {
-    /// The type bits of `st_mode`, `S_IFMT`. Source: `linux/stat.h`.
+    /// Returns the type bits of `st_mode`, `S_IFMT`. Source: `linux/stat.h`.
     #[must_use]
     pub const fn type_bits(&self) -> u16 {
         match self {
@@ -130,35 +131,35 @@ impl Node<'_> {
     }
 }
 
-/// The place of a regular file's bytes.
+/// The content of a regular file, or its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content<'a> {
-    /// In the tree. An empty file always is.
+    /// Bytes that are stored in the tree. An empty file is always inline.
     Inline(&'a [u8]),
-    /// In a file of its own.
+    /// Bytes that are stored in a separate file.
     External {
         /// Length in bytes, 1 to 2^63 - 1.
         size: u64,
-        /// Its fs-verity digest, if known.
+        /// The fs-verity digest of the separate file, if known.
         object: Option<ObjectId>,
-        /// Its place, relative to an object directory.
+        /// The location of the separate file, relative to an object directory.
         location: Location<'a>,
     },
 }
 
-/// The place of an external file's bytes, relative to an object directory.
+/// The location of an external file's bytes, relative to an object directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location<'a> {
-    /// Unknown: the source named no place.
+    /// Unknown, because the source states no location.
     None,
-    /// At [`ObjectId::path`] of its object.
+    /// The path [`ObjectId::path`] of the file's object.
     Object,
-    /// At this path, as a dump states it: neither empty nor with NUL.
+    /// A path from a dump, which is neither empty nor contains NUL.
     Path(&'a [u8]),
 }
 
 impl Content<'_> {
-    /// Length of the file in bytes.
+    /// Returns the length of the file in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         match self {

@@ -1,4 +1,4 @@
-//! Inodes and entries of a tree, as the builder makes them and a finished tree stores them.
+//! Inodes and entries of a tree, in the form that the builder makes and a finished tree stores.
 
 use super::XattrsId;
 
@@ -16,7 +16,7 @@ pub(super) enum Kind {
     Socket,
 }
 
-/// 48 bytes an inode.
+/// An inode, in 48 bytes.
 #[derive(Debug, Clone)]
 pub(super) struct RawInode {
     pub(super) seconds: i64,
@@ -25,12 +25,12 @@ pub(super) struct RawInode {
     pub(super) nanoseconds: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// 0 until counted, unless the source stated it.
+    /// 0 until links are counted, unless the source states the number.
     pub(super) nlink: u32,
     pub(super) xattrs: XattrsId,
-    /// Inline: the bytes. External: the digest. Symlink: the target. Directory, once frozen: its first child.
+    /// Inline: the bytes. External: the object id. Symlink: the target. Directory, once frozen: its first child.
     pub(super) first: u32,
-    /// External: the place. Directory, once frozen: the number of children.
+    /// External: the location's path. Directory, once frozen: the number of children.
     pub(super) second: u32,
     pub(super) permissions: u16,
     pub(super) kind: Kind,
@@ -39,33 +39,33 @@ pub(super) struct RawInode {
 
 const _: () = assert!(size_of::<RawInode>() == 48);
 
-/// The source did not describe this directory.
+/// In `flags`: the source does not describe this directory.
 pub(super) const IMPLICIT: u8 = 1;
 
-/// A directory that has a name already.
+/// In `flags`: the directory already has a name.
 pub(super) const ATTACHED: u8 = 2;
 
-/// The source stated `nlink`.
+/// In `flags`: the source states `nlink`.
 pub(super) const STATED_NLINK: u8 = 4;
 
-/// The source stated a size of 4 GiB or more for a device, pipe or socket.
+/// In `flags`: the source states a size of 4 GiB or more for a device, pipe or socket.
 pub(super) const STATED_LARGE: u8 = 8;
 
-/// 12 bytes an entry.
+/// A directory entry, in 12 bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawEntry {
     pub(super) parent: u32,
     pub(super) name: u32,
-    /// The inode, and [`OWNER`].
+    /// The number of the inode, and the bit [`OWNER`].
     pub(super) target: u32,
 }
 
 const _: () = assert!(size_of::<RawEntry>() == 12);
 
-/// In `RawEntry::target`: this name owns the inode.
+/// In [`RawEntry::target`]: this name owns the inode.
 pub(super) const OWNER: u32 = 1 << 31;
 
-/// In `RawEntry::parent`: removed.
+/// In [`RawEntry::parent`]: the entry is removed.
 pub(super) const REMOVED: u32 = u32::MAX;
 
 impl RawEntry {
@@ -74,5 +74,5 @@ impl RawEntry {
     }
 }
 
-/// In `owners`: nobody.
+/// In [`Tree::owners`](super::Tree): no entry owns the inode.
 pub(super) const NO_OWNER: u32 = u32::MAX;

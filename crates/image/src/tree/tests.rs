@@ -1,4 +1,4 @@
-//! The rules of `docs/format/tree.md` that the tree itself upholds.
+//! Tests of the rules in `docs/format/tree.md` that the tree enforces.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn add(builder: &mut Builder, directory: InodeId, name: &[u8], node: Node<'_>) -
     inode
 }
 
-/// Every path with its links; `=` before the names that do not own their inode.
+/// Lists every path with its number of links; `=` marks the names that do not own their inode.
 fn paths(tree: &Tree) -> String {
     let mut out = Vec::new();
     let mut walk = tree.walk();
@@ -152,7 +152,7 @@ fn files_are_met_once_and_by_the_name_that_owns_them() {
     assert_eq!(files, [(b"/a".to_vec(), 5), (b"/d/z".to_vec(), 0)]);
 }
 
-/// `claims` are the names that the source says own the inode.
+/// `claims` are the names that the source states as owners of the inode.
 #[track_caller]
 fn check_owner(names: &[&str], claims: &[&str], expect: &str) {
     let mut builder = Builder::new();
@@ -177,14 +177,14 @@ fn check_owner(names: &[&str], claims: &[&str], expect: &str) {
 fn an_inode_belongs_to_the_declared_name_or_to_the_first_path() {
     check_owner(&["b", "a", "c"], &[], "/a");
     check_owner(&["b", "a", "c"], &["c"], "/c");
-    // By the bytes of whole paths, where `.` is before `/` and that is before `0`.
+    // Names are ordered by the bytes of whole paths, where `.` is before `/`, which is before `0`.
     check_owner(&["a/b", "a.b"], &[], "/a.b");
     check_owner(&["a0", "a/b"], &[], "/a/b");
     check_owner(&["z", "a/z/z", "a/z0"], &[], "/a/z/z");
     check_owner(&["z", "a/z/z", "a/z0"], &["z"], "/z");
 }
 
-/// Comparing whole paths with each other would take hours, and keeping them 10 GB.
+/// Comparing whole paths would take hours, and storing them 10 GB.
 #[test]
 fn links_in_deep_directories_cost_no_paths() {
     let mut builder = Builder::new();
@@ -371,7 +371,7 @@ fn paths_go_through_directories_only() {
     assert!(tree.resolve(b"l/x").is_none() && tree.resolve(b"d/x/x").is_none());
 }
 
-/// Rows of the tables in the document that have this many cells.
+/// Returns the rows with this number of cells from the tables of a document.
 fn rows<const CELLS: usize>(document: &str) -> Vec<[&str; CELLS]> {
     document
         .lines()

@@ -1,17 +1,17 @@
-//! What of a tree a user who is not root may have mounted.
+//! Derives a tree that an unprivileged user may mount.
 
 use super::{
     Builder, InodeId, Link, Metadata, NAME_MAX, Node, Tree, TreeError, XATTR_NAME_MAX, XattrsId,
     components,
 };
 
-/// Who the tree is for.
+/// The user that a tree is derived for.
 pub struct TreeUser<'a> {
-    /// The owner and group, as the user's namespace numbers them, of what belongs to these in the tree.
+    /// Maps an owner and group of the tree to ids in the user's namespace.
     pub owner: &'a dyn Fn(u32, u32) -> (u32, u32),
-    /// Files that have to be there, for others to be mounted on them. Where the tree has nothing of that name, they are added,
-    /// empty, with the directories on their ways. Where something else than a directory is on the way, they are not. A path that
-    /// ends with a slash is a directory.
+    /// Paths that the tree needs as mount points. A path that does not exist is added with its parent directories: as
+    /// an empty directory if it ends with a slash, otherwise as an empty file. A path is skipped if one of its
+    /// parents is not a directory.
     pub places: &'a [&'a [u8]],
 }
 
@@ -21,25 +21,25 @@ impl std::fmt::Debug for TreeUser<'_> {
     }
 }
 
-/// A tree for a user.
+/// A tree that was derived for a user.
 #[derive(Debug)]
 pub struct UserTree {
     /// The tree.
     pub tree: Tree,
-    /// Device nodes that are left out.
+    /// Number of names of device nodes, which are left out.
     pub devices: u64,
 }
 
-/// What an overlay with `userxattr` calls its own.
+/// Prefix of the xattrs that an overlay with `userxattr` reserves.
 const OVERLAY: &[u8] = b"user.overlay.";
-/// What an image writer puts behind that, in xattrs of the source that begin so.
+/// The image writers insert this after [`OVERLAY`] to escape the source's xattrs that have that prefix.
 const ESCAPE: &[u8] = b"overlay.";
 
-/// A tree for a user: without devices, without xattrs that only root may have (`trusted.`, and labels of security
-/// modules), and with owners that there are.
+/// Derives a tree for a user: without devices, without xattrs that only root may set (`trusted.`, and labels of
+/// security modules), and with owners that exist in the user's namespace.
 ///
 /// # Errors
-/// [`TreeError`] when a name of a place is none, or an xattr's name is too long to be escaped.
+/// [`TreeError`] if a place contains an invalid name, or an xattr's name is too long to be escaped.
 pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError> {
     let mut copy = Copy {
         user,
@@ -67,8 +67,8 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
     Ok(UserTree { tree: copy.builder.finish(), devices: copy.devices })
 }
 
-/// Whether a user could give a file an xattr of this name. Of those of security modules it is capabilities alone, which count in
-/// the user's namespace only; labels would be believed.
+/// Whether an unprivileged user may set an xattr of this name. The only `security.` xattr that is allowed is
+/// `security.capability`, which takes effect in the user's namespace only; the kernel would trust the others, labels.
 fn is_users(name: &[u8]) -> bool {
     let is_security = name.starts_with(b"security.") && name != b"security.capability";
     !is_security && !name.starts_with(b"trusted.")
@@ -77,7 +77,7 @@ fn is_users(name: &[u8]) -> bool {
 struct Copy<'a> {
     user: &'a TreeUser<'a>,
     builder: Builder,
-    /// By the source's number.
+    /// New ids, indexed by the ids in the source.
     inodes: Vec<Option<InodeId>>,
     xattrs: Vec<Option<XattrsId>>,
     devices: u64,
@@ -89,7 +89,7 @@ impl Copy<'_> {
         Metadata { uid, gid, ..*metadata }
     }
 
-    /// `None` for devices.
+    /// Copies an inode; returns `None` for a device.
     fn inode(&mut self, tree: &Tree, id: InodeId) -> Result<Option<InodeId>, TreeError> {
         if let Some(here) = self.inodes[id.index()] {
             return Ok(Some(here));

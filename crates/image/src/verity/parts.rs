@@ -1,12 +1,12 @@
-//! Compares parts of a file without the others, by one level of its Merkle tree.
+//! Verifies parts of a file without reading the rest, from one level of the file's Merkle tree.
 
 use super::{Algorithm, BLOCK_SIZE, VerityDigest};
 
-/// The most bytes of hashes of blocks that [`Hasher::keeping`](super::Hasher::keeping) keeps: SHA-256 of a file of 128 MiB.
-/// Larger files have 64 KiB of hashes for each GiB.
+/// Largest size in bytes of the block hashes that [`Hasher::keeping`](super::Hasher::keeping) keeps: SHA-256 of a
+/// file of 128 MiB. For larger files it keeps the next level, with SHA-256 64 KiB of hashes per GiB.
 pub const KEPT_MAX: u64 = 1 << 20;
 
-/// Hashes of all parts of a file: one level of its Merkle tree. With them, any part can be compared without the others.
+/// The hashes of all parts of a file: one level of its Merkle tree, which verifies each part without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartHashes {
     pub(super) algorithm: Algorithm,
@@ -16,26 +16,27 @@ pub struct PartHashes {
 }
 
 impl PartHashes {
-    /// Length of each part but the last in bytes: a multiple of [`BLOCK_SIZE`].
+    /// Returns the length in bytes of each part except the last: a multiple of [`BLOCK_SIZE`].
     #[must_use]
     pub fn part(&self) -> u64 {
         let fan = (BLOCK_SIZE / self.algorithm.digest_len()) as u64;
         (0..self.level).fold(BLOCK_SIZE as u64, |part, _| part.saturating_mul(fan))
     }
 
-    /// Bytes that the hashes take in memory.
+    /// Returns the total length of the hashes in bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Whether there are none: of an empty file, or where none were kept.
+    /// Whether there are no hashes, because the file is empty or none were kept.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.hashes.is_empty()
     }
 
-    /// Whether `bytes` are those of the file from `offset` on. Both begin and end where parts do, or at the end of the file.
+    /// Whether `bytes` equal the file's bytes at `offset`. False unless `offset` is at the start of a part, and the
+    /// end of `bytes` at the end of a part or of the file.
     #[must_use]
     pub fn match_at(&self, offset: u64, bytes: &[u8]) -> bool {
         let part = self.part();
@@ -58,7 +59,7 @@ impl PartHashes {
         compared == parts.len()
     }
 
-    /// The hash of a part, of whose Merkle tree this is a level.
+    /// Computes the hash at `level` of the Merkle tree from the data `bytes` below it.
     fn hash(&self, level: usize, bytes: &[u8]) -> VerityDigest {
         let mut block = [0; BLOCK_SIZE];
         let Some(below) = level.checked_sub(1) else {
@@ -96,7 +97,7 @@ mod tests {
         assert_eq!((hashes.part(), hashes.is_empty()), (part, size == 0), "{size}");
         assert!(hashes.len() as u64 <= KEPT_MAX);
         let step = usize::try_from(part).unwrap();
-        // All of them, or of a large file some at both ends.
+        // Check all parts, or some at both ends of a large file.
         let places = (0..size).step_by(step);
         let some = places.clone().take(300).chain(places.rev().take(2));
         for at in some {
@@ -107,7 +108,7 @@ mod tests {
             bytes[end - 1] ^= 1;
         }
         assert!(hashes.match_at(0, &bytes), "several parts");
-        // What is no part: cut short, moved, or longer than the file.
+        // Bytes that are not a part do not match: cut short, moved, or longer than the file.
         if size > 0 {
             let is_part = (size as u64 - 1).is_multiple_of(part);
             assert_eq!(hashes.match_at(0, &bytes[..size - 1]), is_part);
@@ -125,7 +126,7 @@ mod tests {
         }
     }
 
-    /// A hash block of SHA-256 has 128 hashes, and one of SHA-512 has 64.
+    /// A block has 128 hashes of SHA-256 or 64 of SHA-512.
     #[test]
     fn large_files_have_larger_parts() {
         check(Algorithm::Sha256, 128 << 20, 4096);

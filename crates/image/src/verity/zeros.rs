@@ -1,4 +1,4 @@
-//! Zeros that are not read: holes of files.
+//! Hashes zeros without reading them, for holes in files.
 
 use std::sync::OnceLock;
 
@@ -6,10 +6,12 @@ use super::{Algorithm, BLOCK_SIZE, Hasher, Level, VerityDigest};
 
 pub(super) const ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
 
-/// Levels of the tree of a file of 2^64 bytes: the blocks that one hash of the topmost level stands for are more.
+/// Levels of the tree of a file of 2^64 bytes. With SHA-512, which has 64 hashes in a block, a hash at level 9 covers
+/// 64^9 blocks, which are 2^66 bytes.
 const LEVELS: usize = 10;
 
-/// The hash at each level of a tree whose data is all zeros: of a block of zeros, of a block of such hashes, and so on.
+/// Returns the hash at each level of a tree whose data is all zeros: that of a block of zeros, that of a block of
+/// such hashes, and so on.
 pub(super) fn hashes(algorithm: Algorithm) -> &'static [VerityDigest; LEVELS] {
     static SHA256: OnceLock<[VerityDigest; LEVELS]> = OnceLock::new();
     static SHA512: OnceLock<[VerityDigest; LEVELS]> = OnceLock::new();
@@ -29,8 +31,8 @@ pub(super) fn hashes(algorithm: Algorithm) -> &'static [VerityDigest; LEVELS] {
 }
 
 impl Hasher {
-    /// Takes `count` zeros, as [`update`](Self::update) would. The time does not depend on how many they are, apart from
-    /// the hashes that are [kept](Self::keeping).
+    /// Hashes `count` zeros, with the same result as [`update`](Self::update). The time does not depend on `count`,
+    /// except for the hashes that are [kept](Self::keeping).
     pub fn zeros(&mut self, mut count: u64) {
         if self.filled > 0 {
             let room = BLOCK_SIZE - self.filled;
@@ -46,7 +48,7 @@ impl Hasher {
         let mut before = self.size / BLOCK_SIZE as u64;
         let mut blocks = count / BLOCK_SIZE as u64;
         while blocks > 0 {
-            // The largest part of the tree that begins with this block and is all zeros.
+            // Find the largest part of the tree that begins with this block and is all zeros.
             let (mut level, mut part) = (0, 1_u64);
             while level < highest
                 && let Some(larger) = part.checked_mul(fan)
@@ -65,7 +67,8 @@ impl Hasher {
         self.update(&ZEROS[..usize::try_from(rest).unwrap_or(BLOCK_SIZE)]);
     }
 
-    /// Makes room for a hash at `level` that no hash of the levels below leads to. All of these are full, or empty.
+    /// Prepares the levels below `level`, each of them full or empty, for a hash that is inserted at `level`
+    /// directly.
     fn push_above(&mut self, level: usize) {
         while self.levels.len() < level {
             self.levels.push(Level { block: Box::new(ZEROS), filled: 0 });
@@ -86,12 +89,12 @@ impl Hasher {
 mod tests {
     use super::*;
 
-    /// The bytes 0 to 250, again and again.
+    /// Returns `size` bytes: the bytes 0 to 250, repeated.
     fn pattern(size: u64) -> Vec<u8> {
         (0..=250).cycle().take(usize::try_from(size).unwrap()).collect()
     }
 
-    /// Zeros between other bytes, given as bytes or as a number, at all borders of blocks and of parts of the tree.
+    /// Hashes zeros between other bytes, as bytes and as a count, at all borders of blocks and of parts of the tree.
     #[test]
     fn zeros_need_not_be_read() {
         let block = BLOCK_SIZE as u64;
@@ -149,7 +152,8 @@ mod tests {
         }
     }
 
-    /// Digests of files that are one hole, as `fsverity digest` of fsverity-utils 1.5 prints them.
+    /// Compares with the digests that `fsverity digest` of fsverity-utils 1.5 prints for files that consist of one
+    /// hole.
     #[test]
     fn holes_of_terabytes() {
         for (size, expect) in [
@@ -161,7 +165,7 @@ mod tests {
             hasher.zeros(size);
             assert_eq!(hasher.finish().to_string(), expect, "{size}");
         }
-        // The largest file: it would take years to read.
+        // The largest file, which would take years to read.
         let mut hasher = Hasher::new(Algorithm::Sha512);
         hasher.update(b"x");
         hasher.zeros((1 << 63) - 2);

@@ -1,4 +1,4 @@
-//! composefs images as the root file systems they stand for.
+//! Reads composefs images as the root file systems that they represent.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -29,7 +29,7 @@ fn escape(text: &mut String, bytes: &[u8], is_xattr: bool) {
     }
 }
 
-/// A payload or content, where a lone dash is not the unset one.
+/// Escapes a payload or content; `-` means that it is absent, so a single dash is escaped.
 fn optional(bytes: Option<&[u8]>) -> String {
     match bytes {
         None | Some([]) => "-".to_owned(),
@@ -42,7 +42,7 @@ fn optional(bytes: Option<&[u8]>) -> String {
     }
 }
 
-/// A line of `composefs-info dump`.
+/// Returns a line of `composefs-info dump`.
 fn line(read: &ImageTree, path: &[u8], inode: Inode<'_>, is_owner: bool) -> String {
     let mut text = String::new();
     escape(&mut text, path, false);
@@ -108,7 +108,7 @@ pub fn dump(read: &ImageTree) -> Vec<String> {
     lines
 }
 
-/// `composefs-info dump` of the same images says the same.
+/// Compares with `composefs-info dump` of the same images.
 #[test]
 fn as_composefs_info_shows_them() {
     let (Some(mkcomposefs), Some(info)) = (newer("mkcomposefs"), newer("composefs-info")) else {
@@ -147,7 +147,7 @@ fn as_composefs_info_shows_them() {
     }
 }
 
-/// A composefs image made by hand: the superblock's block, then the inodes, then `data`.
+/// Makes a composefs image by hand: the superblock's block, then the inodes, then `data`.
 fn image(build: impl FnOnce(&mut Maker) -> u64) -> Vec<u8> {
     let mut maker = Maker::new();
     let root = build(&mut maker);
@@ -157,7 +157,7 @@ fn image(build: impl FnOnce(&mut Maker) -> u64) -> Vec<u8> {
     bytes
 }
 
-/// An inode with inline xattrs and what is behind them. Its layout is inline where something is behind.
+/// Makes an inode with inline xattrs and the data after it. Its layout is inline if there is such data.
 fn node(
     maker: &mut Maker,
     mode: u16,
@@ -185,7 +185,7 @@ fn directory(maker: &mut Maker, own: &[(u8, &str, &[u8])], list: &[(&str, u64, u
 
 const REGULAR: u16 = 0o100_644;
 
-/// What one regular file is, that has these xattrs (without `trusted.`), and is `size` bytes of chunks.
+/// Checks the dump of a regular file of `size` bytes in chunks, with these xattrs (given without `trusted.`).
 fn check_file(own: &[(&str, &[u8])], size: usize, expect: &str) {
     let own: Vec<_> = own.iter().map(|(name, value)| (4, *name, *value)).collect();
     let bytes = image(|maker| {
@@ -223,7 +223,7 @@ fn external_files() {
     check_file(&[(redirect, b"")], 9, &line(9, "-", "-", ""));
     let own = format!("/{}/{}", &hex[..2], &hex[2..]);
     check_file(&[(meta, &metacopy), (redirect, own.as_bytes())], 9, &line(9, &own[1..], &hex, ""));
-    // Overlay's own are gone, escaped ones are back, one level each.
+    // Overlay's own xattrs are removed, and escaped ones are unescaped by one level.
     check_file(
         &[("overlay.origin", b"1"), ("overlay.overlay.metacopy", b"2"), ("overlayer", b"3")],
         9,
@@ -304,7 +304,7 @@ fn whiteouts_and_the_rest() {
     assert_eq!(dump(&read), expect);
     let again = to_tree(&opened, View::Composefs(Owners::AsWritten)).unwrap();
     assert_eq!(dump(&again), expect);
-    // As the kernel shows it, all is there but what it has no handler for.
+    // The kernel's view contains everything except xattrs for which the kernel has no handler.
     let plain = to_tree(&opened, View::Plain).unwrap();
     assert!(matches!(plain.tree.resolve(b"/00").unwrap().node(), Node::CharDevice(0)));
     assert_eq!(plain.tree.resolve(b"/00").unwrap().id(), plain.tree.resolve(b"/ff").unwrap().id());
@@ -325,13 +325,14 @@ fn whiteouts_and_the_rest() {
     refused(&|bytes| bytes[4096 + 6] = 2, "the image is corrupt: whiteout 128 has 2 links");
 }
 
-/// C's tools let the first name met own an inode; the order of inodes shows which one did when it was written.
+/// C's tools take the first name as the owner of an inode; the order of inodes shows the owner at the time of
+/// writing.
 #[test]
 fn owners_of_hard_links() {
-    // /a/x and /a-b are one file, /b is another, which comes before or after it.
+    // /a/x and /a-b are one file, and /b is another, which comes before or after it.
     let make = |first_is_link: bool| {
         image(|maker| {
-            // The root has 5 slots, `a` has 2, files have 1.
+            // The root takes 5 slots, `a` takes 2, and each file takes 1.
             let root = 128;
             let (a, one, two) = (root + 4, root + 6, root + 7);
             let (linked, other) = if first_is_link { (one, two) } else { (two, one) };

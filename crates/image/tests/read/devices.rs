@@ -1,4 +1,4 @@
-//! Images over devices, rule by rule.
+//! Tests images over devices, rule by rule.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::native::{Devices, Way, canonical, check_with_fsck, make, sources, spr
 use crate::source::acl;
 use crate::standalone::{METADATA, Objects, external, give, random_tree};
 
-/// A tree of files by name, without directories.
+/// Makes a tree of files by name, without directories.
 pub fn flat(files: &[(&str, usize)], objects: &mut Objects) -> Tree {
     let mut builder = Builder::new();
     for (at, (name, size)) in files.iter().enumerate() {
@@ -45,7 +45,7 @@ pub const SIZES: [(&str, usize); 9] = [
     ("70000", 70_000),
 ];
 
-/// Where the bytes of files are: worked out by hand from the rules.
+/// The expected locations of files were computed by hand from the rules.
 #[test]
 fn where_files_are() {
     let mut objects = Objects::new();
@@ -55,7 +55,7 @@ fn where_files_are() {
     let (bytes, _) = make(&tree, &objects, &devices);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
-    // A tag that is no object id of ours: digits of the other case, and none.
+    // Tags that are not a device id: one with upper-case digits, and an empty one.
     let mut other = slot.clone();
     other.tag.make_ascii_uppercase();
     assert!(slot.device_id().is_some() && other.device_id().is_none());
@@ -77,13 +77,13 @@ fn where_files_are() {
         let extents = image.extents(&inode).map(Result::unwrap);
         found.push((name, extents.map(|it| (place(it.place), it.len)).collect::<Vec<_>>()));
     }
-    // An empty file takes a slot of 32 bytes. Any other takes two: 32, and 16 for the fingerprint's reference, are 48, and
-    // the table takes 8 more. One of them is where the root left room.
+    // An empty file takes one slot of 32 bytes. Every other file takes two: 32 bytes for the inode and 16 for the
+    // fingerprint's reference are 48, and the table takes 8 more. One of them fills a gap after the root.
     nids.sort_unstable();
     let mut slots: Vec<_> = nids.windows(2).map(|pair| pair[1] - pair[0]).collect();
     slots.sort_unstable();
     assert_eq!(slots[..7], [1, 2, 2, 2, 2, 2, 2]);
-    // The objects are in the order of their ids; each takes whole blocks.
+    // The objects are in the order of their ids, and each takes whole blocks.
     let mut at = 0;
     let places = objects.values().map(|bytes| {
         let place = (bytes.len() as u64, at);
@@ -98,7 +98,7 @@ fn where_files_are() {
     assert_eq!(found, expected);
 }
 
-/// The same tree in another order of insertion is the same image.
+/// The same tree with another order of insertion gives the same image.
 #[test]
 fn the_order_of_insertion_does_not_matter() {
     let image = |files: &[(&str, usize)], names: &[(&str, usize)]| {
@@ -120,7 +120,7 @@ fn the_order_of_insertion_does_not_matter() {
     assert!(image(&SIZES[1..], &names) == image(&SIZES[1..], &backwards));
 }
 
-/// A device that does not fit into the space of addresses is named in tables of chunks as others are.
+/// Chunk tables refer to a device that does not fit in the common address space like to any other device.
 #[test]
 fn more_than_one_address_space_holds() {
     let Some(dir) = prepare("devices::more_than_one_address_space_holds") else { return };
@@ -133,7 +133,7 @@ fn more_than_one_address_space_holds() {
         devices.add(&Objects::new(), Way::Packed);
         devices.add(&objects, way);
         let mut table = devices.table();
-        // 2 TiB; what is read of it is only that it is not read.
+        // 2 TiB. The test checks that this device is not read.
         table[0].bytes = 512 * u64::from(u32::MAX);
         let find = |id: &ObjectId| devices.find(id);
         let uuid = [0; 16];
@@ -162,7 +162,7 @@ fn more_than_one_address_space_holds() {
     }
 }
 
-/// What cannot be is refused before anything is written.
+/// Invalid locations are refused before anything is written.
 #[test]
 fn what_cannot_be_is_refused() {
     let mut objects = Objects::new();
@@ -190,7 +190,7 @@ fn what_cannot_be_is_refused() {
         Err(format!("\"/a\" has 10000 bytes, which cannot be at byte {offset} of device {device}"))
     };
     for (device, offset) in [
-        // Its end is outside, at first by one block.
+        // The file ends beyond the device, first by one block.
         (0, 45 * 512),
         (0, 7 * 4096),
         (0, u64::MAX - 4095),
@@ -213,8 +213,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(many, Err("the image is too large: it has more than 4096 devices".to_owned()));
 }
 
-/// The first bytes say whether an inode has an ACL, wherever that is. A header of an earlier version says nothing; one of
-/// a later version may say anything.
+/// The image's header states whether an inode has an ACL, wherever the inode is. The header of an earlier version
+/// does not state it, and that of a later version is refused.
 #[test]
 fn a_native_image_says_whether_it_has_acls() {
     let acl: &[u8] = &[2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255];
@@ -225,7 +225,7 @@ fn a_native_image_says_whether_it_has_acls() {
         (b"system.posix_acl_default", 1),
     ];
     for (name, flag) in cases {
-        // Behind one inode, or shared by many.
+        // The ACL is inline after one inode, or shared by many.
         for count in [1, 40] {
             let mut builder = Builder::new();
             let xattrs = builder.xattrs([(name, acl)]).unwrap();
@@ -270,7 +270,7 @@ fn a_native_image_says_whether_a_device_is_a_tar() {
     }
 }
 
-/// Ends of files in the image, behind as many xattrs as there can be, at every length that may be a trouble.
+/// Makes files whose tails are in the image after as many xattrs as possible, with all critical lengths.
 fn large_xattrs() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
@@ -336,7 +336,7 @@ fn the_kernel_reads_ends_behind_large_xattrs() {
     }
 }
 
-/// A file of more than 4 GiB on a device, and as many devices as there can be.
+/// Tests a file of more than 4 GiB on a device, and the maximum number of devices.
 #[test]
 fn large_files_and_many_devices() {
     let mut builder = Builder::new();
@@ -352,7 +352,7 @@ fn large_files_and_many_devices() {
     };
     let devices: Vec<_> = (0..DEVICES_MAX).map(device).collect();
     let device = u16::try_from(DEVICES_MAX - 1).unwrap();
-    // 8388617 blocks and 392 bytes.
+    // The file has 8388617 blocks and 392 bytes.
     let stored = Stored { device, offset: 3 * 4096, fingerprint: [1; 32] };
     let find = |_: &ObjectId| Some(Placed::Whole(stored));
     let native = Native::new(&devices, &find);
@@ -369,7 +369,7 @@ fn large_files_and_many_devices() {
     assert_eq!((places[0].place, places[0].len), (start, size));
 }
 
-/// An object has one size.
+/// An object has only one size.
 #[test]
 fn files_of_one_object_and_other_sizes_are_refused() {
     let id = digest(Algorithm::Sha256, b"two");
@@ -389,7 +389,7 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     assert_eq!(error.unwrap_err().to_string(), expected);
 }
 
-/// Names that many pairs have are long prefixes, if that makes the image smaller; the kernel shows them as they were.
+/// Names that many pairs have become long prefixes if that makes the image smaller; the kernel shows them unchanged.
 #[test]
 fn long_names_are_prefixes() {
     let Some(dir) = prepare("devices::long_names_are_prefixes") else { return };
@@ -419,7 +419,8 @@ fn long_names_are_prefixes() {
         check_with_fsck(&image, &[]);
         made.0[1024 + 91]
     };
-    // 14 bytes and one of value are 16, or 4: 12 are saved each time. The prefix takes 17 bytes, padded 20.
+    // With a value of one byte, 14 bytes take 16 when padded, or 4 without the name: each use saves 12. The prefix
+    // takes 17 bytes, 20 when padded.
     let name = "user.fourteen bytes";
     assert_eq!(make_with(name, 1), 1);
     assert_eq!(make_with(name, 2), 2);
@@ -427,7 +428,7 @@ fn long_names_are_prefixes() {
     assert_eq!(make_with("trusted.none.of.a.prefix.but.this", 100), 2);
 }
 
-/// Damaged images end in errors, never in a panic.
+/// Damaged images cause errors, never a panic.
 #[test]
 fn damaged() {
     let (tree, mut objects) = random_tree(&mut Random(98));

@@ -1,4 +1,4 @@
-//! The writer of images that hold everything: what it is given to write, and what it refuses.
+//! Tests the input of the writer of self-contained images, and its refusals.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,7 +34,7 @@ fn what_no_image_can_hold_is_refused() {
     assert_eq!(error, "the image is too large: it has more than 16 TiB");
 }
 
-/// What gives the contents is not believed: each lie is an error.
+/// The writer does not trust the source of contents: each wrong content is an error.
 #[test]
 fn contents_that_are_wrong() {
     let mut builder = Builder::new();
@@ -108,7 +108,7 @@ fn contents_that_are_wrong() {
     }
 }
 
-/// Keeps only what is not zeros.
+/// A writer that stores only non-zero bytes.
 #[derive(Default)]
 struct Sparse {
     pieces: BTreeMap<u64, Vec<u8>>,
@@ -147,7 +147,7 @@ impl ReadAt for Sparse {
     }
 }
 
-/// A file, and with it an image, of more than 4 GiB.
+/// Tests a file, and thereby an image, of more than 4 GiB.
 #[test]
 fn more_than_32_bits() {
     let size = (1 << 32) + 5000;

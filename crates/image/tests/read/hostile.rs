@@ -1,4 +1,4 @@
-//! Images that are made to cost more than they are worth, and damaged ones.
+//! Tests images that are made to use excessive resources, and damaged ones.
 
 use std::cell::Cell;
 use std::io;
@@ -15,7 +15,7 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 use crate::small::{Options, Small, filter, icount, xattr, xattrs};
 
-/// Blocks of 4 KiB: a superblock, then whatever is pushed.
+/// Makes an image with blocks of 4 KiB: a superblock, then everything that is added.
 pub struct Maker {
     pub bytes: Vec<u8>,
 }
@@ -25,7 +25,7 @@ impl Maker {
         Self { bytes: vec![0; 4096] }
     }
 
-    /// Adds a block, and answers its number.
+    /// Adds a block, and returns its number.
     pub fn block(&mut self, block: &[u8]) -> u32 {
         let at = self.bytes.len().next_multiple_of(4096);
         self.bytes.resize(at, 0);
@@ -34,7 +34,7 @@ impl Maker {
         (at / 4096) as u32
     }
 
-    /// Adds an inode and what is behind it, and answers its nid.
+    /// Adds an inode and the data after it, and returns its nid.
     pub fn inode(&mut self, raw: &RawCompactInode, behind: &[u8]) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(32), 0);
         let size = 32 + behind.len();
@@ -83,7 +83,7 @@ pub fn entries(entries: &[(String, u64, u8)]) -> Vec<u8> {
     bytes
 }
 
-/// As many entries as a block has room for.
+/// Returns a directory block with as many entries as fit.
 fn block_of_entries(names: impl Iterator<Item = String>, nid: u64) -> Vec<u8> {
     let mut left = 4096;
     let all: Vec<_> = names
@@ -96,7 +96,7 @@ fn block_of_entries(names: impl Iterator<Item = String>, nid: u64) -> Vec<u8> {
     entries(&all)
 }
 
-/// An image that counts the bytes that are read of it.
+/// An image that counts the bytes that are read from it.
 struct Counted<'a> {
     bytes: &'a [u8],
     read: Cell<u64>,
@@ -107,7 +107,7 @@ impl<'a> Counted<'a> {
         Self { bytes, read: Cell::new(0) }
     }
 
-    /// No image makes the reader read more of it than its own bounds allow, and as much again beside that.
+    /// Checks that the reader has read at most twice its own limit.
     fn check(&self) {
         let (read, bound) = (self.read.get(), 2 * work_bound(self.bytes.len() as u64));
         assert!(read <= bound, "{read} bytes were read of {}, more than {bound}", self.bytes.len());
@@ -125,7 +125,7 @@ impl ReadAt for Counted<'_> {
     }
 }
 
-/// What the reader says, for a bounded number of bytes read.
+/// Checks the reader's result, and that it read a bounded number of bytes.
 fn check(bytes: &[u8], expect: &str) {
     let source = Counted::new(bytes);
     let answer = match to_tree(&Image::open(&source).unwrap(), View::Plain) {
@@ -143,7 +143,7 @@ fn amplified(bound: u64) -> String {
 #[test]
 fn two_directories_in_each_other() {
     let mut maker = Maker::new();
-    // The inodes are 32 + 13 + 12 bytes: two slots each.
+    // Each inode takes 32 + 13 + 12 bytes, which are two slots.
     let first = maker.bytes.len() as u64 / 32;
     for child in [first + 2, first] {
         let list = entries(&[("x".to_owned(), child, 2)]);
@@ -153,7 +153,7 @@ fn two_directories_in_each_other() {
     check(&maker.finish(first), &format!("directory {first} has a second name \"/x/x\""));
 }
 
-/// 20,000 directories of the same 300 names: 6 million names in a megabyte.
+/// 20,000 directories with the same 300 names: 6 million names in a megabyte.
 #[test]
 fn directories_that_share_a_block() {
     let mut maker = Maker::new();
@@ -176,13 +176,13 @@ fn directories_that_share_a_block() {
     check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
 }
 
-/// A file for each slot of 32 bytes, of which each reads xattrs of 256 KiB, which are those of others too.
+/// A file in each slot of 32 bytes. The xattrs of each take 256 KiB and overlap those of others.
 #[test]
 fn inodes_that_overlap() {
     let mut maker = Maker::new();
     let mut raw = inode(0, 0o100_644, 0, 0);
     raw.i_xattr_icount = 0xffff.into();
-    // As the beginning of xattrs, an inode has a filter, no shared ids, and then entries of which each hides the next.
+    // Read as xattrs, an inode has a filter, no shared ids, and then entries that each cover the next one.
     let first = maker.bytes.len() as u64 / 32;
     for _ in 0..30_000 {
         maker.inode(&raw, &[]);
@@ -201,8 +201,8 @@ fn inodes_that_overlap() {
     assert!(answer.contains("xattr"), "{answer}");
 }
 
-/// 2,000 files with the same shared xattrs of 60,000 bytes: with 200 of them, these alone are too many for an image of
-/// two megabytes; with 20, there are two gigabytes of them all the same.
+/// 2,000 files with the same shared xattrs of 60,000 bytes. 200 of these xattrs alone are too much for an image of
+/// two megabytes; 20 still take two gigabytes in total.
 #[test]
 fn shared_xattrs() {
     let many = files_with_shared_xattrs(200);
@@ -218,7 +218,7 @@ fn files_with_shared_xattrs(count: usize) -> Vec<u8> {
     let mut ids = Vec::new();
     for at in 0..count {
         ids.push(blocks.len() as u32 / 4);
-        // Each value runs through the entries behind it.
+        // Each value extends over the entries after it.
         blocks.extend(xattr(1, &at.to_string(), &[])[..4].to_vec());
         let at_value = blocks.len() - 2;
         blocks[at_value..at_value + 2].copy_from_slice(&60_000_u16.to_le_bytes());
@@ -243,7 +243,7 @@ fn files_with_shared_xattrs(count: usize) -> Vec<u8> {
     maker.finish(root)
 }
 
-/// Symlinks whose targets are windows of the same bytes.
+/// Symlinks whose targets are overlapping parts of the same bytes.
 #[test]
 fn symlinks_that_share_a_target() {
     let mut maker = Maker::new();
@@ -263,7 +263,7 @@ fn symlinks_that_share_a_target() {
     check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
 }
 
-/// A root with these files.
+/// Adds a root with these files.
 fn with_files(mut maker: Maker, nids: &[u64]) -> Vec<u8> {
     let mut list = Vec::new();
     for nids in nids.chunks(200) {
@@ -277,7 +277,7 @@ fn with_files(mut maker: Maker, nids: &[u64]) -> Vec<u8> {
     maker.finish(root)
 }
 
-/// As [`check`], of a tree of objects.
+/// Checks the result like [`check`], for a tree of objects.
 fn check_native(bytes: &[u8], expect: &str) {
     let source = Counted::new(bytes);
     let objects = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &|_| None };
@@ -289,8 +289,8 @@ fn check_native(bytes: &[u8], expect: &str) {
     source.check();
 }
 
-/// 4,000 files of a megabyte, which is the same one but for a byte, so that all have to be hashed; and a file of 4 GiB of
-/// nothing.
+/// 4,000 files of a megabyte that differ only in a byte, so that all must be hashed; and a file of 4 GiB that is one
+/// hole.
 #[test]
 fn bytes_that_are_hashed() {
     let files = |sizes: std::ops::Range<usize>| {
@@ -309,7 +309,7 @@ fn bytes_that_are_hashed() {
     check_native(&hole, &amplified(kept_bound(hole.len() as u64)));
 }
 
-/// 7,000 files with one table of 10,000 chunks, which is behind the xattrs of all of them.
+/// 7,000 files that share a table of 10,000 chunks, which follows the xattrs of each.
 #[test]
 fn tables_that_overlap() {
     const FILES: usize = 7_000;
@@ -322,7 +322,7 @@ fn tables_that_overlap() {
         maker.inode(&raw, &[])
     };
     let nids: Vec<u64> = (0..FILES - 1).map(file).collect();
-    // On the first device, block 5.
+    // Block 5 of the first device.
     let table = [0, 0, 1, 0, 5, 0, 0, 0].repeat(10_001);
     maker.inode(&inode(LAYOUT_FLAT_PLAIN, 0o100_644, 0, 0), &table);
     let mut bytes = with_files(maker, &nids);
@@ -340,7 +340,7 @@ fn tables_that_overlap() {
     source.check();
 }
 
-/// A chain of directories, deeper than any path can go.
+/// A chain of directories that is deeper than the longest path.
 #[test]
 fn a_deep_chain() {
     let chain = |depth: usize| {
@@ -359,7 +359,7 @@ fn a_deep_chain() {
     check(&chain(100_000), "a path has 4096 bytes, more than 4095");
 }
 
-/// A file of 2^63 - 1 bytes, all hole, and a directory of 4 GiB of nothing.
+/// A file of 2^63 - 1 bytes that is one hole, and a directory of 4 GiB that is one.
 #[test]
 fn vast_and_empty() {
     let mut maker = Maker::new();
@@ -370,7 +370,7 @@ fn vast_and_empty() {
     check(&bytes, &text);
 }
 
-/// More names than a system call can list.
+/// More xattr names than a system call can list.
 #[test]
 fn many_xattrs() {
     let all: Vec<Vec<u8>> = (0..9_000).map(|at| xattr(1, &at.to_string(), b"")).collect();
@@ -386,7 +386,7 @@ fn many_xattrs() {
         let root = maker.inode(&inode(LAYOUT_FLAT_INLINE, 0o40_755, list.len(), 0), &list);
         (maker.finish(root), file)
     };
-    // "user." with NUL is 6 bytes; digits are 10, 180, 2,700 and 4 for each from the thousandth on.
+    // "user." with NUL takes 6 bytes; the digits take 10, 180 and 2,700, and 4 for each name from the thousandth on.
     let most = 1000 + (65_536 - 1000 * 6 - 10 - 180 - 2700) / 10;
     check(&attempt(most).0, "2 inodes");
     let (bytes, file) = attempt(most + 1);
@@ -395,7 +395,7 @@ fn many_xattrs() {
     check(&bytes, &text);
 }
 
-/// A small generator: the same cases each time.
+/// A small random number generator with the same sequence each time.
 pub struct Random(pub u64);
 
 impl Random {
@@ -407,14 +407,14 @@ impl Random {
     }
 }
 
-/// Damages sound images in `cases` ways each: every answer comes soon, none is a panic.
+/// Damages a valid image in `cases` ways: every read must end soon, without a panic.
 pub fn damage(sound: &[u8], cases: usize, seed: u64) {
     let mut random = Random(seed | 1);
     let mut bytes = sound.to_vec();
-    // No checksum, or nothing else would ever be looked at.
+    // Disable the checksum, because otherwise every change would only fail the checksum.
     bytes[1024 + 8] &= !1;
     assert!(examine(&bytes, 1 << 20).is_ok());
-    // Most of what is worth damaging is in front.
+    // Most metadata is at the beginning.
     let front = bytes.len().min(1 << 16);
     let mut refused = 0;
     for case in 0..cases {
@@ -452,7 +452,7 @@ fn damaged() {
     }
 }
 
-/// The same for every byte, one at a time.
+/// Damages every byte, one at a time.
 #[test]
 fn each_byte() {
     if !testing::long_tests() {
@@ -470,7 +470,7 @@ fn each_byte() {
     }
 }
 
-/// Only composefs's own view needs its header.
+/// Only the composefs view requires composefs's header.
 #[test]
 fn no_composefs_header() {
     let small = Small::new(12, Options::default());

@@ -1,4 +1,4 @@
-//! What is read from images laid out by hand.
+//! Reads images that are laid out by hand.
 
 use quire_image::erofs::read::{
     ByteOffset, Cached, Device, Extent, FileType, Image, Inode, Nid, Owners, Place, ReadAt,
@@ -67,7 +67,7 @@ fn names_metadata_and_types() {
         assert_eq!(extended.mtime(), mtime);
         let block = inode(&image, &small, 7);
         assert_eq!(block.file_type(), FileType::BlockDevice);
-        // makedev(8, 300) of glibc.
+        // The value of glibc's makedev(8, 300).
         assert_eq!(block.device_number(), 0x0010_082c);
         assert_eq!(image.superblock().inodes, 11);
         assert_eq!(image.devices()[0].tag[..5], *b"blob\0");
@@ -88,7 +88,7 @@ fn contents_wherever_they_are() {
         assert_eq!(read(MAP), map);
         assert_eq!(image.read_link(&inode(&image, &small, LINK)).unwrap(), b"target");
 
-        // In the middle, across places.
+        // Read from the middle, across locations.
         let sparse_inode = inode(&image, &small, SPARSE);
         let mut middle = vec![0; size];
         let start = ByteOffset(size as u64 / 2);
@@ -96,7 +96,7 @@ fn contents_wherever_they_are() {
         assert_eq!(middle, sparse[size / 2..size / 2 * 3]);
         let missing = image.read(&sparse_inode, ByteOffset(0), &mut middle, &[]).unwrap_err();
         assert_eq!(missing.to_string(), "the data is on device 1, which is not open");
-        // What is not on the device does not need it.
+        // Data that is not on the device can be read without it.
         image.read(&sparse_inode, ByteOffset(size as u64), &mut middle, &[]).unwrap();
     }
 }
@@ -122,7 +122,7 @@ fn extents_are_whole() {
     assert_eq!(extents(SPARSE), expect);
     assert_eq!(extents(8), []);
 
-    // Neighbours: the third chunk now follows the first.
+    // Adjacent chunks: the third chunk now follows the first.
     let table = at(SPARSE) + COMPACT;
     let near = small.clone().patch(table + 10, &[1, 0, 0, 0, 0, 0]);
     let near = near.patch(table, &[0, 0, 1, 0, 0, 0, 0, 0]).patch(table + 12, &[1, 0, 0, 0]);
@@ -132,8 +132,8 @@ fn extents_are_whole() {
     assert_eq!(all, expect);
 }
 
-/// Devices that are one address space with the image: `file` moves onto the device, and `sparse` is found behind the
-/// image when no device is given.
+/// Devices in a common address space with the image: `file` moves to the device, and `sparse` is read after the image
+/// if no device is given.
 #[test]
 fn one_address_space() {
     use crate::small::DEVICE_TABLE;
@@ -173,7 +173,7 @@ fn xattrs_of_all_kinds() {
     }
 }
 
-/// A name that the filter denies is answered without reading the xattrs: they are damaged here.
+/// A name that the filter excludes is absent without reading the xattrs, which are damaged in this image.
 #[test]
 fn the_filter_is_asked_first() {
     let small = Small::new(12, Options::default()).patch(SHARED + 2, &[0xff, 0xff]);
@@ -181,7 +181,7 @@ fn the_filter_is_asked_first() {
     let dir = inode(&image, &small, DIR);
     assert!(image.xattr(&dir, b"user.a").is_err());
     assert_eq!(image.xattr(&dir, b"user.denied").unwrap(), None);
-    // Unless the superblock says that filters mean something else.
+    // The filter is ignored if the superblock states that filters have another meaning.
     let small = small.patch(1024 + 104, &[1]);
     let image = Image::open(&small.bytes[..]).unwrap();
     assert!(image.xattr(&dir, b"user.denied").is_err());
@@ -210,7 +210,7 @@ fn lookup_finds_what_is_there() {
     }
 }
 
-/// What is all that one file handle sees.
+/// A source that counts the reads.
 struct Counting<'a> {
     bytes: &'a [u8],
     reads: std::cell::Cell<usize>,
@@ -238,11 +238,12 @@ fn the_cache_reads_once_and_the_same() {
             image.xattrs(&step.inode).unwrap();
         }
     }
-    // Of 64 KiB each: all metadata, `dir`'s two blocks. (The second of them whole, which passes the cache by.)
+    // Reads of 64 KiB: all metadata, and the two blocks of `dir`. (The second is read whole, which bypasses the
+    // cache.)
     assert!(source.reads.get() <= 6, "{} reads", source.reads.get());
     let read = content(&image, &inode(&image, &small, FILE), &[]);
     assert_eq!(read, pattern(1, (1 << 16) + 100));
-    // Across chunks, to the last byte, and not beyond.
+    // Read across chunks, up to the last byte, and not beyond.
     let cached = Cached::new(&small.bytes[..]);
     let mut bytes = vec![0; 1000];
     cached.read_at(65_536 - 500, &mut bytes).unwrap();
@@ -264,7 +265,7 @@ fn more_chunks_than_the_cache_keeps() {
         cached.read_at(chunk << 16, &mut buffer).unwrap();
         assert_eq!(buffer, bytes[(chunk as usize) << 16..][..10]);
     }
-    // 299 and 60 are still there, 0 is not.
+    // Chunks 299 and 60 are still in the cache, but chunk 0 is not.
     assert_eq!(source.reads.get(), 301);
 }
 
@@ -273,7 +274,7 @@ fn examine_counts() {
     for small in every() {
         let found = examine(&small.bytes, 1 << 30).unwrap();
         assert_eq!((found.names, found.inodes, found.xattrs), (13, 11, 3));
-        // All but the first chunk of `sparse`, which is on a device.
+        // All files except the first chunk of `sparse`, which is on a device.
         let size = small.block_size as u64;
         assert_eq!(found.bytes, (size + 100) + (size + 10) + (size + 50) + 4 * size);
         assert_eq!(examine(&small.bytes, 7).unwrap().bytes, 7);

@@ -1,4 +1,4 @@
-//! The EROFS reader: images laid out by hand, hostile ones, those of `mkfs.erofs` against the kernel, and composefs's.
+//! Tests of the EROFS reader: images laid out by hand, hostile ones, those of `mkfs.erofs`, and composefs images.
 
 #![expect(unreachable_pub, reason = "a test program")]
 #![expect(

@@ -1,4 +1,4 @@
-//! Images of `mkfs.erofs`: what the reader shows is what the mounted kernel shows, and what the source has.
+//! Compares the reader's view of `mkfs.erofs` images with the kernel's mount and with the source.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,15 +15,15 @@ use crate::hostile;
 use crate::source::{Fill, Listing, Seen, list, show};
 use crate::tools::{environment, find, folder, newer, not_made, run, skipped};
 
-/// Set in the process that may mount, since its mount namespace is its own.
+/// Environment variable of the process that may mount, because it has its own mount namespace.
 const NAMESPACE: &str = "QUIRE_READ_TEST_NAMESPACE";
 
 /// An image to make.
 struct Case {
-    /// Whether it needs a newer mkfs.erofs than 1.5.
+    /// Whether it requires a newer mkfs.erofs than 1.5.
     newer: bool,
     words: &'static str,
-    /// What need not be as in the source.
+    /// Values that may differ from the source.
     lost: &'static [Lost],
 }
 
@@ -31,7 +31,7 @@ struct Case {
 pub enum Lost {
     Mtime,
     Xattrs,
-    /// Ids have 16 bits: the source has no larger ones. (It also has a larger directory.)
+    /// Ids have 16 bits, so the source has no larger ones. (It also has a larger directory.)
     WideIds,
 }
 
@@ -43,13 +43,13 @@ const fn new(words: &'static str) -> Case {
     Case { newer: true, words, lost: &[] }
 }
 
-/// With 48-bit addresses, compact inodes have a time of their own, in 32 bits: whole seconds, and mkfs.erofs 1.9 wraps
-/// what is before 1970.
+/// With 48-bit addresses, compact inodes store a time of 32 bits in whole seconds. mkfs.erofs 1.9 wraps times before
+/// 1970.
 const fn wide(words: &'static str) -> Case {
     Case { newer: true, words, lost: &[Lost::Mtime] }
 }
 
-/// `BLOB` is a file to be made for data.
+/// `BLOB` stands for a new file for data.
 const CASES: &[Case] = &[
     old("", &[]),
     old("-T1234567890", &[Lost::Mtime]),
@@ -89,7 +89,7 @@ const CASES: &[Case] = &[
     new("-Enoinline_data -b4096 --chunksize=16384"),
 ];
 
-/// What the reader shows of an image.
+/// Lists an image with the reader.
 pub fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
     let mut listing = Listing::new();
     let mut walk = image.walk();
@@ -136,7 +136,7 @@ pub fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
 
 fn digest(image: &Image<impl ReadAt>, inode: &Inode, devices: &[&dyn ReadAt]) -> Vec<u8> {
     let mut hash = Sha256::new();
-    // Not a divisor of anything.
+    // The length divides no file's size.
     let mut buffer = vec![0; 100_003];
     let mut at = 0;
     loop {
@@ -148,7 +148,7 @@ fn digest(image: &Image<impl ReadAt>, inode: &Inode, devices: &[&dyn ReadAt]) ->
     }
 }
 
-/// The first difference, for a message that can be read.
+/// Fails with the first difference, which makes the message readable.
 pub fn compare(what: &str, ours: &Listing, theirs: &Listing) {
     for (path, seen) in theirs {
         assert_eq!(ours.get(path), Some(seen), "{what}: {:?}", show(path));
@@ -157,11 +157,11 @@ pub fn compare(what: &str, ours: &Listing, theirs: &Listing) {
     assert_eq!(more.map(|path| show(path)), None, "{what}: only in ours");
 }
 
-/// What an image is held to of its source's.
+/// Returns the values of the source that an image must preserve.
 fn kept(mut seen: Seen, lost: &[Lost]) -> Seen {
     seen.number = 0;
     if seen.mode & 0o170_000 == 0o40_000 {
-        // Of a directory, file systems count each in their own way.
+        // File systems count the size and the links of directories differently.
         seen.size = 0;
         seen.nlink = 0;
     }
@@ -171,7 +171,7 @@ fn kept(mut seen: Seen, lost: &[Lost]) -> Seen {
     if lost.contains(&Lost::Xattrs) {
         seen.xattrs.clear();
     }
-    // Asked for by --xattr-inode-digest, and what newer ones add to a directory with a whiteout.
+    // --xattr-inode-digest adds the first, and newer versions add the second to a directory with a whiteout.
     seen.xattrs.remove(&b"trusted.fingerprint"[..]);
     seen.xattrs.remove(&b"trusted.overlay.origin"[..]);
     seen
@@ -184,7 +184,7 @@ pub fn compare_source(what: &str, ours: &Listing, source: &Listing, lost: &[Lost
     compare(what, &kept(ours), &kept(source));
 }
 
-/// What the kernel shows of an image.
+/// Lists an image as the kernel mounts it.
 pub fn mounted<'a>(
     image: &Path,
     devices: impl IntoIterator<Item = &'a Path>,
@@ -201,7 +201,8 @@ pub fn mounted<'a>(
     listing
 }
 
-/// Runs this test again where mounts are its own, as root. Answers whether that is here.
+/// Runs this test again as root in its own mount namespace. Returns whether this process is already in that
+/// namespace.
 fn in_namespace(test: &str) -> bool {
     if environment(NAMESPACE).is_some() {
         return true;
@@ -308,7 +309,7 @@ fn images_of_many_options() {
     }
 }
 
-/// What each test needs: a folder, in a mount namespace as root; or `None`, when that process was another one.
+/// Returns a folder in a mount namespace of root, which each test needs; `None` if another process ran the test.
 pub fn prepare(test: &str) -> Option<tempfile::TempDir> {
     let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
     let here = in_namespace(test);
@@ -320,7 +321,7 @@ pub fn prepare(test: &str) -> Option<tempfile::TempDir> {
     (here && can_mount()).then(folder)
 }
 
-/// The layer tar itself as the device, in blocks of 512 bytes.
+/// The layer's tar is the device, in blocks of 512 bytes.
 #[test]
 fn an_index_of_a_tar() {
     let Some(dir) = prepare("mkfs::an_index_of_a_tar") else { return };
@@ -332,7 +333,7 @@ fn an_index_of_a_tar() {
     fs::create_dir(&source).unwrap();
     fs::create_dir(&mountpoint).unwrap();
     Fill { is_root: true, narrow: false, name: 255, big: 700 }.make(&source);
-    // Tar has no sockets.
+    // tar does not support sockets.
     fs::remove_file(source.join("socket")).unwrap();
     let words = "--sort=name --xattrs --xattrs-include=* --format=pax -C";
     let words = words.split(' ').map(Path::new);
@@ -350,13 +351,13 @@ fn an_index_of_a_tar() {
         some.map(|(path, seen)| (path.clone(), seen.content.clone())).collect()
     };
     assert!(contents(&ours) == contents(&list(&source)), "the tar's contents are the source's");
-    // Behind the image, where the kernel looks when no device is given.
+    // The device follows the image, where the kernel reads if no device is given.
     let joined = [&bytes[..], &device].concat();
     let behind = read(&Image::open(&joined[..]).unwrap(), &[]);
     compare("a tar behind its index", &behind, &ours);
 }
 
-/// Compressed files are listed as the kernel lists them; only their bytes cannot be had.
+/// Compressed files are listed like the kernel lists them; only reading their bytes fails.
 #[test]
 fn compressed_images() {
     let Some(dir) = prepare("mkfs::compressed_images") else { return };
@@ -410,7 +411,7 @@ fn compressed_images() {
     assert!(error.starts_with("the image uses unsupported compression (inode "), "{error}");
 }
 
-/// Damaged images of `mkfs.erofs`.
+/// Reads damaged images of `mkfs.erofs`.
 #[test]
 fn damaged() {
     let dir = folder();

@@ -1,4 +1,4 @@
-//! Images over devices: what the kernel shows of them is what they were made of.
+//! Compares images over devices, as the kernel mounts them, with their sources.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,19 +21,19 @@ use crate::source::{Fill, list};
 use crate::standalone::{Objects, external, give, largest, links, random_tree, tree_of};
 use crate::tools::{newer, not_made, run};
 
-/// Devices, and where in them objects are.
+/// Devices, and the locations of objects on them.
 #[derive(Default)]
 pub struct Devices {
     pub bytes: Vec<Vec<u8>>,
     pub stored: BTreeMap<ObjectId, Stored>,
 }
 
-/// How objects come into a device.
+/// The way in which objects are placed on a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Way {
     /// At multiples of 4096.
     Packed,
-    /// At multiples of 512, with what tars have between files.
+    /// At multiples of 512, with the headers that tars have between files.
     Tar,
 }
 
@@ -78,7 +78,7 @@ impl Devices {
         self.bytes.iter().map(Vec::as_slice).collect()
     }
 
-    /// Writes them to files.
+    /// Writes the devices to files.
     pub fn files(&self, dir: &Path) -> Vec<PathBuf> {
         let write = |(at, bytes): (usize, &Vec<u8>)| {
             let file = dir.join(format!("device-{at}"));
@@ -110,7 +110,7 @@ pub fn make(tree: &Tree, objects: &Objects, devices: &Devices) -> (Vec<u8>, Summ
     (image, summary)
 }
 
-/// Objects by turns in one of `ways`, or in the image itself.
+/// Distributes objects at random over one device per way of `ways`, and the image itself.
 pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Random) -> Devices {
     let mut parts = vec![Objects::new(); ways.len() + in_image];
     let count = parts.len();
@@ -124,7 +124,7 @@ pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Ran
     devices
 }
 
-/// Where objects are: in devices of these ways, and in the image by so many parts of all.
+/// Ways of the devices, and the number of shares of the objects that go into the image.
 const MIXTURES: [(&[Way], usize); 5] = [
     (&[Way::Packed], 0),
     (&[], 1),
@@ -142,7 +142,7 @@ pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     run(&fsck, words.chain([image.display().to_string()]));
 }
 
-/// A directory with some of everything becomes an image over devices, and the kernel shows that directory again.
+/// An image over devices of a directory with files of every kind shows that directory when the kernel mounts it.
 #[test]
 fn the_kernel_shows_the_source() {
     let Some(dir) = prepare("native::the_kernel_shows_the_source") else { return };
@@ -170,7 +170,7 @@ fn the_kernel_shows_the_source() {
     }
 }
 
-/// What our reader shows of trees that nobody made on a disk, the kernel shows too.
+/// The kernel and the reader show the same for trees that are not made from a disk.
 #[test]
 fn the_kernel_shows_what_we_read() {
     let Some(dir) = prepare("native::the_kernel_shows_what_we_read") else { return };
@@ -196,7 +196,7 @@ fn the_kernel_shows_what_we_read() {
     }
 }
 
-/// The objects of devices by their addresses, as an index beside each device knows them.
+/// Returns the objects on devices by address, like an index of each device.
 fn by_address(devices: &Devices, objects: &Objects) -> BTreeMap<(u16, u64), ObjectId> {
     let on_device = |(id, stored): (&ObjectId, &Stored)| {
         let is_there = !objects[id].is_empty();
@@ -205,7 +205,7 @@ fn by_address(devices: &Devices, objects: &Objects) -> BTreeMap<(u16, u64), Obje
     devices.stored.iter().filter_map(on_device).collect()
 }
 
-/// Whether two trees have the same names with the same inodes.
+/// Checks that two trees have the same names with the same inodes.
 #[track_caller]
 fn check_same(what: &str, got: &Tree, expected: &Tree) {
     let mut differences = Vec::new();
@@ -223,7 +223,7 @@ fn check_same(what: &str, got: &Tree, expected: &Tree) {
     }
 }
 
-/// The same tree with files of up to so many bytes in itself, and larger ones as objects, as they come back.
+/// Returns the tree as it is read back: files of up to `inline_max` bytes are inline, and larger ones are objects.
 pub fn canonical(tree: &Tree, objects: &mut Objects, inline_max: usize) -> Tree {
     let mut builder = Builder::new();
     let mut ids = BTreeMap::from([(InodeId::ROOT, InodeId::ROOT)]);
@@ -271,7 +271,7 @@ fn check_fingerprints(what: &str, image: &Image<&[u8]>, devices: &Devices) {
     }
 }
 
-/// What of devices is used is what the objects of the tree take there.
+/// Checks that the used ranges of devices are those of the tree's objects.
 fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, devices: &Devices) {
     let mut expected = BTreeMap::new();
     let mut walk = read.tree.walk();
@@ -296,7 +296,7 @@ fn check_ranges(what: &str, image: &Image<&[u8]>, read: &ImageTree, devices: &De
     assert_eq!(got, expected, "{what}");
 }
 
-/// A tree that is written and read is the tree, whatever is where; and each file has its fingerprint.
+/// A tree that is written and read back is unchanged for all locations of objects, and each file has its fingerprint.
 #[test]
 fn trees_come_back() {
     let mut random = Random(0x4e41_5449_5645);

@@ -1,4 +1,4 @@
-//! Images over devices against what other programs make and say.
+//! Compares images over devices with the images and the output of other programs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::source::list;
 use crate::standalone::{Objects, tree_of};
 use crate::tools::{find, folder, newer, not_made, run, skipped};
 
-/// What `mkfs.erofs --xattr-inode-digest` writes of the same files, byte for byte: the prefix, and each fingerprint.
+/// The prefix and the fingerprints have the same bytes as those of `mkfs.erofs --xattr-inode-digest`.
 #[test]
 fn fingerprints_are_those_of_mkfs() {
     let Some(mkfs) = newer("mkfs.erofs") else {
@@ -75,7 +75,7 @@ fn fingerprints_are_those_of_mkfs() {
     }
 }
 
-/// The layer's tar as GNU tar made it, with blocks where it says that they are.
+/// A tar made by GNU tar is the device, with the blocks of files as GNU tar lists them.
 #[test]
 fn a_tar_of_gnu_tar() {
     let Some(dir) = prepare("others::a_tar_of_gnu_tar") else { return };
@@ -98,7 +98,7 @@ fn a_tar_of_gnu_tar() {
     run(&tar, words.into_iter().chain([&*source, Path::new("-cf"), &archive, Path::new(".")]));
     let listing = list(&source);
     let (tree, objects) = tree_of(&source, &listing);
-    // "block 3: ./1", of which the next block is the first of the file.
+    // "block 3: ./1" is the block of a header; the next block is the first of the file.
     let text = run(&tar, [Path::new("-tRf"), &archive]);
     let mut devices = Devices { bytes: vec![fs::read(&archive).unwrap()], stored: BTreeMap::new() };
     for line in String::from_utf8(text).unwrap().lines() {
@@ -116,7 +116,7 @@ fn a_tar_of_gnu_tar() {
     fs::write(&image, &bytes).unwrap();
     let shown = mounted(&image, [&*archive], &mountpoint);
     mkfs::compare_source("mounted", &shown, &listing, &[]);
-    // All of them are there, none in the image.
+    // All files are on the device, and none is in the image.
     let opened = Image::open(&bytes[..]).unwrap();
     let mut ranges = Vec::new();
     opened.device_ranges(|range| ranges.push(range.len)).unwrap();
@@ -125,7 +125,7 @@ fn a_tar_of_gnu_tar() {
     assert_eq!(ranges, sizes);
 }
 
-/// A device that is not the one is seen by the tag.
+/// The tag identifies a wrong device.
 #[test]
 fn devices_have_names_and_lengths() {
     let mut objects = Objects::new();

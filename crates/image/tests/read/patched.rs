@@ -1,4 +1,4 @@
-//! One field of a sound image changed: one kind of answer, with the values that prove it.
+//! Changes one field of a valid image, and expects one kind of error with the values that prove it.
 
 use quire_image::erofs::read::examine;
 
@@ -18,7 +18,7 @@ fn answer(bytes: &[u8]) -> String {
     }
 }
 
-/// Changes `patches` and expects `kind`, which is what follows "the image is corrupt: ".
+/// Applies `patches` and expects the error "the image is corrupt: " followed by `kind`.
 fn check(patches: &[(usize, &[u8])], kind: &str) {
     let patch = |image: Small, (at, bytes): &(usize, &[u8])| image.patch(*at, bytes);
     let image = patches.iter().fold(small(), patch);
@@ -26,7 +26,7 @@ fn check(patches: &[(usize, &[u8])], kind: &str) {
     assert_eq!(answer.strip_prefix("the image is corrupt: ").unwrap_or(&answer), kind);
 }
 
-/// Changes one place of the superblock, and expects the whole answer.
+/// Changes one place of the superblock, and expects the whole result.
 fn check_superblock(field: usize, bytes: &[u8], expect: &str) {
     assert_eq!(answer(&small().patch(1024 + field, bytes).bytes), expect);
 }
@@ -37,7 +37,7 @@ fn superblock() {
     let mut bad = small().bytes;
     bad[1024 + 24] ^= 1;
     assert!(answer(&bad).starts_with("the image is corrupt: the superblock has the checksum 0x"));
-    // Without the feature bit nobody looks at it.
+    // The checksum is ignored without the feature bit.
     bad[1024 + 8] &= !1;
     assert!(answer(&bad).starts_with("Examined"));
     for (bits, text) in [(8, "2^8"), (17, "2^17"), (255, "2^255")] {
@@ -50,7 +50,7 @@ fn superblock() {
     check_superblock(90, &[1], "the image uses unsupported directory blocks of 2^1 blocks");
     check_superblock(82, &[0x40], "the image uses unsupported features 0x400000");
     check_superblock(81, &[1], "the image uses unsupported metadata compression");
-    // What changes nothing for uncompressed files may be set.
+    // Features that do not affect uncompressed files may be set.
     let known = small().patch(1024 + 80, &[0x7f]);
     assert!(answer(&known.bytes).starts_with("Examined"));
     check_superblock(
@@ -74,7 +74,7 @@ fn superblock() {
         &u32::MAX.to_le_bytes(),
         "the image is corrupt: inode 64 takes 32 bytes at byte 17592186042368 of the image, which has 36864",
     );
-    // Fingerprints, by the only long prefix, and by one that does not exist.
+    // Fingerprints by the only long prefix, and by one that does not exist.
     let named = |prefix| small().patch(1024 + 8, &[0x27]).patch(1024 + 105, &[prefix]);
     assert!(answer(&named(0).bytes).starts_with("Examined"));
     let missing =
@@ -171,10 +171,10 @@ fn places() {
     );
     check(
         &[(at(SPARSE) + COMPACT + 2, &[2]), (1024 + 86, &[2]), (DEVICE_TABLE + 128, &[0; 128])],
-        // The second slot is where the prefixes were.
+        // The second device slot overwrites the prefixes.
         "long xattr prefix 0 has 0 bytes, not 1 to 256",
     );
-    // Only as many bits of a device number count as devices need.
+    // Only as many bits of a device number count as the number of devices requires.
     let masked = small().patch(at(SPARSE) + COMPACT + 2, &[0xfd, 0xff]);
     assert!(answer(&masked.bytes).starts_with("Examined"));
     let three = small().patch(1024 + 86, &[2]).patch(1024 + 88, &[9]);
@@ -208,7 +208,7 @@ fn directories() {
     check(&[(data + 20, &300_u16.to_le_bytes())], &name(0, 36, 300));
     check(&[(data + 32, &35_u16.to_le_bytes())], &name(1, 37, 35));
     check(&[(data + 32, &4096_u16.to_le_bytes())], &name(1, 37, 4096));
-    // The first name is too long before the last is none.
+    // The first name is too long if the last is empty.
     check(&[(data + 39, &[0])], &name(2, 39, 39));
     check(
         &[(data + 39, b"/")],
@@ -219,7 +219,7 @@ fn directories() {
     check(&[(data + 12, &[80])], "directory 80 has \"..\" at inode 80, not at 64");
     check(&[(data, &[96])], "directory 80 has \".\" at inode 96, not at 80");
     check(&[(data + 24 + 10, &[7])], "directory 80 has \"a\" with type 7, but it has mode 100644");
-    // Types may be left unsaid.
+    // Types may be unknown.
     assert!(answer(&small().patch(data + 24 + 10, &[0]).bytes).starts_with("Examined"));
     check(
         &[(data + 24, &[80]), (data + 24 + 10, &[2])],
@@ -247,7 +247,7 @@ fn extended_attributes() {
     );
 }
 
-/// Gives `/long` other xattrs.
+/// Replaces the xattrs of `/long`.
 fn check_xattrs(filter: u32, shared: &[u32], inline: &[Vec<u8>], kind: &str) {
     let own = xattrs(filter, shared, inline);
     let count = icount(&own).to_le_bytes();
@@ -307,7 +307,7 @@ fn made_up_xattrs() {
         &[(at(BLOCK) + 2, &[0xff, 0xff])],
         "the xattrs of inode 176 takes 262148 bytes at byte 5664 of the image, which has 36864",
     );
-    // Zeros are room that was left, as mkfs.erofs does with --root-xattr-isize.
+    // Zeros are padding, which mkfs.erofs writes with --root-xattr-isize.
     let room = [xattr(1, "x", b"v"), vec![0; 12]];
     let own = xattrs(0, &[], &room);
     let small = small().patch(at(LONG) + 2, &icount(&own).to_le_bytes());
@@ -324,7 +324,7 @@ fn long_prefixes() {
         &[(1024 + 92, &u32::MAX.to_le_bytes())],
         "long xattr prefix 0 takes 3 bytes at byte 17179869180 of the image, which has 36864",
     );
-    // In the packed inode, here `file`; but the image may say that it is plain all the same.
+    // The prefixes are in the packed inode, in this test `file`, unless the image states that they are plain.
     let packed = small().patch(1024 + 80, &[0x6c]).patch(1024 + 96, &[96]);
     let inside = packed.clone().patch(1024 + 92, &[0; 4]);
     let table = [&[13, 0, 1], &b"long.prefix."[..]].concat();

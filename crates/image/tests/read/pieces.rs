@@ -1,4 +1,4 @@
-//! Files whose bytes lie in several places of devices, or nowhere.
+//! Tests files whose bytes are in several places on devices, or not stored.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::mkfs::{self, compare, mounted, prepare};
 use crate::native::{check_with_fsck, sources};
 use crate::standalone::METADATA;
 
-/// Files by name, where they are, and the devices.
+/// Files by name with their contents and locations, and the devices.
 #[derive(Default)]
 struct Case {
     devices: Vec<Vec<u8>>,
@@ -26,7 +26,8 @@ struct Case {
 }
 
 impl Case {
-    /// Adds a file of runs: their blocks, and `None` for zeros, or where they are. The last is shorter by `less` bytes.
+    /// Adds a file of runs, each with its number of blocks and its location (`None` for zeros). The last is `less`
+    /// bytes shorter.
     fn add(&mut self, name: &str, block: u64, runs: &[(u64, Option<(u16, u64)>)], less: u64) {
         let (mut bytes, mut said) = (Vec::new(), Vec::new());
         for (at, (blocks, place)) in runs.iter().enumerate() {
@@ -77,7 +78,7 @@ impl Case {
         write_native(&self.tree(), &native, &mut contents, &mut image).map(|_| image)
     }
 
-    /// What is read is what is where the runs say, and runs come back as they were.
+    /// Checks that the reader returns the bytes at the runs' locations, and the same runs.
     fn check_tree(&self, image: &[u8]) {
         let image = Image::open(image).unwrap();
         let find = |at: &Located<'_>| {
@@ -113,13 +114,13 @@ impl Case {
     }
 }
 
-/// Devices without a block of zeros.
+/// Makes devices without zero bytes.
 fn devices(random: &mut Random, lengths: &[usize]) -> Vec<Vec<u8>> {
     let fill = |len: &usize| (0..*len).map(|_| 1 + random.next(255) as u8).collect();
     lengths.iter().map(fill).collect()
 }
 
-/// Worked out by hand: a chunk is as large as the places allow, and what lies together is one.
+/// Expected values were computed by hand: a chunk is as large as the locations allow, and adjacent runs are joined.
 #[test]
 fn chunks_are_as_large_as_they_can_be() {
     let mut case = Case { devices: devices(&mut Random(5), &[64 * 4096; 2]), ..Case::default() };
@@ -139,7 +140,7 @@ fn chunks_are_as_large_as_they_can_be() {
         extent.len
     };
     assert_eq!(first("one"), 9 * 4096 - 7);
-    // 128 blocks hold it.
+    // A chunk of 128 blocks holds the file.
     assert_eq!(first("one hole"), 100 * 4096 - 5);
     assert_eq!(first("sixteens"), 16 * 4096);
     assert_eq!(first("fours"), 4 * 4096);
@@ -158,7 +159,7 @@ fn pieces_that_cannot_be_are_refused() {
     };
     let run = |len, place| Run { len, place };
     assert!(!refused(&[run(4096, Some((0, 12288))), run(1, Some((0, 0)))], 4097));
-    // Outside, on no device, not at a block, of no whole blocks, of no bytes, too short, too long.
+    // Beyond the device, on no device, not at a block, not whole blocks, an empty run, too short, too long.
     assert!(refused(&[run(4097, Some((0, 12288)))], 4097));
     assert!(refused(&[run(4096, Some((1, 0)))], 4096));
     assert!(refused(&[run(4096, Some((0, 256)))], 4096));
@@ -170,7 +171,7 @@ fn pieces_that_cannot_be_are_refused() {
     assert!(refused(&[run(4096, Some((0, u64::MAX - 4095)))], 4096));
 }
 
-/// Files of pieces that lie anywhere, through the kernel, `fsck.erofs` and our reader.
+/// Reads files with pieces at arbitrary locations through the kernel, `fsck.erofs` and the reader.
 #[test]
 fn the_kernel_reads_pieces() {
     let Some(dir) = prepare("pieces::the_kernel_reads_pieces") else { return };
@@ -219,7 +220,7 @@ fn the_kernel_reads_pieces() {
     }
 }
 
-/// Tables of chunks that were damaged: an answer or a refusal, soon.
+/// Damaged chunk tables cause a result or an error soon.
 #[test]
 fn damaged_tables_of_chunks() {
     let mut case = Case { devices: devices(&mut Random(5), &[64 * 4096; 2]), ..Case::default() };

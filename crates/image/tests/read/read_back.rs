@@ -1,4 +1,4 @@
-//! What the writer writes and the reader reads back is the same tree, and makes the same image again.
+//! Tests that a written image is read back as the same tree, and that this tree makes the same image.
 
 use std::fs;
 use std::io::BufReader;
@@ -21,7 +21,7 @@ fn image(tree: &Tree, min: Version, max: Version) -> Vec<u8> {
     bytes
 }
 
-/// Writes `tree`, reads it back, and writes that: the same bytes, in each version.
+/// Writes `tree`, reads it back and writes the result, and compares the bytes, for each version.
 fn check(what: &str, tree: &Tree) {
     for (min, max) in
         [(Version::V0, Version::V0), (Version::V0, Version::V1), (Version::V1, Version::V1)]
@@ -32,17 +32,17 @@ fn check(what: &str, tree: &Tree) {
         let again = image(&read.tree, min, max);
         assert!(again == bytes, "{what} {min:?} {max:?}: another image");
         examine(&bytes, 1 << 20).unwrap_or_else(|error| panic!("{what}: {error}"));
-        // Whoever owns hard links, all else is the same.
+        // Except for the owners of hard links, the trees are equal.
         let first = to_tree(&opened, View::Composefs(Owners::FirstMet)).unwrap();
         assert_eq!(first.tree.inode_count(), tree.inode_count(), "{what}");
         assert_eq!(dump(&first).len(), dump(&read).len(), "{what}");
     }
 }
 
-/// What is behind inodes and what in the table, by a reader of our own.
+/// Checks which xattrs are inline and which are shared, without using the reader's functions.
 #[test]
 fn overlay_xattrs_of_several_files_are_shared() {
-    // Two files of one object, and one of another.
+    // Two files with the same object, and one with another.
     let mut builder = Builder::new();
     let objects = [b"a", b"a", b"b"].map(|text| digest(Algorithm::Sha256, text));
     let mtime = Timestamp { seconds: 1, nanoseconds: 0 };
@@ -56,7 +56,7 @@ fn overlay_xattrs_of_several_files_are_shared() {
     let tree = builder.finish();
     let mut bytes = Vec::new();
     write(&tree, &Profile::Composefs(Versions::default()), &mut bytes).unwrap();
-    // Each name, which in an entry lacks `trusted.`, is there once for both files and once for the third.
+    // Each name, which is stored without `trusted.`, occurs once for both files and once for the third.
     for name in [&b"overlay.redirect"[..], b"overlay.metacopy"] {
         let count = bytes.windows(name.len()).filter(|it| *it == name).count();
         assert_eq!(count, 2);
@@ -89,7 +89,7 @@ fn golden_trees() {
     assert!(count >= 15, "{count} trees");
 }
 
-/// A tree of whatever comes up, with many hard links and names whose order is not that of paths.
+/// Makes a random tree with many hard links, and with names whose order differs from that of paths.
 fn random_tree(random: &mut Random) -> Tree {
     let mut builder = Builder::new();
     let mut directories = vec![InodeId::ROOT];
@@ -146,13 +146,13 @@ fn random_tree(random: &mut Random) -> Tree {
             }),
         };
         let inode = builder.inode(&metadata, xattrs, node).unwrap();
-        // A name may be none, or taken.
+        // The name may be invalid or already exist.
         if builder.insert(parent, &name, inode, Link::Equal).is_err() {
             continue;
         }
         match node {
             Node::Directory => directories.push(inode),
-            // A whiteout with several names is none that composefs reads.
+            // composefs does not read a whiteout with several names.
             Node::CharDevice(0) => {}
             _ => files.push(inode),
         }

@@ -1,4 +1,4 @@
-//! An image laid out by hand, with at least one of everything, at offsets that tests can name.
+//! An image that is laid out by hand, with at least one of each feature, at offsets that tests can refer to.
 
 use quire_image::erofs::layout::{
     CHUNK_INDEXES, FORMAT_EXTENDED, LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN,
@@ -8,7 +8,7 @@ use quire_image::erofs::layout::{
 use xxhash_rust::xxh32::xxh32;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-/// Each inode has a slot of this many bytes, so that inline data never crosses a block.
+/// Bytes reserved for each inode, so that inline data never crosses the end of a block.
 const SLOT: usize = 512;
 const FIRST_SLOT: usize = 2048;
 
@@ -27,7 +27,7 @@ const SLOTS: usize = 11;
 
 pub const DEVICE_TABLE: usize = 1536;
 pub const PREFIXES: usize = 1664;
-/// Shared xattr 2048, since they count from byte 0.
+/// Offset of shared xattr 2048, because ids count from byte 0.
 pub const SHARED: usize = 8192;
 
 pub const COMPACT: usize = size_of::<RawCompactInode>();
@@ -39,26 +39,26 @@ pub struct Small {
     pub bytes: Vec<u8>,
     pub device: Vec<u8>,
     pub block_size: usize,
-    /// Where the blocks begin that are no metadata: two of `dir`, two of `file`, one of `tail`, one of `sparse`.
+    /// Offset of the data blocks: two of `dir`, two of `file`, one of `tail`, one of `sparse`.
     pub data: usize,
     metadata: usize,
 }
 
-/// What the image is like besides.
+/// Variants of the image.
 #[derive(Clone, Copy, Default)]
 pub struct Options {
-    /// nid 0 is where the inodes begin, not at the image's beginning; needs blocks of at most 2 KiB.
+    /// Nid 0 is at the first inode instead of the image's beginning. Requires blocks of at most 2 KiB.
     pub metadata_apart: bool,
     /// 48-bit addresses.
     pub wide: bool,
 }
 
-/// Where an inode begins.
+/// Returns the offset of an inode.
 pub const fn at(slot: usize) -> usize {
     FIRST_SLOT + SLOT * slot
 }
 
-/// Bytes that differ everywhere.
+/// Returns bytes that differ from each other.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 % 251) as u8 ^ seed).collect()
 }
@@ -78,7 +78,7 @@ pub fn entries(entries: &[(&str, usize, u8)], nid: impl Fn(usize) -> u64) -> Vec
     bytes
 }
 
-/// One entry, padded.
+/// Returns an encoded xattr with padding.
 pub fn xattr(index: u8, rest: &str, value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![u8::try_from(rest.len()).unwrap(), index];
     bytes.extend_from_slice(&u16::try_from(value.len()).unwrap().to_le_bytes());
@@ -88,7 +88,7 @@ pub fn xattr(index: u8, rest: &str, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A filter that lets these through. The formula is the kernel's, `fs/erofs/xattr.c`.
+/// Returns a filter that includes these names. Source of the formula: Linux `fs/erofs/xattr.c`.
 pub fn filter(names: &[(u32, &str)]) -> u32 {
     names.iter().fold(u32::MAX, |filter, (base, rest)| {
         filter & !(1 << (xxh32(rest.as_bytes(), 0x25BB_E08F + base) % 32))
@@ -184,7 +184,7 @@ impl Small {
         put(data + 4 * block_size, &pattern(2, block_size));
         put(at(TAIL) + COMPACT, &pattern(3, 10));
 
-        // Three chunks of one block each: on device 1, nowhere, in the image.
+        // Three chunks of one block each: on device 1, a hole, and in the image.
         let format = u32::from(CHUNK_INDEXES);
         let size = 2 * block_size + 50;
         put(at(SPARSE), compact(LAYOUT_CHUNK_BASED, 0o100_600, 1, size, format).as_bytes());
@@ -196,7 +196,7 @@ impl Small {
         }
         put(at(SPARSE) + COMPACT, &table);
         put(data + 5 * block_size, &pattern(4, 50));
-        // Two chunks of two blocks: `file`'s, and nowhere.
+        // Two chunks of two blocks: those of `file`, and a hole.
         let size = 4 * block_size;
         put(at(MAP), compact(LAYOUT_CHUNK_BASED, 0o100_600, 1, size, 1).as_bytes());
         put(at(MAP) + COMPACT, &(block + 2).to_le_bytes());
@@ -204,7 +204,7 @@ impl Small {
 
         put(at(LINK), compact(LAYOUT_FLAT_INLINE, 0o120_777, 1, 6, 0).as_bytes());
         put(at(LINK) + COMPACT, b"target");
-        // 8:300, as the kernel's new_encode_dev writes it.
+        // Device 8:300 in the encoding of the kernel's new_encode_dev.
         let number = 300 & 0xff | 8 << 8 | (300 & !0xff) << 12;
         put(at(BLOCK), compact(0, 0o60_660, 1, 0, number).as_bytes());
         put(at(FIFO), compact(0, 0o10_600, 1, 0, 0).as_bytes());
@@ -253,7 +253,7 @@ impl Small {
         ((at(slot) - self.metadata) / 32) as u64
     }
 
-    /// Corrects the superblock's checksum, bit by bit so that nothing is shared with the reader.
+    /// Corrects the superblock's checksum, computed bit by bit so that no code is shared with the reader.
     pub fn seal(&mut self) {
         let len = if self.block_size > 1024 { self.block_size - 1024 } else { self.block_size };
         self.bytes[1028..1032].fill(0);

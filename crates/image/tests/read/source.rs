@@ -1,4 +1,4 @@
-//! A directory with something of everything, and what a directory or a mount shows.
+//! Makes a directory with files of every kind, and lists a directory or a mount.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use sha2::{Digest as _, Sha256};
 
-/// What an inode is, as far as `stat`, `readlink`, `getxattr` and `read` show it.
+/// An inode as `stat`, `readlink`, `getxattr` and `read` show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub mode: u32,
@@ -20,7 +20,7 @@ pub struct Seen {
     pub nlink: u64,
     pub device_number: u64,
     pub mtime: (i64, u32),
-    /// Bytes; of a directory, what the file system takes for it.
+    /// Size in bytes; for a directory, the file system's own value.
     pub size: u64,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The target of a symlink, or the SHA-256 of a file's bytes.
@@ -29,7 +29,7 @@ pub struct Seen {
     pub number: u64,
 }
 
-/// By path, without the folder's own.
+/// Inodes by path, relative to the folder.
 pub type Listing = BTreeMap<Vec<u8>, Seen>;
 
 impl Seen {
@@ -78,7 +78,7 @@ fn xattrs(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     names.map(get).collect()
 }
 
-/// All that is below `folder`, which itself is the empty path.
+/// Lists everything in `folder`, whose own path is empty.
 pub fn list(folder: &Path) -> Listing {
     let mut listing = Listing::new();
     let mut open = vec![folder.to_owned()];
@@ -104,7 +104,7 @@ fn set_mtime(path: &Path, seconds: i64, nanoseconds: i64) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// Bytes that no block repeats.
+/// Returns bytes in which no block is repeated.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x2545_F491_4F6C_DD1D_u64;
     let step = |_| {
@@ -114,7 +114,7 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(step).collect()
 }
 
-/// A POSIX ACL in the form of its xattr: the owner rw, user 1000 r, group r, mask r, others nothing.
+/// Returns a POSIX ACL in the format of its xattr: the owner rw, user 1000 r, group r, mask r, others nothing.
 /// Source: `linux/posix_acl_xattr.h`.
 pub fn acl() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
@@ -133,16 +133,16 @@ pub fn acl() -> Vec<u8> {
     bytes
 }
 
-/// A folder to be filled.
+/// The parameters of a folder to be filled.
 #[derive(Debug, Clone, Copy)]
 pub struct Fill {
-    /// With what only root can make.
+    /// Whether to make files that only root can make.
     pub is_root: bool,
-    /// All ids fit in 16 bits.
+    /// Whether all ids fit in 16 bits.
     pub narrow: bool,
-    /// Bytes in the longest name.
+    /// Length of the longest name in bytes.
     pub name: usize,
-    /// Entries in the largest directory.
+    /// Number of entries in the largest directory.
     pub big: usize,
 }
 
@@ -237,7 +237,7 @@ impl Fill {
     }
 }
 
-/// A path for messages.
+/// Escapes a path for messages.
 pub fn show(path: &[u8]) -> OsString {
     OsString::from(path.escape_ascii().to_string())
 }

@@ -1,4 +1,4 @@
-//! Images that hold everything: what the kernel shows of them is what they were made of.
+//! Compares self-contained images, as the kernel mounts them, with their sources.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub const METADATA: Metadata = Metadata {
     mtime: Timestamp { seconds: 1_700_000_000, nanoseconds: 5 },
 };
 
-/// Contents by their object.
+/// Contents by object.
 pub type Objects = BTreeMap<ObjectId, Vec<u8>>;
 
 pub fn profile(flavor: Flavor) -> Profile {
@@ -52,18 +52,18 @@ pub fn give(bytes: &[u8], piece: Piece, out: &mut dyn io::Write) -> io::Result<(
         Piece::Whole => bytes,
         Piece::From(start) => &bytes[start as usize..],
     };
-    // In pieces that fit nothing.
+    // Write pieces whose length divides no file's size.
     bytes.chunks(70_001).try_for_each(|piece| out.write_all(piece))
 }
 
-/// Keeps bytes, and answers what a file of them is.
+/// Stores bytes as an object, and returns the content of a file with that object.
 pub fn external(objects: &mut Objects, bytes: Vec<u8>) -> Content<'static> {
     let (size, object) = (bytes.len() as u64, digest(Algorithm::Sha256, &bytes));
     objects.insert(object.into(), bytes);
     Content::External { size, object: Some(object.into()), location: Location::Object }
 }
 
-/// The tree of a directory, made of what `stat` and the like show of it.
+/// Makes the tree of a directory from its listing.
 pub fn tree_of(folder: &Path, listing: &Listing) -> (Tree, Objects) {
     let mut builder = Builder::new();
     let mut objects = Objects::new();
@@ -114,7 +114,7 @@ fn show_path(path: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsStr::from_bytes(path))
 }
 
-/// Which paths are one inode.
+/// Groups paths by inode.
 pub fn links(listing: &Listing) -> Vec<Vec<&Vec<u8>>> {
     let mut groups = BTreeMap::<u64, Vec<_>>::new();
     for (path, seen) in listing {
@@ -125,7 +125,7 @@ pub fn links(listing: &Listing) -> Vec<Vec<&Vec<u8>>> {
     groups
 }
 
-/// What of a listing a flavor keeps, in a form that listings of other file systems have too.
+/// Returns the part of a listing that a flavor preserves, in a form that is comparable between file systems.
 fn kept(listing: &Listing, flavor: Flavor) -> Listing {
     let kept = |seen: &Seen| {
         let mut seen = seen.clone();
@@ -149,7 +149,7 @@ fn check_with_fsck(image: &Path) {
     }
 }
 
-/// A directory with some of everything becomes an image, and the kernel shows that directory again.
+/// An image of a directory with files of every kind shows that directory when the kernel mounts it.
 #[test]
 fn the_kernel_shows_the_source() {
     let Some(dir) = prepare("standalone::the_kernel_shows_the_source") else { return };
@@ -180,7 +180,7 @@ fn the_kernel_shows_the_source() {
     assert!(sizes[0] <= theirs, "ours {sizes:?}, theirs {theirs}");
 }
 
-/// Reads an image with our reader, and holds it to the tree it was made of.
+/// Reads an image, and compares it with the tree that it was made from.
 fn check(what: &str, tree: &Tree, flavor: Flavor, objects: &Objects) -> Vec<u8> {
     let (bytes, _) = make(tree, flavor, objects);
     examine(&bytes, 1 << 20).unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -244,7 +244,6 @@ fn one<S: ReadAt>(
     }
 }
 
-/// A tree of whatever comes up.
 pub fn random_tree(random: &mut Random) -> (Tree, Objects) {
     let mut builder = Builder::new();
     let mut objects = Objects::new();
@@ -277,12 +276,12 @@ pub fn random_tree(random: &mut Random) -> (Tree, Objects) {
             (b"system.posix_acl_access", &acl),
         ];
         let kind = random.next(12);
-        // The others only files and directories can have.
+        // Only files and directories can have the other xattrs.
         let most = if (3..8).contains(&kind) { 3 } else { 5 };
         let xattrs = builder.xattrs(pairs.into_iter().take(random.next(most + 1))).unwrap();
         let lengths = [1, 40, 2047, 2048, 2049, 4095, 4096, 4097, 6144, 9000, 70_000, 300_000];
         let target = vec![b't'; 1 + random.next(4095)];
-        // Few different ones, so that some are the same.
+        // Use few contents, so that some are equal.
         let content = vec![random.next(3) as u8; lengths[random.next(lengths.len())]];
         let node = match kind {
             0..=2 => Node::Directory,
@@ -328,7 +327,7 @@ fn random_trees() {
     }
 }
 
-/// As much of each as there can be.
+/// Makes a tree that reaches every limit.
 pub fn largest() -> (Tree, Objects) {
     let mut objects = Objects::new();
     let mut builder = Builder::new();
@@ -340,7 +339,7 @@ pub fn largest() -> (Tree, Objects) {
     let many = directory(&mut builder, "many");
     let empty = Node::Regular(Content::Inline(&[]));
     let one = builder.inode(&METADATA, XattrsId::NONE, empty).unwrap();
-    // More links than the compact form counts.
+    // More links than the compact form can count.
     for number in 0..100_000 {
         builder.insert(many, format!("{number}").as_bytes(), one, Link::Equal).unwrap();
     }
@@ -393,7 +392,7 @@ fn limits() {
     }
 }
 
-/// What our reader shows of trees that nobody made on a disk, the kernel shows too.
+/// The kernel and the reader show the same for trees that are not made from a disk.
 #[test]
 fn the_kernel_shows_what_we_read() {
     let Some(dir) = prepare("standalone::the_kernel_shows_what_we_read") else { return };
@@ -412,7 +411,7 @@ fn the_kernel_shows_what_we_read() {
     }
 }
 
-/// Equal contents are in the image once, and the image does not depend on the order of insertion.
+/// Equal contents are stored once, and the image does not depend on the order of insertion.
 #[test]
 fn equal_contents_are_stored_once() {
     let image = |names: &[&str], sizes: &[usize]| {
@@ -425,10 +424,10 @@ fn equal_contents_are_stored_once() {
         }
         check("equal", &builder.finish(), Flavor::Linux, &objects)
     };
-    // 24 blocks and 1696 bytes behind the inode; three of them have 25 blocks together.
+    // One file takes 24 blocks, and 1696 bytes after the inode; three of them share 25 blocks.
     assert_eq!(image(&["a"], &[100_000]).len(), 25 * 4096);
     assert_eq!(image(&["a", "b", "c"], &[100_000; 3]).len(), 26 * 4096);
-    // Of small ones, as many as fit a block stay behind their inodes.
+    // Small contents that together fit in a block stay after their inodes.
     assert_eq!(image(&["a", "b"], &[1000; 2]).len(), 4096);
     let names: Vec<_> = (b'a'..=b'z').map(|byte| (byte as char).to_string()).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -439,8 +438,8 @@ fn equal_contents_are_stored_once() {
     assert!(image(&names, &sizes) == image(&backwards, &reversed));
 }
 
-/// In a walk that reads a directory, asks for each of its inodes and then goes into the directories among them, places
-/// ascend but for the few that fill a gap of the last blocks.
+/// In a walk that reads a directory, then its inodes, and then enters its subdirectories, the positions of inodes
+/// ascend, except for the few inodes that fill a gap in the last blocks.
 #[test]
 fn inodes_are_in_the_order_of_a_listing() {
     let mut objects = Objects::new();
@@ -481,7 +480,7 @@ fn inodes_are_in_the_order_of_a_listing() {
     assert!(last > 300, "{last} blocks");
 }
 
-/// Damaged images end in errors, never in a panic.
+/// Damaged images cause errors, never a panic.
 #[test]
 fn damaged() {
     let (tree, objects) = random_tree(&mut Random(99));

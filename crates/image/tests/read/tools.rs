@@ -1,4 +1,4 @@
-//! Programs that tests call.
+//! Runs the programs that tests need.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub fn environment(name: &str) -> Option<OsString> {
 
 pub use testing::{find, not_made, skipped};
 
-/// A newer program than the host has, in the cache that `cargo xtask inputs sid` fills.
+/// Returns a newer program than the host's, from the cache that `cargo xtask inputs sid` fills.
 pub fn newer(program: &str) -> Option<PathBuf> {
     let cache = environment("QUIRE_CACHE").map(PathBuf::from).or_else(|| {
         let home = || environment("HOME").map(|home| Path::new(&home).join(".cache"));
@@ -24,7 +24,7 @@ pub fn newer(program: &str) -> Option<PathBuf> {
     Some(cache.join("sid/bin").join(program)).filter(|file| file.is_file())
 }
 
-/// Runs a program, and answers its standard output.
+/// Runs a program, and returns its standard output.
 pub fn run<S: AsRef<OsStr>>(program: &Path, words: impl IntoIterator<Item = S>) -> Vec<u8> {
     let mut command = Command::new(program);
     command.args(words);
@@ -34,7 +34,7 @@ pub fn run<S: AsRef<OsStr>>(program: &Path, words: impl IntoIterator<Item = S>) 
     output.stdout
 }
 
-/// A folder of its own on the disk that the build is on, since a tmpfs cannot back a mounted image.
+/// Makes a folder on the disk of the build, because a tmpfs cannot back a mounted image.
 pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Devices of 2^32 blocks and more, whose blocks have numbers of 48 bits.
+//! Tests devices of 2^32 blocks and more, whose block numbers have 48 bits.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,18 +17,18 @@ use crate::standalone::METADATA;
 use crate::tools::{newer, not_made, run, skipped};
 
 const BLOCK: u64 = 512;
-/// The first block number that does not fit 32 bits. (The one before it stands for a hole in narrow tables.)
+/// The first block number that does not fit in 32 bits. (The number before it means a hole in tables with 32 bits.)
 const FIRST_WIDE: u64 = 1 << 32;
 const BLOCKS: u64 = FIRST_WIDE + 4096;
 
-/// A file: where its runs are, and its length.
+/// A file: its runs, and whether its location is stated as a single run.
 struct Wanted {
     name: &'static str,
     runs: Vec<Run>,
     is_whole: bool,
 }
 
-/// Blocks of a file, and the device and block where they begin.
+/// A number of blocks of a file, and the device and block at which they begin.
 type Blocks = (u64, Option<(u16, u64)>);
 
 fn runs(blocks: &[Blocks], less: u64) -> Vec<Run> {
@@ -50,7 +50,7 @@ fn files() -> Vec<Wanted> {
         wanted("begins", true, &[(8, Some((1, 0)))], 100),
         wanted("crosses", true, &[(16, Some((1, FIRST_WIDE - 8)))], 1),
         wanted("ends", true, &[(8, Some((1, BLOCKS - 8)))], 0),
-        // More than one chunk, since chunks have at most 2^31 blocks.
+        // More than one chunk, because a chunk has at most 2^31 blocks.
         wanted("huge", true, &[(FIRST_WIDE + 16, Some((1, 0)))], 0),
         wanted("narrow", true, &[(8, Some((0, 8)))], 7),
         wanted(
@@ -59,7 +59,7 @@ fn files() -> Vec<Wanted> {
             &[(8, Some((1, FIRST_WIDE))), (8, None), (8, Some((0, 0))), (8, Some((1, 16)))],
             3,
         ),
-        // The block whose number's low half is that of a hole.
+        // The low half of this block's number is that of a hole.
         wanted("no hole", true, &[(1, Some((1, FIRST_WIDE - 1)))], 0),
     ]
 }
@@ -83,7 +83,7 @@ impl Wanted {
         }
     }
 
-    /// What is there, of bytes that devices have.
+    /// Returns the file's bytes in this range, from the devices.
     fn bytes(&self, devices: &[File], from: u64, len: u64) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut start = 0;
@@ -102,7 +102,7 @@ impl Wanted {
         bytes
     }
 
-    /// Where to look: all of what is small, and both ends and the middle of the huge.
+    /// Returns the ranges to compare: a small file as a whole, and both ends and the middle of a huge one.
     fn places(&self) -> Vec<(u64, u64)> {
         let size = self.size();
         if size < 1 << 20 {
@@ -125,7 +125,7 @@ impl ReadAt for Disk<'_> {
     }
 }
 
-/// Two devices, one narrow and one with more than 2^32 blocks, which has bytes where files are and holes elsewhere.
+/// Makes two devices, one narrow and one with more than 2^32 blocks, with data where files are and holes elsewhere.
 fn devices(dir: &Path) -> Vec<File> {
     let make = |name: &str, blocks: u64, written: &[(u64, u64)]| {
         let file = dir.join(name);
@@ -163,7 +163,7 @@ fn image(files: &[Wanted]) -> Vec<u8> {
     bytes
 }
 
-/// Our reader and the kernel find the bytes that were put on the devices, on both sides of 2^32 blocks.
+/// The reader and the kernel find the bytes on the devices, on both sides of 2^32 blocks.
 #[test]
 fn blocks_beyond_32_bits_are_found() {
     let Some(dir) = prepare("wide::blocks_beyond_32_bits_are_found") else { return };
@@ -216,7 +216,7 @@ fn blocks_beyond_32_bits_are_found() {
     run(&fsck, devices.into_iter().chain([file.display().to_string()]));
 }
 
-/// An image is only for newer kernels if it has to be.
+/// An image requires a newer kernel only if a device is wide.
 #[test]
 fn narrow_devices_take_no_feature() {
     let narrow: Vec<_> = files().into_iter().filter(|it| it.name == "narrow").collect();

@@ -1,6 +1,6 @@
-//! Tars made by hand, so that each field can be wrong.
+//! Makes tars by hand, so that each field can be wrong.
 
-/// A header of POSIX ustar, or another after changes; its checksum is put in by [`Header::block`].
+/// A header of POSIX ustar, or of another format after changes. [`Header::block`] adds the checksum.
 #[derive(Clone)]
 pub(crate) struct Header([u8; 512]);
 
@@ -19,12 +19,12 @@ impl Header {
         header
     }
 
-    /// Overwrites bytes from `at` on.
+    /// Overwrites the bytes at `at`.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// As [`Header::put`], to be chained.
+    /// Overwrites bytes like [`Header::put`], and returns the header.
     pub(crate) fn with(mut self, at: usize, bytes: &[u8]) -> Self {
         self.put(at, bytes);
         self
@@ -38,7 +38,7 @@ impl Header {
         self.with(157, target)
     }
 
-    /// Without a magic: V7.
+    /// Removes the magic, which makes a header of V7.
     pub(crate) fn v7(self) -> Self {
         self.with(257, &[0; 8])
     }
@@ -54,7 +54,7 @@ impl Header {
         self.0.to_vec()
     }
 
-    /// As [`Header::block`], with bytes added as signed ones.
+    /// Like [`Header::block`], with a checksum of signed bytes.
     pub(crate) fn signed_block(mut self) -> Vec<u8> {
         self.put(148, b"        ");
         let sum: i32 = self.0.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
@@ -63,14 +63,14 @@ impl Header {
     }
 }
 
-/// `data` and zeros up to the next block.
+/// Returns `data` with zeros up to the next block.
 pub(crate) fn padded(data: &[u8]) -> Vec<u8> {
     let mut bytes = data.to_vec();
     bytes.resize(data.len().next_multiple_of(512), 0);
     bytes
 }
 
-/// A header and data that fits its size.
+/// Returns a header, and data of the length that the header states.
 pub(crate) fn member(name: &[u8], typeflag: u8, data: &[u8]) -> Vec<u8> {
     [Header::new(name, typeflag).size(data.len()).block(), padded(data)].concat()
 }
@@ -79,7 +79,7 @@ pub(crate) fn file(name: &str, data: &str) -> Vec<u8> {
     member(name.as_bytes(), b'0', data.as_bytes())
 }
 
-/// An extended header of type `x` or `g`.
+/// Returns an extended header of type `x` or `g`.
 pub(crate) fn extended(typeflag: u8, records: &[(&[u8], &[u8])]) -> Vec<u8> {
     let mut text = Vec::new();
     for (key, value) in records {
@@ -88,7 +88,7 @@ pub(crate) fn extended(typeflag: u8, records: &[(&[u8], &[u8])]) -> Vec<u8> {
     member(b"PaxHeaders/x", typeflag, &text)
 }
 
-/// `LENGTH KEY=VALUE\n`.
+/// Returns `LENGTH KEY=VALUE\n`.
 fn record(key: &[u8], value: &[u8]) -> Vec<u8> {
     let body = [b" ", key, b"=", value, b"\n"].concat();
     let mut length = body.len() + 1;
@@ -104,7 +104,7 @@ pub(crate) fn pax(records: &[(&str, &str)]) -> Vec<u8> {
     extended(b'x', &records)
 }
 
-/// The two blocks of zeros at the end.
+/// Returns the two blocks of zeros at the end.
 pub(crate) fn end() -> Vec<u8> {
     vec![0; 1024]
 }

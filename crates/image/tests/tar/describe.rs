@@ -1,4 +1,4 @@
-//! What a tar says, as text that tests compare.
+//! Describes the content of a tar as text that tests compare.
 
 use std::io::Read;
 
@@ -7,11 +7,11 @@ use image::tar::{Event, Kind, Reader, TarError};
 use image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 
-/// An entry, owned.
+/// An owned entry.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Record {
     pub(crate) path: Vec<u8>,
-    /// One letter, as `ls -l` has it; `h` for a hard link.
+    /// File type as in `ls -l`, or `h` for a hard link.
     pub(crate) kind: char,
     pub(crate) target: Vec<u8>,
     pub(crate) device: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// One line without the xattrs; text in hex, so that other programs can print the same.
+    /// Returns one line without the xattrs, with text in hex, so that other programs can print the same.
     pub(crate) fn line(&self) -> String {
         let digest = if self.kind == '-' { hex(&Sha256::digest(&self.content)) } else { "".into() };
         format!(
@@ -44,7 +44,7 @@ impl Record {
         )
     }
 
-    /// One line for people, defaults left out.
+    /// Returns one readable line without default values.
     pub(crate) fn short(&self) -> String {
         use std::fmt::Write as _;
         let mut line = format!("{} {}", self.kind, self.path.escape_ascii());
@@ -79,7 +79,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a tar, and checks that its recipe gives the same tar, with every file an object and with every file inline.
+/// Reads a tar, and checks that its recipes give the same tar: one with every file an object, one with every file
+/// inline.
 #[track_caller]
 pub(crate) fn read(tar: &[u8]) -> Result<Vec<Record>, TarError> {
     let (records, objects, recipes) = take_apart(tar, tar)?;
@@ -103,10 +104,10 @@ pub(crate) fn check_rebuild(recipe: &[u8], objects: &[(ObjectId, Vec<u8>)], tar:
 
 pub(crate) type Objects = Vec<(ObjectId, Vec<u8>)>;
 
-/// What a tar has been taken into.
+/// The parts of a tar: entries, objects, and two recipes.
 pub(crate) type Parts = (Vec<Record>, Objects, [Vec<u8>; 2]);
 
-/// Entries, objects, and two recipes: one with references, one without.
+/// Splits a tar into entries, objects, and two recipes: one with references to the objects, one without.
 pub(crate) fn take_apart(source: impl Read, tar: &[u8]) -> Result<Parts, TarError> {
     let mut reader = Reader::new(source);
     let mut records = Vec::new();

@@ -1,4 +1,4 @@
-//! Tars made by other programs, read as these programs read them.
+//! Compares how this reader and other programs read tars that those programs made.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::describe::{Record, read};
 
-/// A fresh directory below cargo's own one for tests.
+/// Makes a new directory in cargo's directory for tests.
 fn workplace(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tar-{name}"));
     if path.exists() {
@@ -16,7 +16,8 @@ fn workplace(name: &str) -> PathBuf {
     path
 }
 
-/// Runs a program in a directory; its output, whatever its exit code: tar says so when a format cannot hold a name.
+/// Runs a program in a directory and returns its output. The exit code is ignored, because tar fails if a format
+/// cannot hold a name.
 fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
     let output = Command::new(program)
         .args(arguments)
@@ -30,7 +31,7 @@ fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// Runs a Python script with an argument; its lines.
+/// Runs a Python script with an argument, and returns the lines of its output.
 fn python(directory: &Path, script: &str, argument: &str) -> Vec<String> {
     let python = testing::find("python3").expect("the test asked for it");
     let mut child = Command::new(python)
@@ -46,7 +47,7 @@ fn python(directory: &Path, script: &str, argument: &str) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// Prints what Python's tarfile finds, one line an entry as `Record::line` does, then its xattrs.
+/// Prints the entries that Python's tarfile finds, one line per entry like `Record::line`, then its xattrs.
 const LIST: &str = r#"
 import decimal, hashlib, sys, tarfile
 
@@ -77,7 +78,7 @@ with tarfile.open(sys.argv[1], "r:", encoding="utf-8", errors="surrogateescape")
               member.uid, member.gid, "%d.%09d" % (seconds, nanoseconds), size, digest)
 "#;
 
-/// What all readers should agree on.
+/// Returns the lines on which all readers should agree.
 fn lines(records: &[Record]) -> Vec<String> {
     records.iter().map(Record::line).collect()
 }
@@ -90,7 +91,7 @@ fn check_lines(found: &[String], expected: &[String], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
 }
 
-/// Compares with Python, and with GNU tar's and bsdtar's listings; and tries other ends.
+/// Compares with Python, and with the listings of GNU tar and bsdtar. Also checks other ends of the archive.
 fn check(directory: &Path, name: &str, readers: &[Tool]) -> Vec<Record> {
     let tar = std::fs::read(directory.join(name)).unwrap();
     let records = read(&tar).unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -128,7 +129,7 @@ fn check(directory: &Path, name: &str, readers: &[Tool]) -> Vec<Record> {
                 let mut expected: Vec<String> = listing.lines().skip(1).map(sorted_words).collect();
                 let mut found: Vec<String> =
                     records.iter().map(|record| sorted_words(&mtree_line(record))).collect();
-                // An mtree file has an order of its own.
+                // The entries of an mtree file have another order.
                 expected.sort_unstable();
                 found.sort_unstable();
                 check_lines(&found, &expected, &format!("bsdtar, {name}"));
@@ -145,7 +146,7 @@ fn check(directory: &Path, name: &str, readers: &[Tool]) -> Vec<Record> {
     let without_end = usize::try_from(end).unwrap();
     let other_ends: [&[u8]; 5] = [&[], &[0; 512], &[0; 1024], &[0; 10241], &tar];
     for other in other_ends {
-        // All but the last archive is no archive anymore.
+        // A second archive must follow the end, because otherwise its entries would belong to the first.
         let end: &[u8] = if other.len() == tar.len() { &[0; 1024] } else { &[] };
         let changed = [&tar[..without_end], end, other].concat();
         assert_eq!(read(&changed).unwrap(), records, "{name} with {} bytes more", other.len());
@@ -162,7 +163,7 @@ enum Tool {
 
 const ALL: &[Tool] = &[Tool::Python, Tool::Gnu, Tool::Bsd];
 
-/// As GNU tar lists it with `-vv --full-time --numeric-owner`, with single spaces.
+/// Returns the line of GNU tar's listing with `-vv --full-time --numeric-owner`, with single spaces.
 fn gnu_line(record: &Record) -> String {
     let bits = |shift: u16, special: u16, letter: char| {
         let bits = record.mode >> shift;
@@ -199,22 +200,22 @@ fn gnu_line(record: &Record) -> String {
     format!("{kind}{mode} {uid}/{gid} {size} {time}{fraction} {name}{target}")
 }
 
-/// The listing's columns parted by one space, and names as the reader normalises them.
+/// Separates the columns of a listing by single spaces, and normalises the name like the reader.
 fn squeeze(line: &str) -> String {
     let mut words = line.split(' ').filter(|word| !word.is_empty());
     let columns: Vec<&str> = words.by_ref().take(5).collect();
     let start = line.find(&format!(" {} ", columns[4])).unwrap() + columns[4].len() + 2;
     let name = line[start..].trim_start().replace(" link to ./", " link to ");
     let name = name.strip_prefix("./").unwrap_or(&name);
-    // Directories are listed with a slash, and so is anything that ends with one.
+    // Directories, and all other names that end with a slash, are listed with a slash.
     let name = name.strip_suffix('/').unwrap_or(name);
     let name = if name.is_empty() { "." } else { name };
-    // A mode ends with + where there is an ACL, and with * where there is an xattr.
+    // A mode ends with + for an ACL, and with * for an xattr.
     let mode = columns[0].trim_end_matches(['+', '*', '.']).replace('C', "-");
     format!("{mode} {} {} {} {} {name}", columns[1], columns[2], columns[3], columns[4])
 }
 
-/// GNU's `--quoting-style=escape` for what our names have in them.
+/// Escapes a name like GNU's `--quoting-style=escape`, for the bytes that occur in the test's names.
 fn escaped(name: &[u8]) -> String {
     let mut text = String::new();
     for chunk in name.utf8_chunks() {
@@ -233,7 +234,7 @@ fn escaped(name: &[u8]) -> String {
     text
 }
 
-/// Days from the civil calendar's own arithmetic (Hinnant, "chrono-compatible low-level date algorithms").
+/// Formats a time. Source of the calendar arithmetic: Hinnant, "chrono-compatible low-level date algorithms".
 fn clock(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86400), seconds.rem_euclid(86400));
     let shifted = days + 719_468;
@@ -249,7 +250,7 @@ fn clock(seconds: i64) -> String {
     format!("{year:04}-{month:02}-{date:02} {hour:02}:{minute:02}:{second:02}")
 }
 
-/// As bsdtar writes it to an mtree file.
+/// Returns the line that bsdtar writes to an mtree file.
 fn mtree_line(record: &Record) -> String {
     use sha2::Digest as _;
     let mut name = String::from(".");
@@ -266,7 +267,7 @@ fn mtree_line(record: &Record) -> String {
         'p' => "fifo",
         other => panic!("{other}"),
     };
-    // It prints nanoseconds without leading zeros.
+    // bsdtar prints nanoseconds without leading zeros.
     let mut line = format!(
         "{name} time={}.{} mode={:o} gid={} uid={} type={kind}",
         record.seconds, record.nanoseconds, record.mode, record.gid, record.uid
@@ -305,7 +306,7 @@ fn sorted_words(line: &str) -> String {
     words.join(" ")
 }
 
-/// Makes the directory `tree`, with what the formats differ in.
+/// Makes the directory `tree`, with values that the formats store differently.
 const MAKE: &str = r#"
 import os, sys
 os.mkdir("tree")
@@ -349,7 +350,7 @@ for name in ("link", "link-long", "link-odd", "fifo"):
 os.utime(".", (0, 1350244992))
 "#;
 
-/// The tree above as `gnu-FORMAT.tar`, owned by large ids; what a format cannot hold is left out by tar.
+/// Packs the tree as `gnu-FORMAT.tar`, owned by large ids. tar leaves out files that a format cannot hold.
 #[test]
 fn gnu_tar_formats() {
     if testing::program("tar").is_none() || testing::program("python3").is_none() {
@@ -370,14 +371,14 @@ fn gnu_tar_formats() {
         arguments.extend(owners[owner]);
         arguments.push("./tree");
         run(&directory, "tar", &arguments);
-        // Bsdtar does not copy names that are not UTF-8 out of pax.
+        // bsdtar does not copy pax names that are not UTF-8.
         let tools = &ALL[..if name.contains("pax") { 2 } else { 3 }];
         let records = check(&directory, &name, tools);
         assert!(records.len() >= entries, "{name} has {} entries", records.len());
     }
 }
 
-/// Files with holes in all places, as each dialect writes them.
+/// Makes files with holes in all positions, for every sparse format.
 const MAKE_SPARSE: &str = r#"
 import os
 os.mkdir("tree")
@@ -418,8 +419,8 @@ fn gnu_tar_sparse_files() {
         let detection = "--hole-detection=raw";
         arguments.extend(["--sparse", detection, "--sort=name", "-cf", &name, "tree"]);
         run(&directory, "tar", &arguments);
-        // What bsdtar sums up of a file has no hole at the end; and Python takes the path that GNU tar makes up in
-        // version 0.1 for the real one.
+        // The file that bsdtar hashes lacks a hole at its end. Python takes the placeholder path of GNU tar's version
+        // 0.1 for the real one.
         let tools = &[Tool::Gnu, Tool::Python][..if name.contains("0.1") { 1 } else { 2 }];
         let records = check(&directory, &name, tools);
         assert_eq!(records.len(), 9);
@@ -435,7 +436,7 @@ fn gnu_tar_sparse_files() {
     }
 }
 
-/// Sets xattrs and ACLs; prints for each file what the kernel has then.
+/// Sets xattrs and ACLs, and prints for each file those that the kernel then has.
 const MAKE_XATTRS: &str = r#"
 import os, struct, sys
 def acl(*entries):
@@ -486,7 +487,7 @@ fn xattrs_and_acls() {
     ];
     run(&directory, "tar", &[&gnu[..], &["-cf", "gnu.tar", "tree"]].concat());
     let mut archives = vec!["gnu.tar"];
-    // Libarchive takes no security and trusted xattrs from Linux, so those are left out below.
+    // libarchive reads no security and trusted xattrs on Linux, so those are left out below.
     if testing::program("bsdtar").is_some() {
         let files = ["tree/acl", "tree/directory", "tree/plain", "tree/trusted", "tree/user"];
         run(&directory, "bsdtar", &[&["--format=pax", "-cf", "bsd.tar"], &files[..]].concat());
@@ -510,7 +511,7 @@ fn xattrs_and_acls() {
     }
 }
 
-/// Tars that no file system is needed for.
+/// Makes tars without a file system.
 const MAKE_BY_PYTHON: &str = r#"
 import io, sys, tarfile
 formats = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT, "times": tarfile.PAX_FORMAT}
@@ -564,7 +565,7 @@ fn python_formats() {
         let records = check(&directory, &format!("python-{format}.tar"), tools);
         assert!(records.len() >= entries, "{format}: {}", records.len());
     }
-    // Both other programs list negative fractions as positive ones.
+    // The other two programs list negative fractions as positive ones.
     python(&directory, MAKE_BY_PYTHON, "times");
     check(&directory, "python-times.tar", &[Tool::Python]);
 }
@@ -579,7 +580,7 @@ fn bsdtar_formats() {
     }
     let directory = workplace("bsd");
     python(&directory, MAKE, "");
-    // Not every format can hold every name; bsdtar then stops.
+    // bsdtar stops at a name that a format cannot hold, so such names are removed.
     for name in ["past", "latin-\\351\\377", "odd"] {
         run(&directory, "sh", &["-c", &format!("rm -f tree/$(printf '{name}')*")]);
     }
@@ -593,7 +594,7 @@ fn bsdtar_formats() {
     }
 }
 
-/// Global headers that change entries, labels, directories with lists of names, and blocking factors.
+/// Tests global headers that change entries, labels, directories with lists of names, and blocking factors.
 #[test]
 fn gnu_tar_oddities() {
     if testing::program("tar").is_none() || testing::program("python3").is_none() {
@@ -612,10 +613,10 @@ fn gnu_tar_oddities() {
     tar("blocking.tar", &["-b", "1"]);
     check(&directory, "blocking.tar", ALL);
     tar("incremental.tar", &["--format=gnu", "--listed-incremental=snapshot"]);
-    // GNU tar shows the size of a directory's list, and Python takes the time in its header for a prefix.
+    // GNU tar lists the size of a directory's list, and Python takes the time in its header for a prefix.
     let records = check(&directory, "incremental.tar", &[Tool::Bsd]);
     assert_eq!(records.iter().filter(|record| record.kind == 'd').count(), 9);
-    // A label is an entry to GNU tar and Python, but no file.
+    // GNU tar and Python list a label as an entry, but it is not a file.
     tar("label.tar", &["--format=gnu", "--label=volume"]);
     tar("plain.tar", &["--format=gnu"]);
     let label = read(&std::fs::read(directory.join("label.tar")).unwrap()).unwrap();

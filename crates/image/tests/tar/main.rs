@@ -1,4 +1,4 @@
-//! Tar layers: what is read from them, what is refused, and that they come back from their recipes.
+//! Tests of tar layers: reading, refusals, and rebuilding from recipes.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,7 +6,7 @@
     reason = "helpers of tests, which clippy does not see as tests"
 )]
 
-// The name that other crates know it by.
+// The name that other crates use for this crate.
 extern crate quire_image as image;
 
 mod build;

@@ -1,10 +1,10 @@
-//! Tars with damage: never a panic, and what is read comes back.
+//! Damages tars at random: the reader must not panic, and a tar that is read must be rebuilt unchanged.
 
 use proptest::prelude::*;
 
 use super::build::{Header, end, extended, file, member, padded, pax};
 
-/// A tar with some of everything.
+/// Makes a tar with entries of every kind.
 fn everything() -> Vec<u8> {
     let acl = "user::rw-,user:1001:rw-,group::r--,mask::rw-,other::r--";
     let old = Header::new(b"s", b'S').gnu().size(512).with(482, b"\x01");
@@ -48,7 +48,7 @@ fn everything() -> Vec<u8> {
     .concat()
 }
 
-/// Puts right checksums into all that looks like a header, so that damage reaches what is behind them.
+/// Corrects the checksum of every block that looks like a header, so that damage reaches the code after the check.
 fn mend(tar: &mut [u8]) {
     for block in tar.chunks_exact_mut(512) {
         if block[257..262] == *b"ustar" {
@@ -74,7 +74,7 @@ enum Damage {
     Insert(usize, Vec<u8>),
     Remove(usize, usize),
     Repeat(usize, usize),
-    /// A digit or a separator, more likely to be let pass.
+    /// A digit or a separator, which is more likely to be accepted.
     Text(usize, prop::sample::Index),
 }
 

@@ -1,11 +1,11 @@
-//! What writers of tars do, one row each.
+//! Tests peculiarities of tar writers, one row each.
 
 use image::tar::{Reader, XattrRecords};
 
 use super::build::{Header, end, extended, file, member, padded, pax};
 use super::describe::read;
 
-/// The entries of a tar made of these parts, and two blocks of zeros.
+/// Checks the entries of a tar that consists of these parts and two blocks of zeros.
 #[track_caller]
 fn check(parts: &[Vec<u8>], expected: &[&str]) {
     check_tar(&[parts.concat(), end()].concat(), expected);
@@ -36,7 +36,7 @@ fn types() {
     check(&[member(b"d/", b'5', b"")], &["d d"]);
     check(&[member(b"p", b'6', b"")], &["p p"]);
     check(&[Header::new(b"c", b'3').v7().block()], &["c c"]);
-    // An incremental GNU archive: the names in a directory are its data.
+    // In an incremental GNU archive, the data of a directory is a list of its names.
     check(&[member(b"d/", b'D', b"Yf\0\0"), file("f", "x")], &["d d", "- f \"x\""]);
     check(&[member(b"label", b'V', b""), file("f", "x")], &["- f \"x\""]);
 }
@@ -71,17 +71,17 @@ fn prefixes() {
     let header = |header: Header| header.with(345, prefix).block();
     check(&[header(Header::new(b"f", b'0'))], &["- some/where/f"]);
     check(&[header(Header::new(b"f", b'0').v7())], &["- f"]);
-    // Go before 1.8 put prefixes where GNU has times (golang.org/issues/12594).
+    // Go before 1.8 wrote prefixes where GNU has times (golang.org/issues/12594).
     check(&[header(Header::new(b"f", b'0').gnu())], &["- some/where/f"]);
     let times = |times: &[u8]| Header::new(b"f", b'0').gnu().with(345, times).block();
     check(&[times(b"14723023000\x0014723023000\0")], &["- f"]);
     check(&[times(b"\x80\0\0\0\0\0\0\0\0\0\0\x01")], &["- f"]);
-    // Star ends the prefix 24 bytes earlier, for times.
+    // star's prefix is 24 bytes shorter, to make room for times.
     let long = [b'p'; 131];
     let star = |name: &[u8]| Header::new(name, b'0').with(345, &long).with(508, b"tar\0");
     let expected = format!("- {}/f", "p".repeat(131));
     check(&[star(b"f").with(476, b"14723023000 14723023000 ").block()], &[&expected]);
-    // A version that is not "00".
+    // A version other than "00".
     check(&[header(Header::new(b"f", b'0').with(263, b" \0"))], &["- some/where/f"]);
 }
 
@@ -96,11 +96,11 @@ fn long_names_of_gnu() {
     let symlink = Header::new(b"d/nnn", b'2').link(b"nnn").block();
     check(&[link.clone(), name.clone(), symlink.clone()], &[&expected]);
     check(&[name.clone(), link, symlink], &[&expected]);
-    // They hold for one entry, and before what pax says.
+    // A long name applies to one entry, and takes precedence over pax.
     let pax = pax(&[("path", "other")]);
     let expected = format!("- d/{long}");
     check(&[pax, name, file("nnn", ""), file("f", "")], &[&expected, "- f"]);
-    // No NUL at the end.
+    // A long name without a final NUL.
     check(&[member(b"././@LongLink", b'L', b"abc"), file("f", "x")], &["- abc \"x\""]);
 }
 
@@ -119,10 +119,10 @@ fn pax_records() {
     ];
     let expected = "- x/\\xc3\\xbc 3000000:4294967294 -2.750000000 \"x\" user.a=b";
     check(&[one(&all), file("f", "x"), file("g", "")], &[expected, "- g"]);
-    // The last of equal keys, in one header; of two headers, the last alone.
+    // In one header, the last of equal keys applies. If there are two headers, only the last applies.
     check(&[one(&[("uid", "1"), ("uid", "2")]), file("f", "")], &["- f 2:0"]);
     check(&[one(&[("uid", "1")]), one(&[("gid", "2")]), file("f", "")], &["- f 0:2"]);
-    // An empty value is none, but an empty xattr is one.
+    // An empty value means that the key is not set, but an xattr may be empty.
     let empty = [("uid", ""), ("path", ""), ("SCHILY.xattr.user.a", "")];
     check(&[one(&empty), file("f", "")], &["- f user.a="]);
     let name = [(&b"path"[..], &b"\xff\n=\x01"[..])];
@@ -133,7 +133,7 @@ fn pax_records() {
     let device = Header::new(b"c", b'3').block();
     let numbers = [("SCHILY.devmajor", "4095"), ("SCHILY.devminor", "1048575")];
     check(&[one(&numbers), device], &["c c device 0xffffffff"]);
-    // Solaris has another letter.
+    // Solaris uses another type letter.
     check(&[extended(b'X', &[(b"uid", b"5")]), file("f", "")], &["- f 5:0"]);
 }
 
@@ -166,7 +166,7 @@ fn acls() {
     check(&[pax(&[("SCHILY.acl.access", acl)]), file("f", "")], &[expected]);
 }
 
-/// GNU tar writes names alone. Go's reader, and so containerd, Docker and podman, ignores all records of ACLs.
+/// GNU tar writes names without numbers. Go's reader, and so containerd, Docker and podman, ignores all ACL records.
 #[test]
 fn acls_by_name() {
     let read = |acl: &str| {
@@ -191,7 +191,7 @@ fn acls_by_name() {
         read(&format!("user::rw-,group:users:rw-,{rest}")),
         [lost("group:users:rw-"), none.clone()]
     );
-    // A number is the id, also where a name should be: GNU tar writes it if the user has no name.
+    // A number in place of a name is the id. GNU tar writes it if the user has no name.
     assert_eq!(read(&format!("user::rw-,user:4242:r--,{rest}")), [(1, None), none.clone()]);
     assert_eq!(read(&format!("user::rw-,user:lisa:rw-:1001,{rest}")), [(1, None), none]);
 }
@@ -216,11 +216,11 @@ fn xattrs_that_are_not_wanted_may_be_anything() {
 #[test]
 fn hard_links_with_a_size() {
     let link = |size| Header::new(b"l", b'1').link(b"f").size(size).block();
-    // Only the size, as POSIX of 1988 had it; before a header, and before the end.
+    // Only a size, as in POSIX of 1988: before another header, and before the end.
     check(&[link(5), file("g", "")], &["h l -> f", "- g"]);
     check(&[link(5)], &["h l -> f"]);
     check_tar(&link(5), &["h l -> f"]);
-    // With the file, as POSIX of 2001 allows.
+    // A size and the file's content, as POSIX of 2001 allows.
     check(&[link(5), padded(b"hello"), file("g", "")], &["h l -> f", "- g"]);
     check(&[link(600), padded(&[b'x'; 600])], &["h l -> f"]);
 }
@@ -245,23 +245,24 @@ fn ends() {
     check_tar(&[], &[]);
     check_tar(&end(), &[]);
     check_tar(&two, &expected);
-    // One block; less than one; a record of 10 KiB; text, or another tar, behind the end.
+    // The end has one block, less than one, or a record of 10 KiB; or text or another tar follows it.
     check_tar(&[&two[..], &[0; 512]].concat(), &expected);
     check_tar(&[&two[..], &[0; 600]].concat(), &expected);
     check_tar(&[&two[..], &[0; 10240]].concat(), &expected);
     check_tar(&[&two[..], &[0; 10241]].concat(), &expected);
     check_tar(&[&two[..], &end(), b"garbage"].concat(), &expected);
     check_tar(&[&two[..], &end(), &two[..], &end()].concat(), &expected);
-    // The last padding is cut, or missing.
+    // The last padding is cut short, or missing.
     check_tar(&two[..two.len() - 100], &expected);
     check_tar(&two[..two.len() - 511], &expected);
-    // Padding that is not zero.
+    // The padding is not zero.
     let mut odd = two.clone();
     odd[512 + 5..1024].fill(0xaa);
     check_tar(&[&odd[..], &end()].concat(), &expected);
 }
 
-/// The map, and what it says about 600 bytes of data: 88 at 512, 512 at 2048, of 3000.
+/// Checks a sparse file of 3000 bytes: `parts`, which hold the map, precede 600 bytes of data, of which 88 are at
+/// offset 512 and 512 at 2048.
 fn check_sparse(parts: &[Vec<u8>]) {
     let data: Vec<u8> = (0..600_u32).map(|number| u8::try_from(number % 251).unwrap()).collect();
     let mut content = vec![0; 3000];
@@ -286,14 +287,14 @@ fn old_gnu(regions: &[(u64, u64)], real: u64) -> Header {
 #[test]
 fn sparse_files() {
     let plain = |size| Header::new(b"GNUSparseFile.1/s", b'0').size(size).block();
-    // The old way: in the header, with GNU's mark of the end; and in further blocks.
+    // The old format: a map in the header with GNU's mark of the end, and a map in further blocks.
     check_sparse(&[old_gnu(&[(512, 88), (2048, 512), (3000, 0)], 3000).size(600).block()]);
     let mut more = [0; 512];
     more[..24].copy_from_slice(format!("{:011o}\0{:011o}\0", 2048, 512).as_bytes());
     more[504] = 1;
     let header = old_gnu(&[(512, 88)], 3000).size(600).with(482, b"\x01").block();
     check_sparse(&[header, more.to_vec(), vec![0; 512]]);
-    // 0.0, 0.1 and 1.0.
+    // The pax formats 0.0, 0.1 and 1.0.
     let zero = pax(&[
         ("GNU.sparse.size", "3000"),
         ("GNU.sparse.numblocks", "2"),
@@ -323,7 +324,7 @@ fn sparse_files() {
     check_sparse(&[ten, plain(512 + 600), map]);
 }
 
-/// A file of 8 EiB costs nothing but what its reader makes of it.
+/// A file of 8 EiB takes no resources unless its content is read.
 #[test]
 fn absurd_sparse_size() {
     let size = i64::MAX.to_string();
@@ -336,7 +337,7 @@ fn absurd_sparse_size() {
     assert!(reader.next_entry().unwrap().is_none());
 }
 
-/// Sources answer in pieces of any size.
+/// Sources may return pieces of any size.
 #[test]
 fn slow_sources() {
     struct Slow<'a>(&'a [u8], usize);

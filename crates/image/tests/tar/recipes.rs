@@ -1,4 +1,4 @@
-//! The recipe's bytes, as docs/format/recipe.md has them, and what is refused.
+//! Tests the format of recipes in docs/format/recipe.md, and which recipes are refused.
 
 use std::io::{self, Read as _};
 
@@ -10,7 +10,7 @@ fn id(byte: u8) -> ObjectId {
     ObjectId::from_bytes(&[byte; 32]).unwrap()
 }
 
-/// A header for SHA-256, and these records.
+/// Returns a header for SHA-256 with these records.
 fn recipe(records: &[&[u8]]) -> Vec<u8> {
     [&b"QUIREREC\x01\x01\0\0\0\0\0\0"[..], &records.concat()].concat()
 }
@@ -19,7 +19,7 @@ fn end(length: u64) -> Vec<u8> {
     [&[0][..], &length.to_le_bytes()].concat()
 }
 
-/// Rebuilds with objects whose every byte is the first one of their id.
+/// Rebuilds a tar with objects whose bytes all equal the first byte of their id.
 fn build(recipe: &[u8]) -> Result<Vec<u8>, RebuildError> {
     let mut left = 1 << 20;
     let objects = |object: &ObjectId, into: &mut [u8], _: u64| {
@@ -33,7 +33,7 @@ fn build(recipe: &[u8]) -> Result<Vec<u8>, RebuildError> {
     tar(recipe, objects)
 }
 
-/// The whole tar of a recipe.
+/// Returns the whole tar of a recipe.
 fn tar(recipe: &[u8], objects: impl Objects) -> Result<Vec<u8>, RebuildError> {
     let mut tar = Vec::new();
     let read = TarReader::new(recipe, objects)?.read_to_end(&mut tar);
@@ -71,7 +71,7 @@ fn bytes() {
     assert!(tar == expected);
 }
 
-/// The example of the document, which was made by hand.
+/// Tests the example in the document, which was made by hand.
 #[test]
 fn the_example_is_written_and_read() {
     let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
@@ -83,7 +83,7 @@ fn the_example_is_written_and_read() {
     assert_eq!(build(example).unwrap(), [&b"abc"[..], &[b'x'; 128], &[b'z'; 301]].concat());
 }
 
-/// The rows of a table of the document, as cells.
+/// Returns the rows of a table in the document, as cells.
 fn table(head: &str) -> Vec<Vec<&'static str>> {
     let document = include_str!("../../../../docs/format/recipe.md");
     let lines = document.lines().skip_while(|line| !line.starts_with(head));
@@ -91,7 +91,7 @@ fn table(head: &str) -> Vec<Vec<&'static str>> {
     rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What is written is cut up by the document's own tables.
+/// Splits a recipe by the document's tables.
 #[test]
 fn the_document_has_the_header_and_the_records() {
     let mut writer = Writer::new(Vec::new(), Algorithm::Sha256).unwrap();
@@ -108,7 +108,7 @@ fn the_document_has_the_header_and_the_records() {
         assert_eq!(&found[offset..offset + size], value, "{row:?}");
         at += size;
     }
-    // By name: the type's number, then where such a record must be in what was written.
+    // Returns the number of a record type by its name. The lengths of the records give their offsets.
     let number = |name: &str| -> u8 {
         let rows = table("| type | name |");
         rows.iter().find(|row| row[1] == name).expect("the document has it")[0].parse().unwrap()
@@ -222,7 +222,7 @@ fn refused_records() {
     );
 }
 
-/// Objects that are not there, that end early, and that are interrupted.
+/// Tests objects that are missing, that end early, and whose reads are interrupted.
 #[test]
 fn failing_objects() {
     let recipe = recipe(&[b"\x02", &[b'x'; 32], b"\x05", &end(5)]);

@@ -1,4 +1,4 @@
-//! What is refused, each with the reason it gives.
+//! Tests which tars are refused, and the reasons that the errors state.
 
 use image::tar::{Corrupt, NameError, Reader, TarError};
 
@@ -71,7 +71,7 @@ fn numbers() {
     check(&[header(108, b"00000-1\0")], "field uid has the invalid value");
     check(&[header(108, b"\xff\xff\xff\xff\xff\xff\xff\xfe")], "field uid has the invalid value");
     check(&[header(116, b"\x80\0\0\x01\0\0\0\0")], "field gid has the invalid value");
-    // Linux has no such user: chown(2) takes -1 for "as before".
+    // Linux has no user with this id, because -1 means "unchanged" in chown(2).
     check(&[header(108, b"\x80\0\0\0\xff\xff\xff\xff")], "field uid has the invalid value");
     check(&[header(116, b"\x80\0\0\0\xff\xff\xff\xff")], "field gid has the invalid value");
     for key in ["uid", "gid"] {
@@ -154,7 +154,7 @@ fn limits() {
     let map = format!("0{}", ",0".repeat(2 * 65537 - 1));
     let sparse = pax(&[("GNU.sparse.map", &map)]);
     check(&[sparse, file("f", "")], "has a sparse map of 65537 regions, more than 65536");
-    // 2049 blocks of the old map, none with a region.
+    // 2049 blocks of the old map, all without a region.
     let mut block = [0; 512];
     block[504] = 1;
     let header = Header::new(b"s", b'S').gnu().with(482, b"\x01").block();
@@ -211,7 +211,7 @@ fn sparse_maps() {
     check(&[old.block()], "entry \"s\": field realsize has the invalid value");
 }
 
-/// The entry's name and what it is; then the reader goes on to a file `next`.
+/// Checks that the error states the entry's name and its type, and that the reader continues with a file `next`.
 #[track_caller]
 fn check_unsupported(parts: &[Vec<u8>], expected: &str) {
     let tar = [file("before", "x"), parts.concat(), file("next", "y"), end()].concat();
@@ -223,7 +223,7 @@ fn check_unsupported(parts: &[Vec<u8>], expected: &str) {
     let next = reader.next_entry().unwrap().unwrap();
     assert_eq!((next.path, next.metadata.uid), (&b"next"[..], 0));
     assert!(reader.next_entry().unwrap().is_none());
-    // Skipped bytes are in the recipe: this panics if they are not.
+    // Skipped bytes must be in the recipe; `exercise` panics otherwise.
     image::tar::exercise(&tar);
 }
 
@@ -256,7 +256,7 @@ fn unsupported() {
     );
 }
 
-/// After any other error there is nothing more, and no end either.
+/// After any other error, the reader returns neither further events nor the end.
 #[test]
 fn errors_last() {
     let tar = [file("../f", ""), file("g", ""), end()].concat();

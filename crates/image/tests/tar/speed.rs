@@ -1,4 +1,5 @@
-//! How fast tars are read. Run it alone: `cargo test --release -p quire-image --test tar -- --ignored --nocapture speed`.
+//! Measures the speed of reading tars. Run: `cargo test --release -p quire-image --test tar -- --ignored --nocapture
+//! speed`.
 
 use std::hint::black_box;
 use std::io::Read as _;
@@ -10,7 +11,7 @@ use image::verity::{Algorithm, ObjectId};
 
 use super::build::{end, member, pax};
 
-/// 600 MB in 13,700 files, sizes spread as in a root filesystem: most small, most bytes in large ones.
+/// Makes 600 MB in 13,700 files with sizes as in a root filesystem: most are small, and large ones hold most bytes.
 fn layer() -> Vec<u8> {
     let mut tar = Vec::with_capacity(640 << 20);
     let data: Vec<u8> = (0..16_000_000_u32).map(|number| number.to_le_bytes()[1]).collect();
@@ -105,7 +106,7 @@ fn speed() {
         let mut tar = TarReader::new(&recipe[..], objects).unwrap();
         std::io::copy(&mut tar, &mut std::io::sink()).unwrap();
     });
-    // Without content: what entries cost by themselves.
+    // Measure the cost of entries without content.
     let mut headers = Vec::new();
     for number in 0..200_000 {
         headers.extend(pax(&[("mtime", "1350244992.023960108")]));

@@ -1,4 +1,4 @@
-//! What is written is read as it was: by our reader, and by GNU tar, libarchive and Python.
+//! Tests that this reader, GNU tar, libarchive and Python read a written tar unchanged.
 
 use std::fs;
 use std::process::Command;
@@ -27,7 +27,7 @@ fn written(members: &[(Member<'_>, &[u8])]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Writes a member without content, and compares all that the reader says of it.
+/// Writes a member without content, and compares all values that the reader returns.
 #[track_caller]
 fn check(member: &Member<'_>) {
     let tar = written(&[(*member, b"")]);
@@ -55,12 +55,12 @@ fn everything_comes_back() {
     check(&member(b"", Kind::Directory));
     check(&member(&[&longer[..], b"\xff"].concat(), Kind::Symlink(&target)));
     check(&member(b"pipe", Kind::Fifo));
-    // Major and minor numbers at both ends. Source: Linux `linux/kdev_t.h`, `new_encode_dev`.
+    // The smallest and largest major and minor numbers. Source: Linux `linux/kdev_t.h`, `new_encode_dev`.
     for device in [0, 0x103, 0xfff0_00ff, 0xffff_ffff] {
         check(&member(b"device", Kind::CharDevice(device)));
         check(&member(b"device", Kind::BlockDevice(device)));
     }
-    // The largest number is no id, but chown(2)'s word for "leave it".
+    // The largest number is not an id, because it means "unchanged" in chown(2).
     for id in [0, 0o7_777_777, 0o10_000_000, u32::MAX - 1] {
         let metadata = Metadata { uid: id, gid: id / 2 + 1, permissions: 0o7777, ..PLAIN };
         check(&Member { metadata, ..member(b"a", Kind::Regular) });
@@ -90,8 +90,8 @@ fn everything_comes_back() {
     check(&Member { xattrs: &xattrs, ..member(b"a", Kind::Regular) });
 }
 
-/// ACLs as the kernel keeps them. Source: Linux `linux/posix_acl_xattr.h`. Those that the text form does not give back
-/// go as they are.
+/// Tests ACLs in the kernel's format. Source: Linux `linux/posix_acl_xattr.h`. ACLs that the text form cannot
+/// represent are stored unchanged.
 #[test]
 fn acls_come_back_byte_for_byte() {
     let entry = |tag: u16, bits: u16, id: u32| {
@@ -147,7 +147,7 @@ fn what_no_reader_would_take_is_refused() {
     assert!(matches!(writer.finish(), Err(WriteError::Length(_))));
 }
 
-/// Three other readers list the same names, sizes and times.
+/// Three other readers must list the same names, sizes and times.
 #[test]
 fn others_read_the_same() {
     let folder = tempfile::tempdir().unwrap();

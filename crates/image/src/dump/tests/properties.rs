@@ -1,11 +1,11 @@
-//! Trees and lines of random content.
+//! Property tests with random trees and lines.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::verity::ObjectId;
 
-/// A tree of whatever a dump can say, from a list of random choices.
+/// Generates a tree that a dump can represent, from a list of random choices.
 fn any_tree() -> impl Strategy<Value = Tree> {
     let name =
         prop_oneof!["[a-c]{1,2}", "\\PC{1,9}", "[ =\\\\\n\t\r-]{1,4}", Just("0".repeat(255))];
@@ -67,7 +67,7 @@ fn any_tree() -> impl Strategy<Value = Tree> {
     })
 }
 
-/// All that a tree says, in an order of its own.
+/// Lists all facts of a tree, in the order of a walk, so that trees can be compared.
 fn facts(tree: &Tree) -> Vec<String> {
     let mut facts = Vec::new();
     let mut say = |path: &[u8], inode: crate::tree::Inode<'_>| {

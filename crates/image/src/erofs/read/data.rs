@@ -1,4 +1,4 @@
-//! The places of a file's bytes, and the bytes.
+//! Locates and reads the bytes of files.
 
 use zerocopy::little_endian::U32;
 
@@ -13,25 +13,25 @@ use crate::erofs::layout::RawChunkIndex;
 pub struct Extent {
     /// Offset of the run in the file.
     pub start: ByteOffset,
-    /// Its length in bytes, at least 1.
+    /// Length of the run in bytes, at least 1.
     pub len: u64,
-    /// The place of the bytes.
+    /// Location of the run.
     pub place: Place,
 }
 
-/// The place of a run of bytes.
+/// The location of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// A hole: the bytes are zeros.
     Hole,
-    /// In the image after the inode, not aligned, within one block.
+    /// In the image after the inode at this offset, unaligned, within one block.
     Inline(ByteOffset),
-    /// On a device (0 is the image itself), from this offset on.
+    /// On a device (0 is the image itself) at this offset.
     Data(Device, ByteOffset),
 }
 
 impl Place {
-    /// The place `len` bytes further on.
+    /// Returns the location `len` bytes further on.
     pub(super) const fn after(self, len: u64) -> Self {
         match self {
             Self::Hole => Self::Hole,
@@ -42,12 +42,12 @@ impl Place {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// The run of a file's bytes that contains `offset`, from there on. `None` at the end, and for inodes other than
-    /// files, directories and symlinks. The run lies within the image, or within the length that the image states for
-    /// the device.
+    /// Returns the run of a file's bytes that contains `offset`, from there on; `None` at the end, and for inodes
+    /// other than files, directories and symlinks. The run lies within the image, or within the length that the image
+    /// states for the device.
     ///
     /// # Errors
-    /// [`ReadError::Unsupported`] for compressed data, and [`ReadError`] for the rest.
+    /// [`ReadError::Unsupported`] for compressed data; [`ReadError`] if the location is invalid or cannot be read.
     pub fn map(&self, inode: &Inode, offset: ByteOffset) -> Result<Option<Extent>, ReadError> {
         let has_data = matches!(
             inode.file_type(),
@@ -78,7 +78,7 @@ impl<S: ReadAt> Image<S> {
         Ok(Some(extent))
     }
 
-    /// A run that is behind the inode.
+    /// Locates a run in the tail after the inode.
     fn inline(&self, inode: &Inode, tail: u64, run: Extent) -> Result<Extent, ReadError> {
         let into = run.start.0.saturating_sub(tail);
         let at = ByteOffset(inode.tail.0.saturating_add(into));
@@ -91,7 +91,7 @@ impl<S: ReadAt> Image<S> {
         Ok(Extent { place: Place::Inline(at), ..run })
     }
 
-    /// A run in consecutive blocks, of which the file's first byte is at the beginning of `block`.
+    /// Locates a run in consecutive blocks. The file's first byte is at the beginning of `block`.
     fn place(
         &self,
         inode: &Inode,
@@ -150,17 +150,18 @@ impl<S: ReadAt> Image<S> {
         self.locate(Part::Data(inode.nid()), device, at, run)
     }
 
-    /// The device of a chunk: as many low bits as the number of devices takes. Source: `device_id_mask` in Linux
-    /// `fs/erofs/super.c`.
+    /// Returns the device of a chunk. Only as many low bits of `id` count as the number of devices takes.
+    /// Source: `device_id_mask` in Linux `fs/erofs/super.c`.
     fn device(&self, id: u16) -> Device {
         let devices = u16::try_from(self.devices.len()).expect("read by 16-bit numbers");
-        // The power of two above 2^16 - 1 devices does not fit, and its mask is all ones.
+        // With 2^16 - 1 devices the next power of two does not fit, and the mask is all ones.
         let mask = devices.checked_add(1).and_then(u16::checked_next_power_of_two).unwrap_or(0);
         Device(id & mask.wrapping_sub(1))
     }
 
-    /// A run on a device, checked to be within it. Places in the image that lie where another device begins in the
-    /// address space of all are on that one, as far as it goes. Source: `erofs_map_dev` in Linux `fs/erofs/data.c`.
+    /// Locates a run on a device, and checks that it is within the device. A location in the image that is within
+    /// another device in the common address space of all devices is on that device, up to its end. Source:
+    /// `erofs_map_dev` in Linux `fs/erofs/data.c`.
     fn locate(
         &self,
         part: Part,
@@ -204,19 +205,19 @@ impl<S: ReadAt> Image<S> {
         }
     }
 
-    /// All runs of a file in order. Adjacent runs are joined.
+    /// Returns all runs of a file in order. Adjacent runs are joined.
     #[must_use]
     pub const fn extents<'i>(&'i self, inode: &Inode) -> Extents<'i, S> {
         Extents { image: self, inode: *inode, at: ByteOffset(0), pending: None, done: false }
     }
 
-    /// Reads a file's bytes from `offset` on into `buffer`, and returns their number: fewer than asked for only at the
-    /// file's end. `devices` are those of the device table, in its order; those that are not read may be missing. If
-    /// `devices` is empty, devices in the common address space are read from the image itself, after its own blocks,
-    /// as the kernel does.
+    /// Reads a file's bytes at `offset` into `buffer`, and returns their number, which is less than the buffer's
+    /// length only at the end of the file. `devices` are those of the device table, in its order; devices that are
+    /// not read may be missing. If `devices` is empty, devices in the common address space are read from the image
+    /// itself, after its own blocks, like the kernel does.
     ///
     /// # Errors
-    /// [`ReadError::NoDevice`], [`ReadError::Io`], and those of [`Image::map`].
+    /// [`ReadError::NoDevice`], [`ReadError::Io`], and the errors of [`Image::map`].
     pub fn read(
         &self,
         inode: &Inode,
@@ -236,7 +237,7 @@ impl<S: ReadAt> Image<S> {
         Ok(done)
     }
 
-    /// Reads what [`Image::map`] found.
+    /// Reads bytes at a location that [`Image::map`] returned.
     fn read_place(
         &self,
         inode: &Inode,
@@ -269,10 +270,10 @@ impl<S: ReadAt> Image<S> {
         }
     }
 
-    /// The target of a symlink, 1 to 4095 bytes without NUL; empty for anything else.
+    /// Reads the target of a symlink, 1 to 4095 bytes without NUL. The result is empty for other inodes.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the target is invalid or cannot be read.
     pub fn read_link(&self, inode: &Inode) -> Result<Vec<u8>, ReadError> {
         let mut target = Vec::new();
         self.read_link_into(inode, &mut target)?;
@@ -301,7 +302,7 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// All runs of a file in order. Ends after an error.
+/// The runs of a file in order. They end after an error.
 #[derive(Debug)]
 pub struct Extents<'i, S> {
     image: &'i Image<S>,

@@ -1,4 +1,4 @@
-//! Directories.
+//! Reads and searches directories.
 
 use std::cmp::Ordering;
 
@@ -14,31 +14,32 @@ use crate::tree::NAME_MAX;
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
-    /// The name, 1 to 255 bytes. `.` and `..` are among the entries; other names may be invalid.
+    /// The name, 1 to 255 bytes. The entries include `.` and `..`; other names may be invalid.
     pub name: &'a [u8],
-    /// The inode that it names.
+    /// Nid of the inode that the name refers to.
     pub nid: Nid,
-    /// The stated type of that inode: a value of [`file_type`](crate::erofs::layout::file_type), or 0 for unknown.
+    /// Type of that inode as stated in the entry: a value of [`file_type`](crate::erofs::layout::file_type), or 0 for
+    /// unknown.
     pub file_type: u8,
 }
 
 impl DirEntry<'_> {
-    /// Whether it is `.` or `..`.
+    /// Whether the entry is `.` or `..`.
     #[must_use]
     pub fn is_dots(&self) -> bool {
         self.name == b"." || self.name == b".."
     }
 }
 
-/// A place between two entries of a directory: the number of a block and of an entry in it, as one number below 2^63.
+/// A position before an entry of a directory: the index of a block and of an entry in it, as one number below 2^63.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirPosition(pub u64);
 
-/// A block of 64 KiB has 5461 entries at most.
+/// Bits of an entry's index. A block of 64 KiB has at most 5461 entries.
 const ENTRY_BITS: u32 = 16;
 
 impl DirPosition {
-    /// Before the first entry.
+    /// The position before the first entry.
     pub const START: Self = Self(0);
 
     fn new(block: u64, entry: usize) -> Self {
@@ -50,7 +51,7 @@ impl DirPosition {
     }
 }
 
-/// A directory block: at least one entry, then the names of all.
+/// A directory block: at least one entry, then the names of all entries.
 #[derive(Debug, Clone, Copy)]
 struct Block<'a> {
     nid: Nid,
@@ -75,7 +76,7 @@ impl<'a> Block<'a> {
         let Some(raw) = self.entries.get(at) else { return Ok(None) };
         let start = usize::from(raw.nameoff.get());
         let rest = self.bytes.get(start..).unwrap_or_default();
-        // The last name ends where the directory does, or at padding.
+        // The last name ends at the end of the directory, or at padding.
         let end = match at.checked_add(1).and_then(|next| self.entries.get(next)) {
             Some(next) => usize::from(next.nameoff.get()),
             None => {
@@ -93,13 +94,14 @@ impl<'a> Block<'a> {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// The entries of a directory, none for anything else.
+    /// Returns the entries of a directory; none for other inodes.
     #[must_use]
     pub fn read_dir<'i>(&'i self, directory: &Inode) -> ReadDir<'i, S> {
         self.read_dir_from(directory, DirPosition::START)
     }
 
-    /// The same from a place on that [`ReadDir::position`] gave. Any other place gives an error, or some of the entries.
+    /// Returns the entries after a position that [`ReadDir::position`] returned. Any other position gives an error or
+    /// some of the entries.
     #[must_use]
     pub fn read_dir_from<'i>(&'i self, directory: &Inode, from: DirPosition) -> ReadDir<'i, S> {
         ReadDir {
@@ -114,7 +116,7 @@ impl<S: ReadAt> Image<S> {
         }
     }
 
-    /// Reads block `number` of a directory into `bytes`, and answers whether there is one.
+    /// Reads block `number` of a directory into `bytes`, and returns whether the block exists.
     fn directory_block(
         &self,
         directory: &Inode,
@@ -132,10 +134,11 @@ impl<S: ReadAt> Image<S> {
         Ok(len != 0)
     }
 
-    /// The inode of `name` in a directory, found by binary search. Correct only if the names ascend, as they must.
+    /// Finds the inode of `name` in a directory by binary search, which requires that names ascend, as the format
+    /// demands.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if a block of the directory is invalid or cannot be read.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<Nid>, ReadError> {
         let nid = directory.nid();
         let mut bytes = Vec::new();
@@ -143,7 +146,7 @@ impl<S: ReadAt> Image<S> {
             FileType::Directory => directory.size().div_ceil(self.superblock.block_bits.size()),
             _ => 0,
         };
-        // The first block that begins after the name, and the one before, where the name is if anywhere.
+        // Find the first block that begins after the name. The name can only be in the block before it.
         let (mut low, mut high) = (0, blocks);
         while low < high {
             let middle = low.midpoint(high);
@@ -173,27 +176,27 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// The entries of a directory, in the image's order, which is checked to be byte order. Not an [`Iterator`],
-/// since names are borrowed. Ends after an error.
+/// The entries of a directory in the image's order, which is checked to be byte order. They end after an error.
+/// `ReadDir` is not an [`Iterator`], because it returns names that borrow from it.
 #[derive(Debug)]
 pub struct ReadDir<'i, S> {
     image: &'i Image<S>,
     directory: Inode,
     block: Vec<u8>,
-    /// Whether `block` has the bytes of the block of this number.
+    /// Whether `block` holds the block with the index `number`.
     is_read: bool,
     number: u64,
     next_entry: usize,
-    /// The name before; empty at the beginning.
+    /// The preceding name; empty at the beginning.
     previous: Vec<u8>,
     failed: bool,
 }
 
 impl<S: ReadAt> ReadDir<'_, S> {
-    /// The next entry, or `None` at the end.
+    /// Returns the next entry, or `None` at the end.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if a block of the directory is invalid or cannot be read.
     #[expect(
         clippy::should_implement_trait,
         reason = "the name is lent, which Iterator cannot say"
@@ -216,13 +219,13 @@ impl<S: ReadAt> ReadDir<'_, S> {
         Ok(Some(entry))
     }
 
-    /// Where the next entry is.
+    /// Returns the position of the next entry.
     #[must_use]
     pub fn position(&self) -> DirPosition {
         DirPosition::new(self.number, self.next_entry)
     }
 
-    /// Goes to the next block when this one has no more entries; answers whether there is an entry.
+    /// Advances to the next block if this one has no more entries, and returns whether there is an entry.
     fn advance(&mut self) -> Result<bool, ReadError> {
         let nid = self.directory.nid();
         loop {

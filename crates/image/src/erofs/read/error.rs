@@ -1,4 +1,4 @@
-//! Why an image cannot be read.
+//! The errors of reading an image.
 
 use std::fmt;
 use std::io;
@@ -6,48 +6,48 @@ use std::io;
 use super::{ByteOffset, Device, Nid};
 use crate::tree::TreeError;
 
-/// Why an image cannot be read.
+/// The reason why an image cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// No EROFS superblock.
+    /// There is no EROFS superblock.
     #[error("not an EROFS image")]
     NotErofs,
-    /// An EROFS image that composefs did not make, where a composefs image is needed.
+    /// The image was not made by composefs, but a composefs image is needed.
     #[error("not a composefs image")]
     NotComposefs,
-    /// A feature that this reader does not know.
+    /// The image uses a feature that this reader does not support.
     #[error("the image uses unsupported {0}")]
     Unsupported(Unsupported),
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
     Corrupt(Corrupt),
-    /// The bytes are on a device that the caller did not supply.
+    /// The bytes are on a device that the caller did not provide.
     #[error("the data is on {0}, which is not open")]
     NoDevice(Device),
-    /// The source failed.
+    /// Reading the source failed.
     #[error("cannot read {len} bytes of {device} at byte {offset}")]
     Io {
         /// The image itself or one of its devices.
         device: Device,
         /// Offset in the device, in bytes.
         offset: ByteOffset,
-        /// Number of bytes.
+        /// Number of bytes requested.
         len: usize,
-        /// The error of the source.
+        /// The source's error.
         source: io::Error,
     },
 }
 
-/// A feature that this reader does not know.
+/// A feature that this reader does not support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unsupported {
     /// Unknown bits of `feature_incompat`.
     Features(u32),
-    /// Metadata in a (compressed) file of its own.
+    /// Metadata in a separate (compressed) inode, the metabox.
     Metabox,
     /// Compressed data.
     Compression(Nid),
-    /// Directory blocks of another size than blocks.
+    /// Directory blocks of 2 to this power of blocks.
     DirectoryBlocks(u8),
     /// Unknown bits of an inode's format.
     InodeFormat(Nid, u16),
@@ -78,7 +78,7 @@ impl fmt::Display for Unsupported {
 }
 
 impl From<Corrupt> for ReadError {
-    // No source of its own: the message says it, and would be printed twice.
+    // `Corrupt` is not the `source`, because the message contains it and would print it twice.
     fn from(corrupt: Corrupt) -> Self {
         Self::Corrupt(corrupt)
     }
@@ -93,7 +93,7 @@ impl From<Unsupported> for ReadError {
 /// A part of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The superblock, with the rest of its block where that is checksummed.
+    /// The superblock, including the rest of its block if that is checksummed.
     Superblock,
     /// A slot of the device table.
     Device(Device),
@@ -101,13 +101,13 @@ pub enum Part {
     LongPrefix(u8),
     /// An inode.
     Inode(Nid),
-    /// The xattrs behind an inode.
+    /// The xattrs after an inode.
     Xattrs(Nid),
     /// A shared xattr.
     SharedXattr(u32),
-    /// The chunk table behind an inode.
+    /// The chunk table after an inode.
     ChunkTable(Nid),
-    /// The data of an inode: a file's bytes, a directory's entries or a symlink's target.
+    /// The data of an inode: a file's content, a directory's entries or a symlink's target.
     Data(Nid),
 }
 
@@ -126,19 +126,19 @@ impl fmt::Display for Part {
     }
 }
 
-/// How an image contradicts itself or the format. Names are shown with escapes.
+/// The way in which an image contradicts itself or the format. Messages show names with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Corrupt {
     /// The superblock's checksum does not match.
     #[error("the superblock has the checksum {computed:#010x}, but states {stored:#010x}")]
     Checksum {
-        /// The checksum in the superblock.
+        /// Checksum in the superblock.
         stored: u32,
-        /// The computed crc32c.
+        /// Computed crc32c.
         computed: u32,
     },
-    /// A block size that EROFS does not have.
+    /// The block size is not one of EROFS: its binary logarithm.
     #[error("block size 2^{0} bytes is not between 2^9 and 2^16")]
     BlockBits(u8),
     /// The image is shorter than its superblock states.
@@ -146,7 +146,7 @@ pub enum Corrupt {
     Truncated {
         /// Number of blocks that the superblock states.
         blocks: u64,
-        /// In bytes.
+        /// Size of a block in bytes.
         block_size: u64,
         /// Length of the image in bytes.
         len: u64,
@@ -158,7 +158,7 @@ pub enum Corrupt {
         part: Part,
         /// The device that should contain it.
         device: Device,
-        /// Offset of the part; the largest number when it does not fit in 64 bits.
+        /// Offset of the part in bytes; the largest number if it does not fit in 64 bits.
         offset: ByteOffset,
         /// Length of the part in bytes.
         len: u64,
@@ -168,44 +168,44 @@ pub enum Corrupt {
     /// The root is not a directory.
     #[error("the root, inode {nid}, is not a directory: it has mode {mode:o}")]
     Root {
-        /// The root.
+        /// Nid of the root.
         nid: Nid,
-        /// Its `st_mode`.
+        /// `st_mode` of the root.
         mode: u16,
     },
-    /// A file type that does not exist.
+    /// An inode has an invalid file type.
     #[error("inode {nid} has mode {mode:o}, which has no file type")]
     Mode {
         /// The inode.
         nid: Nid,
-        /// Its `st_mode`.
+        /// `st_mode` of the inode.
         mode: u16,
     },
-    /// More bytes than a file can have.
+    /// An inode has more bytes than a file can have.
     #[error("inode {nid} has {size} bytes, more than 2^63 - 1")]
     Size {
         /// The inode.
         nid: Nid,
-        /// Its length in bytes.
+        /// Size of the inode in bytes.
         size: u64,
     },
-    /// A symlink of 0 or more than 4095 bytes.
+    /// A symlink has an empty target, or one of more than 4095 bytes.
     #[error("symlink {nid} has a target of {size} bytes, not 1 to 4095")]
     SymlinkSize {
         /// The symlink.
         nid: Nid,
-        /// Length of its target in bytes.
+        /// Length of the target in bytes.
         size: u64,
     },
-    /// A symlink whose target has a NUL byte.
+    /// The target of a symlink has a NUL byte.
     #[error("the target of symlink {nid} has a NUL byte at {at}")]
     SymlinkNul {
         /// The symlink.
         nid: Nid,
-        /// Offset in the target, in bytes.
+        /// Offset of the NUL in the target, in bytes.
         at: usize,
     },
-    /// Data behind an inode that does not end in the block where it begins.
+    /// Inline data after an inode does not end in the block in which it begins.
     #[error(
         "inode {nid} has {len} bytes of inline data at byte {offset}, beyond the end of the block"
     )]
@@ -214,48 +214,48 @@ pub enum Corrupt {
         nid: Nid,
         /// Offset of the data in the image, in bytes.
         offset: ByteOffset,
-        /// Its length in bytes.
+        /// Length of the data in bytes.
         len: u64,
     },
-    /// A chunk on a device that the image does not have.
+    /// A chunk is on a device that the image does not have.
     #[error("inode {nid} has data on {device}, but the image has only {count} besides itself")]
     Device {
         /// The inode.
         nid: Nid,
         /// The device.
         device: Device,
-        /// Devices in the device table.
+        /// Number of devices in the device table.
         count: usize,
     },
-    /// A directory block whose first name does not begin at the end of a whole number of entries.
+    /// The first name of a directory block does not begin after a whole number of entries.
     #[error("block {block} of directory {nid} has {len} bytes and its first name at byte {offset}")]
     DirectoryBlock {
         /// The directory.
         nid: Nid,
-        /// Number of the block in the directory.
+        /// Index of the block in the directory.
         block: u64,
-        /// Offset of its first name in the block, in bytes.
+        /// Offset of the first name in the block, in bytes.
         offset: u16,
-        /// Bytes in the block.
+        /// Length of the block in bytes.
         len: usize,
     },
-    /// An entry whose name is outside the block's names, empty, or too long.
+    /// The name of an entry is outside the block's names, empty, or too long.
     #[error(
         "entry {entry} in block {block} of directory {nid} has a name at bytes {start} to {end}"
     )]
     NameRange {
         /// The directory.
         nid: Nid,
-        /// Number of the block in the directory.
+        /// Index of the block in the directory.
         block: u64,
-        /// Number of the entry in the block.
+        /// Index of the entry in the block.
         entry: usize,
         /// Offset of the name in the block, in bytes.
         start: usize,
         /// End of the name in the block, in bytes.
         end: usize,
     },
-    /// A name with an invalid byte.
+    /// A name in a directory is invalid.
     #[error("directory {nid} has an invalid entry: {reason}")]
     Name {
         /// The directory.
@@ -263,62 +263,62 @@ pub enum Corrupt {
         /// The reason.
         reason: TreeError,
     },
-    /// Names that do not ascend in byte order: the kernel would not find them.
+    /// Names do not ascend in byte order, so the kernel would not find them.
     #[error("directory {nid} has \"{}\" after \"{}\"", .name.escape_ascii(), .previous.escape_ascii())]
     NameOrder {
         /// The directory.
         nid: Nid,
-        /// The name before.
+        /// The preceding name.
         previous: Vec<u8>,
         /// The name.
         name: Vec<u8>,
     },
-    /// `.` or `..` leads to the wrong directory.
+    /// `.` or `..` refers to the wrong directory.
     #[error("directory {nid} has \"{}\" at inode {found}, not at {expected}", .name.escape_ascii())]
     Dots {
         /// The directory.
         nid: Nid,
         /// `.` or `..`.
         name: Vec<u8>,
-        /// The inode that it leads to.
+        /// The inode that it refers to.
         found: Nid,
-        /// The inode that it should lead to.
+        /// The inode that it should refer to.
         expected: Nid,
     },
-    /// An entry and its inode differ in the type of file.
+    /// The file types of an entry and its inode differ.
     #[error("directory {nid} has \"{}\" with type {entry}, but it has mode {mode:o}", .name.escape_ascii())]
     EntryType {
         /// The directory.
         nid: Nid,
-        /// The entry's name.
+        /// Name of the entry.
         name: Vec<u8>,
         /// Type in the entry.
         entry: u8,
         /// `st_mode` of the inode.
         mode: u16,
     },
-    /// A directory with two names, which may be a loop.
+    /// A directory has two names, which may be a loop.
     #[error("directory {nid} has a second name \"{}\"", .path.escape_ascii())]
     DirectoryTwice {
         /// The directory.
         nid: Nid,
-        /// The second name's path.
+        /// Path of the second name.
         path: Vec<u8>,
     },
-    /// A path longer than [`PATH_MAX`](super::PATH_MAX).
+    /// A path is longer than [`PATH_MAX`](super::PATH_MAX): its length in bytes.
     #[error("a path has {0} bytes, more than 4095")]
     PathLength(usize),
-    /// Shared ids that do not fit in an inode's xattrs.
+    /// The ids of shared xattrs do not fit in an inode's xattrs.
     #[error("inode {nid} has {size} bytes of xattrs, too few for {shared} shared ones")]
     XattrHeader {
         /// The inode.
         nid: Nid,
-        /// Bytes for its xattrs.
+        /// Size of the inode's xattrs in bytes.
         size: u32,
-        /// Number of shared ones.
+        /// Number of shared xattrs.
         shared: u8,
     },
-    /// An xattr that does not fit in what is left of an inode's xattrs.
+    /// An xattr does not fit in the rest of an inode's xattrs.
     #[error(
         "inode {nid} has an xattr of {need} bytes at byte {at} of its xattrs, where {left} are left"
     )]
@@ -327,20 +327,20 @@ pub enum Corrupt {
         nid: Nid,
         /// Offset after the inode, in bytes.
         at: usize,
-        /// Bytes it takes.
+        /// Number of bytes that the xattr takes.
         need: usize,
-        /// Bytes there are.
+        /// Number of bytes left.
         left: usize,
     },
-    /// A prefix that does not exist.
+    /// An xattr has a prefix that does not exist.
     #[error("inode {nid} has an xattr with prefix {index:#x}, which does not exist")]
     XattrPrefix {
         /// The inode.
         nid: Nid,
-        /// `e_name_index`.
+        /// `e_name_index` of the xattr.
         index: u8,
     },
-    /// A name that is empty, too long, or has a NUL byte.
+    /// The name of an xattr is empty, too long, or has a NUL byte.
     #[error("inode {nid} has an invalid xattr: {reason}")]
     XattrName {
         /// The inode.
@@ -348,87 +348,87 @@ pub enum Corrupt {
         /// The reason.
         reason: TreeError,
     },
-    /// Two xattrs of one name.
+    /// An inode has two xattrs of one name.
     #[error("inode {nid} has xattr \"{}\" twice", .name.escape_ascii())]
     XattrTwice {
         /// The inode.
         nid: Nid,
-        /// Their name.
+        /// Name of the xattrs.
         name: Vec<u8>,
     },
-    /// An xattr that the inode's name filter denies: the kernel would not find it.
+    /// An xattr is absent according to the inode's name filter, so the kernel would not find it.
     #[error("inode {nid} has xattr \"{}\", which its name filter {filter:#010x} denies", .name.escape_ascii())]
     XattrFilter {
         /// The inode.
         nid: Nid,
-        /// The xattr's name.
+        /// Name of the xattr.
         name: Vec<u8>,
-        /// The filter.
+        /// Name filter of the inode.
         filter: u32,
     },
-    /// More names than the kernel can list.
+    /// The names of an inode's xattrs take more bytes than the kernel can list.
     #[error("the names of the xattrs of inode {nid} take {len} bytes, more than 65536")]
     XattrList {
         /// The inode.
         nid: Nid,
-        /// Bytes in all names with their final NULs.
+        /// Length of all names with their final NULs, in bytes.
         len: usize,
     },
-    /// A long prefix of 0 or more than 256 bytes.
+    /// A long prefix has 0 or more than 256 bytes.
     #[error("long xattr prefix {at} has {size} bytes, not 1 to 256")]
     LongPrefix {
         /// Number of the prefix.
         at: u8,
-        /// Bytes in base index and infix.
+        /// Length of base index and infix in bytes.
         size: u16,
     },
-    /// A long prefix that continues a prefix that does not exist.
+    /// A long prefix continues a prefix that does not exist.
     #[error("long xattr prefix {at} continues prefix {base}, which does not exist")]
     LongPrefixBase {
         /// Number of the prefix.
         at: u8,
-        /// `base_index`.
+        /// `base_index` of the prefix.
         base: u8,
     },
-    /// Fingerprints by a long prefix that does not exist.
+    /// The long prefix that names fingerprints does not exist.
     #[error("fingerprints use long xattr prefix {at}, but the image has only {count}")]
     FingerprintPrefix {
         /// Number of the prefix.
         at: u8,
-        /// Long prefixes.
+        /// Number of long prefixes.
         count: usize,
     },
-    /// More metadata than an image of this length can have without using the same bytes many times.
+    /// The image has more metadata than its length allows unless the same bytes are used many times.
     #[error("the image uses some bytes so often that its metadata takes more than {bound} bytes")]
     Amplified {
-        /// Bytes that an image of this length may take.
+        /// Number of bytes that an image of this length may have.
         bound: u64,
     },
-    /// In a composefs image, a file with more inline bytes than composefs allows.
+    /// In a composefs image, a file has more inline bytes than composefs allows.
     #[error("file {nid} has {size} bytes inside the image, more than the 5000 of composefs")]
     InlineContent {
         /// The file.
         nid: Nid,
-        /// Its length in bytes.
+        /// Size of the file in bytes.
         size: u64,
     },
-    /// In a composefs image, a `trusted.overlay.metacopy` that is not a digest.
+    /// In a composefs image, a `trusted.overlay.metacopy` is not a digest.
     #[error("file {nid} has a metacopy xattr of {len} bytes that is not an fs-verity digest")]
     Metacopy {
         /// The file.
         nid: Nid,
-        /// Length of its value.
+        /// Length of the xattr's value in bytes.
         len: usize,
     },
-    /// In a composefs image, a whiteout with several names.
+    /// In a composefs image, a whiteout has several names.
     #[error("whiteout {nid} has {nlink} links")]
     WhiteoutLinks {
         /// The whiteout.
         nid: Nid,
-        /// Its number of links.
+        /// Number of links of the whiteout.
         nlink: u32,
     },
-    /// An inode that a tree cannot hold.
+    /// A tree cannot hold an inode.
     #[error("cannot add inode {nid} to a tree: {reason}")]
     Tree {
         /// The inode.

@@ -1,4 +1,4 @@
-//! Reads everything in an image once.
+//! Reads every part of an image once.
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
@@ -13,7 +13,7 @@ use crate::verity::Algorithm;
 /// The result of [`examine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Examined {
-    /// Number of names, the root included.
+    /// Number of names, including the root.
     pub names: u64,
     /// Number of inodes that have a name.
     pub inodes: u64,
@@ -21,16 +21,16 @@ pub struct Examined {
     pub xattrs: u64,
     /// Number of files that have a fingerprint.
     pub fingerprints: u64,
-    /// Number of bytes of files that were read.
+    /// Number of bytes of file content that were read.
     pub bytes: u64,
 }
 
-/// How many names are looked up by name as well as listed.
+/// Number of names that are looked up in addition to being listed.
 const LOOKUPS: u64 = 4096;
 
-/// Reads everything in an image in memory: every name, inode, xattr and target, up to `content_max` bytes of files in
-/// the image, and both views as a tree. Tests and fuzzers use it to show that reading ends and does not panic; others
-/// can use it to check that an image is sound.
+/// Reads every part of an image in memory: every name, inode, xattr and target, up to `content_max` bytes of file
+/// content in the image, and both views as a tree. Tests and fuzzers use it to show that reading terminates without a
+/// panic; other callers can use it to check an image.
 ///
 /// # Errors
 /// The first [`ReadError`].
@@ -89,7 +89,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         };
         let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
         match native_tree(&image, nobody) {
-            // Compressed files, what is on devices that nobody has, and holes that are too large to be hashed.
+            // Compressed files, data on devices that are not given, and holes that are too large to be hashed.
             Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}
             Err(ReadError::Corrupt(Corrupt::Amplified { .. })) => {}
             Err(error) => return Err(error),
@@ -103,7 +103,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     Ok(found)
 }
 
-/// Goes through a file's bytes, at most `left` of them, and answers how many it read; those on other devices it passes.
+/// Reads at most `left` bytes of a file, skipping data on other devices, and returns the number of bytes read.
 fn read_file(image: &Image<&[u8]>, inode: &Inode, left: &mut u64) -> Result<u64, ReadError> {
     let mut buffer = vec![0; 64 << 10];
     let (mut at, mut bytes) = (0, 0);

@@ -1,4 +1,4 @@
-//! Inodes, checked.
+//! Reads and checks inodes.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::erofs::layout::{
 };
 use crate::tree::Timestamp;
 
-/// The number of an inode: its position, in units of 32 bytes.
+/// The number of an inode: its offset in units of 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nid(pub u64);
 
@@ -45,7 +45,7 @@ pub enum FileType {
 }
 
 impl FileType {
-    /// From the type bits of `st_mode`. Source: `linux/stat.h`.
+    /// Returns the type for the type bits of `st_mode`. Source: `linux/stat.h`.
     const fn of_mode(mode: u16) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o100_000 => Self::Regular,
@@ -59,7 +59,7 @@ impl FileType {
         })
     }
 
-    /// What a directory entry says.
+    /// Returns the type's number in directory entries.
     pub(super) const fn in_entry(self) -> u8 {
         match self {
             Self::Regular => file_type::REGULAR,
@@ -87,100 +87,100 @@ pub struct Inode {
     device_number: u32,
     is_extended: bool,
     pub(super) layout: Layout,
-    /// Where xattrs begin.
+    /// Offset of the xattrs.
     pub(super) xattrs: ByteOffset,
-    /// Bytes they take.
+    /// Size of the xattrs in bytes.
     pub(super) xattrs_size: u32,
-    /// Where inline data or the chunk table begins.
+    /// Offset of the inline data or the chunk table.
     pub(super) tail: ByteOffset,
 }
 
-/// Where data is. Blocks are `None` for a hole.
+/// The location of an inode's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// In consecutive blocks from this one on.
+    /// Consecutive blocks from this one on, or `None` for a hole.
     Plain(Option<u64>),
-    /// The same, but what follows the last whole block is behind the inode.
+    /// Consecutive blocks from this one on, and a tail after the inode.
     Inline(u64),
-    /// In chunks of 2 to the power of `bits` bytes; a table behind the inode says where.
+    /// Chunks of 2 to the power of `bits` bytes, whose locations are in a table after the inode.
     Chunks { bits: u32, indexes: Indexes },
-    /// Not to be read here.
+    /// Compressed data, which this reader cannot read.
     Compressed,
 }
 
-/// What a chunk table is made of.
+/// The type of a chunk table's entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Indexes {
     /// 4-byte block numbers on the primary device.
     Blocks,
-    /// 8-byte indexes with a device number and a block number of 32 bits.
+    /// 8-byte indexes with a device number and a 32-bit block number.
     Narrow,
-    /// The same, with block numbers of 48 bits.
+    /// 8-byte indexes with a device number and a 48-bit block number.
     Wide,
 }
 
 impl Inode {
-    /// Its number.
+    /// Returns the number of the inode.
     #[must_use]
     pub const fn nid(&self) -> Nid {
         self.nid
     }
 
-    /// Its type.
+    /// Returns the file type.
     #[must_use]
     pub const fn file_type(&self) -> FileType {
         self.file_type
     }
 
-    /// `st_mode`: type and permissions.
+    /// Returns `st_mode`: the type and the permissions.
     #[must_use]
     pub const fn mode(&self) -> u16 {
         self.mode
     }
 
-    /// Owner.
+    /// Returns the user id of the owner.
     #[must_use]
     pub const fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// Group.
+    /// Returns the group id of the owner.
     #[must_use]
     pub const fn gid(&self) -> u32 {
         self.gid
     }
 
-    /// Last modification.
+    /// Returns the modification time.
     #[must_use]
     pub const fn mtime(&self) -> Timestamp {
         self.mtime
     }
 
-    /// Number of links that the inode states.
+    /// Returns the number of links that the inode states.
     #[must_use]
     pub const fn nlink(&self) -> u32 {
         self.nlink
     }
 
-    /// Length of the data in bytes, at most 2^63 - 1: of a file, a symlink's target, or a directory's entries.
+    /// Returns the length in bytes, at most 2^63 - 1, of a file, a symlink's target, or a directory's entries.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The number of a device, as `st_rdev` has it; 0 for other types.
+    /// Returns the number of a device as in `st_rdev`; 0 for other types.
     #[must_use]
     pub const fn device_number(&self) -> u32 {
         self.device_number
     }
 
-    /// Whether the data is compressed, so that it cannot be read here.
+    /// Whether the data is compressed, so that this reader cannot read it.
     #[must_use]
     pub const fn is_compressed(&self) -> bool {
         matches!(self.layout, Layout::Compressed)
     }
 
-    /// Whether the data is in chunks, which may be on other devices or holes. Otherwise it is in the image.
+    /// Whether the data is in chunks, which may be on other devices or holes. Otherwise the data is in the image.
     #[must_use]
     pub const fn is_chunk_based(&self) -> bool {
         matches!(self.layout, Layout::Chunks { .. })
@@ -192,11 +192,11 @@ struct Fields {
     xattr_icount: u16,
     mode: u16,
     size: u64,
-    /// `i_u`.
+    /// The field `i_u`.
     u: u32,
     /// High bits of a block number.
     block_high: u16,
-    /// Bits of a block number, for the hole.
+    /// Number of bits in a block number, all of which are 1 for a hole.
     block_bits: u32,
     uid: u32,
     gid: u32,
@@ -206,20 +206,20 @@ struct Fields {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// The inode `nid`.
+    /// Reads an inode.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the inode is invalid, unsupported or cannot be read.
     pub fn inode(&self, nid: Nid) -> Result<Inode, ReadError> {
         let at = self.superblock.inode(nid).unwrap_or(ByteOffset(u64::MAX));
         let (format, fields) = self.fields(nid, at)?;
         self.check(nid, at, format, &fields)
     }
 
-    /// An inode's format, and what both forms of inodes have.
+    /// Reads an inode's format, and the fields that both forms of inodes have.
     fn fields(&self, nid: Nid, at: ByteOffset) -> Result<(u16, Fields), ReadError> {
         let part = Part::Inode(nid);
-        // Both sizes in one read, where the image does not end between them.
+        // Read the size of the larger form at once, unless the image ends before that.
         let mut bytes = [0; size_of::<RawExtendedInode>()];
         let left = to_usize(self.source.len().saturating_sub(at.0));
         let len = left.clamp(size_of::<RawCompactInode>(), bytes.len());
@@ -244,7 +244,7 @@ impl<S: ReadAt> Image<S> {
         Ok((format, fields))
     }
 
-    /// Whether a compact inode would have held the same.
+    /// Whether an extended inode would fit in a compact one.
     pub(super) fn is_needlessly_extended(&self, inode: &Inode) -> bool {
         let epoch = Timestamp {
             seconds: self.superblock.epoch,
@@ -260,7 +260,7 @@ impl<S: ReadAt> Image<S> {
     fn compact(&self, raw: &RawCompactInode) -> Fields {
         let mode = raw.i_mode.get();
         let is_directory = FileType::of_mode(mode) == Some(FileType::Directory);
-        // One bit has two meanings: for directories it says that they have no `.`.
+        // The bit has two meanings. For a directory it means that the directory has no `.`.
         let single = raw.i_format.get() & FORMAT_BIT_4 != 0 && !is_directory;
         let seconds = self.superblock.epoch.wrapping_add(i64::from(raw.i_mtime.get()));
         Fields {
@@ -299,7 +299,7 @@ impl<S: ReadAt> Image<S> {
             LAYOUT_COMPRESSED_FULL | LAYOUT_COMPRESSED_COMPACT => Layout::Compressed,
             other => return Err(Unsupported::DataLayout(nid, other).into()),
         };
-        // 1 counts the header, the others 4 bytes each behind it.
+        // The first unit counts for the header, each further unit for 4 bytes after it.
         let xattrs_size = match fields.xattr_icount.checked_sub(1) {
             None => 0,
             Some(units) => {
@@ -318,7 +318,7 @@ impl<S: ReadAt> Image<S> {
             mtime: fields.mtime,
             nlink: fields.nlink,
             size,
-            // The kernel's new_encode_dev is the low half of what C libraries make of a device number.
+            // The encoding of the kernel's `new_encode_dev` is the low half of a C library's device number.
             device_number: if is_device { u } else { 0 },
             is_extended: format & FORMAT_EXTENDED != 0,
             layout,
@@ -361,7 +361,7 @@ fn extended_fields(raw: &RawExtendedInode) -> Fields {
     }
 }
 
-/// Whether a number of this many bits stands for a hole.
+/// Whether a block number in a chunk table means a hole.
 pub(super) fn is_hole(block: u64, indexes: Indexes) -> bool {
     match indexes {
         Indexes::Blocks | Indexes::Narrow => block == u64::from(NULL_BLOCK),

@@ -1,21 +1,22 @@
-//! Reads EROFS images: Quire's own, C composefs's, and any uncompressed one of `mkfs.erofs`.
+//! Reads EROFS images: Quire's own, those of C composefs, and all uncompressed ones of `mkfs.erofs`.
 //!
-//! Goals, in order: right on hostile images, then easy, then fast. Every value of an image is checked: [`Image::open`]
-//! and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature, or
-//! [`ReadError::Corrupt`] with the values that prove it. Compressed *files* are listed with all metadata; only reading
-//! their bytes is unsupported.
+//! Goals, in order: correct on hostile images, then easy, then fast. Every value in an image is checked:
+//! [`Image::open`] and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature,
+//! or [`ReadError::Corrupt`] with the values that prove it. Compressed *files* are listed with all their metadata;
+//! only reading their bytes is unsupported.
 //!
 //! # Bounds
-//! For all bytes, reading ends, never panics, and holds at most:
+//! For any bytes, reading terminates, never panics, and holds at most:
 //! - one inode, one directory block of at most 64 KiB and one name, while a directory is read or searched;
 //! - [`XATTRS_BYTES_MAX`] for the xattrs of one inode, of which names take at most [`XATTR_LIST_MAX`];
-//! - 16 MiB in [`Cached`], when it is used;
-//! - [`kept_bound`] bytes of names, xattrs, targets and content taken from the image by one [`Walk`] or [`to_tree()`];
-//!   what they build from it (a tree, the numbers of inodes, open directories) takes a small multiple of that.
+//! - 16 MiB in [`Cached`], if it is used;
+//! - [`kept_bound`] bytes of names, xattrs, targets and content that one [`Walk`] or [`to_tree()`] takes from the
+//!   image. The structures built from them (a tree, the numbers of inodes, open directories) take a small multiple of
+//!   that.
 //!
-//! Work is bounded with it: a walk enters each directory once (a second name for one is corrupt, so there are no
+//! Work is also bounded: a walk enters each directory once (a second name for a directory is corrupt, so there are no
 //! loops), names in a directory ascend (so no block is used twice), a path has at most [`PATH_MAX`] bytes, and
-//! [`work_bound`] limits the bytes of xattrs that are decoded, of which one shared entry may serve many inodes.
+//! [`work_bound`] limits the bytes of xattrs that are decoded, because one shared entry may belong to many inodes.
 
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
@@ -53,7 +54,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use xattr::LongPrefix;
 
-/// A number of bytes from the beginning of an image, a device or a file.
+/// An offset in bytes from the beginning of an image, a device or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteOffset(pub u64);
 
@@ -63,7 +64,7 @@ impl fmt::Display for ByteOffset {
     }
 }
 
-/// The number of a device: 0 is the image itself, those of its device table count from 1.
+/// The number of a device: 0 for the image itself, and from 1 on for the devices of its device table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Device(pub u16);
 
@@ -71,7 +72,7 @@ impl Device {
     /// The image itself.
     pub const IMAGE: Self = Self(0);
 
-    /// Its place in the device table, or `None` for the image itself.
+    /// Returns the device's index in the device table, or `None` for the image itself.
     #[must_use]
     pub fn slot(self) -> Option<usize> {
         usize::from(self.0).checked_sub(1)
@@ -87,7 +88,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// An EROFS image with a superblock that was checked.
+/// An EROFS image whose superblock was checked.
 #[derive(Debug)]
 pub struct Image<S> {
     source: S,
@@ -97,10 +98,11 @@ pub struct Image<S> {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// Reads and checks the superblock, the device table and the long xattr prefixes, and that the root is a directory.
+    /// Reads and checks the superblock, the device table and the long xattr prefixes, and checks that the root is a
+    /// directory.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the image is invalid, unsupported or cannot be read.
     pub fn open(source: S) -> Result<Self, ReadError> {
         let (superblock, raw) = superblock::read(&source)?;
         let devices = superblock::devices(&source, &superblock, &raw)?;
@@ -113,28 +115,28 @@ impl<S: ReadAt> Image<S> {
         Ok(image)
     }
 
-    /// The superblock.
+    /// Returns the superblock.
     #[must_use]
     pub const fn superblock(&self) -> &Superblock {
         &self.superblock
     }
 
-    /// The device table: other files that hold data. The first is [`Device`] 1.
+    /// Returns the device table, which lists other files that hold data. The first is [`Device`] 1.
     #[must_use]
     pub fn devices(&self) -> &[DeviceSlot] {
         &self.devices
     }
 
-    /// The image's bytes.
+    /// Returns the source of the image's bytes.
     #[must_use]
     pub const fn source(&self) -> &S {
         &self.source
     }
 
-    /// The root directory.
+    /// Reads the root directory's inode.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// As [`inode`](Self::inode).
     pub fn root(&self) -> Result<Inode, ReadError> {
         self.inode(self.superblock.root)
     }
@@ -152,7 +154,7 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// Fills `buffer` from `at` on, which must be within the source.
+/// Fills `buffer` with the bytes at `at`, which must be within the source.
 fn fetch(
     source: &impl ReadAt,
     device: Device,
@@ -186,7 +188,7 @@ fn to_u64(len: usize) -> u64 {
     u64::try_from(len).expect("usize has at most 64 bits")
 }
 
-/// A number that something in memory bounds already.
+/// Converts a length that is already bounded by the size of memory.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

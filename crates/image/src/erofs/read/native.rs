@@ -1,4 +1,4 @@
-//! Features of images over devices: objects by their addresses, fingerprints, and the used parts of devices.
+//! Reads images over devices: objects by their addresses, fingerprints, and the used parts of devices.
 
 use super::error::{Corrupt, ReadError};
 use super::inode::{FileType, Inode, Nid};
@@ -23,11 +23,12 @@ pub struct DeviceRange {
     pub len: u64,
 }
 
-/// Makes the tree that an image over devices was written from. Files on devices are external, with the object that
-/// [`Objects::find`] returns, if any; the objects of files in the image are computed. The tree has no fingerprints.
+/// Makes the tree that an image over devices was written from. Files on devices become external files with the object
+/// that [`Objects::find`] returns, if any; the objects of files in the image are computed. The tree has no
+/// fingerprints.
 ///
 /// # Errors
-/// [`ReadError`]: as [`to_tree`](super::to_tree()).
+/// As [`to_tree`](super::to_tree()).
 pub fn native_tree<S: ReadAt>(
     image: &Image<S>,
     objects: Objects<'_>,
@@ -38,7 +39,7 @@ pub fn native_tree<S: ReadAt>(
 }
 
 impl<S: ReadAt> Image<S> {
-    /// What the xattr with a file's fingerprint is called, if files have them.
+    /// Returns the name of the xattr with a file's fingerprint, if files have one.
     pub(super) fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, Corrupt> {
         let Some(at) = self.superblock.fingerprint_prefix else { return Ok(None) };
         let count = self.prefixes.len();
@@ -47,10 +48,11 @@ impl<S: ReadAt> Image<S> {
         Ok(Some(prefix.name()))
     }
 
-    /// SHA-256 of a file's bytes, if the image states it. Kernels share pages of files with equal fingerprints.
+    /// Returns the SHA-256 of a file's bytes, if the image states it. Kernels share pages of files with equal
+    /// fingerprints.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the inode's xattrs are invalid or cannot be read.
     pub fn fingerprint(&self, inode: &Inode) -> Result<Option<[u8; 32]>, ReadError> {
         let Some(name) = self.fingerprint_name()? else { return Ok(None) };
         Ok(self.xattr(inode, &name)?.as_deref().and_then(parse))
@@ -59,12 +61,12 @@ impl<S: ReadAt> Image<S> {
     /// Passes every run of a file's bytes on devices to `tell`, file by file.
     ///
     /// # Errors
-    /// [`ReadError`]. Runs of earlier files may have been passed before.
+    /// [`ReadError`]. Runs of earlier files may have been passed to `tell`.
     pub fn device_ranges(&self, mut tell: impl FnMut(DeviceRange)) -> Result<(), ReadError> {
         if self.devices.is_empty() {
             return Ok(());
         }
-        // An entry of a table of chunks is 4 or 8 bytes, and belongs to one file.
+        // An entry in a table of chunks has 4 or 8 bytes and belongs to one file.
         let mut entries = Budget::new(kept_bound(self.source.len()));
         let mut walk = self.walk();
         while let Some(step) = walk.next()? {
@@ -88,14 +90,14 @@ impl<S: ReadAt> Image<S> {
 }
 
 impl DeviceSlot {
-    /// The device that the slot names: its tag is the id in lower case hexadecimal digits.
+    /// Returns the id of the device, if the slot's tag is an id in lower-case hexadecimal digits.
     #[must_use]
     pub fn device_id(&self) -> Option<DeviceId> {
         let id = DeviceId::from_hex(&self.tag).ok()?;
         (id.to_string().as_bytes() == self.tag).then_some(id)
     }
 
-    /// Length of the device in bytes, if the image states it. The kernel reads missing bytes as zeros.
+    /// Returns the length of the device in bytes, if the image states it. The kernel reads missing bytes as zeros.
     #[must_use]
     pub const fn bytes(&self) -> Option<u64> {
         self.len

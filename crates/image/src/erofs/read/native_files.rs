@@ -1,4 +1,4 @@
-//! Files of an image over devices, with the objects that its records name.
+//! Converts the files of an image over devices to objects, inline content or external files of a tree.
 
 use hashbrown::HashMap;
 
@@ -11,15 +11,15 @@ use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
 use crate::tree::{Content, Location};
 use crate::verity::{Algorithm, Hasher, ObjectId};
 
-/// How files of an image over devices become objects.
+/// The conversion of an image's files to objects.
 #[derive(Clone, Copy)]
 pub struct Objects<'o> {
-    /// The hash that names objects.
+    /// Hash algorithm of the object ids.
     pub algorithm: Algorithm,
-    /// Length in bytes of the longest file in the image that becomes inline content of the tree.
+    /// Maximum size in bytes of a file in the image that becomes inline content of the tree.
     pub inline_max: u64,
-    /// Finds the object at a place, if it is known. The values of the image are not verified: compare size and
-    /// fingerprint with those of the object.
+    /// Finds the object at a location, if it is known. The values come from the image and are not verified, so
+    /// compare the size and the fingerprint with those of the object.
     pub find: &'o dyn Fn(&Located<'_>) -> Option<ObjectId>,
 }
 
@@ -31,36 +31,36 @@ impl std::fmt::Debug for Objects<'_> {
     }
 }
 
-/// The place of a file on devices, and the values that the image states.
+/// The location of a file on devices, and the values that the image states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located<'r> {
-    /// Its runs in order, adjacent ones joined: on devices, in the image, or holes.
+    /// Runs of the file in order, with adjacent ones joined: on devices, in the image, or holes.
     pub runs: &'r [Extent],
-    /// Length of the file in bytes, with an end that is in the image.
+    /// Size of the file in bytes, including a tail in the image.
     pub size: u64,
-    /// SHA-256 of its bytes, as the image states it.
+    /// SHA-256 of the file's bytes, as stated in the image.
     pub fingerprint: Option<[u8; 32]>,
 }
 
-/// What is known of an image's files while a tree is made.
+/// The state of the conversion while a tree is made.
 #[derive(Debug)]
 pub(super) struct Files<'o> {
     objects: Objects<'o>,
-    /// Objects in the image by where they begin and their size.
+    /// Objects in the image, by offset and size.
     seen: HashMap<(ByteOffset, u64), ObjectId>,
-    /// Bytes that were hashed.
+    /// Limit of the bytes that are hashed.
     hashed: Budget,
-    /// Bytes of tables of chunks that were read.
+    /// Limit of the bytes of chunk tables that are read.
     entries: Budget,
-    /// Of the file at hand.
+    /// Runs of the current file.
     runs: Vec<Extent>,
-    /// Name of the xattr with the fingerprint.
+    /// Name of the xattr with the fingerprint; empty if there is none.
     pub(super) fingerprint: Vec<u8>,
 }
 
 impl<'o> Files<'o> {
-    /// `bound` limits the bytes that are hashed, and the bytes of tables of chunks. An entry of a table has 4 or 8 bytes and
-    /// belongs to one file.
+    /// `bound` limits the bytes that are hashed, and the bytes of chunk tables. An entry of a table has 4 or 8 bytes
+    /// and belongs to one file.
     pub(super) fn new(objects: Objects<'o>, fingerprint: Vec<u8>, bound: u64) -> Self {
         Self {
             objects,
@@ -74,7 +74,7 @@ impl<'o> Files<'o> {
 }
 
 impl Files<'_> {
-    /// Finds where all of a file's bytes are.
+    /// Locates all bytes of a file.
     fn find_runs<S: ReadAt>(&mut self, image: &Image<S>, inode: &Inode) -> Result<(), ReadError> {
         self.runs.clear();
         let mut at = 0_u64;
@@ -91,7 +91,7 @@ impl Files<'_> {
         Ok(())
     }
 
-    /// What a file with data is in a tree.
+    /// Returns the content in a tree of a file with data.
     pub(super) fn content<'a, S: ReadAt>(
         &mut self,
         image: &Image<S>,
@@ -107,7 +107,7 @@ impl Files<'_> {
         self.find_runs(image, inode)?;
         let is_on_device =
             |it: &Extent| matches!(it.place, Place::Data(device, _) if device != Device::IMAGE);
-        // All of it may be zeros that are nowhere.
+        // A file on devices may consist of zeros that are not stored.
         let is_nowhere = |it: &Extent| it.place == Place::Hole;
         let may_be = inode.is_chunk_based() && !image.devices.is_empty();
         if self.runs.iter().any(is_on_device) || may_be && self.runs.iter().all(is_nowhere) {
@@ -122,7 +122,7 @@ impl Files<'_> {
             image.read(inode, ByteOffset(0), bytes, &[])?;
             return Ok(Content::Inline(bytes));
         }
-        // Several inodes may have the same blocks; with an end behind the inode they are not the same file.
+        // Several inodes may have the same blocks. With a tail after the inode, they are not the same file.
         let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
             Place::Data(_, offset) => Some((offset, size)),
             Place::Hole | Place::Inline(_) => None,
@@ -139,7 +139,7 @@ impl Files<'_> {
     }
 }
 
-/// No tree has more in itself. A bound on memory, whatever is asked for.
+/// Upper bound in bytes of inline content in a tree, which limits memory if `Objects::inline_max` is larger.
 const INLINE_MAX: usize = 64 << 10;
 
 fn hash<S: ReadAt>(
@@ -160,7 +160,7 @@ fn hash<S: ReadAt>(
     }
 }
 
-/// The digest in a fingerprint.
+/// Parses the digest in a fingerprint.
 pub(super) fn parse(value: &[u8]) -> Option<[u8; 32]> {
     value.strip_prefix(b"sha256:")?.try_into().ok()
 }

@@ -1,4 +1,4 @@
-//! What a mount of an image shows, an inode at a time: for servers of files, which hold no tree.
+//! Reads an image as a mount of it shows it, one inode at a time, for file servers that hold no tree.
 
 use std::borrow::Cow;
 
@@ -14,44 +14,44 @@ use super::xattr::Xattrs;
 use super::{ByteOffset, Image};
 use crate::verity::ObjectId;
 
-/// An image as a mount of it shows it. Of a composefs image that is what overlayfs shows of it: as
-/// [`View::Composefs`](super::View::Composefs), without what is meant for overlayfs alone.
+/// An image as a mount of it shows it. A composefs image is read as overlayfs shows it, which is
+/// [`View::Composefs`](super::View::Composefs) without the data meant only for overlayfs.
 #[derive(Debug)]
 pub struct ShownImage<S> {
     image: Image<S>,
     is_composefs: bool,
-    /// The xattr with a file's fingerprint, which is not shown.
+    /// Name of the xattr with a file's fingerprint, which is not shown; empty if there is none.
     hidden: Vec<u8>,
 }
 
 /// A file that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShownFile {
-    /// Its inode.
+    /// Inode of the file.
     pub inode: Inode,
-    /// Its type: not that of its inode where that stands for a whiteout.
+    /// Type of the file, which differs from that of an inode that stands for a whiteout.
     pub kind: FileType,
 }
 
-/// Where the bytes of a regular file are.
+/// The location of a regular file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownContent {
-    /// In the image, or on its devices: [`Image::read`] finds them.
+    /// In the image or on its devices, so that [`Image::read`] reads them.
     Inside,
-    /// In an object, which is as long as the file.
+    /// In this object, which has the length of the file.
     Object(ObjectId),
-    /// Outside, in a file that the image gives no digest of.
+    /// In a separate file of which the image states no digest.
     Unnamed,
 }
 
 /// An entry of a directory that is shown.
 #[derive(Debug, Clone, Copy)]
 pub struct ShownEntry<'a> {
-    /// Its name; `.` and `..` are among them.
+    /// Name of the entry. The entries include `.` and `..`.
     pub name: &'a [u8],
-    /// What it names.
+    /// The file that the name refers to.
     pub file: ShownFile,
-    /// The place behind it.
+    /// Position after the entry.
     pub next: DirPosition,
 }
 
@@ -60,17 +60,17 @@ pub struct ShownEntry<'a> {
 pub struct ShownName<'a> {
     /// The whole path with a leading slash; `/` for the root.
     pub path: &'a [u8],
-    /// What it names.
+    /// The file that the name refers to.
     pub file: ShownFile,
-    /// Whether it is the first name of its file.
+    /// Whether this is the first name of the file.
     pub is_first: bool,
 }
 
 impl<S: ReadAt> ShownImage<S> {
-    /// Looks at the headers of an image. One with devices or without a header of composefs has its files' bytes itself.
+    /// Checks the headers of an image. An image with devices or without a composefs header contains its files' bytes.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if a header is unsupported, or the name of fingerprints is invalid.
     pub fn new(image: Image<S>) -> Result<Self, ReadError> {
         let header = image.superblock().composefs.filter(|_| image.devices().is_empty());
         if let Some(header) = header {
@@ -80,22 +80,22 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(Self { image, is_composefs: header.is_some(), hidden })
     }
 
-    /// The image.
+    /// Returns the image.
     #[must_use]
     pub const fn image(&self) -> &Image<S> {
         &self.image
     }
 
-    /// The number of the root directory.
+    /// Returns the nid of the root directory.
     #[must_use]
     pub const fn root(&self) -> Nid {
         self.image.superblock().root
     }
 
-    /// The file of a number; `None` if it is not shown.
+    /// Returns the file with this nid; `None` if it is not shown.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the inode or its xattrs are invalid or cannot be read.
     pub fn file(&self, nid: Nid) -> Result<Option<ShownFile>, ReadError> {
         let inode = self.image.inode(nid)?;
         let kind = inode.file_type();
@@ -105,7 +105,7 @@ impl<S: ReadAt> ShownImage<S> {
         if is_real_whiteout(&inode) {
             return Ok(None);
         }
-        // Only an empty file stands for a whiteout, so most need no look at xattrs.
+        // Only an empty file can stand for a whiteout, so most inodes' xattrs need not be read.
         let may_stand = kind == FileType::Regular && inode.size() == 0 && inode.xattrs_size != 0;
         if may_stand {
             let xattrs = self.image.xattrs(&inode)?;
@@ -116,10 +116,11 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(Some(ShownFile { inode, kind }))
     }
 
-    /// The file of a name in a directory; `None` if there is none, or it is no directory.
+    /// Returns the file with this name in a directory; `None` if the name does not exist, or `directory` is not a
+    /// directory.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the directory or the inode is invalid or cannot be read.
     pub fn lookup(&self, directory: Nid, name: &[u8]) -> Result<Option<ShownFile>, ReadError> {
         let directory = self.image.inode(directory)?;
         match self.image.lookup(&directory, name)? {
@@ -128,10 +129,10 @@ impl<S: ReadAt> ShownImage<S> {
         }
     }
 
-    /// Gives `take` the entries of a directory from a place on, until it answers that it takes no more.
+    /// Passes the entries of a directory from a position on to `take`, until it returns false.
     ///
     /// # Errors
-    /// [`ReadError`]. Entries may have been given before.
+    /// [`ReadError`]. Earlier entries may have been passed to `take`.
     pub fn entries(
         &self,
         directory: Nid,
@@ -154,10 +155,11 @@ impl<S: ReadAt> ShownImage<S> {
         }
     }
 
-    /// Where a regular file's bytes are.
+    /// Returns the location of a regular file's bytes.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the xattrs are invalid or cannot be read, or the file has too many bytes for a composefs
+    /// image.
     pub fn content(&self, inode: &Inode) -> Result<ShownContent, ReadError> {
         if !self.is_composefs || !inode.is_chunk_based() {
             let (nid, size) = (inode.nid(), inode.size());
@@ -173,10 +175,10 @@ impl<S: ReadAt> ShownImage<S> {
         })
     }
 
-    /// Gives `take` the names and values of an inode's xattrs. `xattrs` is memory to use again.
+    /// Passes the names and values of an inode's xattrs to `take`. `xattrs` is a buffer that can be reused.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the xattrs are invalid or cannot be read.
     pub fn xattrs(
         &self,
         inode: &Inode,
@@ -195,10 +197,10 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(())
     }
 
-    /// Whether any file has an xattr whose name `counts`: looks at all files, until one has.
+    /// Whether any file has an xattr whose name satisfies `counts`. Reads all files until one has.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if a file that is read is invalid or cannot be read.
     pub fn has_xattrs(&self, counts: impl Fn(&[u8]) -> bool) -> Result<bool, ReadError> {
         let mut found = false;
         self.names_with_xattrs(counts, |_| {
@@ -208,10 +210,10 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(found)
     }
 
-    /// Gives `take` the names of all files that have an xattr whose name `counts`, until it answers that it takes no more.
+    /// Passes the names of all files with an xattr whose name satisfies `counts` to `take`, until it returns false.
     ///
     /// # Errors
-    /// [`ReadError`]. Names may have been given before.
+    /// [`ReadError`]. Earlier names may have been passed to `take`.
     pub fn names_with_xattrs(
         &self,
         counts: impl Fn(&[u8]) -> bool,
@@ -244,10 +246,10 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(())
     }
 
-    /// Reads a file's bytes that are [inside](ShownContent::Inside), as [`Image::read`] does.
+    /// Reads bytes of a file that are [inside](ShownContent::Inside) the image, like [`Image::read`].
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// As [`Image::read`].
     pub fn read(
         &self,
         inode: &Inode,

@@ -7,9 +7,9 @@ use hashbrown::HashMap;
 
 use super::{to_u64, to_usize};
 
-/// Bytes that can be read anywhere: an image, or a device that an image refers to. Reading does not change them.
+/// Bytes with random access: an image, or a device that an image refers to. They do not change while they are read.
 pub trait ReadAt {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     fn len(&self) -> u64;
 
     /// Whether there are no bytes.
@@ -17,10 +17,10 @@ pub trait ReadAt {
         self.len() == 0
     }
 
-    /// Fills `buffer` with the bytes from `offset` on.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
-    /// The error of the source; [`io::ErrorKind::UnexpectedEof`] when it ends before the buffer is full.
+    /// The source's error; [`io::ErrorKind::UnexpectedEof`] if the source ends before the buffer is full.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -48,25 +48,26 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
-/// How much a [`Cached`] keeps.
+/// The size of a [`Cached`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSize {
-    /// Bytes that are read at a time, at least 1.
+    /// Bytes in a chunk, which is read at once; at least 1.
     pub chunk: u64,
-    /// The most of them that are kept, at least 1.
+    /// Maximum number of chunks in the cache; at least 1.
     pub chunks: usize,
 }
 
 impl CacheSize {
-    /// One read of a disk's readahead size serves some thousand inodes, and 16 MiB are all of an image of 90,000 files.
+    /// A chunk has a disk's readahead size and holds some thousand inodes; 16 MiB hold all of an image of 90,000
+    /// files.
     const USUAL: Self = Self { chunk: 64 * 1024, chunks: 256 };
 }
 
-/// A source with a cache: chunks of 64 KiB, at most 16 MiB, unless it is given another size. The least recently used are
-/// dropped first. Reads of a chunk and more bypass the cache.
+/// A source with a cache, by default of chunks of 64 KiB, at most 16 MiB. The least recently used chunks are dropped
+/// first. Reads of a chunk or more bypass the cache.
 ///
-/// Reading metadata takes a few small reads an inode: put this around anything that makes a system call for each.
-/// Threads wait for each other while one reads.
+/// Reading metadata takes a few small reads per inode, so wrap any source that makes a system call per read. Threads
+/// wait for each other while one of them reads.
 #[derive(Debug)]
 pub struct Cached<S> {
     source: S,
@@ -77,7 +78,7 @@ pub struct Cached<S> {
 #[derive(Debug, Default)]
 struct Chunks {
     slots: Vec<Slot>,
-    /// From a chunk's number to its slot.
+    /// The slot of each chunk, by the chunk's number.
     index: HashMap<u64, usize>,
     clock: u64,
 }
@@ -90,26 +91,26 @@ struct Slot {
 }
 
 impl<S: ReadAt> Cached<S> {
-    /// Puts an empty cache around a source.
+    /// Wraps a source with an empty cache of the default size.
     #[must_use]
     pub fn new(source: S) -> Self {
         Self::with(source, CacheSize::USUAL)
     }
 
-    /// The same with a cache of this size.
+    /// Wraps a source with an empty cache of the given size.
     #[must_use]
     pub fn with(source: S, size: CacheSize) -> Self {
         Self { source, size, chunks: Mutex::default() }
     }
 
-    /// The source.
+    /// Returns the source.
     pub const fn get(&self) -> &S {
         &self.source
     }
 }
 
 impl Chunks {
-    /// The bytes of a chunk, read if they are not here.
+    /// Returns the bytes of a chunk, which is read if it is not in the cache.
     fn chunk(&mut self, source: &impl ReadAt, size: CacheSize, chunk: u64) -> io::Result<&[u8]> {
         self.clock = self.clock.saturating_add(1);
         let at = match self.index.get(&chunk) {
@@ -142,12 +143,12 @@ impl Chunks {
     }
 }
 
-/// The chunk of a byte.
+/// Returns the number of the chunk that contains a byte.
 fn at(offset: u64, size: CacheSize) -> u64 {
     offset.checked_div(size.chunk).unwrap_or_default()
 }
 
-/// How far into its chunk a byte is.
+/// Returns the offset of a byte in its chunk.
 fn within(offset: u64, size: CacheSize) -> u64 {
     offset.checked_rem(size.chunk).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The superblock, the composefs header before it and the device table, checked.
+//! Reads and checks the superblock, the header before it and the device table.
 
 use crc::{CRC_32_ISCSI, Crc};
 use zerocopy::IntoBytes as _;
@@ -12,7 +12,7 @@ use crate::erofs::layout::{
     RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
 };
 
-/// All features that are known; each of them either changes nothing for uncompressed data or is refused by name.
+/// All known features. Each of them either does not affect uncompressed data or is refused by name.
 const KNOWN: u32 = incompat::ZERO_PADDING
     | incompat::COMPR_CFGS
     | incompat::CHUNKED_FILE
@@ -29,32 +29,32 @@ pub struct BlockBits(u8);
 
 impl BlockBits {
     fn new(bits: u8) -> Result<Self, Corrupt> {
-        // 2^9 since tar entries have that alignment; above it, the kernel wants at most its page, which is up to 64 KiB.
+        // At least 2^9, the alignment of tar entries. The kernel's maximum is its page size, which is at most 64 KiB.
         match bits {
             9..=16 => Ok(Self(bits)),
             _ => Err(Corrupt::BlockBits(bits)),
         }
     }
 
-    /// Its binary logarithm, 9 to 16.
+    /// Returns the binary logarithm, 9 to 16.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(self) -> u64 {
         1_u64.wrapping_shl(u32::from(self.0))
     }
 
-    /// Where block `number` begins, or `None` beyond 2^64.
+    /// Returns the offset of block `number`, or `None` beyond 2^64.
     #[must_use]
     pub fn start(self, number: u64) -> Option<ByteOffset> {
         number.checked_mul(self.size()).map(ByteOffset)
     }
 
-    /// How far into its block `at` is.
+    /// Returns the offset of `at` in its block.
     pub(super) fn within(self, at: ByteOffset) -> u64 {
         at.0 & self.size().wrapping_sub(1)
     }
@@ -63,9 +63,9 @@ impl BlockBits {
 /// The header that composefs writes before the superblock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComposefsHeader {
-    /// Version of the header itself; 1 is the only one.
+    /// Version of the header. The only one is 1.
     pub header_version: u32,
-    /// Version of the rules that the image was made by: 0 or 1 by C composefs, 2 by composefs-rs.
+    /// Version of composefs's rules by which the image was made: 0 or 1 by C composefs, 2 by composefs-rs.
     pub version: u32,
     /// Whether an inode has a POSIX ACL. Without one, composefs images are mounted with `noacl`.
     pub has_acl: bool,
@@ -80,7 +80,7 @@ pub struct NativeHeader {
     pub has_tar: bool,
 }
 
-/// The superblock.
+/// The superblock, and the header before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
     /// Size of a block.
@@ -89,40 +89,40 @@ pub struct Superblock {
     pub compat: u32,
     /// `feature_incompat`: see [`incompat`].
     pub incompat: u32,
-    /// Number of inodes, as stated.
+    /// Number of inodes that the superblock states.
     pub inodes: u64,
-    /// Number of blocks in the image, as stated.
+    /// Number of blocks that the superblock states.
     pub blocks: u64,
-    /// Modification time that compact inodes count from, in seconds since 1970.
+    /// Base of the modification time of compact inodes, in seconds since 1970.
     pub epoch: i64,
     /// Nanoseconds of the modification time of compact inodes.
     pub fixed_nanoseconds: u32,
-    /// When the image was made, in seconds after `epoch`; 0 if the image does not state it.
+    /// Time at which the image was made, in seconds after `epoch`; 0 if the image does not state it.
     pub build_time: u32,
-    /// The volume's uuid; zeros for none.
+    /// UUID of the volume; zeros if it has none.
     pub uuid: [u8; 16],
-    /// The volume's name, to the first NUL.
+    /// Name of the volume, up to the first NUL.
     pub volume_name: [u8; 16],
-    /// The root directory.
+    /// Nid of the root directory.
     pub root: Nid,
-    /// A file that holds parts of other files, and the long xattr prefixes of some images.
+    /// Nid of a file that holds parts of other files, and the long xattr prefixes of some images.
     pub packed: Option<Nid>,
-    /// Whether name filters of xattrs hold.
+    /// Whether the name filters of xattrs are valid.
     pub has_xattr_filter: bool,
-    /// Long xattr prefix that names content fingerprints, for page cache sharing.
+    /// Number of the long xattr prefix that names content fingerprints, for page cache sharing.
     pub fingerprint_prefix: Option<u8>,
-    /// The header of composefs.
+    /// composefs's header.
     pub composefs: Option<ComposefsHeader>,
-    /// The header of Quire, in images of the native profile; `None` for versions before the first release.
+    /// Quire's header of a native image; `None` for images older than the first release.
     pub native: Option<NativeHeader>,
-    /// Where nid 0 is.
+    /// Offset of nid 0.
     pub(super) metadata: ByteOffset,
-    /// Where shared xattr 0 is.
+    /// Offset of the shared xattr with id 0.
     pub(super) shared_xattrs: ByteOffset,
 }
 
 impl Superblock {
-    /// Where an inode begins.
+    /// Returns the offset of an inode.
     pub(super) fn inode(&self, nid: Nid) -> Option<ByteOffset> {
         let slots = nid.0.checked_mul(SLOT_SIZE)?;
         self.metadata.0.checked_add(slots).map(ByteOffset)
@@ -136,15 +136,15 @@ pub struct DeviceSlot {
     pub tag: [u8; 64],
     /// Number of blocks in the device; 0 if the image does not state it.
     pub blocks: u64,
-    /// Block that the device begins at in the address space of all devices, or 0.
+    /// First block of the device in the common address space of all devices, or 0.
     pub first_block: u64,
-    /// Bytes in the device, or `None` where it was not said.
+    /// Length of the device in bytes; `None` if the image does not state it.
     pub(super) len: Option<u64>,
-    /// Where the device begins in the address space of all devices.
+    /// Offset of the device in the common address space of all devices.
     pub(super) start: Option<ByteOffset>,
 }
 
-/// Reads the superblock and the composefs header.
+/// Reads the superblock and the headers of composefs and Quire.
 pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), ReadError> {
     let at = ByteOffset(to_u64(SUPERBLOCK_OFFSET));
     let end = at.0.saturating_add(to_u64(size_of::<RawSuperblock>()));
@@ -232,8 +232,8 @@ fn native_header(source: &impl ReadAt) -> Result<Option<NativeHeader>, ReadError
 }
 
 impl Superblock {
-    /// Whether an inode may have a POSIX ACL: the value in the image's header, or `true` without a header. If `false`, a
-    /// mount with `noacl` behaves the same and is faster.
+    /// Whether an inode may have a POSIX ACL: the value in the image's header, or `true` without a header. If
+    /// `false`, mounting with `noacl` makes no difference and is faster.
     #[must_use]
     pub fn may_have_acl(&self) -> bool {
         match (self.composefs, self.native) {
@@ -245,7 +245,7 @@ impl Superblock {
 }
 
 impl ComposefsHeader {
-    /// The header of an image that is read as composefs's.
+    /// Checks the header's version, before the image is read as a composefs image.
     pub(super) fn check(self) -> Result<(), Unsupported> {
         match self.header_version {
             COMPOSEFS_HEADER_VERSION => Ok(()),
@@ -255,7 +255,7 @@ impl ComposefsHeader {
 }
 
 /// Compares the checksum: crc32c from the superblock to the end of its block, with the checksum as 0 and without the
-/// final inversion. Blocks that end before the superblock or with its beginning count from the superblock on in full.
+/// final inversion. If the block size is at most the superblock's offset, the length is the block size.
 /// Source: `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
 fn check_checksum(
     source: &impl ReadAt,

@@ -1,4 +1,4 @@
-//! From an image to a tree.
+//! Converts an image to a tree.
 
 use std::borrow::Cow;
 
@@ -19,38 +19,38 @@ use crate::verity::ObjectId;
 /// The interpretation of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// As the root file system that composefs made it from, as C's `composefs-info` and `composefs-dump` read it:
-    /// redirects and digests become external files, escaped overlay xattrs and whiteouts are unescaped. The whiteouts
-    /// `00` to `ff` and everything else that is meant for overlayfs is dropped.
+    /// The root file system that composefs made the image from, like C's `composefs-info` and `composefs-dump` read
+    /// it: redirects and digests become external files, and escaped overlay xattrs and whiteouts are unescaped. The
+    /// whiteouts `00` to `ff` and all other data meant for overlayfs are dropped.
     Composefs(Owners),
-    /// As the kernel shows it where EROFS is mounted by itself. Regular files are external without a location: their
-    /// bytes are read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
+    /// The file system that a plain EROFS mount shows. Regular files are external without a location: their bytes are
+    /// read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
     /// dropped.
     Plain,
 }
 
-/// The name that owns an inode. A composefs image does not state it.
+/// The rule for which name owns an inode. A composefs image does not state it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owners {
     /// The first name, depth first: the rule of C's tools.
     FirstMet,
-    /// The name that owned the inode when the image was written, found from the inode's place, so that the writer makes
-    /// the same image again. The first name if the place shows nothing.
+    /// The name that owned the inode when the image was written, so that the writer makes the same image again. It is
+    /// found from the inode's position, or is the first name if the position does not show it.
     AsWritten,
 }
 
-/// A tree, and values of the image that a tree does not hold.
+/// A tree, and values of its image that a tree does not hold.
 #[derive(Debug)]
 pub struct ImageTree {
     /// The tree.
     pub tree: Tree,
-    /// The nid of each inode, by its index in the tree.
+    /// The nid of each inode, by the inode's index in the tree.
     pub nids: Vec<Nid>,
-    /// The length of each inode in the image, in bytes. A tree does not hold that of directories.
+    /// The size in bytes of each inode in the image. A tree does not hold the size of directories.
     pub sizes: Vec<u64>,
 }
 
-/// The most bytes of a file inside a composefs image. Source: `LCFS_INLINE_CONTENT_MAX` in composefs
+/// Maximum size in bytes of a file inside a composefs image. Source: `LCFS_INLINE_CONTENT_MAX` in composefs
 /// `libcomposefs/lcfs-writer.h`.
 pub(super) const INLINE_CONTENT_MAX: u64 = 5000;
 
@@ -59,14 +59,15 @@ const ESCAPED: &[u8] = b"trusted.overlay.overlay.";
 const METACOPY: &[u8] = b"trusted.overlay.metacopy";
 const REDIRECT: &[u8] = b"trusted.overlay.redirect";
 const ESCAPED_WHITEOUT: &[u8] = b"trusted.overlay.overlay.whiteout";
-/// What marks a whiteout and its directory, besides.
+/// Further xattrs that mark a whiteout and its directory.
 const MARKS: [&[u8]; 3] =
     [b"trusted.overlay.overlay.whiteouts", b"user.overlay.whiteout", b"user.overlay.whiteouts"];
 
-/// Makes a tree of an image.
+/// Makes a tree from an image.
 ///
 /// # Errors
-/// [`ReadError`] of the image, [`ReadError::NotComposefs`], or [`Corrupt::Tree`] when a tree cannot hold an inode.
+/// [`ReadError`] if the image is invalid, unsupported or cannot be read; [`ReadError::NotComposefs`]; or
+/// [`Corrupt::Tree`] if a tree cannot hold an inode.
 pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, ReadError> {
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
@@ -78,23 +79,23 @@ pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, Rea
 pub(super) struct Reader<'i, S> {
     image: &'i Image<S>,
     view: View,
-    /// Of images over devices, which have the plain view.
+    /// The files of an image over devices, which has the plain view.
     native: Option<Files<'i>>,
     builder: Builder,
-    /// By a step's number: the inode in the tree; `None` for whiteouts, which are left out.
+    /// The inode in the tree for each step's number; `None` for whiteouts, which are left out.
     ids: Vec<Option<InodeId>>,
     pending: Pending,
     nids: Vec<Nid>,
     sizes: Vec<u64>,
     work: Budget,
-    /// Shared xattrs that were met.
+    /// Ids of the shared xattrs read so far.
     shared: HashSet<u32>,
     xattrs: Xattrs,
     /// A symlink's target or inline content.
     bytes: Vec<u8>,
 }
 
-/// What composefs keeps in xattrs.
+/// The data that composefs stores in xattrs.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Overlay<'a> {
     pub(super) metacopy: Option<&'a [u8]>,
@@ -129,7 +130,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         self.finish()
     }
 
-    /// Takes a name, and answers how many bytes besides the name it takes from the image.
+    /// Adds a name, and returns the number of bytes besides the name that it takes from the image.
     fn step(&mut self, step: &Step<'_>) -> Result<u64, ReadError> {
         let (inode, nid) = (&step.inode, step.inode.nid());
         let is_composefs = matches!(self.view, View::Composefs(_));
@@ -159,7 +160,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             composefs_xattrs(&mut self.builder, inode, &xattrs)
         } else {
             let hidden = self.native.as_ref().map(|files| &files.fingerprint[..]);
-            // Of our own images all that they were made of: what no mount shows is there for exports.
+            // A native image keeps all its xattrs, because exports need even those that no mount shows.
             let is_native = hidden.is_some();
             let is_kept = |it: &Xattr<'_>| (it.is_visible || is_native) && Some(it.name) != hidden;
             let visible = xattrs.iter().filter(is_kept);
@@ -189,7 +190,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         if self.view == View::Composefs(Owners::AsWritten)
             && self.image.is_needlessly_extended(inode)
         {
-            // C makes such inodes for what a dump gives 4 GiB or more, where that means nothing.
+            // C makes such inodes for a size of 4 GiB or more in a dump, even if the inode's type has no size.
             self.builder.state_size(id, 1 << 32);
         }
         debug_assert_eq!(id.index(), self.nids.len(), "the builder numbers inodes in order");
@@ -204,7 +205,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         Ok(kept)
     }
 
-    /// Names an inode, if it is clear now who owns it.
+    /// Inserts the name of an inode, unless the owner is decided later.
     fn name(&mut self, step: &Step<'_>, target: InodeId, link: Link) -> Result<(), ReadError> {
         if self.view == View::Composefs(Owners::AsWritten) {
             return Ok(());
@@ -215,10 +216,10 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         inserted.or_corrupt(step.inode.nid()).map_err(ReadError::from)
     }
 
-    /// Counts what xattrs cost; answers the bytes that were not met before.
+    /// Counts the work for an inode's xattrs, and returns the number of their bytes that were not counted before.
     fn charge(&mut self, inode: &Inode, xattrs: &Xattrs) -> Result<u64, Corrupt> {
         let count = to_u64(xattrs.len());
-        // The tree compares each name of a set with each.
+        // The tree compares each name of a set with each other.
         let compared = count.saturating_mul(count) / 16;
         self.work.spend(xattrs.bytes().saturating_add(compared))?;
         let shared = xattrs.shared.iter().filter(|(id, _)| self.shared.insert(*id));
@@ -244,7 +245,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
                 self.image.read_link_into(inode, bytes)?;
                 Node::Symlink(bytes)
             }
-            // Composefs writes whiteouts as empty files. One with data is a file that has the xattr.
+            // composefs writes whiteouts as empty files. A file with data is a regular file that has the xattr.
             FileType::Regular if overlay.is_whiteout && inode.size() == 0 => Node::CharDevice(0),
             FileType::Regular => Node::Regular(self.content(inode, overlay, xattrs, bytes)?),
         })
@@ -294,12 +295,13 @@ impl<'i, S: ReadAt> Reader<'i, S> {
     }
 }
 
-/// Whether an inode hides an object directory of the store from overlayfs, or is nothing that composefs writes.
+/// Whether an inode is a whiteout that hides an object directory from overlayfs. composefs escapes all other
+/// whiteouts.
 pub(super) fn is_real_whiteout(inode: &Inode) -> bool {
     inode.file_type() == FileType::CharDevice && inode.device_number() == 0
 }
 
-/// Sorts the xattrs of a composefs inode into those of the file it stands for and what overlayfs was to see.
+/// Separates the xattrs of a composefs inode into those of the represented file and those for overlayfs.
 pub(super) fn sort_xattrs<'a>(
     inode: &Inode,
     xattrs: &'a Xattrs,
@@ -333,8 +335,8 @@ fn composefs_xattrs<'a>(
     (builder.xattrs(set.iter().map(|(name, value)| (&name[..], *value))), overlay)
 }
 
-/// The digest in a `trusted.overlay.metacopy`: version 0, length of the whole, flags 0, algorithm, digest. Source: Linux
-/// `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
+/// Parses the digest in a `trusted.overlay.metacopy`: version 0, total length, flags 0, algorithm, digest. Source:
+/// Linux `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
 pub(super) fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
     let wrong = Corrupt::Metacopy { nid, len: metacopy.len() };
     let Some((&[0, len, 0, algorithm], digest)) = metacopy.split_first_chunk::<4>() else {
@@ -346,12 +348,12 @@ pub(super) fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
     object.ok_or(wrong)
 }
 
-/// Names that are inserted when it is clear who owns what. Inodes go by their steps' numbers here.
+/// Names that are inserted after the owners of all inodes are known. Inodes are identified by the numbers of steps.
 #[derive(Debug, Default)]
 struct Pending {
     links: Vec<PendingLink>,
     names: Vec<u8>,
-    /// Of all inodes, with the whiteouts that are left out later.
+    /// The nids of all inodes, including whiteouts that are left out later.
     nids: Vec<Nid>,
 }
 
@@ -359,7 +361,7 @@ struct Pending {
 struct PendingLink {
     parent: usize,
     target: usize,
-    /// Where the name ends in `Pending::names`; it begins where the one before ends.
+    /// End of the name in `Pending::names`, which is the start of the next name.
     name_end: usize,
 }
 
@@ -376,7 +378,7 @@ impl Pending {
         }
     }
 
-    /// Inserts the names of all inodes that are in the tree, each owner as such.
+    /// Inserts the names of all inodes that are in the tree, and marks the owners.
     fn insert(&self, ids: &[Option<InodeId>], builder: &mut Builder) -> Result<(), Corrupt> {
         let owners = self.owners();
         let id = |number: usize| ids.get(number).copied().flatten();
@@ -394,16 +396,16 @@ impl Pending {
         Ok(())
     }
 
-    /// Of each inode, which link owns it.
+    /// Returns for each inode the index of the link that owns it.
     ///
-    /// composefs writes inodes breadth first, siblings in byte order, and places one where the name is that owns it. So
-    /// when directories are gone through in the order of their nids, a name owns its inode if that is the one that comes
-    /// next. Should two names fit, both make the same image.
+    /// composefs writes inodes breadth first, siblings in byte order, and an inode at the position of the name that
+    /// owns it. So if directories are visited in the order of their nids, a name owns its inode if the inode is the
+    /// next one. If two names fit, both give the same image.
     fn owners(&self) -> Vec<usize> {
         const NONE: usize = usize::MAX;
         let mut order: Vec<usize> = (0..self.nids.len()).collect();
         order.sort_unstable_by_key(|number| self.nids.get(*number));
-        // The links of each directory together, in the order they are in.
+        // Group the links by directory, in their existing order.
         let mut links: Vec<usize> = (0..self.links.len()).collect();
         let parent = |at: &usize| self.links.get(*at).map(|link| link.parent);
         links.sort_by_key(parent);
@@ -434,7 +436,7 @@ impl Pending {
 }
 
 trait OrCorrupt<T> {
-    /// Says of which inode it is that a tree cannot hold it.
+    /// Adds the inode that the tree cannot hold to the error.
     fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt>;
 }
 

@@ -8,27 +8,28 @@ use super::source::ReadAt;
 use super::{Image, to_u64, to_usize};
 use crate::tree::{NAME_MAX, check_name};
 
-/// The most bytes in a path with its leading slash. Source: Linux `PATH_MAX` less the final NUL. No system call can name
-/// a longer one and mkfs.erofs does not make them; without a bound, paths in a chain of directories take the square of
-/// the image's length.
+/// Maximum length in bytes of a path with its leading slash. Source: Linux `PATH_MAX` less the final NUL. System
+/// calls do not accept longer paths, and mkfs.erofs does not make them. Without a limit, the paths in a chain of
+/// directories take the square of the image's length.
 pub const PATH_MAX: usize = 4095;
 
-/// The most bytes of names, inline xattrs, symlink targets and inline content that one walk takes from an image of `len`
-/// bytes: 4 for each byte, and 1 MiB. An image that uses each byte once takes less than one.
+/// Returns the maximum number of bytes of names, inline xattrs, symlink targets and inline content that one walk
+/// takes from an image of `len` bytes: 4 per byte of the image, plus 1 MiB. An image that uses each byte once takes
+/// less than one per byte.
 #[must_use]
 pub const fn kept_bound(len: u64) -> u64 {
     len.saturating_mul(4).saturating_add(1 << 20)
 }
 
-/// The most bytes of xattrs that are decoded from an image of `len` bytes in one conversion to a tree, where a shared one
-/// counts each time: 256 for each byte, and 64 MiB. A file takes about 50 bytes in the smallest image, so this lets each
-/// have 12 KiB of shared xattrs.
+/// Returns the maximum number of bytes of xattrs that one conversion to a tree decodes from an image of `len` bytes,
+/// counting a shared xattr each time: 256 per byte of the image, plus 64 MiB. A file takes about 50 bytes in the
+/// smallest image, so each file may have 12 KiB of shared xattrs.
 #[must_use]
 pub const fn work_bound(len: u64) -> u64 {
     len.saturating_mul(256).saturating_add(64 << 20)
 }
 
-/// What is left of a bound.
+/// A limit, and the part of it that is left.
 #[derive(Debug)]
 pub(super) struct Budget {
     bound: u64,
@@ -52,9 +53,9 @@ impl Budget {
 pub struct Step<'a> {
     /// The whole path with a leading slash; `/` for the root.
     pub path: &'a [u8],
-    /// Its last part; empty for the root.
+    /// Last component of the path; empty for the root.
     pub name: &'a [u8],
-    /// Number of the directory that has the name; that of the root is its own.
+    /// Number of the directory that contains the name; for the root, its own number.
     pub parent: usize,
     /// The inode of the name.
     pub inode: Inode,
@@ -64,15 +65,15 @@ pub struct Step<'a> {
     pub is_new: bool,
 }
 
-/// Goes through every name of an image depth first, siblings in byte order, the root first. Not an [`Iterator`], since
-/// the path is borrowed. Ends after an error.
+/// Walks every name of an image depth first, siblings in byte order, the root first. The walk ends after an error.
+/// `Walk` is not an [`Iterator`], because it returns a path that borrows from it.
 ///
-/// Also checks that directories have one name each, that `.` and `..` lead to the right directories, that entries
-/// state their inode's type, and that names are valid.
+/// The walk also checks that directories have one name each, that `.` and `..` refer to the right directories, that
+/// entries state their inode's type, and that names are valid.
 #[derive(Debug)]
 pub struct Walk<'i, S> {
     image: &'i Image<S>,
-    /// The directories above.
+    /// The open directories.
     stack: Vec<Level>,
     path: Vec<u8>,
     numbers: HashMap<Nid, usize>,
@@ -80,14 +81,14 @@ pub struct Walk<'i, S> {
     started: bool,
 }
 
-/// A step without what it lends.
+/// A [`Step`] without its borrowed path.
 #[derive(Debug)]
 struct Advanced {
     parent: usize,
     inode: Inode,
     number: usize,
     is_new: bool,
-    /// Where the name begins in the path.
+    /// Offset of the name in the path.
     name: usize,
 }
 
@@ -96,15 +97,15 @@ struct Advanced {
 struct Level {
     number: usize,
     nid: Nid,
-    /// Each entry: 8 bytes of nid, type, length of the name, name.
+    /// The entries, each as 8 bytes of nid, type, length of the name, and name.
     entries: Vec<u8>,
     at: usize,
-    /// Of its path, which is empty for the root.
+    /// Length of the directory's path in bytes; 0 for the root.
     path_len: usize,
 }
 
 impl Level {
-    /// The next entry's nid, type and name.
+    /// Returns the next entry's nid, type and name.
     fn next(&mut self) -> Option<(Nid, u8, &[u8])> {
         let (nid, rest) = self.entries.get(self.at..)?.split_first_chunk::<8>()?;
         let ([file_type, len], rest) = rest.split_first_chunk::<2>()?;
@@ -115,10 +116,10 @@ impl Level {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// Goes through every name, depth first.
+    /// Walks every name, depth first.
     #[must_use]
     pub fn walk(&self) -> Walk<'_, S> {
-        // As many as the image says, but no more than fit in it with 32 bytes of names and the like for each.
+        // The number that the image states, capped at what fits: 64 bytes for each inode with its names.
         let inodes = self.superblock.inodes.min(self.source.len() / 64);
         Walk {
             image: self,
@@ -132,10 +133,10 @@ impl<S: ReadAt> Image<S> {
 }
 
 impl<S: ReadAt> Walk<'_, S> {
-    /// The next name, or `None` at the end.
+    /// Returns the next name, or `None` at the end.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the image is invalid, unsupported or cannot be read.
     #[expect(
         clippy::should_implement_trait,
         reason = "the path is lent, which Iterator cannot say"
@@ -193,7 +194,7 @@ impl<S: ReadAt> Walk<'_, S> {
         Ok(Some(Advanced { parent, inode, number, is_new, name }))
     }
 
-    /// The number of an inode, and whether it is new.
+    /// Returns the number of an inode, and whether it is new.
     fn number(&mut self, nid: Nid) -> (usize, bool) {
         let next = self.numbers.len();
         let number = *self.numbers.entry(nid).or_insert(next);

@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Reads extended attributes.
 
 use std::ops::Range;
 
@@ -16,21 +16,21 @@ use crate::erofs::layout::{
 };
 use crate::tree::{TreeError, XATTR_NAME_MAX};
 
-/// The most bytes of an escaped name on the disk: composefs escapes `trusted.overlay.` with `overlay.` more, and C's writer does
-/// not look at the length after that. What is not undone so is refused when it gets into a tree.
+/// Maximum length in bytes of an escaped name on disk. composefs inserts `overlay.` into `trusted.overlay.` to escape
+/// a name, and C's writer does not check the length after that. A name that stays too long is refused by the tree.
 const ESCAPED_NAME_MAX: usize = XATTR_NAME_MAX + 8;
 
-/// The most bytes that the names of an inode's xattrs take, each with a final NUL. Source: Linux `XATTR_LIST_MAX`:
-/// beyond it the kernel cannot list them.
+/// Maximum total length in bytes of the names of an inode's xattrs, each with a final NUL. Source: Linux
+/// `XATTR_LIST_MAX`, beyond which the kernel cannot list them.
 pub const XATTR_LIST_MAX: usize = 65536;
-/// More bytes than the xattrs of one inode can take: 65,535 units of 4 bytes behind it, and 255 shared ones with a
-/// name's rest of 255 bytes and a value of 65,535 each.
+/// Upper bound in bytes of the xattrs of one inode: 65,535 units of 4 bytes after the inode, and 255 shared xattrs,
+/// each with a name of 255 bytes without its prefix and a value of 65,535 bytes.
 pub const XATTRS_BYTES_MAX: usize = 17 << 20;
 
-/// Lustre's prefix: known to mkfs.erofs, shown by no kernel.
+/// Lustre's prefix, which mkfs.erofs knows and no kernel shows.
 const LUSTRE: (u8, &[u8]) = (5, b"lustre.");
 
-/// A prefix of names of which many inodes have one.
+/// A prefix of xattr names from the image's table.
 #[derive(Debug)]
 pub(super) struct LongPrefix {
     base: u8,
@@ -38,7 +38,7 @@ pub(super) struct LongPrefix {
 }
 
 impl LongPrefix {
-    /// The whole prefix, which may be a name by itself.
+    /// Returns the whole prefix, which may be a complete name.
     pub(super) fn name(&self) -> Vec<u8> {
         [short_prefix(self.base).unwrap_or_default(), &self.infix].concat()
     }
@@ -56,21 +56,21 @@ pub struct Xattr<'a> {
     pub name: &'a [u8],
     /// The value, at most 65,535 bytes.
     pub value: &'a [u8],
-    /// Whether the kernel shows it when EROFS is mounted by itself. It does not show prefixes that it does not know.
+    /// Whether the kernel shows the xattr in a plain EROFS mount. It hides prefixes that it does not know.
     pub is_visible: bool,
 }
 
-/// The xattrs of an inode, inline ones first, then shared ones, each in the image's order.
+/// The xattrs of an inode: first the inline ones, then the shared ones, each in the image's order.
 #[derive(Debug, Default)]
 pub struct Xattrs {
-    /// What is behind the inode.
+    /// The bytes after the inode.
     body: Vec<u8>,
-    /// Names and values of `items`.
+    /// The names and values of `items`.
     bytes: Vec<u8>,
     items: Vec<Item>,
-    /// Bytes of the names with a NUL each.
+    /// Total length in bytes of the names, each with a NUL.
     names: usize,
-    /// The id and size of shared ones, to count each once.
+    /// The id and size of each shared xattr, to count each once.
     pub(super) shared: Vec<(u32, u64)>,
 }
 
@@ -82,13 +82,13 @@ struct Item {
 }
 
 impl Xattrs {
-    /// No xattrs.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Number of xattrs.
+    /// Returns the number of xattrs.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.items.len()
@@ -100,7 +100,7 @@ impl Xattrs {
         self.items.is_empty()
     }
 
-    /// The xattrs, one after the other.
+    /// Iterates over the xattrs.
     #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Xattr<'_>> + Clone {
         self.items.iter().map(|item| Xattr {
@@ -110,13 +110,13 @@ impl Xattrs {
         })
     }
 
-    /// The value of an xattr.
+    /// Returns the value of the xattr with this name.
     #[must_use]
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.iter().find(|xattr| xattr.name == name).map(|xattr| xattr.value)
     }
 
-    /// Bytes of all names and values.
+    /// Returns the total length of all names and values in bytes.
     pub(super) fn bytes(&self) -> u64 {
         to_u64(self.bytes.len())
     }
@@ -125,7 +125,7 @@ impl Xattrs {
         self.bytes.get(range.clone()).expect("kept with the bytes it is of")
     }
 
-    /// No name may be there twice.
+    /// Checks that no name occurs twice.
     fn check_unique(&self, nid: Nid) -> Result<(), Corrupt> {
         let mut names: Vec<&[u8]> = self.iter().map(|xattr| xattr.name).collect();
         names.sort_unstable();
@@ -137,7 +137,8 @@ impl Xattrs {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// The table of long prefixes: in the packed inode where there is one, unless the image says otherwise.
+    /// Reads the table of long prefixes. It is in the packed inode if there is one, unless a feature bit says
+    /// otherwise.
     pub(super) fn long_prefixes(&self, raw: &RawSuperblock) -> Result<Vec<LongPrefix>, ReadError> {
         let plain = self.superblock.compat & compat::PLAIN_XATTR_PFX != 0;
         let packed = match self.superblock.packed.filter(|_| !plain && raw.xattr_prefix_count != 0)
@@ -177,10 +178,10 @@ impl<S: ReadAt> Image<S> {
             .collect()
     }
 
-    /// The xattrs of an inode.
+    /// Reads the xattrs of an inode.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if an xattr is invalid or cannot be read.
     pub fn xattrs(&self, inode: &Inode) -> Result<Xattrs, ReadError> {
         let mut xattrs = Xattrs::new();
         self.read_xattrs(inode, &mut xattrs)?;
@@ -190,7 +191,7 @@ impl<S: ReadAt> Image<S> {
     /// Like [`xattrs`](Self::xattrs), but reuses the memory of `xattrs`.
     ///
     /// # Errors
-    /// [`ReadError`]. `xattrs` is then empty.
+    /// As [`xattrs`](Self::xattrs); the set is then empty.
     pub fn read_xattrs(&self, inode: &Inode, xattrs: &mut Xattrs) -> Result<(), ReadError> {
         let mut body = std::mem::take(&mut xattrs.body);
         let read = self.decode(inode, &mut body, xattrs);
@@ -231,7 +232,7 @@ impl<S: ReadAt> Image<S> {
             let need = entry_size(raw);
             let (data, left) = (data_size(raw), inline.len());
             let data = rest.get(..data).ok_or(Corrupt::XattrEntry { nid, at, need, left })?;
-            // mkfs.erofs pads with zeros where it is told to leave room.
+            // mkfs.erofs pads with zeros if it has to leave room.
             if raw.e_name_len != 0 || raw.e_name_index != 0 || raw.e_value_size.get() != 0 {
                 self.push(nid, raw, data, filter, xattrs)?;
             }
@@ -254,7 +255,7 @@ impl<S: ReadAt> Image<S> {
         Ok(())
     }
 
-    /// Adds an entry of which `data` is the name's rest and the value.
+    /// Adds an entry. `data` is the name without its prefix, and the value.
     fn push(
         &self,
         nid: Nid,
@@ -308,15 +309,16 @@ impl<S: ReadAt> Image<S> {
         Ok(())
     }
 
-    /// The value of one xattr. Reads nothing else if the inode's name filter shows that the name is absent.
+    /// Reads the value of one xattr. If the inode's name filter shows that the name is absent, only the header is
+    /// read.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if an xattr of the inode is invalid or cannot be read.
     pub fn xattr(&self, inode: &Inode, name: &[u8]) -> Result<Option<Vec<u8>>, ReadError> {
         if inode.xattrs_size == 0 {
             return Ok(None);
         }
-        // Lustre's names may be stored under their prefix or under none, so the filter cannot be asked.
+        // Lustre's names may be stored with or without their prefix, so the filter cannot be used.
         if self.superblock.has_xattr_filter && !name.starts_with(LUSTRE.1) {
             let part = Part::Xattrs(inode.nid());
             let header: RawXattrHeader = self.fetch_raw(inode.xattrs, part)?;
@@ -332,18 +334,18 @@ impl<S: ReadAt> Image<S> {
     }
 }
 
-/// Whether a name filter says that a name is not there.
+/// Whether a name filter shows that a name is absent.
 fn denies(filter: u32, base: u8, rest: &[u8]) -> bool {
     let bit = xxh32(rest, XATTR_FILTER_SEED.wrapping_add(base.into())) % u32::BITS;
     filter & 1_u32.wrapping_shl(bit) != 0
 }
 
-/// Bytes of an entry's name and value.
+/// Returns the length of an entry's name and value in bytes.
 fn data_size(raw: &RawXattrEntry) -> usize {
     usize::from(raw.e_name_len).saturating_add(raw.e_value_size.get().into())
 }
 
-/// Bytes of an entry with padding.
+/// Returns the length of an entry with padding in bytes.
 fn entry_size(raw: &RawXattrEntry) -> usize {
     size_of::<RawXattrEntry>().saturating_add(data_size(raw)).next_multiple_of(4)
 }

@@ -1,8 +1,8 @@
-//! The composefs profile: what the tree becomes before it is laid out.
+//! The composefs profile, which transforms the tree before the layout.
 //!
-//! overlayfs is to make a file system of the image and a directory of objects. So a file with its bytes elsewhere gets
-//! the xattrs of a metacopy; what the source itself has of overlayfs' xattrs and whiteouts is escaped, to be unescaped
-//! by overlayfs; and the object directories `00` to `ff` are hidden by real whiteouts. Section 3 of
+//! overlayfs makes a file system of the image and a directory of objects. Therefore a file whose bytes are in an
+//! object gets the xattrs of a metacopy; overlayfs xattrs and whiteouts of the source are escaped, and overlayfs
+//! unescapes them; and real whiteouts hide the object directories `00` to `ff`. Section 3 of
 //! `docs/format/erofs-profile.md` has the rules.
 
 use std::borrow::Cow;
@@ -16,20 +16,20 @@ use crate::erofs::layout::file_type;
 use crate::tree::{Content, External, Inode, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
 use crate::verity::Algorithm;
 
-/// composefs' limit of what is in an image itself, in bytes. `LCFS_INLINE_CONTENT_MAX` in `lcfs-writer.h`.
+/// composefs's limit of a file's content in the image, in bytes. `LCFS_INLINE_CONTENT_MAX` in `lcfs-writer.h`.
 const INLINE_MAX: usize = 5000;
-/// composefs' limit of an inode's xattrs, by its own account. `LCFS_INODE_EXTERNAL_XATTR_MAX` in `lcfs-writer.h`.
+/// composefs's limit of an inode's xattrs, as it counts them. `LCFS_INODE_EXTERNAL_XATTR_MAX` in `lcfs-writer.h`.
 const XATTRS_MAX: u64 = 32767;
-/// Chunks are blocks or larger, and `CHUNK_BLKBITS_MASK` ends at 2^31 blocks.
+/// Binary logarithm of a chunk's size: at least a block, and at most the 2^31 blocks of `CHUNK_BLKBITS_MASK`.
 const CHUNK_BITS: std::ops::RangeInclusive<u32> = 12..=43;
-/// Chunks that one file may have: as many as block numbers of 4 bytes go into a block.
+/// Maximum number of chunks in a file: the number of 4-byte block numbers in a block.
 const CHUNKS_MAX: u64 = 1024;
 
 const SELINUX: &[u8] = b"security.selinux";
-/// What makes a file a whiteout that overlayfs unescapes, with privileges and without.
+/// Xattrs that make a file a whiteout that overlayfs unescapes, with privileges and without.
 const WHITEOUT: [(&[u8], &[u8]); 2] =
     [(b"trusted.overlay.overlay.whiteout", b""), (b"user.overlay.whiteout", b"")];
-/// What says that a directory has such; the last two since version 1.
+/// Xattrs that mark a directory with such whiteouts; the last two since version 1.
 const WHITEOUTS: [(&[u8], &[u8]); 4] = [
     (b"trusted.overlay.overlay.whiteouts", b""),
     (b"user.overlay.whiteouts", b""),
@@ -37,17 +37,17 @@ const WHITEOUTS: [(&[u8], &[u8]); 4] = [
     (b"user.overlay.opaque", b"x"),
 ];
 
-/// An inode of the image. 16 bytes, since there is one for each.
+/// An inode of the image, in 16 bytes, because there are many.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
     pub(super) source: Source,
-    /// Blocks of data. A directory has less than 2^32 entries, of at most 267 bytes each.
+    /// Number of data blocks. 32 bits suffice: a directory has less than 2^32 entries of at most 267 bytes each.
     pub(super) blocks: u32,
-    /// Bytes of data behind the inode.
+    /// Bytes of data after the inode.
     pub(super) tail: u16,
-    /// The larger form.
+    /// Whether the inode has the extended form.
     pub(super) extended: bool,
-    /// A directory that has whiteouts.
+    /// Whether the inode is a directory with whiteouts.
     whiteouts: bool,
 }
 const _: () = assert!(size_of::<Item>() == 16);
@@ -58,35 +58,36 @@ impl Item {
     }
 }
 
-/// What an inode's data is.
+/// The data of an inode in the image.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Data<'a> {
     Directory,
     Symlink(&'a [u8]),
     Inline(&'a [u8]),
-    /// A file full of holes, for its size.
+    /// A file of this size that consists of holes.
     Chunks {
         size: u64,
         bits: u32,
         chunks: u64,
     },
-    /// A device of this number.
+    /// A device number.
     Device(u32),
     Nothing,
 }
 
-/// What an inode is in the image.
+/// The fields and data of an inode in the image.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Facts<'a> {
     pub(super) mode: u16,
     pub(super) nlink: u32,
     pub(super) metadata: Metadata,
     pub(super) data: Data<'a>,
-    /// The source gives something without data 4 GiB or more.
+    /// Whether the source states a size of 4 GiB or more for an inode without data.
     pub(super) large: bool,
 }
 
-/// A char device 0:0 is a whiteout to overlayfs. Images have 32 bits of a device number.
+/// Whether the inode is a character device 0:0, which is a whiteout to overlayfs. Images store 32 bits of a device
+/// number.
 fn is_whiteout(inode: &Inode<'_>) -> bool {
     inode.external().is_none()
         && matches!(inode.node(), Node::CharDevice(number) if device_number(number) == 0)
@@ -96,25 +97,25 @@ fn device_number(number: u64) -> u32 {
     u32::try_from(number & 0xffff_ffff).expect("masked")
 }
 
-/// Every inode of the image, in its order, with the xattrs it has.
+/// Every inode of the image, in order, with its xattrs.
 #[derive(Debug)]
 pub(super) struct Survey<'a> {
     tree: &'a Tree,
     records: OverlayNames,
     pub(super) version: Version,
-    /// Breadth first from the root; an inode comes where the name is that owns it.
+    /// The inodes breadth first from the root, each at the position of the name that owns it.
     pub(super) items: Vec<Item>,
-    /// What compact inodes have.
+    /// The modification time of compact inodes.
     pub(super) earliest: Timestamp,
     pub(super) xattrs: Xattrs<'a>,
     pub(super) has_acl: bool,
-    /// The image's sets by the tree's, [`SetId::UNKNOWN`] before they are made.
+    /// The image's xattr sets by the tree's; [`SetId::UNKNOWN`] until they are made.
     plain: Vec<SetId>,
-    /// Those that something was added to.
+    /// Sets to which xattrs were added.
     special: BTreeMap<(XattrsId, Role), SetId>,
 }
 
-/// What an inode gets besides its own xattrs, other than by being external.
+/// The role of an inode, which determines the xattrs that are added, besides those of external files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     Plain,
@@ -152,7 +153,7 @@ impl<'a> Survey<'a> {
         Ok(survey)
     }
 
-    /// Finds the inodes. Answers whether there is a whiteout among them.
+    /// Finds the inodes, and returns whether there is a whiteout among them.
     fn list(&mut self) -> bool {
         let mut any = false;
         self.items.push(Item::new(Source::Tree(InodeId::ROOT)));
@@ -227,7 +228,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The set of xattrs that an inode has besides its [`FilePairs`].
+    /// Returns the set of an inode's xattrs without its [`FilePairs`].
     pub(super) fn set_of(&self, item: &Item) -> SetId {
         let (xattrs, role) = self.role(item);
         self.find_set(xattrs, role).expect("sets were made for all items")
@@ -275,7 +276,7 @@ impl<'a> Survey<'a> {
         Ok(id)
     }
 
-    /// Refuses a file that the image cannot have.
+    /// Refuses a file that the image cannot represent.
     fn check_external(&self, inode: &Inode<'_>, external: External) -> Result<(), WriteError> {
         if chunks_of(external.size).1 > CHUNKS_MAX {
             return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });
@@ -284,7 +285,7 @@ impl<'a> Survey<'a> {
         if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
             return Err(WriteError::ObjectAlgorithm { path: inode.path() });
         }
-        // C begins a new account for what it adds itself.
+        // C counts the xattrs that it adds itself separately.
         let (metacopy, redirect) = FilePairs::of(external).value_lengths(self.tree);
         let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
         let bytes = header
@@ -318,7 +319,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The type that dirents say.
+    /// Returns the file type in dirents.
     pub(super) fn file_type(&self, source: Source) -> u8 {
         match source {
             Source::Tree(id) => file_type_of(&self.tree.inode(id)),
@@ -334,8 +335,8 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// The entries of a directory. Only root's overlays may have to hide objects: since Linux 6.5 nothing shows them, and those of
-/// users need a newer one.
+/// Lists a directory. Only root's overlays may have to hide objects: overlayfs itself hides them since Linux 6.5, and
+/// overlays of users need a newer kernel than that.
 fn survey_listing<'a>(directory: &Inode<'a>, records: OverlayNames) -> Listing<'a> {
     if records == OverlayNames::TRUSTED {
         Listing::of(directory)
@@ -344,7 +345,7 @@ fn survey_listing<'a>(directory: &Inode<'a>, records: OverlayNames) -> Listing<'
     }
 }
 
-/// What a source's xattr is called in the image.
+/// Returns the name in the image of a source's xattr.
 fn escape(name: &[u8], records: OverlayNames) -> Cow<'_, [u8]> {
     match name.strip_prefix(records.overlay) {
         Some(rest) => Cow::Owned([records.escaped, rest].concat()),
@@ -352,10 +353,10 @@ fn escape(name: &[u8], records: OverlayNames) -> Cow<'_, [u8]> {
     }
 }
 
-/// What composefs counts for an inode that has any xattrs: the header of them.
+/// Bytes that composefs counts for an inode with xattrs: their header.
 const XATTRS_HEADER: u64 = 12;
 
-/// And for each of them: the entry, and what the padding may take.
+/// Returns the bytes that composefs counts for an xattr: the entry and the maximum padding.
 const fn account_pair(name: &[u8], value_len: usize) -> u64 {
     (7 + name.len() + value_len) as u64
 }
@@ -365,22 +366,22 @@ fn account<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> u6
     header + pairs.map(|(name, value)| account_pair(name, value.len())).sum::<u64>()
 }
 
-/// A set of xattrs that something is added to.
+/// A set of xattrs to which the profile's xattrs are added.
 #[derive(Debug, Default)]
 struct Draft<'a> {
     pairs: Vec<(Cow<'a, [u8]>, &'a [u8])>,
-    /// The account of what was added, less what it replaced.
+    /// The counted bytes of the added xattrs, less those of the replaced ones.
     added: u64,
 }
 
 struct Refused;
 
 impl<'a> Draft<'a> {
-    /// Adds a pair or replaces the value of one.
+    /// Adds a pair, or replaces the value of an existing one.
     ///
-    /// C's account of an inode's xattrs begins anew with what the profile adds, and is unsigned: so when a value is
-    /// replaced that is longer than all that was added before, C refuses the inode, and so do we. Unless it is the
-    /// only xattr, with which the account begins in any case.
+    /// C counts an inode's xattrs again from 0 for those that the profile adds, in an unsigned number. If a replaced
+    /// value is longer than all xattrs added before, C therefore refuses the inode, and so does this function. An
+    /// exception is a value that is the only xattr, because the count then starts with it.
     fn put(&mut self, name: &'static [u8], value: &'static [u8]) -> Result<(), Refused> {
         let new = account_pair(name, value.len());
         let is_only = self.pairs.len() == 1;
@@ -408,7 +409,7 @@ fn file_pairs(tree: &Tree, source: Source) -> Option<FilePairs> {
     }
 }
 
-/// The size of chunks, as a power of 2, and the number of chunks of a file with this many bytes.
+/// Returns the binary logarithm of the chunk size, and the number of chunks, for a file of `size` bytes.
 fn chunks_of(size: u64) -> (u32, u64) {
     let bits =
         (u64::BITS - (size - 1).leading_zeros()).clamp(*CHUNK_BITS.start(), *CHUNK_BITS.end());
@@ -446,7 +447,7 @@ fn facts_of<'a>(inode: &Inode<'a>) -> Facts<'a> {
     facts
 }
 
-/// The type that dirents say; an escaped whiteout is a file.
+/// Returns the file type in dirents. An escaped whiteout is a regular file.
 fn file_type_of(inode: &Inode<'_>) -> u8 {
     if inode.external().is_some() {
         return file_type::REGULAR;

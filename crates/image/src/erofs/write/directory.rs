@@ -1,4 +1,4 @@
-//! Directories as they are written.
+//! Writes directories.
 
 use std::io;
 use std::ops::Range;
@@ -15,11 +15,11 @@ use crate::erofs::layout::RawDirent;
 pub(super) struct Dirent<'a> {
     pub(super) name: &'a [u8],
     pub(super) nid: u32,
-    /// The type that it says.
+    /// A value of [`file_type`](crate::erofs::layout::file_type).
     pub(super) file_type: u8,
 }
 
-/// Writes those blocks of a directory that are `wanted`, where the one after the last of its `blocks` is its tail.
+/// Writes the `wanted` blocks of a directory. The block with the index `blocks` is its tail.
 pub(super) fn put_directory<'a>(
     entries: impl Iterator<Item = Dirent<'a>>,
     blocks: u32,

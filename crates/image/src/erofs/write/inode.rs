@@ -1,4 +1,4 @@
-//! Inodes as they are written.
+//! Writes inodes.
 
 use std::io;
 
@@ -13,14 +13,14 @@ use crate::tree::Metadata;
 /// The form of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// 32 bytes.
+    /// A [`RawCompactInode`] of 32 bytes.
     Compact,
-    /// 64 bytes.
+    /// A [`RawExtendedInode`] of 64 bytes.
     Extended,
 }
 
 impl Form {
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub(super) const fn size(self) -> u64 {
         let size = match self {
             Self::Compact => size_of::<RawCompactInode>(),
@@ -30,12 +30,11 @@ impl Form {
     }
 }
 
-/// What an inode says.
+/// The values of an inode's fields.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
-    /// Data layout.
+    /// One of the data layouts, such as [`LAYOUT_FLAT_PLAIN`](crate::erofs::layout::LAYOUT_FLAT_PLAIN).
     pub(super) layout: u16,
-    /// `i_xattr_icount`.
     pub(super) icount: u16,
     pub(super) mode: u16,
     pub(super) nlink: u32,
@@ -46,7 +45,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The compact form has no time of its own: the superblock's `epoch` and `fixed_nsec` have to be that.
+    /// Writes the inode. The compact form stores no time, so the time must be the superblock's `epoch` and
+    /// `fixed_nsec`.
     pub(super) fn put(&self, form: Form, out: &mut Output<impl io::Write>) {
         let format = self.layout << FORMAT_LAYOUT_SHIFT;
         let Metadata { uid, gid, mtime, .. } = self.metadata;
@@ -86,7 +86,7 @@ impl Record {
     }
 }
 
-/// `i_xattr_icount` of so many bytes.
+/// Returns `i_xattr_icount` for xattrs of `xattrs` bytes.
 pub(super) fn icount(xattrs: usize) -> u16 {
     let entries = match xattrs.checked_sub(size_of::<RawXattrHeader>()) {
         None => 0,

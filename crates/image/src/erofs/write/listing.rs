@@ -1,18 +1,18 @@
-//! What a directory of the image has: the tree's entries, `.` and `..`, and in the root what hides the objects.
+//! Lists a directory of the image: the tree's entries, `.` and `..`, and in the root the whiteouts that hide objects.
 
 use std::iter::Peekable;
 
 use crate::tree::{Children, Entry, Inode, InodeId};
 
-/// Where an inode comes from.
+/// The origin of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Tree(InodeId),
-    /// A whiteout in the root that hides the object directory of this byte.
+    /// A whiteout in the root that hides the object directory for this byte.
     Shadow(u8),
 }
 
-/// The shadows, by name.
+/// The bytes and names of all shadows, ordered by name.
 pub(super) static SHADOWS: [(u8, [u8; 2]); 256] = {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut shadows = [(0, [0; 2]); 256];
@@ -27,16 +27,16 @@ pub(super) static SHADOWS: [(u8, [u8; 2]); 256] = {
     }
 };
 
-/// An entry of a directory, as the image has it.
+/// An entry of a directory in the image.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listed<'a> {
     pub(super) name: &'a [u8],
     pub(super) source: Source,
-    /// This name owns the inode.
+    /// Whether this name owns the inode.
     pub(super) owns: bool,
 }
 
-/// The entries of a directory in byte order: children, shadows, `.` and `..`.
+/// Iterates over the entries of a directory in byte order: children, shadows, `.` and `..`.
 #[derive(Debug)]
 pub(super) struct Listing<'a> {
     children: Peekable<Children<'a>>,
@@ -47,7 +47,7 @@ pub(super) struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    /// Without shadows, for images that are mounted by themselves.
+    /// Lists a directory without shadows, for images that are mounted without an overlay.
     pub(super) fn plain(directory: &Inode<'a>) -> Self {
         Self { shadows: &[], ..Self::of(directory) }
     }
@@ -79,7 +79,7 @@ impl<'a> Iterator for Listing<'a> {
         if let [(_, name), rest @ ..] = self.shadows
             && child == Some(name)
         {
-            // The source has that name itself.
+            // The source itself has this name, so no shadow is added.
             self.shadows = rest;
         }
         let dot = self.dots.first().copied();

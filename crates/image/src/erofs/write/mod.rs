@@ -1,4 +1,4 @@
-//! The writer: makes an image from a tree in two passes, layout and stream, so the image is never in memory.
+//! The writer, which makes an image from a tree in two passes, layout and stream, so the image is never in memory.
 
 mod composefs;
 mod directory;
@@ -24,26 +24,27 @@ use plan::Plan;
 /// The kind of image that the writer makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
-    /// Data is objects, which overlayfs finds through xattrs. The same bytes as C's `mkcomposefs` makes.
+    /// Data is in objects, which overlayfs finds through xattrs. The image has the same bytes as that of C's
+    /// `mkcomposefs`.
     Composefs(Versions),
-    /// The same for overlays of user namespaces (`userxattr`). It is for a tree that [`for_user`](crate::tree::for_user)
-    /// made, and nothing but the kernel reads it.
+    /// Like `Composefs`, for overlays in user namespaces (`userxattr`). The tree must come from
+    /// [`for_user`](crate::tree::for_user). Only the kernel reads such images.
     Stubs,
-    /// Data is in the image, which needs nothing else to be mounted.
+    /// Data is in the image, which can be mounted without other files.
     Standalone(Standalone),
 }
 
-/// A version of composefs' rules.
+/// A version of composefs's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// The first.
+    /// The first version.
     V0,
-    /// Marks directories with whiteouts with `opaque=x`, as overlayfs needs it since Linux 6.8.
+    /// Also marks directories with whiteouts with `opaque=x`, which overlayfs requires since Linux 6.8.
     V1,
 }
 
 impl Version {
-    /// The number that the image's header has.
+    /// Returns the version's number in the image's header.
     #[must_use]
     pub const fn number(self) -> u32 {
         match self {
@@ -53,19 +54,19 @@ impl Version {
     }
 }
 
-/// The versions that an image may have. The writer takes the lowest one that can hold the tree.
+/// The versions that an image may have. The writer uses the lowest one that can represent the tree.
 ///
 /// A `max` below `min` counts as `min`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Versions {
-    /// The lowest version.
+    /// Lowest version.
     pub min: Version,
-    /// The highest version.
+    /// Highest version.
     pub max: Version,
 }
 
 impl Default for Versions {
-    /// Any.
+    /// Allows all versions.
     fn default() -> Self {
         Self { min: Version::V0, max: Version::V1 }
     }
@@ -76,130 +77,132 @@ impl Default for Versions {
 pub struct Summary {
     /// Length of the image in bytes.
     pub bytes: u64,
-    /// The version of composefs' rules that it has; `None` in other profiles.
+    /// The version of composefs's rules that the image has; `None` in other profiles.
     pub version: Option<Version>,
-    /// Number of inodes in it, with those that the profile adds.
+    /// Number of inodes in the image, including those that the profile adds.
     pub inodes: u64,
 }
 
-/// Why an image could not be written, or is incomplete.
+/// The reason why an image cannot be written, or is incomplete.
 ///
-/// Except for [`WriteError::Output`] and those about contents, nothing was written. Paths begin with a slash and are shown with escapes.
+/// Except for [`WriteError::Output`] and errors about contents, nothing was written. Messages show paths with a
+/// leading slash and with escapes.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// More xattrs than composefs gives an inode.
+    /// An inode has more xattrs than composefs allows.
     #[error(
         "\"{}\" has {bytes} bytes of xattrs, more than the 32767 of an inode",
         path.escape_ascii()
     )]
     XattrSpace {
-        /// The inode.
+        /// Path of the inode.
         path: Vec<u8>,
-        /// By composefs' account: 12, and for each xattr 7 and the bytes of its whole name and value.
+        /// Size of the xattrs as composefs counts it: 12, and for each xattr 7 plus the length of its whole name and
+        /// value.
         bytes: u64,
     },
-    /// An inode has an xattr that the profile uses itself, with a value so long that C composefs refuses the inode.
+    /// An inode has an xattr that the profile itself uses, with a value so long that C composefs refuses the inode.
     #[error(
         "\"{}\" has its own xattr \"{}\", which the image needs for a whiteout",
         path.escape_ascii(),
         name.escape_ascii()
     )]
     XattrInTheWay {
-        /// The inode.
+        /// Path of the inode.
         path: Vec<u8>,
-        /// Name that the xattr would have in the image.
+        /// Name of the xattr in the image.
         name: Vec<u8>,
     },
-    /// An external file that takes more than 1024 chunks of 8 TiB.
+    /// An external file takes more than 1024 chunks of 8 TiB.
     #[error("\"{}\" has {size} bytes, more than the 8 PiB of a file", path.escape_ascii())]
     FileTooLarge {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// Length in bytes.
         size: u64,
     },
-    /// A file whose bytes are in the tree, and too many for the image.
+    /// A file whose bytes are in the tree has too many of them for the image.
     #[error("\"{}\" has {size} bytes inline, more than 5000", path.escape_ascii())]
     InlineTooLarge {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// Length in bytes.
         size: u64,
     },
-    /// An object that is not named by SHA-256.
+    /// An object id is not SHA-256.
     #[error(
         "\"{}\" has a sha512 object id, but composefs images use only sha256",
         path.escape_ascii()
     )]
     ObjectAlgorithm {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
     },
-    /// More xattrs than an inode of EROFS can have.
+    /// An inode has more xattrs than EROFS supports.
     #[error(
         "\"{}\" has {bytes} bytes of xattrs, more than the 262148 of an inode",
         path.escape_ascii()
     )]
     XattrsTooLarge {
-        /// The inode.
+        /// Path of the inode.
         path: Vec<u8>,
         /// Bytes that the xattrs would take.
         bytes: u64,
     },
-    /// A device whose number has more than the 12 bits of major and 20 bits of minor that Linux has.
+    /// A device number exceeds the 12 bits of major and 20 bits of minor number that Linux supports.
     #[error("\"{}\" has the device number {number:#x}, which Linux does not support", path.escape_ascii())]
     DeviceNumber {
-        /// The device.
+        /// Path of the device.
         path: Vec<u8>,
         /// The device number, in the encoding of C libraries.
         number: u64,
     },
-    /// The bytes of a file cannot be read.
+    /// Reading a file's content failed.
     #[error("cannot read the contents of \"{}\"", path.escape_ascii())]
     Content {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// The error of `contents`.
         source: io::Error,
     },
-    /// The length of a file is not the one in the tree.
+    /// The length of a file differs from that in the tree.
     #[error("the length of \"{}\" is not {size} bytes", path.escape_ascii())]
     ContentSize {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// Length in bytes in the tree.
         size: u64,
     },
-    /// The ends of files changed between the first and the second read.
+    /// The tails of files changed between the first and the second read.
     #[error("files changed while the image was written")]
     ContentChanged,
-    /// A device that is not named by SHA-256.
+    /// A device id is not SHA-256.
     #[error("device {id} has a sha512 id, but a device table has room only for sha256")]
     DeviceAlgorithm {
-        /// The device.
+        /// Id of the device.
         id: DeviceId,
     },
-    /// The length of a device is not in whole blocks, is 0, or is too large.
+    /// The length of a device is not a whole number of blocks, is 0, or is too large.
     #[error("device {id} has {bytes} bytes, not 1 to 2^48 - 1 blocks of {block}")]
     DeviceLength {
-        /// The device.
+        /// Id of the device.
         id: DeviceId,
         /// Length of the device in bytes.
         bytes: u64,
-        /// Bytes in a block.
+        /// Size of a block in bytes.
         block: u64,
     },
-    /// The stated place of a file is invalid.
+    /// The stated location of a file is invalid.
     #[error(
         "\"{}\" has {size} bytes, which cannot be at byte {} of device {}",
         path.escape_ascii(), stored.offset, stored.device
     )]
     Misplaced {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// Length of the file in bytes.
         size: u64,
-        /// The stated place.
+        /// Stated location.
         stored: Stored,
     },
     /// The stated pieces of a file are invalid.
@@ -208,23 +211,23 @@ pub enum WriteError {
         path.escape_ascii()
     )]
     MisplacedPieces {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
         /// Length of the file in bytes.
         size: u64,
     },
-    /// More than the format or the writer can count.
+    /// The image exceeds a limit of the format or of the writer.
     #[error("the image is too large: it has more than {0}")]
     TooLarge(&'static str),
-    /// The output failed. The bytes written so far are not an image.
+    /// Writing to the output failed. The bytes written so far are not an image.
     #[error("cannot write the image")]
     Output(#[source] io::Error),
 }
 
-/// Writes the image of a tree, from first byte to last and in large pieces. Equal trees give equal images.
+/// Writes the image of a tree in large pieces, from the first byte to the last. Equal trees give equal images.
 ///
-/// [`Hasher`](crate::verity::Hasher) is a writer that only hashes an image; [`Tee`](crate::verity::Tee) hashes one
-/// on its way to a file.
+/// [`Hasher`](crate::verity::Hasher) is a writer that only hashes an image; [`Tee`](crate::verity::Tee) hashes an
+/// image while it is written to a file.
 ///
 /// ```
 /// # extern crate quire_image as image;
@@ -242,7 +245,7 @@ pub enum WriteError {
 /// ```
 ///
 /// # Errors
-/// [`WriteError`] when the profile cannot hold the tree, or `out` fails.
+/// [`WriteError`] if the profile cannot represent the tree, or writing to `out` fails.
 pub fn write(
     tree: &Tree,
     profile: &Profile,
@@ -254,13 +257,14 @@ pub fn write(
     write_with(tree, profile, &mut { nobody }, out)
 }
 
-/// A closure that writes a [`Piece`] of the bytes of an external file.
+/// A closure that writes a [`Piece`] of the content of an external file.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
-/// Writes an image whose files' bytes are on devices, if these have them. `contents` writes the bytes of other files. It
-/// is first called for all of each file, for its fingerprint.
+/// Writes an image whose files' bytes are on devices where `native` locates them there. `contents` writes the bytes
+/// of other files. It is first called for the whole of each such file, for the file's fingerprint.
 ///
 /// # Errors
+/// [`WriteError`]. The bytes written before an error are not an image.
 /// [`WriteError`]. The bytes written before an error are not an image.
 pub fn write_native(
     tree: &Tree,
@@ -271,8 +275,8 @@ pub fn write_native(
     plain::write_native(tree, native, contents, out)
 }
 
-/// As [`write()`], for profiles whose images hold the bytes of external files: `contents` writes them. The composefs
-/// profile never calls it.
+/// Like [`write()`], for profiles whose images contain the bytes of external files, which `contents` writes. The
+/// composefs profile never calls `contents`.
 ///
 /// # Errors
 /// [`WriteError`]. The bytes written before an error are not an image.

@@ -1,4 +1,4 @@
-//! The image's bytes on their way out.
+//! Buffers the image's bytes on their way to the output.
 
 use std::io;
 use std::mem::offset_of;
@@ -11,17 +11,17 @@ use super::WriteError;
 use super::place::BlockSize;
 use crate::erofs::layout::{RawSuperblock, SUPERBLOCK_OFFSET};
 
-/// Bytes that are gathered before they go out.
+/// Size of the buffer in bytes at which it is written out.
 pub(super) const GATHERED: usize = 256 << 10;
 
-/// Bytes on their way out, and how far they are.
+/// A buffered output that knows its position in the image.
 #[derive(Debug)]
 pub(super) struct Output<W> {
     inner: W,
     pub(super) buffer: Vec<u8>,
-    /// Bytes that went out.
+    /// Number of bytes written out.
     gone: u64,
-    /// The first block gets a checksum before it goes.
+    /// Whether the first block gets a checksum before it is written out.
     checksum: Checksum,
     pub(super) block_size: BlockSize,
 }
@@ -29,15 +29,15 @@ pub(super) struct Output<W> {
 /// Whether the superblock's block has a checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// None, as composefs has it.
+    /// Without a checksum, as in composefs images.
     None,
-    /// crc32c. Everything of the first block is gathered before anything goes out.
+    /// crc32c. The whole first block is buffered before it is written out.
     Crc32c,
 }
 
 impl<W: io::Write> Output<W> {
     pub(super) fn new(inner: W, checksum: Checksum, block_size: BlockSize) -> Self {
-        // An inode with its xattrs and tail, or a block, may go beyond before the buffer is emptied.
+        // The buffer may exceed `GATHERED` by an inode with its xattrs and tail, or by a block, before it is emptied.
         let buffer = Vec::with_capacity(GATHERED + (128 << 10));
         Self { inner, buffer, gone: 0, checksum, block_size }
     }
@@ -50,7 +50,7 @@ impl<W: io::Write> Output<W> {
         self.buffer.extend_from_slice(value.as_bytes());
     }
 
-    /// Zeros up to a position. Nothing when it is here.
+    /// Writes zeros up to `position`.
     pub(super) fn pad_to(&mut self, position: u64) {
         let zeros = position.checked_sub(self.position()).expect("the plan goes forward");
         let zeros = usize::try_from(zeros).expect("gaps are less than two blocks");
@@ -65,7 +65,7 @@ impl<W: io::Write> Output<W> {
         if self.buffer.len() < GATHERED { Ok(()) } else { self.flush() }
     }
 
-    /// Hands on what was gathered.
+    /// Writes out the buffer.
     pub(super) fn flush(&mut self) -> Result<(), WriteError> {
         if self.gone == 0 && self.checksum == Checksum::Crc32c {
             self.put_checksum();
@@ -76,7 +76,7 @@ impl<W: io::Write> Output<W> {
         Ok(())
     }
 
-    /// Gathers bytes, or hands them on if they are many.
+    /// Buffers bytes, or writes them out directly if they are many.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         if self.buffer.len() + bytes.len() < GATHERED {
             self.buffer.extend_from_slice(bytes);
@@ -88,16 +88,16 @@ impl<W: io::Write> Output<W> {
         Ok(())
     }
 
-    /// Hands on the rest. Answers how many bytes went out.
+    /// Writes out the rest, and returns the total number of bytes.
     pub(super) fn finish(mut self) -> Result<u64, WriteError> {
         self.flush()?;
         self.inner.flush().map_err(WriteError::Output)?;
         Ok(self.gone)
     }
 
-    /// crc32c from the superblock to the end of its block, where the checksum itself counts as 0, and without the final
-    /// inversion; of a block that ends before the superblock, as many bytes from there on as a block has. Source:
-    /// `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
+    /// Stores the checksum: crc32c from the superblock to the end of its block, computed with the checksum as 0 and
+    /// without the final inversion. For blocks of 512 bytes, which end before the superblock, it covers 512 bytes.
+    /// Source: `erofs_superblock_csum_verify` in Linux `fs/erofs/super.c`.
     fn put_checksum(&mut self) {
         let end = match self.block_size {
             BlockSize::B512 => SUPERBLOCK_OFFSET + 512,

@@ -1,4 +1,4 @@
-//! An xattr: its name with what is known of it, its value as it is composed, and how they are written.
+//! Xattrs to be written: names, values and the encoding of both.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,24 +11,24 @@ use crate::erofs::layout::{
     RawLongPrefix, RawXattrEntry, XATTR_FILTER_SEED, XATTR_LONG_PREFIX, XATTR_PREFIXES,
 };
 
-/// What an overlay calls its records. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Permission model" and
+/// The names of an overlay's xattrs. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Permission model" and
 /// "Metadata only copy up".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OverlayNames {
-    /// The beginning of all of them.
+    /// Prefix of all of them.
     pub(super) overlay: &'static [u8],
-    /// What begins so in the source begins so in the image.
+    /// Replacement for that prefix in xattrs of the source, so that overlayfs unescapes them.
     pub(super) escaped: &'static [u8],
-    /// What says that a file's data is elsewhere.
+    /// Xattr of a file whose data is in another file, with that file's digest.
     pub(super) metacopy: &'static [u8],
-    /// And where.
+    /// Xattr with the path of that other file.
     pub(super) redirect: &'static [u8],
-    /// What says that nothing below a directory is seen.
+    /// Xattr of a directory that hides the names of lower layers.
     pub(super) opaque: &'static [u8],
 }
 
 impl OverlayNames {
-    /// Of root's overlays.
+    /// Names for overlays that root mounts.
     pub(super) const TRUSTED: Self = Self {
         overlay: b"trusted.overlay.",
         escaped: b"trusted.overlay.overlay.",
@@ -36,7 +36,7 @@ impl OverlayNames {
         redirect: b"trusted.overlay.redirect",
         opaque: b"trusted.overlay.opaque",
     };
-    /// Of those with `userxattr`.
+    /// Names for overlays that are mounted with `userxattr`.
     pub(super) const USER: Self = Self {
         overlay: b"user.overlay.",
         escaped: b"user.overlay.overlay.",
@@ -46,16 +46,16 @@ impl OverlayNames {
     };
 }
 
-/// A name.
+/// The name of an xattr.
 #[derive(Debug)]
 pub(super) struct Name<'a> {
-    /// The whole of it.
+    /// The whole name.
     pub(super) full: Cow<'a, [u8]>,
     /// `e_name_index`.
     index: u8,
-    /// Where the rest begins that is written.
+    /// Length of the prefix, after which the rest of the name is written.
     prefix: usize,
-    /// Its bit in the name filter.
+    /// Mask with the name's bit in the name filter.
     pub(super) bit: u32,
 }
 
@@ -68,33 +68,33 @@ impl Name<'_> {
         Name { full, index, prefix, bit }
     }
 
-    /// What is written of it behind its prefix.
+    /// Returns the part of the name that is written, without the prefix.
     pub(super) fn rest(&self) -> &[u8] {
         &self.full[self.prefix..]
     }
 
-    /// The short prefix's index; of names that have a long prefix by now, that of it.
+    /// Returns the number of the short prefix, or of the long prefix if the name has one.
     pub(super) const fn index(&self) -> u8 {
         self.index
     }
 
-    /// Lets the whole name be the long prefix of this number. Its bit in the filter is that of the name all the same.
+    /// Makes the whole name the long prefix of this number. The name's bit in the filter stays the same.
     pub(super) fn set_long_prefix(&mut self, number: u8) {
         self.index = XATTR_LONG_PREFIX | number;
         self.prefix = self.full.len();
     }
 }
 
-/// A value of an xattr, as it is composed.
+/// The value of an xattr, before it is encoded.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Value<'a> {
     Bytes(&'a [u8]),
-    /// What overlayfs has in a metacopy: version 0, length, no flags, algorithm, digest. Source: Linux
+    /// The metacopy of this digest: version 0, length, no flags, algorithm, digest. Source: Linux
     /// `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
     Metacopy(&'a [u8]),
-    /// A slash and the path of an object, which has this digest.
+    /// A slash and the path of the object with this digest.
     Object(&'a [u8]),
-    /// A slash and a path.
+    /// A slash and this path.
     Path(&'a [u8]),
 }
 
@@ -133,7 +133,7 @@ impl Value<'_> {
         }
     }
 
-    /// By length, then bytes.
+    /// Compares by length, then by bytes.
     pub(super) fn cmp(self, other: Self) -> Ordering {
         self.len().cmp(&other.len()).then_with(|| match (self, other) {
             (Self::Bytes(a), Self::Bytes(b))
@@ -150,18 +150,17 @@ impl Value<'_> {
     }
 }
 
-/// Bytes of an entry.
+/// Returns the size of an entry in bytes, with padding.
 pub(super) fn entry_size(name: &Name<'_>, value: Value<'_>) -> u64 {
     let size = size_of::<RawXattrEntry>() + name.rest().len() + value.len();
     size.next_multiple_of(4) as u64
 }
 
-/// Bytes of a long prefix in its table.
+/// Returns the size of a long prefix in its table in bytes, with padding.
 pub(super) fn long_prefix_size(infix: &[u8]) -> usize {
     (size_of::<RawLongPrefix>() + infix.len()).next_multiple_of(size_of::<u32>())
 }
 
-/// Writes an entry.
 pub(super) fn put_entry(name: &Name<'_>, value: Value<'_>, out: &mut Vec<u8>) {
     let rest = name.rest();
     let entry = RawXattrEntry {
@@ -180,7 +179,7 @@ pub(super) fn put_entry(name: &Name<'_>, value: Value<'_>, out: &mut Vec<u8>) {
     out.resize(out.len() + (size.next_multiple_of(4) - size), 0);
 }
 
-/// The SHA-256 digest whose object path this is.
+/// Returns the SHA-256 digest of the object whose path this is.
 pub(super) fn object_of_path(path: &[u8]) -> Option<[u8; 32]> {
     if path.len() != 65 || path[2] != b'/' {
         return None;

@@ -1,23 +1,23 @@
-//! Where things go: the arithmetic of the layout pass, which knows nothing of trees.
+//! The arithmetic of the layout pass, independent of trees.
 
 use crate::erofs::layout::{RawDirent, SLOT_SIZE};
 
-/// Size of an image's blocks, which its profile says.
+/// Size of an image's blocks, which depends on its profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BlockSize {
-    /// 512 bytes, that of tars: native images. Linux since 6.4.
+    /// 512 bytes, the block size of tars, for native images. Supported since Linux 6.4.
     B512,
-    /// 4096 bytes: all others.
+    /// 4096 bytes, for all other images.
     B4096,
 }
 
 impl BlockSize {
-    /// In bytes.
+    /// Returns the size in bytes.
     pub(super) const fn bytes(self) -> u64 {
         1 << self.bits()
     }
 
-    /// Its binary logarithm.
+    /// Returns the binary logarithm of the size.
     pub(super) const fn bits(self) -> u8 {
         match self {
             Self::B512 => 9,
@@ -28,31 +28,32 @@ impl BlockSize {
 
 /// Bytes in a block of composefs images.
 pub(super) const BLOCK_SIZE: u64 = BlockSize::B4096.bytes();
-/// What is left over of a directory or an inline file goes behind the inode up to this many bytes, else into a block.
+/// Maximum length in bytes of the tail of a directory or an inline file, which is stored after the inode. A longer
+/// one takes a block.
 const TAIL_MAX: u64 = BLOCK_SIZE / 2;
 
-/// An inode's data: whole blocks, and a tail behind the inode.
+/// The size of an inode's data: whole blocks, and a tail after the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Extent {
     /// Number of blocks.
     pub(super) blocks: u64,
-    /// Bytes behind the inode, at most a block.
+    /// Bytes after the inode, at most a block.
     pub(super) tail: u64,
 }
 
 impl Extent {
-    /// Blocks, and a tail that is not too long to be one.
+    /// Data with `blocks` blocks and a tail, which becomes a block if it is too long.
     pub(super) const fn with_tail(blocks: u64, tail: u64) -> Self {
         if tail > TAIL_MAX { Self { blocks: blocks + 1, tail: 0 } } else { Self { blocks, tail } }
     }
 
-    /// Everything behind the inode.
+    /// Data that is stored entirely after the inode.
     pub(super) const fn behind(tail: u64) -> Self {
         Self { blocks: 0, tail }
     }
 }
 
-/// How a directory is cut into blocks: an entry goes into the next when it does not fit this one any more.
+/// Divides a directory into blocks: an entry that does not fit in the current block begins the next one.
 #[derive(Debug)]
 pub(super) struct DirectoryExtent {
     block_size: u64,
@@ -60,7 +61,7 @@ pub(super) struct DirectoryExtent {
     filled: u64,
 }
 
-/// Bytes that an entry takes in a directory block.
+/// Returns the number of bytes that an entry takes in a directory block.
 pub(super) const fn dirent_size(name: &[u8]) -> u64 {
     (size_of::<RawDirent>() + name.len()) as u64
 }
@@ -70,7 +71,7 @@ impl DirectoryExtent {
         Self { block_size: block_size.bytes(), full: 0, filled: 0 }
     }
 
-    /// Adds the next entry. Answers whether it begins another block than the one before.
+    /// Adds an entry, and returns whether the entry begins a new block.
     pub(super) const fn push(&mut self, name: &[u8]) -> bool {
         let size = dirent_size(name);
         let next = self.filled + size > self.block_size;
@@ -86,35 +87,35 @@ impl DirectoryExtent {
         Extent::with_tail(self.full, self.filled)
     }
 
-    /// Full blocks, and the bytes in the last one.
+    /// Returns the number of full blocks, and the number of bytes in the last block.
     pub(super) const fn cut(&self) -> (u64, u64) {
         (self.full, self.filled)
     }
 }
 
-/// What may not cross a block's end, besides a tail.
+/// The part of an inode that should not cross the end of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Nothing: inode and xattrs may cross.
+    /// Only the tail; the inode and its xattrs may cross it.
     Tail,
-    /// A symlink's inode and xattrs, if that can be.
+    /// The inode, xattrs and target of a symlink, if they fit in a block.
     Whole,
 }
 
-/// Places inodes one after the other.
+/// Assigns positions to inodes, one after the other.
 #[derive(Debug)]
 pub(super) struct Placer {
     position: u64,
 }
 
 impl Placer {
-    /// Begins at `position` bytes into the image.
+    /// Begins at offset `position` of the image, in bytes.
     pub(super) const fn new(position: u64) -> Self {
         Self { position }
     }
 
-    /// Places an inode of `head` bytes (itself and its xattrs). Answers its position in bytes; a tail that fits
-    /// nowhere becomes a block.
+    /// Returns the position in bytes of an inode of `head` bytes (the inode and its xattrs). A tail that does not fit
+    /// after it becomes a block.
     pub(super) fn place(&mut self, head: u64, data: &mut Extent, keep: Keep) -> u64 {
         let mut position = self.position.next_multiple_of(SLOT_SIZE);
         match keep {
@@ -124,7 +125,7 @@ impl Placer {
                     data.blocks += 1;
                     data.tail = 0;
                 }
-                // With the length it had as a tail, so that an inode gets a new block although its target left it.
+                // Like C, count the tail even if it became a block, so the inode may move to a new block needlessly.
                 if position / BLOCK_SIZE != (position + whole - 1) / BLOCK_SIZE {
                     position = position.next_multiple_of(BLOCK_SIZE);
                 }
@@ -148,7 +149,7 @@ impl Placer {
         position
     }
 
-    /// Where the last inode's slot ends.
+    /// Returns the end of the last inode's slot.
     pub(super) const fn end(&self) -> u64 {
         self.position.next_multiple_of(SLOT_SIZE)
     }
@@ -158,7 +159,7 @@ impl Placer {
 mod tests {
     use super::*;
 
-    /// Expected values worked out by hand from the rules in `docs/format/erofs-profile.md`.
+    /// Expected values were computed by hand from the rules in `docs/format/erofs-profile.md`.
     #[track_caller]
     fn check_place(
         at: u64,
@@ -182,12 +183,12 @@ mod tests {
     #[test]
     fn inode_and_xattrs_may_cross_a_block_but_a_tail_may_not() {
         check_place(4064, 64, Keep::Tail, (0, 0), (4064, (0, 0), 4128));
-        // 4096 - 4064 - 32 = 0 bytes are left, which is a whole block.
+        // 4096 - 4064 - 32 = 0 bytes are left, so a whole block is available.
         check_place(4064, 32, Keep::Tail, (0, 100), (4064, (0, 100), 4224));
-        // 32 bytes are left for 33: the inode moves by 32.
+        // 32 bytes are left for 33, so the inode moves by 32.
         check_place(4032, 32, Keep::Tail, (0, 32), (4032, (0, 32), 4096));
         check_place(4032, 32, Keep::Tail, (0, 33), (4064, (0, 33), 4160));
-        // 20 bytes are left for 21: the inode moves by 32, so that the tail begins 12 bytes into the next block.
+        // 20 bytes are left for 21, so the inode moves by 32, and the tail begins 12 bytes into the next block.
         check_place(4032, 44, Keep::Tail, (0, 21), (4064, (0, 21), 4160));
     }
 
@@ -204,7 +205,7 @@ mod tests {
         check_place(4032, 32, Keep::Whole, (0, 33), (4096, (0, 33), 4192));
         check_place(4096, 32, Keep::Whole, (0, 4063), (4096, (0, 4063), 8192));
         check_place(4096, 32, Keep::Whole, (0, 4064), (4096, (1, 0), 4128));
-        // The target becomes a block, and its old length still moves the inode.
+        // The target becomes a block, and its former length still moves the inode.
         check_place(4128, 32, Keep::Whole, (0, 4064), (8192, (1, 0), 8224));
     }
 

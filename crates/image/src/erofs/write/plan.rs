@@ -1,4 +1,4 @@
-//! The first pass: where everything goes.
+//! The first pass, which assigns a position to every part of the image.
 
 use super::WriteError;
 use super::composefs::{Data, Facts, Item, Survey};
@@ -9,16 +9,16 @@ use crate::erofs::layout::{
 };
 use crate::tree::{InodeId, Tree};
 
-/// An image with every inode and block in its place, ready to be written.
+/// An image whose inodes and blocks all have positions, ready to be written.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
     pub(super) survey: Survey<'a>,
-    /// Slots of the tree's inodes by [`InodeId::index`], 4 bytes each: 128 GiB of inodes.
+    /// Nids of the tree's inodes by [`InodeId::index`]. 32 bits suffice for 128 GiB of inodes.
     nids: Vec<u32>,
     shadow_nids: [u32; 256],
-    /// Where the shared xattrs begin, in bytes.
+    /// Offset of the shared xattrs in bytes.
     pub(super) inodes_end: u64,
-    /// Where the blocks of data begin, in bytes.
+    /// Offset of the data blocks in bytes.
     pub(super) data_start: u64,
     /// Length of the image in blocks.
     pub(super) blocks: u32,
@@ -64,7 +64,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The root is the first inode and has little before it, so that its nid has 16 bits.
+    /// Returns the root's nid, which has 16 bits because the root is the first inode and little data precedes it.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(Source::Tree(InodeId::ROOT));
         u16::try_from(nid).expect("the root stands in the first two blocks")
@@ -75,14 +75,14 @@ const fn too_many_blocks() -> WriteError {
     WriteError::TooLarge("2^32 blocks")
 }
 
-/// Bytes of the inode itself.
+/// Returns the size of the inode itself in bytes.
 pub(super) const fn inode_size(item: &Item) -> u64 {
     let size =
         if item.extended { size_of::<RawExtendedInode>() } else { size_of::<RawCompactInode>() };
     size as u64
 }
 
-/// Bytes of the xattrs behind it.
+/// Returns the size in bytes of the xattrs after the inode.
 pub(super) fn xattrs_size(survey: &Survey<'_>, item: &Item) -> u64 {
     survey.xattrs.size_of(survey.set_of(item), survey.file_pairs(item))
 }
@@ -108,7 +108,7 @@ fn extent_of(survey: &Survey<'_>, item: &Item, facts: &Facts<'_>) -> (Extent, Ke
     }
 }
 
-/// `i_size`. A directory's counts whole blocks.
+/// Returns `i_size`. The size of a directory includes its blocks as a whole.
 pub(super) const fn size_of_data(facts: &Facts<'_>, extent: &Extent) -> u64 {
     match facts.data {
         Data::Directory => extent.blocks * BLOCK_SIZE + extent.tail,
@@ -118,7 +118,7 @@ pub(super) const fn size_of_data(facts: &Facts<'_>, extent: &Extent) -> u64 {
     }
 }
 
-/// Whether the compact form cannot hold the inode.
+/// Whether the inode does not fit in the compact form.
 fn is_extended(survey: &Survey<'_>, facts: &Facts<'_>, extent: &Extent) -> bool {
     let wide = |number: u32| number > u32::from(u16::MAX);
     facts.metadata.mtime != survey.earliest

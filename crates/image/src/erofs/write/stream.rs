@@ -1,4 +1,4 @@
-//! The second pass: the image's bytes, from first to last.
+//! The second pass, which writes the image's bytes from first to last.
 
 use std::io;
 
@@ -18,7 +18,7 @@ use crate::erofs::layout::{
     SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat,
 };
 
-/// Writes the image. Answers its length in bytes.
+/// Writes the image, and returns its length in bytes.
 pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteError> {
     let mut out = Output::new(out, Checksum::None, BlockSize::B4096);
     out.put(&header(plan));
@@ -105,7 +105,8 @@ fn put_inode(
     let blocks = if item.blocks > 0 { block } else { 0 };
     let (layout, i_u) = match facts.data {
         Data::Chunks { bits, .. } => {
-            // A table that is a block leaves the high half of its number here. C does so; nobody can read that.
+            // If the table takes a block, the block number's high half is stored here, as in C, although readers
+            // cannot use it.
             (LAYOUT_CHUNK_BASED, blocks & 0xffff_0000 | (bits - BLOCK_SIZE.trailing_zeros()))
         }
         Data::Device(number) => (LAYOUT_FLAT_PLAIN, number),
@@ -126,7 +127,7 @@ fn put_inode(
     record.put(if item.extended { Form::Extended } else { Form::Compact }, out);
 }
 
-/// A table of chunks that are all holes.
+/// Writes a chunk table whose chunks are all holes.
 fn put_holes(bytes: u64, out: &mut Output<impl io::Write>) {
     for _ in 0..bytes / size_of::<U32>() as u64 {
         out.put(&U32::new(NULL_BLOCK));

@@ -1,8 +1,8 @@
-//! Xattrs: which sets of them there are, which pairs of name and value are shared, and how they are written.
+//! The xattrs of an image: its sets, the pairs of name and value that are shared, and their encoding.
 //!
-//! Inodes that have equal sets in the tree share one here. What differs from file to file (where its bytes are) is not
-//! part of a set: [`FilePairs`] adds it to the set's pairs in passing, and is counted by the numbers that the tree has
-//! for digests and places.
+//! Inodes with equal sets in the tree share a set. Xattrs that differ between files, which locate a file's bytes, are
+//! not part of a set: [`FilePairs`] adds them to the set's pairs during encoding. They are counted by the tree's
+//! string numbers of object ids and locations.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -21,24 +21,24 @@ use crate::tree::{External, Place, StringId, Tree};
 /// The names of POSIX ACLs.
 pub(super) const POSIX_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
 
-/// An inode refers to this many shared xattrs at most. `EROFS_MAX_SHARED_XATTRS` of erofs-utils.
+/// Maximum number of shared xattrs of an inode. `EROFS_MAX_SHARED_XATTRS` of erofs-utils.
 const SHARED_MAX: usize = 128;
 
-/// A set of xattrs.
+/// The id of a set of xattrs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SetId(u32);
 
 impl SetId {
-    /// No xattrs.
+    /// The empty set.
     pub(super) const NONE: Self = Self(0);
-    /// No set, in side tables.
+    /// In side tables: a set that is not made yet.
     pub(super) const UNKNOWN: Self = Self(u32::MAX);
 }
 
 #[derive(Debug)]
 struct Pair<'a> {
     name: u32,
-    /// In the table of shared ones, in bytes, if it is there.
+    /// Offset in the table of shared pairs in bytes, if the pair is shared.
     shared: Option<u32>,
     uses: u64,
     value: &'a [u8],
@@ -46,16 +46,16 @@ struct Pair<'a> {
 
 #[derive(Debug, Clone, Copy)]
 struct Set {
-    /// In `members`.
+    /// Range in `members`.
     start: u32,
     end: u32,
-    /// Where a metacopy and a redirect belong among them.
+    /// Positions in `members` at which a metacopy and a redirect would be inserted.
     metacopy: u32,
     redirect: u32,
     uses: u64,
 }
 
-/// What an external file has besides its set.
+/// The xattrs of an external file in addition to its set: a metacopy and possibly a redirect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FilePairs {
     object: Option<StringId>,
@@ -67,7 +67,7 @@ impl FilePairs {
         Self { object: external.object, place: external.place }
     }
 
-    /// Bytes in the metacopy and the redirect, if there is one.
+    /// Returns the lengths in bytes of the metacopy and the redirect, if there is one.
     pub(super) fn value_lengths(self, tree: &Tree) -> (usize, Option<usize>) {
         (self.metacopy(tree).len(), self.redirect(tree).map(Value::len))
     }
@@ -85,7 +85,7 @@ impl FilePairs {
     }
 }
 
-/// How often a string is a metacopy's digest, a redirect's object and a redirect's path: 0, 1, or [`MANY`] for more.
+/// Number of uses of a string as a metacopy's digest, a redirect's object and a redirect's path, up to [`MANY`].
 #[derive(Debug, Clone, Copy, Default)]
 struct StringUses {
     metacopy: u8,
@@ -93,10 +93,10 @@ struct StringUses {
     path: u8,
 }
 
-/// More uses than one.
+/// More than one use.
 const MANY: u8 = 2;
 
-/// A pair that is in the table.
+/// A shared pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum SharedKey {
     Pair(u32),
@@ -121,15 +121,15 @@ pub(super) struct Xattrs<'a> {
     sets: Vec<Set>,
     strings: Vec<StringUses>,
     no_digest: u8,
-    /// Where the shared pairs of files are in the table, in bytes.
+    /// Offsets in bytes of the shared pairs of files in the table of shared pairs.
     shared_files: HashMap<SharedKey, u32>,
-    /// The table, in its order.
+    /// The table of shared pairs, in order.
     shared: Vec<SharedKey>,
     shared_bytes: u64,
 }
 
 impl<'a> Xattrs<'a> {
-    /// No xattrs yet, for an image of this tree.
+    /// Creates an empty collection for an image of `tree`.
     pub(super) fn new(tree: &'a Tree, records: OverlayNames) -> Self {
         let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
         Self {
@@ -151,7 +151,7 @@ impl<'a> Xattrs<'a> {
         }
     }
 
-    /// Adds a set of pairs with different names, in any order. `None` when there are too many of them for the format.
+    /// Adds a set of pairs with distinct names, in any order. Returns `None` if the format cannot hold as many.
     pub(super) fn add(&mut self, pairs: Vec<(Cow<'a, [u8]>, &'a [u8])>) -> Option<SetId> {
         if pairs.is_empty() {
             return Some(SetId::NONE);
@@ -208,12 +208,12 @@ impl<'a> Xattrs<'a> {
         Some(id)
     }
 
-    /// Counts one inode that has the set.
+    /// Counts an inode with this set.
     pub(super) fn count(&mut self, set: SetId) {
         self.sets[set.0 as usize].uses += 1;
     }
 
-    /// Counts one inode that has these pairs besides its set.
+    /// Counts an inode with these pairs in addition to its set.
     pub(super) fn count_file(&mut self, file: FilePairs) {
         let more = |count: &mut u8| *count = MANY.min(*count + 1);
         match file.object {
@@ -227,15 +227,16 @@ impl<'a> Xattrs<'a> {
         }
     }
 
-    /// Whether an inode that was counted has an xattr of this name.
+    /// Whether a counted inode has an xattr of this name.
     pub(super) fn has_name(&self, name: &[u8]) -> bool {
         let used = self.sets.iter().filter(|set| set.uses > 0);
         let mut members = used.flat_map(|set| &self.members[set.start as usize..set.end as usize]);
         members.any(|pair| *self.names[self.pairs[*pair as usize].name as usize].full == *name)
     }
 
-    /// Gives long prefixes to whole names, if that makes the image smaller: before anything is shared, once all inodes are
-    /// counted. `add` is given a short prefix and what continues it, and answers a number while there are some.
+    /// Turns whole names into long prefixes where that makes the image smaller. Must be called after all inodes are
+    /// counted and before [`share`](Self::share). `add` takes a short prefix and the rest of the name, and returns
+    /// the number of the long prefix, or `None` if there are too many.
     pub(super) fn shorten(&mut self, mut add: impl FnMut(u8, &[u8]) -> Option<u8>) {
         let mut used = vec![false; self.pairs.len()];
         for set in self.sets.iter().filter(|set| set.uses > 0) {
@@ -243,7 +244,7 @@ impl<'a> Xattrs<'a> {
                 used[*pair as usize] = true;
             }
         }
-        // Each pair is written once: behind the only inode that has it, or in the table of shared ones.
+        // Each pair is written once: after the only inode that has it, or in the table of shared pairs.
         let mut saved = vec![0; self.names.len()];
         for (pair, _) in self.pairs.iter().zip(used).filter(|(_, used)| *used) {
             let (rest, value) = (self.names[pair.name as usize].rest().len(), pair.value.len());
@@ -261,8 +262,9 @@ impl<'a> Xattrs<'a> {
         }
     }
 
-    /// Decides what is shared, once all inodes are counted. `files` are those that were: they are asked for only in
-    /// the odd case that one file's path is the object path of another. `None` when there is too much for the format.
+    /// Decides which pairs are shared, after all inodes are counted. `files` are the counted files; they are only
+    /// read in the rare case that one file's path is the object path of another. Returns `None` if the format cannot
+    /// hold as much.
     pub(super) fn share(&mut self, files: impl Iterator<Item = FilePairs>) -> Option<()> {
         for set in &self.sets {
             for pair in &self.members[set.start as usize..set.end as usize] {
@@ -299,7 +301,7 @@ impl<'a> Xattrs<'a> {
         let mut last = None;
         for key in shared {
             let at = match last {
-                // A path and the object that it is the path of are one pair.
+                // A path and the object with that path are the same pair.
                 Some((other, at)) if self.cmp_shared(other, key).is_eq() => at,
                 _ => {
                     let at = u32::try_from(size).ok()?;
@@ -321,7 +323,7 @@ impl<'a> Xattrs<'a> {
         Some(())
     }
 
-    /// Finds the paths that are the object paths of other files, which then count as shared.
+    /// Finds paths that are the object paths of other files, and counts both as shared.
     fn count_object_paths(&mut self, files: impl Iterator<Item = FilePairs>) {
         let mut paths = HashMap::new();
         for (id, uses) in (0..).map(StringId::new).zip(&self.strings) {
@@ -364,12 +366,12 @@ impl<'a> Xattrs<'a> {
         }
     }
 
-    /// Bytes in the table of shared pairs.
+    /// Returns the size of the table of shared pairs in bytes.
     pub(super) const fn shared_bytes(&self) -> u64 {
         self.shared_bytes
     }
 
-    /// The entries of the table of shared pairs, one at a time.
+    /// Returns a function for each entry of the table of shared pairs, which writes the entry.
     pub(super) fn shared_entries(&self) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
         self.shared.iter().map(|key| {
             let (name, value) = self.content(*key);
@@ -377,7 +379,7 @@ impl<'a> Xattrs<'a> {
         })
     }
 
-    /// The pairs of an inode, by name.
+    /// Returns the pairs of an inode, ordered by name.
     fn pairs_of(
         &self,
         set: SetId,
@@ -420,7 +422,7 @@ impl<'a> Xattrs<'a> {
             .chain(range(redirect, end))
     }
 
-    /// Bytes that an inode's xattrs take behind it.
+    /// Returns the size in bytes of the xattrs after an inode.
     pub(super) fn size_of(&self, set: SetId, file: Option<FilePairs>) -> u64 {
         let (mut size, mut references) = (0, 0);
         for (name, value, shared) in self.pairs_of(set, file) {
@@ -437,7 +439,7 @@ impl<'a> Xattrs<'a> {
         size
     }
 
-    /// Writes an inode's xattrs, where `first_id` is what the ids of shared ones count from.
+    /// Writes the xattrs after an inode. `first_id` is the id at the start of the table of shared pairs.
     pub(super) fn put(
         &self,
         set: SetId,

@@ -8,7 +8,8 @@ use testing::noise;
 
 use super::*;
 
-/// As another decoder does it: the output, and how many bytes of input it took. `None` for damage and a missing end.
+/// Inflates with another decoder; returns the output and the number of input bytes used, or `None` for damaged or
+/// incomplete data.
 fn theirs(packed: &[u8]) -> Option<(Vec<u8>, u64)> {
     let mut decoder = Decompress::new(false);
     let mut out = Vec::with_capacity(1 << 20);
@@ -16,7 +17,7 @@ fn theirs(packed: &[u8]) -> Option<(Vec<u8>, u64)> {
     (status == Status::StreamEnd).then(|| (out, decoder.total_in()))
 }
 
-/// The same by ours, which is given `piece` more bytes at once than it needs.
+/// Inflates with this decoder, which gets `piece` more bytes at once than it needs.
 fn ours(packed: &[u8], piece: usize) -> Result<(Vec<u8>, u64), InflateError> {
     let mut inflater = Inflater::default();
     let mut out = vec![0; (1 << 20) + ROOM];
@@ -53,7 +54,7 @@ fn deflate(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Bits, the lowest of each byte first, from groups of digits. Codes are written as they are read: from the left.
+/// Packs groups of binary digits into bytes, lowest bit first. Codes are written in the order in which they are read.
 fn bits(groups: &[&str]) -> Vec<u8> {
     let all: Vec<u8> = groups.concat().bytes().map(|digit| digit - b'0').collect();
     all.chunks(8).map(|byte| (0..).zip(byte).map(|(at, bit)| bit << at).sum()).collect()
@@ -63,45 +64,46 @@ fn bits(groups: &[&str]) -> Vec<u8> {
 fn blocks_by_hand() {
     let row = |groups: &[&str], expect| {
         let mut bytes = bits(groups);
-        // Whatever is behind the end is not looked at.
+        // Bytes after the end must be ignored.
         bytes.extend([0x55; 40]);
         assert_eq!(check(&bytes, 0), expect, "{groups:?}");
     };
     let (good, damaged) = (Ok(()), Err(InflateError::Damaged));
-    // The last block, with the fixed codes. Lengths and distances 0 are 3 and 1.
+    // The last block, with the fixed codes. The length 3 and the distance 1 have the number 0.
     let (fixed, end) = (["1", "10"].concat(), "0000000");
     row(&[&fixed, end], good);
     row(&[&fixed, "10010001", end], good);
     row(&[&fixed, "10010001", "0000001", "00000", end], good);
-    // Two bytes back, where there is one.
+    // A distance of two bytes when there is only one byte of output.
     row(&[&fixed, "10010001", "0000001", "00001", end], damaged);
-    // Symbols that have a code and no meaning: 286, and the distance 30.
+    // Symbols that have a code but no meaning: 286, and the distance 30.
     row(&[&fixed, "11000110", "00000", end], damaged);
     row(&[&fixed, "10010001", "0000001", "11110", end], damaged);
-    // Stored: no byte; a wrong check of the length; the kind that does not exist.
+    // Stored blocks: an empty one, and one with a wrong check of the length. Then the block type that does not exist.
     row(&["1", "00", "00000", "0000000000000000", "1111111111111111"], good);
     row(&["1", "00", "00000", "1000000000000000", "1111111111111111"], damaged);
     row(&["1", "11"], damaged);
-    // Own codes: 257 and 1 symbols. The lengths 0 (twice 18) and 1 have a code of one bit each: 18, 1.
+    // Dynamic codes for 257 and 1 symbols. The code lengths are written with two codes of one bit each: those of 18
+    // and 1.
     let own = ["1", "01", "00000", "00000"].concat();
-    // 18 symbols have the length of their code, in the order of RFC 1951: that of 18 is the third, that of 1 the last.
+    // 18 code lengths follow in the order of RFC 1951: that of symbol 18 is the third, that of symbol 1 the last.
     let lengths = ["0111", "000", "000", "100"].concat() + &"000".repeat(14) + "100";
-    // 138 and 118 zeros, then a code for the end, and one for a distance. The code of 1 is 0, that of 18 is 1.
+    // 138 and 118 zeros, a code for the end, and one for a distance. The code of 1 is 0, and that of 18 is 1.
     let zeros = ["1", "1111111", "1", "1101011"].concat();
     row(&[&own, &lengths, &zeros, "0", "0", "0"], good);
-    // The code of one bit that the end does not have.
+    // The one-bit code that the end symbol does not have.
     row(&[&own, &lengths, &zeros, "0", "0", "1"], damaged);
-    // No code for the end.
+    // The end symbol has no code.
     row(&[&own, &lengths, "1", "1111111", "1", "0011011", "0", "0", "0"], damaged);
     // More lengths than symbols.
     row(&[&own, &lengths, "1", "1111111", "1", "1111111", "0"], damaged);
-    // 287 symbols; 31 distances.
+    // 287 symbols, then 31 distances.
     row(&["1", "01", "01111", "00000", &lengths, &zeros, "0", "0", "0"], damaged);
     row(&["1", "01", "00000", "01111", &lengths, &zeros, "0", "0", "0"], damaged);
-    // A code for lengths of which a half is free, and one that is used up twice.
+    // A code for code lengths that uses only half of its codes, and one that uses more than all.
     row(&[&own, "0000", "100", "000", "000", "000", "0"], damaged);
     row(&[&own, "0000", "100", "100", "100", "000", "0"], damaged);
-    // A length that is repeated before there is one.
+    // A length is repeated before there is one.
     row(&[&own, "0000", "100", "000", "100", "000", "0", "00"], damaged);
 }
 
@@ -121,7 +123,7 @@ fn data_that_ends_early() {
 fn marks_are_what_matches_lead_to() {
     let mut out = vec![0; 2 * WINDOW];
     let mut needed = vec![0; WINDOW];
-    // "aaaa", of a distance of 4 and then of 2, behind 10 bytes.
+    // "aaaa" with a distance of 4 and then of 2, after 10 bytes.
     let packed = bits(&["1", "10", "0000010", "00011", "0000001", "00001", "0000000"]);
     let mut marks = Marks { origin: 10, needed: &mut needed };
     let step = Inflater::default().step((&packed, true), &mut out, 10, &mut marks).unwrap();

@@ -1,4 +1,4 @@
-//! From a header and what was said before it to an entry.
+//! Makes an entry from a header and the extensions before it.
 
 use std::io::Read;
 
@@ -10,10 +10,10 @@ use crate::tar::sparse::{TextMap, TextMapError};
 use crate::tar::{BLOCK, Segment, name, padding, wide};
 use crate::tree::Timestamp;
 
-/// What an entry's type flag says.
+/// The meaning of an entry's type flag.
 enum Flag {
     Kind(CurrentKind),
-    /// The old sparse files of GNU tar.
+    /// A sparse file in the old format of GNU tar.
     Sparse,
     Unknown,
 }
@@ -30,7 +30,7 @@ impl<R: Read> Reader<R> {
         let merged = Merged { local: &self.local, global: &self.global };
         let entry = &mut self.entry;
 
-        // As in Go: a sparse file's real name, then GNU's long one, then pax.
+        // The same precedence as in Go: a sparse file's real name, then GNU's long name, then pax.
         entry.raw.clear();
         let given = merged.sparse_name().or(self.long_name.as_deref()).or_else(|| merged.path());
         if let Some(name) = given.filter(|name| !name.is_empty()) {
@@ -69,7 +69,8 @@ impl<R: Read> Reader<R> {
 
         let slash = entry.raw.ends_with(b"/");
         let flag = match raw.typeflag {
-            // Before there were directories, or a magic, a slash made one. Go and Python have the same rule.
+            // Before there was a type for directories, or a magic, a trailing slash marked one. Go and Python have
+            // the same rule.
             0 if slash => Flag::Kind(CurrentKind::Directory),
             b'0' | b'7' if slash && header.format == Format::V7 => {
                 Flag::Kind(CurrentKind::Directory)
@@ -79,7 +80,7 @@ impl<R: Read> Reader<R> {
             b'2' => Flag::Kind(CurrentKind::Symlink),
             b'3' => Flag::Kind(CurrentKind::CharDevice(device(at, &entry.raw, header, merged)?)),
             b'4' => Flag::Kind(CurrentKind::BlockDevice(device(at, &entry.raw, header, merged)?)),
-            // `D` is a directory of an incremental GNU archive; its list of names is not content.
+            // `D` is a directory of an incremental GNU archive, whose list of names is not content.
             b'5' | b'D' => Flag::Kind(CurrentKind::Directory),
             b'6' => Flag::Kind(CurrentKind::Fifo),
             b'S' => Flag::Sparse,
@@ -119,7 +120,7 @@ impl<R: Read> Reader<R> {
         self.content(at, size, &flag, header)
     }
 
-    /// Finds out what stands behind the header, and reads the map of a sparse file.
+    /// Determines what data follows the header, and reads the map of a sparse file.
     fn content(
         &mut self,
         at: u64,
@@ -131,7 +132,7 @@ impl<R: Read> Reader<R> {
         self.entry.size = 0;
         self.entry.segments.clear();
         self.cursor = Cursor::new(0);
-        // Types without content may state any size; nothing follows.
+        // Types without content may state any size, but no data follows.
         let behind = match flag {
             Flag::Kind(CurrentKind::Regular) | Flag::Sparse | Flag::Unknown => stored,
             _ if typeflag == b'D' => stored,
@@ -165,7 +166,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// What keeps the entry from being held.
+    /// Returns the feature that prevents a tree from holding the entry.
     fn unsupported(&self, stored: u64, flag: &Flag, header: &Header<'_>) -> Option<Unsupported> {
         let sparse = &self.local.sparse;
         let dialect = match (flag, sparse.major, sparse.minor) {
@@ -186,7 +187,7 @@ impl<R: Read> Reader<R> {
         Ok(!header && !is_zero(next))
     }
 
-    /// GNU tar's oldest way: up to four regions in the header, and 21 in each of any number of further blocks.
+    /// Reads GNU tar's oldest map: up to four regions in the header, and 21 in each of any number of further blocks.
     fn old_sparse(&mut self, at: u64, stored: u64, header: &Header<'_>) -> Result<(), TarError> {
         let gnu = header.gnu();
         let bad = |field, value: &[u8]| bad_number(at, &self.entry.raw, field, value);
@@ -194,7 +195,7 @@ impl<R: Read> Reader<R> {
         let map = &mut self.local.sparse.map;
         map.clear();
         let mut add = |regions: &[RawRegion]| {
-            // As in GNU tar, libarchive and Go: a region without a number ends the list.
+            // As in GNU tar, libarchive and Go, a region without a number ends the list.
             for region in regions.iter().take_while(|region| region.offset[0] != 0) {
                 for (field, value) in [("offset", &region.offset), ("numbytes", &region.length)] {
                     let number = unsigned(value).ok_or_else(|| bad(field, value))?;
@@ -225,7 +226,7 @@ impl<R: Read> Reader<R> {
         self.segments(at, size, stored)
     }
 
-    /// Pax's three versions: the map in the records (0.0, 0.1) or before the data (1.0).
+    /// Reads the map of pax's three versions: in the records (0.0, 0.1) or before the data (1.0).
     fn pax_sparse(&mut self, at: u64, mut stored: u64) -> Result<(), TarError> {
         let sparse = &mut self.local.sparse;
         let Some(size) = sparse.size else {
@@ -246,7 +247,7 @@ impl<R: Read> Reader<R> {
                     let limit = Limit::Extension { what: "a sparse map", size: total };
                     return Err(TarError::Limit { entry: self.entry.raw.clone(), limit });
                 }
-                // The map is a part of the data, so it ends there.
+                // The map is part of the data, so it must not be longer.
                 let Some(rest) = stored.checked_sub(wide(BLOCK)) else {
                     let reason = "is longer than the data that contains it";
                     let kind = Corrupt::SparseMap { reason, value: wide(BLOCK), bound: stored };
@@ -293,10 +294,10 @@ fn unsigned(field: &[u8]) -> Option<u64> {
     number(field).and_then(|value| u64::try_from(value).ok())
 }
 
-/// A device number as `st_rdev` has it. Linux has 12 bits for the major number and 20 for the minor one.
+/// Returns a device number as in `st_rdev`. Linux has 12 bits for the major number and 20 for the minor.
 fn device(at: u64, entry: &[u8], header: &Header<'_>, merged: Merged<'_>) -> Result<u64, TarError> {
     let raw = header.raw;
-    // V7 has no such fields, though it is where type `3` comes from: Go reads it as device 0:0.
+    // V7 has no such fields, although type `3` comes from V7. Go reads such an entry as device 0:0.
     let field =
         |field: &[u8; 8]| if header.format == Format::V7 { Some(0) } else { unsigned(field) };
     let major =

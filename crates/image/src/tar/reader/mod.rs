@@ -1,4 +1,4 @@
-//! The reader: headers in, events out.
+//! The reader, which parses headers and returns events.
 
 mod entry;
 
@@ -13,18 +13,18 @@ use super::xattrs::{Collector, XattrRecords, Xattrs};
 use super::{BLOCK, Segment, padding, wide};
 use crate::tree::{Metadata, Timestamp};
 
-/// Verbatim bytes that are handed out without waiting for an entry.
+/// Number of verbatim bytes after which they are returned without waiting for an entry.
 const VERBATIM_MAX: usize = 64 << 10;
 
 /// Reads a tar from its first byte to its last.
 ///
-/// Memory is bounded for every tar: a buffer of 256 KiB, and at most about 10 MiB for the current entry, mostly
-/// under one KiB (see [`EXTENSION_MAX`] and [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX)).
+/// Memory is bounded for every tar: a buffer of 256 KiB, and for the current entry usually less than 1 KiB and at
+/// most about 10 MiB (see [`EXTENSION_MAX`] and [`SPARSE_REGIONS_MAX`](super::SPARSE_REGIONS_MAX)).
 #[derive(Debug)]
 pub struct Reader<R> {
     stream: Stream<R>,
     state: State,
-    /// The last step's verbatim bytes were handed out, or nobody wants them.
+    /// Whether the last step returned verbatim bytes, which can now be released.
     was_verbatim: bool,
     global: Records,
     local: Records,
@@ -34,11 +34,11 @@ pub struct Reader<R> {
     cursor: Cursor,
 }
 
-/// What comes next.
+/// The state of the reader, which determines the next step.
 #[derive(Debug, Clone, Copy)]
 enum State {
     Header,
-    /// The entry whose header was handed out just now. Behind its content are `skip` bytes that are not.
+    /// An entry whose header was returned. After its content, `skip` bytes follow that are not content.
     Entry {
         skip: u64,
         padding: u64,
@@ -47,21 +47,21 @@ enum State {
         skip: u64,
         padding: u64,
     },
-    /// Bytes of no file.
+    /// Bytes that belong to no file.
     Skip {
         left: u64,
         padding: u64,
     },
-    /// Whatever follows the archive's end.
+    /// The bytes after the archive's end.
     Trailing,
     End,
     Failed,
 }
 
-/// The entry at hand.
+/// The current entry.
 #[derive(Debug, Default)]
 struct Current {
-    /// The path as the tar has it, for messages.
+    /// The path as in the tar, for messages.
     raw: Vec<u8>,
     path: Vec<u8>,
     target: Vec<u8>,
@@ -87,38 +87,38 @@ enum CurrentKind {
     Fifo,
 }
 
-/// A part of the tar, in its order: verbatim bytes and the segments of entries together are the whole tar.
+/// A part of the tar, in order. The verbatim bytes and the segments of entries together are the whole tar.
 #[derive(Debug)]
 pub enum Event<'a, R> {
-    /// Bytes outside of file contents: headers, padding, everything after the end. About 1 MiB at most, mostly
-    /// under 64 KiB.
+    /// Bytes outside of file contents: headers, padding, and everything after the end. Usually less than 64 KiB, and
+    /// at most about 1 MiB.
     Verbatim(&'a [u8]),
-    /// An entry. All bytes before its content were returned.
+    /// An entry. All bytes before its content have been returned.
     Entry(Entry<'a, R>),
 }
 
-/// One file of the layer.
+/// A file of the layer.
 #[derive(Debug)]
 pub struct Entry<'a, R> {
-    /// The path: names with single slashes between them; empty for the root.
+    /// Path of the file: names with single slashes between them; empty for the root.
     pub path: &'a [u8],
-    /// Its type.
+    /// Type of the file.
     pub kind: Kind<'a>,
     /// Permissions, owner and modification time.
     pub metadata: Metadata,
-    /// Length of the content in bytes, holes included, up to 2^63 - 1. 0 for everything but regular files.
+    /// Length of the content in bytes, including holes, up to 2^63 - 1. It is 0 except for regular files.
     pub size: u64,
     /// Xattrs, in byte order of the names.
     pub xattrs: Xattrs<'a>,
-    /// A line of an ACL that is not among the xattrs, because the line names a user or group without a number, as GNU
-    /// tar writes it. Only the system that the tar was made on knows the number.
+    /// A line of an ACL that is missing from the xattrs, because the line names a user or group without a number, as
+    /// GNU tar writes it. Only the system on which the tar was made knows the number.
     pub lost_acl: Option<&'a [u8]>,
-    /// The parts of the content that are in the tar, ascending: one segment for a file that is not sparse, none for an
-    /// empty one. They follow each other in the tar.
+    /// The parts of the content that are in the tar, in ascending order: one segment for a file that is not sparse,
+    /// none for an empty file. They are contiguous in the tar.
     pub segments: &'a [Segment],
     /// Offset of the first segment in the tar, in bytes.
     pub position: u64,
-    /// The content, to be read before the next event.
+    /// The content, which must be read before the next event.
     pub content: Content<'a, R>,
 }
 
@@ -129,15 +129,16 @@ pub enum Kind<'a> {
     Regular,
     /// Another name for the file at this path, which is normalised like the paths of entries.
     ///
-    /// Some writers repeat the file's content after the header. The reader returns it as verbatim bytes. The stated size
-    /// does not show it, since other writers state one and write nothing: content is assumed when neither a header nor
-    /// a block of zeros follows. Go never expects content, so it fails on such tars, and reads all others the same.
+    /// Some writers repeat the file's content after the header. The reader returns that content as verbatim bytes.
+    /// The stated size does not show whether there is content, because other writers state a size and write none. The
+    /// reader therefore assumes content if neither a header nor a block of zeros follows. Go never expects content,
+    /// so it fails on such tars and reads all others in the same way.
     Hardlink(&'a [u8]),
-    /// A symbolic link: the target, unchanged and not empty.
+    /// A symbolic link with its target, which is unchanged and not empty.
     Symlink(&'a [u8]),
-    /// A character device, numbered as `st_rdev` is.
+    /// A character device, with its number as in `st_rdev`.
     CharDevice(u64),
-    /// A block device, numbered as `st_rdev` is.
+    /// A block device, with its number as in `st_rdev`.
     BlockDevice(u64),
     /// A named pipe.
     Fifo,
@@ -151,17 +152,17 @@ enum Step {
     End,
 }
 
-/// What a header turned out to be.
+/// The kind of a header that was parsed.
 enum Parsed {
-    /// Something that speaks of the next entry, or of none.
+    /// A header that extends the next entry, or that is not for an entry.
     Extension,
     Entry,
     End,
 }
 
 impl<R: Read> Reader<R> {
-    /// A reader at the start of a tar. All bytes of `source` belong to the tar, even those after its end, and the reader
-    /// reads ahead.
+    /// Creates a reader at the start of a tar. All bytes of `source` belong to the tar, even those after its end, and
+    /// the reader reads ahead.
     pub fn new(source: R) -> Self {
         Self {
             stream: Stream::new(source),
@@ -176,7 +177,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Leaves out other xattrs than these, whatever their records say.
+    /// Restricts the xattrs to those of `xattrs`. Records of other xattrs are ignored, even if they are invalid.
     #[must_use]
     pub const fn taking(mut self, xattrs: XattrRecords) -> Self {
         self.global.xattrs.wanted = xattrs;
@@ -184,10 +185,11 @@ impl<R: Read> Reader<R> {
         self
     }
 
-    /// The next event, or `None` at the end of the stream. Unread content of the last entry is skipped.
+    /// Returns the next event, or `None` at the end of the stream. Unread content of the last entry is skipped.
     ///
     /// # Errors
-    /// [`TarError`]. After [`TarError::Unsupported`] the next call goes on after that entry, whose bytes are verbatim.
+    /// [`TarError`]. After [`TarError::Unsupported`] the next call continues after that entry, whose bytes are
+    /// verbatim.
     pub fn next_event(&mut self) -> Result<Option<Event<'_, R>>, TarError> {
         match self.step()? {
             Step::Verbatim => Ok(Some(Event::Verbatim(self.stream.waiting_bytes()))),
@@ -196,7 +198,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// As [`Reader::next_event`], without the verbatim bytes.
+    /// Returns the next entry, like [`Reader::next_event`] without the verbatim bytes.
     ///
     /// # Errors
     /// As [`Reader::next_event`].
@@ -210,7 +212,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Number of bytes of the tar in the events so far.
+    /// Returns the number of bytes of the tar in the events so far.
     pub const fn position(&self) -> u64 {
         self.stream.offset()
     }
@@ -300,7 +302,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Reads one header, and what belongs to it up to its content.
+    /// Reads a header, and the data after it up to its content.
     fn header(&mut self) -> Result<Parsed, TarError> {
         let at = self.stream.offset();
         let Some(block) = self.stream.block()? else {
@@ -308,7 +310,7 @@ impl<R: Read> Reader<R> {
         };
         if is_zero(&block) {
             let next = self.stream.peek(BLOCK)?;
-            // A second block may be cut short, or missing: nothing is lost.
+            // The second block may be cut short or missing, because it holds no data.
             if !is_zero(next) {
                 return Err(corrupt(at, &[], Corrupt::LoneZeroBlock));
             }
@@ -324,7 +326,7 @@ impl<R: Read> Reader<R> {
             return Err(bad_number(at, text(&raw.name), "size", &raw.size));
         };
         match raw.typeflag {
-            // `X` is what Solaris wrote before POSIX settled on `x`.
+            // Solaris wrote `X` before POSIX settled on `x`.
             b'x' | b'X' => {
                 self.local.clear();
                 self.pax(at, size, &header, false)?;
@@ -342,7 +344,8 @@ impl<R: Read> Reader<R> {
                 self.long_link = Some(self.long(size, "a long link target", &header)?);
                 Ok(Parsed::Extension)
             }
-            // The label of a GNU tar volume: no file, but to Go it is one, which takes extensions along.
+            // The label of a GNU tar volume is not a file. Go takes it for one, which consumes the extensions before
+            // it.
             b'V' => {
                 self.forget();
                 self.state = State::Skip { left: size, padding: padding(size) };
@@ -356,7 +359,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// Extensions hold for one entry.
+    /// Removes the extensions, which apply to one entry only.
     fn forget(&mut self) {
         self.local.clear();
         self.long_name = None;
@@ -399,7 +402,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The name or target in a member of GNU tar's that is too long for the header of the next one.
+    /// Reads a name or target that is too long for the header of the next entry, from a special entry of GNU tar.
     fn long(
         &mut self,
         size: u64,

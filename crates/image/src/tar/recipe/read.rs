@@ -1,4 +1,4 @@
-//! Reads recipes, also hostile ones.
+//! Reads recipes, including hostile ones.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -8,13 +8,13 @@ use super::{WHOLE, algorithm};
 use crate::tar::{Segment, wide};
 use crate::verity::{Algorithm, ObjectId};
 
-/// Why a tar could not be rebuilt from a recipe.
+/// The reason why a tar cannot be rebuilt from a recipe.
 #[derive(Debug, thiserror::Error)]
 pub enum RebuildError {
-    /// The recipe could not be read.
+    /// Reading the recipe failed.
     #[error("cannot read the recipe")]
     Read(#[source] io::Error),
-    /// It is not a recipe, or a damaged one.
+    /// The input is not a recipe, or is damaged.
     #[error("the recipe is corrupt at byte {offset}: {kind}")]
     Corrupt {
         /// Offset of the invalid record in the recipe, in bytes.
@@ -22,41 +22,41 @@ pub enum RebuildError {
         /// The reason.
         kind: Malformed,
     },
-    /// It is a recipe of a later version.
+    /// The recipe has the format of a later version.
     #[error("the recipe has format version {0}, and this version of Quire reads 1")]
     Version(u8),
-    /// A part of an object could not be read.
+    /// Reading a part of an object failed.
     #[error("cannot read object {object}")]
     Object {
         /// The object.
         object: ObjectId,
-        /// The cause.
+        /// The error of [`Objects::read_at`](super::Objects::read_at).
         source: io::Error,
     },
 }
 
-/// Why a recipe is invalid.
+/// The reason why a recipe is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It does not begin with the magic of a recipe.
+    /// The first bytes are not the magic of a recipe.
     #[error("it is not a recipe")]
     Magic,
     /// An unknown algorithm.
     #[error("the algorithm {0} is unknown")]
     Algorithm(u8),
-    /// Bytes that must be zero are not.
+    /// Reserved bytes of the header are not zero.
     #[error("reserved bytes of the header are not zero")]
     Reserved,
     /// A record of unknown type.
     #[error("the record type {0} is unknown")]
     Type(u8),
-    /// It ends without an end record.
+    /// The recipe ends without an end record.
     #[error("it ends within a record")]
     Truncated,
-    /// A number longer than necessary, or above 2^63 - 1.
+    /// A number has more bytes than necessary, or is above 2^63 - 1.
     #[error("a number has more bytes than it needs, or is above 2^63 - 1")]
     Number,
-    /// A length of a record or a count that is out of bounds.
+    /// A length or a count is out of range.
     #[error("a length is {value}, not between 1 and {bound}")]
     Length {
         /// The value.
@@ -64,7 +64,7 @@ pub enum Malformed {
         /// The largest allowed value.
         bound: u64,
     },
-    /// Ranges that reach beyond what a file can have.
+    /// A range ends beyond the maximum length of a file.
     #[error("a range of {length} bytes at byte {offset} of an object is too long")]
     Range {
         /// Offset in the object, in bytes.
@@ -72,7 +72,7 @@ pub enum Malformed {
         /// Length in bytes.
         length: u64,
     },
-    /// The end record states a length that differs from that of the records before it.
+    /// The length in the end record differs from that of the preceding records.
     #[error("the tar has {actual} bytes, but the recipe states {stated}")]
     TarLength {
         /// Length in bytes in the end record.
@@ -85,16 +85,16 @@ pub enum Malformed {
     Trailing,
 }
 
-/// The next piece of the tar.
+/// A piece of the tar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// These bytes, at most 64 KiB.
+    /// Bytes of the tar, at most 64 KiB.
     Verbatim(&'a [u8]),
     /// A part of an object.
     Range {
-        /// Its id.
+        /// Id of the object.
         object: &'a ObjectId,
-        /// The bytes of the object.
+        /// Range of the object.
         segment: Segment,
     },
 }
@@ -103,13 +103,13 @@ pub enum Operation<'a> {
 #[derive(Debug)]
 pub struct Reader<R> {
     source: BufReader<R>,
-    /// Bytes of the recipe that were read, and where the record at hand began.
+    /// Number of bytes of the recipe that were read, and the offset of the current record.
     offset: u64,
     record: u64,
     algorithm: Algorithm,
     verbatim: Vec<u8>,
     object: Option<ObjectId>,
-    /// Ranges of the object that are still to come, and where the last one ended.
+    /// Number of remaining ranges of the object, and the end of the previous range.
     ranges: u64,
     range_end: u64,
     /// Bytes of the tar so far.
@@ -152,17 +152,17 @@ impl<R: Read> Reader<R> {
         Ok(reader)
     }
 
-    /// The algorithm that names the objects.
+    /// Returns the algorithm of the object ids.
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Length in bytes of the tar so far.
+    /// Returns the length of the tar so far, in bytes.
     pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// The next piece, or `None` after the end record.
+    /// Returns the next piece, or `None` after the end record.
     ///
     /// # Errors
     /// [`RebuildError::Read`] or [`RebuildError::Corrupt`].
@@ -230,7 +230,7 @@ impl<R: Read> Reader<R> {
         Ok(())
     }
 
-    /// Reads a range's length; it begins `skip` bytes behind the last one.
+    /// Reads the length of a range that begins `skip` bytes after the end of the previous range.
     fn range(&mut self, skip: u64) -> Result<Operation<'_>, RebuildError> {
         let length = self.bounded(LENGTH_MAX)?;
         let offset = self.range_end.saturating_add(skip);
@@ -261,7 +261,7 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    /// A number in LEB128, in its shortest form.
+    /// Reads a LEB128 number in its shortest form.
     fn number(&mut self) -> Result<u64, RebuildError> {
         let mut value: u64 = 0;
         for shift in (0..63).step_by(7) {

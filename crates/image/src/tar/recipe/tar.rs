@@ -1,4 +1,4 @@
-//! The tar of a recipe: all of it, or its skeleton, with zeros for what files contain.
+//! Rebuilds the tar of a recipe, or its skeleton, which has zeros in place of file contents.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use crate::verity::ObjectId;
 
 /// The objects that a recipe refers to.
 pub trait Objects {
-    /// Reads bytes of `object` from `offset` on into `into`, and returns their number. Zero means that it has no more.
+    /// Reads bytes of `object` at `offset` into `into`, and returns their number. Zero means the end of the object.
     ///
     /// # Errors
     /// Any error; [`TarReader`] returns it as the source of a [`RebuildError::Object`].
@@ -27,9 +27,10 @@ impl<F: FnMut(&ObjectId, &mut [u8], u64) -> io::Result<usize>> Objects for F {
     }
 }
 
-/// The exact tar of a recipe, made while it is read. An [`io::Error`] of it holds a [`RebuildError`].
+/// A reader of the exact tar of a recipe, which is rebuilt while it is read. An [`io::Error`] holds a
+/// [`RebuildError`].
 ///
-/// It compares no digest, so compare that of the tar: a recipe may be damaged or wrong.
+/// The reader verifies no digest, so compare the digest of the tar: a recipe may be damaged or wrong.
 #[derive(Debug)]
 pub struct TarReader<R, O> {
     recipe: Reader<R>,
@@ -37,26 +38,26 @@ pub struct TarReader<R, O> {
     piece: TarPiece,
 }
 
-/// The part of the tar that is being handed out.
+/// The current part of the tar.
 #[derive(Debug)]
 enum TarPiece {
-    /// Bytes of the tar itself, at most 64 KiB, and how many of them were read.
+    /// Bytes from the recipe, at most 64 KiB, and the number of them that were read.
     Verbatim(Vec<u8>, usize),
-    /// A part of an object.
+    /// The unread part of an object's range.
     Object(ObjectId, Segment),
 }
 
 impl<R: Read, O: Objects> TarReader<R, O> {
-    /// A reader at the beginning of the tar.
+    /// Creates a reader at the beginning of the tar.
     ///
     /// # Errors
-    /// [`RebuildError`] when the recipe's header is invalid.
+    /// [`RebuildError`] if the recipe's header is invalid.
     pub fn new(recipe: R, objects: O) -> Result<Self, RebuildError> {
         let piece = TarPiece::Verbatim(Vec::new(), 0);
         Ok(Self { recipe: Reader::new(recipe)?, objects, piece })
     }
 
-    /// Goes on to the next piece, and returns whether there is one.
+    /// Advances to the next piece, and returns whether there is one.
     fn advance(&mut self) -> Result<bool, RebuildError> {
         let mut buffer = match &mut self.piece {
             TarPiece::Verbatim(bytes, _) => std::mem::take(bytes),
@@ -81,7 +82,7 @@ impl<R: Read, O: Objects> TarReader<R, O> {
 
 impl<R: Read, O: Objects> Read for TarReader<R, O> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Headers are small: as many pieces as there is room for.
+        // Headers are small, so fill the buffer from several pieces.
         let mut filled = 0_usize;
         loop {
             let room = into.get_mut(filled..).unwrap_or_default();
@@ -121,23 +122,23 @@ impl<R: Read, O: Objects> Read for TarReader<R, O> {
     }
 }
 
-/// The position in bytes of each object in a tar, in ascending order, as far as the tar was read.
+/// Offset in bytes of each object in a tar, in ascending order, as far as the tar was read.
 pub type ObjectPositions = Arc<Mutex<VecDeque<(u64, ObjectId)>>>;
 
-/// A tar with zeros for the contents of its objects: enough to read its entries.
+/// A reader of a tar with zeros in place of its objects' contents, which suffices to read the tar's entries.
 pub type Skeleton<R> = TarReader<R, Zeros>;
 
-/// Objects of zeros, which record their positions.
+/// Objects whose bytes are all zeros. Records the objects' positions.
 #[derive(Debug, Default)]
 pub struct Zeros {
     positions: ObjectPositions,
 }
 
 impl<R: Read> Skeleton<R> {
-    /// The skeleton of a recipe's tar, and the positions of its objects.
+    /// Creates a reader of a recipe's skeleton. Also returns the positions of its objects.
     ///
     /// # Errors
-    /// The errors of [`TarReader::new`].
+    /// As [`TarReader::new`].
     pub fn with_positions(recipe: R) -> Result<(Self, ObjectPositions), RebuildError> {
         let zeros = Zeros::default();
         let positions = Arc::clone(&zeros.positions);

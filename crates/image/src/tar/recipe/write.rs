@@ -1,4 +1,4 @@
-//! Writing a recipe.
+//! Writes a recipe.
 
 use std::io::{self, Write};
 
@@ -6,22 +6,22 @@ use super::{END, MAGIC, RANGES, VERBATIM, VERBATIM_MAX, VERSION, WHOLE};
 use crate::tar::{Segment, wide};
 use crate::verity::{Algorithm, ObjectId};
 
-/// The place of an entry's content.
+/// The location of an entry's content.
 #[derive(Debug, Clone, Copy)]
 pub enum Content<'a> {
-    /// An object, from its first byte on, holes included.
+    /// An object that holds the content from its first byte on, including holes.
     Object(&'a ObjectId),
-    /// The recipe itself, with all of the content, holes included.
+    /// The whole content, including holes, to be stored in the recipe itself.
     Inline(&'a [u8]),
 }
 
-/// Why a recipe could not be written.
+/// The reason why a recipe cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The sink failed.
+    /// Writing to the sink failed.
     #[error("cannot write the recipe")]
     Write(#[source] io::Error),
-    /// An object id of another algorithm than the recipe's.
+    /// The object id has another algorithm than the recipe.
     #[error("the id of object {object} is not {algorithm}, as this recipe needs")]
     Algorithm {
         /// The object.
@@ -29,34 +29,34 @@ pub enum WriteError {
         /// The recipe's algorithm.
         algorithm: Algorithm,
     },
-    /// Inline content that is shorter than the entry's segments need.
+    /// Inline content is shorter than the entry's segments require.
     #[error("the content has {length} bytes, but one of its segments ends at byte {end}")]
     Inline {
         /// Length of the content in bytes.
         length: usize,
-        /// End of a segment, in bytes.
+        /// End of the segment that exceeds the content, in bytes.
         end: u64,
     },
 }
 
-/// Writes a recipe. Equal tars and objects give equal bytes, for all divisions of the tar into pieces.
+/// Writes a recipe. The same tar and objects give the same bytes, for any division of the tar into pieces.
 #[derive(Debug)]
 pub struct Writer<W> {
     out: W,
     algorithm: Algorithm,
-    /// Verbatim bytes that wait for more of them.
+    /// Verbatim bytes of the next record.
     run: Vec<u8>,
-    /// Bytes of the tar so far.
+    /// Bytes of the tar in the records written so far.
     length: u64,
-    /// A record in the making.
+    /// Buffer for a record.
     record: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a recipe whose objects are all named by `algorithm`. Writes go to `out` in small pieces.
+    /// Begins a recipe whose object ids have the algorithm `algorithm`. The writer writes to `out` in small pieces.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn new(mut out: W, algorithm: Algorithm) -> Result<Self, WriteError> {
         out.write_all(&MAGIC).map_err(WriteError::Write)?;
         let rest = [VERSION, algorithm.kernel_id(), 0, 0, 0, 0, 0, 0];
@@ -67,7 +67,7 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the tar, unchanged.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn verbatim(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
         while !bytes.is_empty() {
             let room = VERBATIM_MAX - self.run.len();
@@ -84,7 +84,8 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the tar as these segments of a content.
     ///
     /// # Errors
-    /// [`WriteError`].
+    /// [`WriteError::Write`]; [`WriteError::Algorithm`] for an object id with another algorithm than the recipe's;
+    /// [`WriteError::Inline`] if inline content ends before a segment does.
     pub fn content(
         &mut self,
         segments: &[Segment],
@@ -156,10 +157,10 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Ends the recipe and returns the sink, not flushed.
+    /// Ends the recipe, and returns the sink without flushing it.
     ///
     /// # Errors
-    /// [`WriteError::Write`].
+    /// [`WriteError::Write`] if writing to the sink fails.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.flush_run()?;
         self.out.write_all(&[END]).map_err(WriteError::Write)?;
@@ -168,7 +169,7 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Appends a number in LEB128: seven bits a byte, the lowest first, the top bit set in all but the last.
+/// Appends a number in LEB128: seven bits per byte, lowest first, with the top bit set in all bytes but the last.
 fn put(record: &mut Vec<u8>, mut number: u64) {
     loop {
         let [low, ..] = number.to_le_bytes();

@@ -1,24 +1,24 @@
-//! Lays finished trees, or parts of them, over the tree of a builder.
+//! Lays finished trees, or parts of them, over the tree of a builder, as layers are laid over each other.
 
 use super::{Builder, Link, TreeError};
 use crate::tree::{Children, Entry, Inode, InodeId, Tree, XattrsId};
 
-/// Why a tree cannot be laid: a path, and the reason.
+/// The reason why a tree cannot be laid, with the path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot add \"{}\"", path.escape_ascii())]
 pub struct LayError {
     /// The path, with a leading slash.
     pub path: Vec<u8>,
-    /// The reason.
+    /// The error of the builder at that path.
     pub source: TreeError,
 }
 
-/// Whether a name, and everything below it, is kept.
+/// Whether a name and the names below it are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// The name is kept, and everything below it that is not left out.
+    /// The name is kept, and with it every name below it that is not left out.
     Keep,
-    /// The name is kept only if something below it is kept.
+    /// The name is kept only if a name below it, or a directory above it, is kept.
     Above,
     /// The name and everything below it are left out.
     Leave,
@@ -27,28 +27,29 @@ pub enum Choice {
 /// A directory whose children are being laid.
 struct Open<'a> {
     children: Children<'a>,
-    /// Bytes of its path.
+    /// Length of its path in bytes.
     length: usize,
     inode: Inode<'a>,
-    /// What it is here, as soon as something needs it.
+    /// Its id in the builder, once the directory or a name below it is laid.
     here: Option<InodeId>,
-    /// It is kept, and so is what is below.
+    /// Whether the names below it are kept by default.
     is_kept: bool,
 }
 
 impl Builder {
-    /// Lays a tree over this one. A path of the tree decides type and metadata. Directories are merged; other files
-    /// replace a whole subtree, and a directory replaces another file. Hard links stay among the names of one tree.
-    /// Links are counted, and files belong to their first names; values that the tree states are ignored.
+    /// Lays a tree over this one, so that its type and metadata apply to every path that it has. Directories are
+    /// merged; another file replaces a whole subtree, and a directory replaces another file. Hard links connect only
+    /// names of `tree`. Links are counted and files belong to their first names; the values that `tree` states are
+    /// ignored.
     ///
     /// # Errors
-    /// [`LayError`] when the two together are too large for one tree.
+    /// [`LayError`] if the two trees together are too large for one tree.
     pub fn lay(&mut self, tree: &Tree) -> Result<(), LayError> {
         self.lay_some(tree, |_, _| Choice::Keep)
     }
 
-    /// As [`Builder::lay`], but only the names that `choose` keeps. It gets whole paths with a leading slash, a
-    /// directory before those below it. The root is always kept, with its metadata.
+    /// Lays only the names that `choose` keeps, otherwise like [`Builder::lay`]. `choose` gets whole paths with a
+    /// leading slash, a directory before the names below it. The root is always kept, with its metadata.
     ///
     /// # Errors
     /// As [`Builder::lay`].
@@ -101,13 +102,13 @@ impl Builder {
 struct Laying<'a> {
     builder: &'a mut Builder,
     tree: &'a Tree,
-    /// What inodes and sets of xattrs are in the builder.
+    /// The builder's ids for the tree's inodes and sets of xattrs.
     inodes: Vec<Option<InodeId>>,
     xattrs: Vec<Option<XattrsId>>,
 }
 
 impl Laying<'_> {
-    /// Lays a name of the last of the open directories; these too, where they are not there yet.
+    /// Lays a name of the last open directory, after those open directories that are not laid yet.
     fn name(
         &mut self,
         open: &mut [Open<'_>],

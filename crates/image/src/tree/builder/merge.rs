@@ -1,19 +1,20 @@
-//! Functions for layers: they read a builder, and copy parts of it into another.
+//! Functions for layers, which read a builder and copy parts of it into another.
 
 use super::{Builder, IMPLICIT, InodeId, Kind, REMOVED, TreeError, XattrsId, key};
 
-/// The parts that one builder has copied from another, so that shared inodes, strings and xattrs stay shared.
+/// Records which parts of one builder were copied into another, so that shared inodes, strings and xattrs stay
+/// shared.
 #[derive(Debug)]
 pub struct Copied {
-    /// By the number in the source: the number in the target, if it was copied. Number 0 is a valid one: the root,
-    /// the empty string, or no xattrs.
+    /// The target's number for each of the source's, if it was copied. Number 0 is valid: the root, the empty string
+    /// or the empty set of xattrs.
     strings: Vec<Option<u32>>,
     xattrs: Vec<Option<XattrsId>>,
     inodes: Vec<Option<InodeId>>,
 }
 
 impl Copied {
-    /// A record without any copies from `source`.
+    /// Creates an empty record for copies from `source`.
     #[must_use]
     pub fn new(source: &Builder) -> Self {
         Self {
@@ -23,12 +24,12 @@ impl Copied {
         }
     }
 
-    /// Maps an inode of the source to one that is already here.
+    /// Maps an inode of the source to an existing inode of the target.
     pub fn is_now(&mut self, source: InodeId, here: InodeId) {
         self.inodes[source.index()] = Some(here);
     }
 
-    /// The inode of the target that an inode of the source became.
+    /// Returns the target's inode for an inode of the source, if the source's inode was copied.
     #[must_use]
     pub fn get(&self, source: InodeId) -> Option<InodeId> {
         self.inodes[source.index()]
@@ -36,14 +37,14 @@ impl Copied {
 }
 
 impl Builder {
-    /// More than any inode's index: the length of a side table.
+    /// Returns one more than the index of the last inode: the length of a side table.
     #[must_use]
     pub const fn inode_bound(&self) -> usize {
         self.inodes.len()
     }
 
-    /// Every name that was not removed itself, a directory before those in it: the directory, the name, the inode.
-    /// Names in removed directories are included.
+    /// Returns every name as directory, name and inode, a directory before the names in it. Removed names are left
+    /// out, but names in removed directories are included.
     pub fn names(&self) -> impl Iterator<Item = (InodeId, &[u8], InodeId)> {
         let entries = self.entries.iter().filter(|entry| entry.parent != REMOVED);
         entries.map(|entry| {
@@ -52,14 +53,14 @@ impl Builder {
         })
     }
 
-    /// The target of a symlink, or `None` for other inodes.
+    /// Returns the target of a symlink, or `None` for other inodes.
     #[must_use]
     pub fn symlink_target(&self, inode: InodeId) -> Option<&[u8]> {
         let raw = &self.inodes[inode.index()];
         (raw.kind == Kind::Symlink).then(|| self.strings.get(raw.first))
     }
 
-    /// Removes all names in the given directories, which stay with their metadata.
+    /// Removes all names in `directories`, which themselves stay, with their metadata.
     pub fn clear(&mut self, directories: &[InodeId]) {
         if directories.is_empty() {
             return;
@@ -80,7 +81,7 @@ impl Builder {
         }
     }
 
-    /// Makes every name of `links[_].0` a name of `links[_].1`, which is not a directory.
+    /// Makes every name of the first inode of each pair a name of the second inode, which is not a directory.
     pub fn relink(&mut self, links: &[(InodeId, InodeId)]) {
         if links.is_empty() {
             return;
@@ -95,10 +96,10 @@ impl Builder {
         }
     }
 
-    /// Copies an inode from `source` without its names. A second copy returns the same inode.
+    /// Copies an inode from `source` without its names. Copying it again returns the same inode.
     ///
     /// # Errors
-    /// [`TreeError::TooLarge`].
+    /// [`TreeError::TooLarge`] if this builder cannot hold another inode, string or set of xattrs.
     pub fn copy_inode(
         &mut self,
         source: &Self,
@@ -127,10 +128,11 @@ impl Builder {
         Ok(id)
     }
 
-    /// Gives the directory `here` the metadata and xattrs of `inode`; it counts as described from now on.
+    /// Gives the directory `here` the metadata and xattrs of `inode` of `source`, so that it no longer counts as
+    /// implicit.
     ///
     /// # Errors
-    /// [`TreeError::TooLarge`].
+    /// [`TreeError::TooLarge`] if this builder cannot hold another string or set of xattrs.
     pub fn copy_metadata(
         &mut self,
         source: &Self,

@@ -1,4 +1,4 @@
-//! Tables of chunks, which say where on devices the bytes of files are.
+//! Chunk tables, which locate the bytes of files on devices.
 
 use zerocopy::little_endian::U16;
 
@@ -7,25 +7,25 @@ use super::native::{BLOCK_SIZE, Run};
 use super::on_device::{DataForm, OnDevice};
 use crate::erofs::layout::{CHUNK_48BIT, CHUNK_INDEXES, RawChunkIndex};
 
-/// The most that the format of an inode says.
+/// Maximum binary logarithm of the number of blocks in a chunk that an inode's format can state.
 const BITS_MAX: u32 = 31;
-/// A chunk that is nowhere: all ones, of which a table of 32 bits takes the low ones. Source: `EROFS_NULL_ADDR` in Linux
-/// `fs/erofs/erofs_fs.h`.
+/// Block number of a hole: all ones, of which a table with 32-bit numbers takes the low ones. Source:
+/// `EROFS_NULL_ADDR` in Linux `fs/erofs/erofs_fs.h`.
 const NOWHERE: u64 = (1 << 48) - 1;
 
-/// Runs of a file's blocks.
+/// A file that is in several places, as runs of blocks.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// Binary logarithm of blocks in a chunk.
+    /// Binary logarithm of the number of blocks in a chunk.
     bits: u8,
     runs: Vec<BlockRun>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct BlockRun {
-    /// Blocks of the file before it.
+    /// Number of blocks of the file before the run.
     start: u64,
-    /// Where it is; `None` for zeros.
+    /// Location of the run; `None` for zeros.
     place: Option<Block>,
 }
 
@@ -37,8 +37,8 @@ struct Block {
 }
 
 impl Pieces {
-    /// Where a file is, and its pieces, unless these follow each other. `None` when they cannot be there, or are not as
-    /// long as it.
+    /// Converts a file's runs, and also returns its pieces unless the runs are consecutive. Returns `None` if the
+    /// runs are invalid, or their length differs from `size`.
     pub(super) fn place(
         runs: &[Run],
         size: u64,
@@ -83,21 +83,22 @@ impl Pieces {
 }
 
 impl BlockRun {
-    /// Where a block of the file is that is in it, or would be behind it.
+    /// Returns the location of a block of the file that is in the run, or would follow it.
     fn at(&self, block: u64) -> Option<Block> {
         self.place.map(|place| Block { number: place.number + (block - self.start), ..place })
     }
 }
 
-/// Binary logarithm of blocks in a chunk that holds so many, or of those in the largest that there is.
+/// Returns the binary logarithm of the number of blocks in a chunk that holds `blocks` blocks, or in the largest
+/// chunk.
 fn bits_of_one(blocks: u64) -> Option<u32> {
     Some(blocks.checked_next_power_of_two()?.trailing_zeros().min(BITS_MAX))
 }
 
-/// A table of chunks behind an inode.
+/// The chunk table after an inode.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChunkTable<'p> {
-    /// Binary logarithm of blocks in a chunk.
+    /// Binary logarithm of the number of blocks in a chunk.
     bits: u8,
     pub(super) entries: u64,
     /// Whether block numbers have 48 bits.
@@ -107,13 +108,13 @@ pub(super) struct ChunkTable<'p> {
 
 #[derive(Debug, Clone, Copy)]
 enum What<'p> {
-    /// Chunks that follow each other on the device.
+    /// Chunks that are consecutive on the device.
     Consecutive,
     Pieces(&'p Pieces),
 }
 
 impl<'p> ChunkTable<'p> {
-    /// Of a file whose blocks follow each other.
+    /// Makes the table of a file whose blocks are consecutive.
     pub(super) fn consecutive(file: &OnDevice, is_wide: bool) -> Self {
         let blocks = file.size.div_ceil(BLOCK_SIZE.bytes());
         let bits = bits_of_one(blocks).expect("a device has fewer than 2^48");
@@ -121,25 +122,24 @@ impl<'p> ChunkTable<'p> {
         Self { bits, entries: blocks.div_ceil(1 << bits), is_wide, what: What::Consecutive }
     }
 
-    /// Of a file in pieces.
+    /// Makes the table of a file in pieces.
     pub(super) fn of_pieces(file: &OnDevice, pieces: &'p Pieces, is_wide: bool) -> Self {
         let blocks = file.size.div_ceil(BLOCK_SIZE.bytes());
         let entries = blocks.div_ceil(1 << pieces.bits);
         Self { bits: pieces.bits, entries, is_wide, what: What::Pieces(pieces) }
     }
 
-    /// Its bytes.
+    /// Returns the size of the table in bytes.
     pub(super) const fn size(&self) -> u64 {
         self.entries * size_of::<RawChunkIndex>() as u64
     }
 
-    /// `i_u`.
+    /// Returns `i_u`.
     pub(super) fn format(&self) -> u32 {
         let wide = if self.is_wide { CHUNK_48BIT } else { 0 };
         (CHUNK_INDEXES | wide | u16::from(self.bits)).into()
     }
 
-    /// One entry.
     pub(super) fn entry(&self, file: &OnDevice, at: u64) -> RawChunkIndex {
         let first = at << self.bits;
         let on_device = |device: u16, block: u64| (device + 1, block);

@@ -1,4 +1,4 @@
-//! The device table, and where in one space of block addresses the devices are.
+//! The device table, and the positions of the devices in the common address space.
 
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{U16, U32};
@@ -8,7 +8,7 @@ use crate::erofs::layout::RawDeviceSlot;
 use crate::erofs::write::WriteError;
 use crate::verity::Algorithm;
 
-/// More blocks than a device may have: their numbers have 48 bits, of which all ones are a hole.
+/// Upper bound of the number of blocks of a device: block numbers have 48 bits, and all ones mean a hole.
 const BLOCKS_END: u64 = 1 << 48;
 
 /// The devices of an image.
@@ -51,19 +51,20 @@ impl Devices {
         u16::try_from(self.slots.len()).expect("there are at most 4096")
     }
 
-    /// Blocks of a device.
+    /// Returns the number of blocks of a device.
     pub(super) fn blocks(&self, device: u16) -> Option<u64> {
         self.slots.get(usize::from(device)).map(|slot| slot.blocks)
     }
 
-    /// Whether a device has blocks whose numbers do not fit 32 bits. Kernels before 6.15 refuse an image with one.
+    /// Whether a device has more blocks than 32-bit numbers can count. Kernels before 6.15 refuse such an image.
     pub(super) const fn is_wide(&self) -> bool {
         self.is_wide
     }
 
-    /// The table, for an image of so many blocks. Behind these the devices follow each other in one space of addresses
-    /// of 32 bits, as far as they fit. No file refers to that: it makes a mount without devices read what is behind the
-    /// image, not other bytes of the image, and an image joined with its devices a whole one.
+    /// Makes the table for an image of `image` blocks. In the common address space, whose block numbers have 32 bits,
+    /// the devices follow the image and each other as far as they fit. Files do not use these addresses. They make a
+    /// mount without devices read after the end of the image instead of other bytes of the image, and make the
+    /// concatenation of the image and its devices a complete image.
     pub(super) fn table(&self, image: u32) -> Vec<RawDeviceSlot> {
         let mut next = u64::from(image);
         let slot = |slot: &Slot| {
@@ -84,7 +85,7 @@ impl Devices {
     }
 }
 
-/// The high 16 bits of a number of blocks, and the low 32.
+/// Splits a number of blocks into its high 16 and low 32 bits.
 pub(super) fn halves(blocks: u64) -> (U16, U32) {
     let high = u16::try_from(blocks >> 32).expect("a device has fewer than 2^48");
     let low = u32::try_from(blocks & u64::from(u32::MAX)).expect("masked");

@@ -1,4 +1,4 @@
-//! What is known of files besides the tree: fingerprints, and where on devices their bytes are.
+//! Data about files that is not in the tree: fingerprints, and the locations of their bytes on devices.
 
 use std::io;
 
@@ -14,28 +14,28 @@ use super::prefixes::FINGERPRINT;
 use crate::erofs::layout::{RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED, XATTR_LONG_PREFIX};
 use crate::tree::{InodeId, StringId};
 
-/// What a fingerprint begins with.
+/// Prefix of a fingerprint.
 const SHA256: &[u8] = b"sha256:";
-/// Bytes of a fingerprint as an xattr: it is a multiple of 4 with one byte of padding.
+/// Size in bytes of a fingerprint's xattr: with one byte of padding it is a multiple of 4.
 const ENTRY: u64 =
     (size_of::<RawXattrEntry>() + SHA256.len() + 32).next_multiple_of(size_of::<u32>()) as u64;
-/// No fingerprint.
+/// In `Files::of`: the inode has no fingerprint.
 const NONE: u32 = u32::MAX;
 
-/// What is known of the files of a tree. Empty for profiles that know nothing.
+/// Data about the files of a tree; empty for profiles without devices.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) on_devices: HashMap<StringId, OnDevice>,
-    /// Of files that are in several places.
+    /// The files that are in several places.
     pub(super) pieces: Vec<Pieces>,
-    /// SHA-256 of contents, each once, as they follow each other in the table of shared xattrs.
+    /// SHA-256 of contents without duplicates, in the order of the table of shared xattrs.
     fingerprints: Vec<[u8; 32]>,
-    /// Which of them an inode has, by [`InodeId::index`]; empty without any.
+    /// Index of each inode's fingerprint, by [`InodeId::index`]; empty if there are no fingerprints.
     of: Vec<u32>,
 }
 
 impl Files {
-    /// The table of chunks of a file, with block numbers of 48 bits if wide.
+    /// Returns the chunk table of a file, with 48-bit block numbers if `is_wide`.
     pub(super) fn table(&self, file: &OnDevice, is_wide: bool) -> ChunkTable<'_> {
         match file.form {
             DataForm::Consecutive => ChunkTable::consecutive(file, is_wide),
@@ -46,7 +46,7 @@ impl Files {
         }
     }
 
-    /// Notes the SHA-256 of files. `None` when there are too many.
+    /// Records the SHA-256 of files. Returns `None` if there are too many.
     pub(super) fn set_fingerprints(
         &mut self,
         hashes: impl Iterator<Item = (InodeId, [u8; 32])>,
@@ -65,12 +65,12 @@ impl Files {
         Some(())
     }
 
-    /// The number of an inode's fingerprint.
+    /// Returns the index of an inode's fingerprint.
     fn fingerprint(&self, inode: InodeId) -> Option<u32> {
         self.of.get(inode.index()).copied().filter(|at| *at != NONE)
     }
 
-    /// Bytes of an inode's xattrs, which are so many without its fingerprint.
+    /// Returns the size in bytes of an inode's xattrs, given their size `without` its fingerprint.
     pub(super) fn xattrs_size(&self, inode: InodeId, without: u64) -> u64 {
         if self.fingerprint(inode).is_none() {
             return without;
@@ -79,8 +79,8 @@ impl Files {
         without + header + size_of::<U32>() as u64
     }
 
-    /// Adds its fingerprint to an inode's xattrs: behind the other shared ones, which are looked for by more. `first_id` is
-    /// the id of the first.
+    /// Adds an inode's fingerprint to its encoded xattrs, after the other shared xattrs, which are looked up more
+    /// often. `first_id` is the id of the first fingerprint.
     pub(super) fn put(&self, inode: InodeId, first_id: u32, xattrs: &mut Vec<u8>) {
         let Some(fingerprint) = self.fingerprint(inode) else { return };
         const FILTER: usize = size_of::<U32>();
@@ -94,16 +94,16 @@ impl Files {
         let id = first_id + fingerprint * u32::try_from(ENTRY / 4).expect("11");
         let behind = HEADER + FILTER * usize::from(xattrs[FILTER]);
         xattrs.splice(behind..behind, U32::new(id).as_bytes().iter().copied());
-        // The others are at most 128.
+        // The inode has at most 128 other shared xattrs.
         xattrs[FILTER] += 1;
     }
 
-    /// Bytes of shared fingerprints.
+    /// Returns the size in bytes of the shared fingerprints.
     pub(super) fn shared_bytes(&self) -> u64 {
         self.fingerprints.len() as u64 * ENTRY
     }
 
-    /// The shared fingerprints, one at a time.
+    /// Returns a function for each shared fingerprint, which writes its entry.
     pub(super) fn shared_entries(&self, prefix: u8) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
         let hashes = self.fingerprints.iter();
         hashes.map(move |hash| move |out: &mut Vec<u8>| put_fingerprint(hash, prefix, out))
@@ -124,7 +124,7 @@ fn put_fingerprint(hash: &[u8; 32], prefix: u8, out: &mut Vec<u8>) {
     out.resize(end, 0);
 }
 
-/// Takes all of a file, for its SHA-256.
+/// A writer that computes the SHA-256 of a whole file.
 #[derive(Debug, Default)]
 pub(super) struct Hashed {
     hash: Sha256,
@@ -132,7 +132,7 @@ pub(super) struct Hashed {
 }
 
 impl Hashed {
-    /// The SHA-256 of what was taken, if that are so many bytes.
+    /// Returns the SHA-256 if `size` bytes were written.
     pub(super) fn finish(self, size: u64) -> Option<[u8; 32]> {
         (self.size == size).then(|| self.hash.finalize().into())
     }

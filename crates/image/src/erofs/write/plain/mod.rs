@@ -1,4 +1,4 @@
-//! The profiles for EROFS by itself: the tree goes into the image as it is, and the bytes of files with it, or the
+//! The profiles for EROFS without overlayfs: the image holds the tree unchanged, with the bytes of files or the
 //! addresses of those bytes in other files.
 //!
 //! Sections 4 and 5 of `docs/format/erofs-profile.md` have the rules.
@@ -27,33 +27,33 @@ use plan::Plan;
 use prefixes::Prefixes;
 use survey::Survey;
 
-/// How a self-contained image is made.
+/// The options of a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Standalone {
-    /// The reader that it is for.
+    /// The reader that the image is for.
     pub flavor: Flavor,
-    /// The volume's uuid; zeros for none.
+    /// UUID of the volume; zeros for none.
     pub uuid: [u8; 16],
 }
 
 /// The reader that a self-contained image is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Flavor {
-    /// Linux since 5.4. The image holds everything in the tree.
+    /// Linux since 5.4. The image holds all data of the tree.
     #[default]
     Linux,
-    /// gVisor's reader, which refuses inodes with xattrs, and does not map files whose data is not in blocks. xattrs are
-    /// left out: with them ACLs, capabilities and labels.
+    /// gVisor's reader, which refuses inodes with xattrs, and cannot map files whose data is not in blocks. The image
+    /// has no xattrs, and therefore no ACLs, capabilities and labels.
     Gvisor,
 }
 
-/// The part of a file's bytes that is needed.
+/// The part of a file's content that the writer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// All bytes. The caller verifies them, and returns an error if they are wrong.
     Whole,
-    /// The bytes from this offset to the end, less than a block. They need not be verified: the whole is needed later,
-    /// and must end with the same bytes.
+    /// The bytes from this offset to the end, less than a block. They need not be verified, because the writer later
+    /// needs all bytes, which must end with the same ones.
     From(u64),
 }
 

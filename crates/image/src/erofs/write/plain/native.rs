@@ -1,4 +1,4 @@
-//! Images whose files' bytes are in other files, which EROFS is given as devices.
+//! The options of images whose files' bytes are in other files, which EROFS uses as devices.
 //!
 //! Section 5 of `docs/format/erofs-profile.md` has the rules.
 
@@ -7,26 +7,26 @@ use std::fmt;
 use crate::erofs::write::place::BlockSize;
 use crate::verity::{DeviceId, ObjectId};
 
-/// Blocks of these images, since devices have files at multiples of 512.
+/// Block size of these images, because files on devices begin at multiples of 512.
 pub(super) const BLOCK_SIZE: BlockSize = BlockSize::B512;
-/// Limit of devices of an image: the root must be near the beginning of the image.
+/// Maximum number of devices of an image. The root must be near the beginning of the image, after the device table.
 pub const DEVICES_MAX: usize = 4096;
 
-/// How an image over devices is made. Without devices it is self-contained.
+/// The options of an image over devices. An image without devices is self-contained.
 #[derive(Clone, Copy)]
 pub struct Native<'a> {
-    /// Whether a device is a tar, which the image's header says.
+    /// Whether a device is a tar, which the image's header states.
     pub has_tar: bool,
-    /// The device table.
+    /// The devices, in the order of the device table.
     pub devices: &'a [DeviceFile],
-    /// Finds the place of an object's bytes; `None` for those that go into the image. Called once for each object.
+    /// Finds the location of an object's bytes; `None` for objects to be stored in the image. Called once per object.
     pub find: &'a dyn Fn(&ObjectId) -> Option<Placed<'a>>,
-    /// The volume's uuid; zeros for none.
+    /// UUID of the volume; zeros for none.
     pub uuid: [u8; 16],
 }
 
 impl<'a> Native<'a> {
-    /// Without a uuid, and without a tar.
+    /// Creates options without a uuid and without a tar.
     #[must_use]
     pub fn new(
         devices: &'a [DeviceFile],
@@ -48,22 +48,22 @@ impl fmt::Debug for Native<'_> {
 /// A device: a file with the bytes of many files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceFile {
-    /// Its SHA-256 id, which goes into the device table.
+    /// SHA-256 id of the device, which is stored in the device table.
     pub id: DeviceId,
-    /// Its length in bytes, a multiple of 512.
+    /// Length of the device in bytes, a multiple of 512.
     pub bytes: u64,
 }
 
-/// The place of an object's bytes.
+/// The location of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placed<'a> {
-    /// In one run on one device.
+    /// One run on one device.
     Whole(Stored),
-    /// In several places.
+    /// Several runs.
     Pieces {
         /// The runs, in order.
         runs: &'a [Run],
-        /// As [`Stored::fingerprint`].
+        /// SHA-256 of the object's bytes, like [`Stored::fingerprint`].
         fingerprint: [u8; 32],
     },
 }
@@ -73,18 +73,19 @@ pub enum Placed<'a> {
 pub struct Run {
     /// Length in bytes: whole blocks, except for an object's last run, which is padded with zeros to a whole block.
     pub len: u64,
-    /// The device, by its place in [`Native::devices`], and where on it the run begins, a multiple of 512;
+    /// Index of the device in [`Native::devices`], and offset of the run on the device in bytes, a multiple of 512;
     /// `None` for zeros, which are not stored.
     pub place: Option<(u16, u64)>,
 }
 
-/// The place of all bytes of an object, padded with zeros to a whole block.
+/// The location of an object that is stored as one run, padded with zeros to a whole block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stored {
-    /// The device, by its place in [`Native::devices`].
+    /// Index of the device in [`Native::devices`].
     pub device: u16,
-    /// Offset of the first byte on the device, in bytes, a multiple of 512.
+    /// Offset of the first byte on the device in bytes, a multiple of 512.
     pub offset: u64,
-    /// SHA-256 of the file's bytes. The caller guarantees it: kernels take files with equal fingerprints for equal.
+    /// SHA-256 of the file's bytes. The caller guarantees it, because kernels treat files with equal fingerprints as
+    /// equal.
     pub fingerprint: [u8; 32],
 }

@@ -1,21 +1,21 @@
-//! Places of files on devices.
+//! The locations of files on devices.
 
 /// A file whose bytes are on devices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OnDevice {
     pub(super) device: u16,
-    /// In blocks of the device.
+    /// Offset on the device in blocks.
     pub(super) block: u64,
-    /// By the tree.
+    /// Size of the file in bytes, as in the tree.
     pub(super) size: u64,
     pub(super) form: DataForm,
 }
 
-/// What the table of chunks of a file says.
+/// The kind of a file's chunk table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataForm {
-    /// Chunks that follow each other, of which there are as few as can be: nearly always one.
+    /// Consecutive chunks, as few as possible: nearly always one.
     Consecutive,
-    /// Runs that lie anywhere: [`Files::pieces`].
+    /// Runs at any locations, in [`Files::pieces`](super::files::Files::pieces) at this index.
     Pieces(u32),
 }

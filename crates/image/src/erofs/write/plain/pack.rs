@@ -1,24 +1,24 @@
-//! Where inodes go: one after the other, and small ones into what larger ones left free a little before.
+//! Assigns positions to inodes: one after the other, with small ones in gaps that larger ones left shortly before.
 
 use std::collections::VecDeque;
 
 use crate::erofs::layout::SLOT_SIZE;
 
-/// Gaps that are remembered. Few, so that an inode is never far from its neighbours: a gap is filled while its block is
-/// one of the last that were begun.
+/// Number of gaps that are remembered. It is small so that an inode is never far from its neighbours: a gap is filled
+/// only while its block is among the last ones.
 const GAPS: usize = 16;
 
-/// What an inode takes.
+/// The space that an inode takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Bytes of the inode itself, which never crosses a block's end.
+    /// Bytes of the inode itself, which must not cross the end of a block.
     pub(super) inode: u64,
-    /// Bytes of its xattrs, and of a table of chunks behind them, which may.
+    /// Bytes of its xattrs and of a chunk table after them, which may cross it.
     pub(super) xattrs: u64,
-    /// Bytes of its tail, which may not.
+    /// Bytes of its tail, which must not cross it.
     pub(super) tail: u64,
-    /// All of it has to be in one block, as older kernels want it of a symlink with a tail. Source: `erofs_fill_symlink`
-    /// in Linux `fs/erofs/inode.c`.
+    /// Whether all of it must be in one block, which older kernels require for a symlink with a tail. Source:
+    /// `erofs_fill_symlink` in Linux `fs/erofs/inode.c`.
     pub(super) whole: bool,
 }
 
@@ -35,7 +35,7 @@ impl Shape {
     }
 }
 
-/// Places inodes.
+/// Assigns positions to inodes.
 #[derive(Debug)]
 pub(super) struct Packer {
     block: u64,
@@ -44,12 +44,12 @@ pub(super) struct Packer {
 }
 
 impl Packer {
-    /// Begins at `position` bytes into an image of blocks of so many bytes.
+    /// Begins at offset `position` in bytes of an image with blocks of `block` bytes.
     pub(super) const fn new(position: u64, block: u64) -> Self {
         Self { block, position, gaps: VecDeque::new() }
     }
 
-    /// Answers where an inode goes, in bytes; `None` when its tail can be nowhere behind it.
+    /// Returns the position of an inode in bytes; `None` if its tail fits nowhere after it.
     pub(super) fn place(&mut self, shape: Shape) -> Option<u64> {
         for (start, end) in &mut self.gaps {
             let at = *start;
@@ -59,7 +59,7 @@ impl Packer {
             }
         }
         let from = self.position.next_multiple_of(SLOT_SIZE);
-        // Every place within a block is tried.
+        // Try every slot of a block.
         let places = (0..=self.block / SLOT_SIZE).map(|slot| from + slot * SLOT_SIZE);
         let at = places.into_iter().find(|at| shape.fits(*at, self.block))?;
         if at > from {
@@ -73,7 +73,7 @@ impl Packer {
         Some(at)
     }
 
-    /// Where the last inode's slot ends.
+    /// Returns the end of the last inode's slot.
     pub(super) const fn end(&self) -> u64 {
         self.position.next_multiple_of(SLOT_SIZE)
     }
@@ -87,7 +87,7 @@ mod tests {
         Shape { inode, xattrs, tail, whole: false }
     }
 
-    /// Expected values worked out by hand from the rules in `docs/format/erofs-profile.md`.
+    /// Expected values were computed by hand from the rules in `docs/format/erofs-profile.md`.
     #[track_caller]
     fn check(from: u64, shapes: &[Shape], expect: &[Option<u64>], end: u64) {
         let mut packer = Packer::new(from, 4096);
@@ -107,7 +107,8 @@ mod tests {
         check(4064, &[shape(32, 0, 100)], &[Some(4064)], 4224);
         check(4032, &[shape(32, 0, 33)], &[Some(4064)], 4160);
         check(4032, &[shape(64, 100, 10)], &[Some(4032)], 4224);
-        // 44 bytes of head end 20 bytes before the block; a tail of 21 has to begin behind it.
+        // 44 bytes of inode and xattrs end 20 bytes before the block's end, so a tail of 21 must begin after that
+        // end.
         check(4032, &[shape(32, 12, 21)], &[Some(4064)], 4160);
         check(4032, &[shape(32, 12, 4084)], &[Some(4064)], 8192);
         check(4032, &[shape(32, 12, 4085)], &[None], 4032);

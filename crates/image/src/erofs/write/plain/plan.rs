@@ -1,4 +1,4 @@
-//! The first pass: where everything goes.
+//! The first pass, which assigns a position to every part of the image.
 
 use hashbrown::HashMap;
 
@@ -11,25 +11,27 @@ use crate::erofs::write::listing::Listing;
 use crate::erofs::write::place::{BlockSize, DirectoryExtent, Extent};
 use crate::tree::{Inode, InodeId};
 
-/// Most bytes of an end that go behind the inode, of a block of 4096; of others in proportion. With more, what has to be left free before blocks' ends costs what is
-/// saved: of Debian images those with 3400 are the smallest, or within 0.003 % of it. With fewer, images are larger and
-/// listings faster, since these read the blocks that inodes are in: `docs/format/erofs-profile.md` has the numbers.
+/// Maximum length in bytes of a tail, which is stored after the inode, for blocks of 4096 bytes; proportional for
+/// other blocks. Longer tails waste more space before the ends of blocks than they save: 3400 gives the smallest
+/// images of Debian, or images within 0.003 % of the smallest. A lower maximum makes images larger and listings
+/// faster, because listings read the blocks with inodes: `docs/format/erofs-profile.md` has the numbers.
 const TAIL_MAX: u64 = 3400;
-/// `i_xattr_icount` counts 4 bytes in 16 bits, and a header of 12 bytes as one.
+/// Maximum size in bytes of an inode's xattrs: the 16 bits of `i_xattr_icount` count the header of 12 bytes as one,
+/// and 4 bytes each after it.
 const XATTRS_MAX: u64 = 12 + 4 * (u16::MAX as u64 - 1);
 
-/// An image with every inode and block in its place, ready to be written.
+/// An image whose inodes and blocks all have positions, ready to be written.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
-    /// With its items in the order of their places.
+    /// The survey, with its items in the order of their positions.
     pub(super) survey: Survey<'a>,
-    /// Slots of the inodes by [`InodeId::index`].
+    /// Nids of the inodes by [`InodeId::index`].
     nids: Vec<u32>,
-    /// Behind the superblock and this come the long prefixes.
+    /// The device table, after the superblock. The long prefixes follow it.
     pub(super) device_table: Vec<RawDeviceSlot>,
-    /// Where the shared xattrs begin, in bytes.
+    /// Offset of the shared xattrs in bytes.
     pub(super) inodes_end: u64,
-    /// Where the blocks of directories and symlinks begin, and behind them those of files, in bytes.
+    /// Offset in bytes of the blocks of directories and symlinks, which are followed by those of files.
     pub(super) data_start: u64,
     /// Length of the image in blocks.
     pub(super) blocks: u32,
@@ -82,17 +84,17 @@ impl<'a> Plan<'a> {
         self.nids[id.index()]
     }
 
-    /// The root is the first inode, so that its nid has 16 bits.
+    /// Returns the root's nid, which has 16 bits because the root is the first inode.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(InodeId::ROOT);
         u16::try_from(nid).expect("the root stands next to the device table")
     }
 }
 
-/// Where the device table begins, in bytes: behind the superblock.
+/// Offset of the device table in bytes, after the superblock.
 pub(super) const DEVICE_TABLE: u64 = (SUPERBLOCK_OFFSET + size_of::<RawSuperblock>()) as u64;
 
-/// Where the long prefixes begin, in bytes.
+/// Returns the offset of the long prefixes in bytes.
 pub(super) fn prefixes_start(survey: &Survey<'_>) -> u64 {
     DEVICE_TABLE + u64::from(survey.devices.len()) * size_of::<RawDeviceSlot>() as u64
 }
@@ -108,8 +110,8 @@ const fn too_many_blocks(block_size: BlockSize) -> WriteError {
     })
 }
 
-/// Gives blocks to all that has data beyond its tail: first to names and targets, so that metadata is together, then to
-/// files. Answers the number of blocks in the image.
+/// Assigns blocks to all data besides tails: first to names and targets, so that metadata is contiguous, then to
+/// files. Returns the number of blocks in the image.
 fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> {
     let too_many = || too_many_blocks(survey.block_size);
     let mut next = start;
@@ -148,7 +150,7 @@ fn place_blocks(survey: &mut Survey<'_>, start: u64) -> Result<u32, WriteError> 
     u32::try_from(next).map_err(|_wide| too_many_blocks(survey.block_size))
 }
 
-/// How a directory is cut into blocks.
+/// Returns a directory's number of full blocks, and the number of bytes in its last block.
 fn cut(directory: &Inode<'_>, block_size: BlockSize) -> (u64, u64) {
     let mut extent = DirectoryExtent::new(block_size);
     for entry in Listing::plain(directory) {
@@ -157,7 +159,7 @@ fn cut(directory: &Inode<'_>, block_size: BlockSize) -> (u64, u64) {
     extent.cut()
 }
 
-/// What of an inode's data would go where, if there is room behind it.
+/// Returns how an inode's data is divided into blocks and a tail, if the tail fits after the inode.
 fn extent_of(survey: &Survey<'_>, inode: &Inode<'_>, data: &Data<'_>) -> Extent {
     if survey.on_device(data).is_some() {
         return Extent::default();
@@ -186,7 +188,7 @@ fn extent_of(survey: &Survey<'_>, inode: &Inode<'_>, data: &Data<'_>) -> Extent 
     }
 }
 
-/// `i_size`. A directory's counts whole blocks.
+/// Returns `i_size`. The size of a directory includes its blocks as a whole.
 pub(super) fn size_of_data(
     survey: &Survey<'_>,
     inode: &Inode<'_>,

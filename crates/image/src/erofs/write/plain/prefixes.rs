@@ -5,28 +5,28 @@ use zerocopy::little_endian::U16;
 
 use crate::erofs::layout::{RawLongPrefix, XATTR_LONG_PREFIX};
 
-/// What the fingerprint of a file is called: all of it is one long prefix of no short one, so that the name's rest is
-/// empty. As `mkfs.erofs --xattr-inode-digest` names it.
+/// Name of the xattr with a file's fingerprint. The whole name is a long prefix without a short prefix, so the rest
+/// of the name is empty, as with `mkfs.erofs --xattr-inode-digest`.
 pub(super) const FINGERPRINT: &[u8] = b"erofs.fingerprint.v1";
 
-/// Long prefixes, which names of xattrs refer to by their number.
+/// Long prefixes, which names of xattrs refer to by number.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// As they are written.
+    /// The encoded table.
     pub(super) bytes: Vec<u8>,
     pub(super) count: u8,
     pub(super) fingerprint: Option<u8>,
 }
 
 impl Prefixes {
-    /// With the one that fingerprints have.
+    /// Creates a table with the prefix of fingerprints.
     pub(super) fn with_fingerprint() -> Self {
         let mut prefixes = Self::default();
         prefixes.fingerprint = prefixes.add(0, FINGERPRINT);
         prefixes
     }
 
-    /// Adds a prefix, and answers its number, of which there are 128.
+    /// Adds a prefix and returns its number, or `None` if there are already 128.
     pub(super) fn add(&mut self, base_index: u8, infix: &[u8]) -> Option<u8> {
         let number = self.count;
         self.count = number.checked_add(1).filter(|count| *count <= XATTR_LONG_PREFIX)?;

@@ -1,8 +1,9 @@
-//! The second pass: the image's bytes, from first to last.
+//! The second pass, which writes the image's bytes from first to last.
 //!
-//! The ends of files go out with the inodes, before the rest of them. So a file that has both is asked for its end first,
-//! unchecked, and all of it is checked later. A hash over all ends, in the order of the inodes, and another over the same
-//! bytes as they passed in the checked wholes, in the same order, show that they are the same.
+//! The tails of files are written with the inodes, before the blocks of files. A file with both is therefore read
+//! twice: first its tail, unverified, and later the whole file, verified. A hash over all tails in the order of the
+//! inodes, and a hash over the same bytes of the verified files in the same order, show that both reads returned the
+//! same bytes.
 
 use std::io;
 
@@ -24,7 +25,7 @@ use crate::erofs::write::output::{Checksum, Output};
 use crate::erofs::write::{Contents, WriteError};
 use crate::tree::{Inode, Node};
 
-/// Writes the image. Answers its length in bytes.
+/// Writes the image, and returns its length in bytes.
 pub(super) fn write(
     plan: &Plan<'_>,
     uuid: [u8; 16],
@@ -118,7 +119,7 @@ fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
     }
 }
 
-/// [`DEVICE_TABLE`] in slots.
+/// The position of [`DEVICE_TABLE`] in slots.
 const DEVICE_SLOT: u16 = {
     const SLOT: u64 = size_of::<RawDeviceSlot>() as u64;
     assert!(DEVICE_TABLE.is_multiple_of(SLOT) && DEVICE_TABLE / SLOT == 9);
@@ -129,9 +130,9 @@ struct Stream<'s, 'c, W> {
     plan: &'s Plan<'s>,
     out: Output<W>,
     contents: &'s mut Contents<'c>,
-    /// The ends of files that are in blocks too, as they were written.
+    /// Hash of the tails of files that also have blocks, as they were written.
     ends: Sha256,
-    /// And as they were when all of the file was read.
+    /// Hash of the same tails, as they were when the whole files were read.
     ends_again: Sha256,
 }
 
@@ -186,7 +187,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
         Ok(())
     }
 
-    /// Writes what is behind an inode.
+    /// Writes the tail after an inode.
     fn tail(&mut self, item: &Item, inode: &Inode<'_>, data: &Data<'_>) -> Result<(), WriteError> {
         match *data {
             Data::Directory => self.directory(item, inode, Blocks::Tail),
@@ -209,7 +210,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
         }
     }
 
-    /// The end of a file, or all of it, of so many bytes.
+    /// Reads the `wanted` bytes of a piece, which is the end of a file or the whole file.
     fn end(
         &mut self,
         inode: &Inode<'_>,
@@ -306,14 +307,14 @@ impl<W: io::Write> Stream<'_, '_, W> {
     }
 }
 
-/// Which blocks of a directory.
+/// A selection of a directory's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blocks {
     Tail,
     Whole,
 }
 
-/// Takes the end of a file.
+/// A writer that collects the end of a file.
 struct End {
     bytes: Vec<u8>,
     wanted: usize,
@@ -321,7 +322,7 @@ struct End {
 
 impl io::Write for End {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // One byte too many is kept, by which it is seen that there were more.
+        // Keep one byte more than wanted, to detect excess bytes.
         let room = (self.wanted + 1 - self.bytes.len()).min(bytes.len());
         self.bytes.extend_from_slice(&bytes[..room]);
         Ok(bytes.len())
@@ -332,13 +333,13 @@ impl io::Write for End {
     }
 }
 
-/// Takes all of a file: what belongs into blocks goes out, and the end is compared.
+/// A writer for a whole file: it writes the part for blocks to the output, and hashes the tail.
 struct Body<'o, W> {
     out: &'o mut Output<W>,
     ends: &'o mut Sha256,
-    /// Bytes that go out.
+    /// Remaining bytes for blocks.
     left: u64,
-    /// Bytes behind those.
+    /// Remaining bytes of the tail.
     tail: usize,
     failed: Option<Failed>,
 }
@@ -375,7 +376,7 @@ impl<W: io::Write> io::Write for Body<'_, W> {
     }
 }
 
-/// The type that dirents say.
+/// Returns the file type in dirents.
 fn file_type_of(inode: &Inode<'_>) -> u8 {
     match Data::of(inode) {
         Data::Inline(_) | Data::External { .. } => file_type::REGULAR,

@@ -1,4 +1,4 @@
-//! What the tree is in an image that is mounted by itself.
+//! Collects the inodes of an image that is mounted without overlayfs, with their xattrs and shared data.
 
 use std::borrow::Cow;
 
@@ -20,28 +20,28 @@ use crate::erofs::write::{Contents, Piece, WriteError};
 use crate::tree::{Content, Inode, InodeId, Node, StringId, Timestamp, Tree};
 use crate::verity::ObjectId;
 
-/// An inode of the image. There is one for each, so they are small.
+/// An inode of the image. Items are small, because there are many.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
     pub(super) id: InodeId,
-    /// The first block of its data, if it has any.
+    /// First block of its data, if it has blocks.
     pub(super) block: u32,
-    /// Bytes of data behind the inode.
+    /// Bytes of data after the inode.
     pub(super) tail: u16,
     pub(super) form: Form,
-    /// Its blocks are written for it, not for another with the same content before it.
+    /// Whether its blocks are written for this inode, not for an earlier one with the same content.
     pub(super) owns_blocks: bool,
 }
 const _: () = assert!(size_of::<Item>() == 12);
 
-/// What an inode's data is.
+/// The data of an inode in the image.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Data<'a> {
     Directory,
     Symlink(&'a [u8]),
     /// A file whose bytes are in the tree.
     Inline(&'a [u8]),
-    /// A file whose bytes have to be asked for. Equal contents have equal objects.
+    /// A file whose content `Contents` writes. Equal contents have equal objects.
     External {
         size: u64,
         object: Option<StringId>,
@@ -64,13 +64,13 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// Whether its blocks are file data, not names or targets.
+    /// Whether its blocks contain file data rather than names or targets.
     pub(super) const fn is_file(&self) -> bool {
         matches!(self, Self::Inline(_) | Self::External { .. })
     }
 }
 
-/// Every inode of the image, with what they share.
+/// Every inode of the image, and the data that inodes share.
 #[derive(Debug)]
 pub(super) struct Survey<'a> {
     pub(super) tree: &'a Tree,
@@ -79,17 +79,17 @@ pub(super) struct Survey<'a> {
     pub(super) devices: Devices,
     pub(super) files: Files,
     pub(super) prefixes: Prefixes,
-    /// In the order that `ls -lR` asks for them.
+    /// The inodes, in the order in which `ls -lR` reads them.
     pub(super) items: Vec<Item>,
-    /// The time of compact inodes.
+    /// The modification time of compact inodes.
     pub(super) epoch: Timestamp,
     pub(super) xattrs: Xattrs<'a>,
     pub(super) has_xattrs: bool,
     /// Whether an inode has a POSIX ACL.
     pub(super) has_acl: bool,
-    /// The image's sets by the tree's.
+    /// The image's xattr sets by the tree's.
     sets: Vec<SetId>,
-    /// Inodes by the object that has their content.
+    /// Number of inodes with each object as content, by the index of the object's string.
     uses: Vec<u32>,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Survey<'a> {
                 *times.entry(inode.metadata().mtime).or_insert(0_u32) += 1;
             }
         }
-        // Of times that are as frequent the earliest, so that the image is always the same.
+        // Among equally frequent times take the earliest, so that the image is deterministic.
         let most = |(time, count): &(Timestamp, u32)| (*count, std::cmp::Reverse(*time));
         survey.epoch = times.into_iter().max_by_key(most).map_or(survey.epoch, |(time, _)| time);
         for item in &mut survey.items {
@@ -141,7 +141,7 @@ impl<'a> Survey<'a> {
         }
         survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
         if survey.prefixes.fingerprint.is_some() {
-            // The image has a table of them anyway, which older kernels do not know.
+            // The image has a table of long prefixes anyway, although older kernels do not support it.
             survey.xattrs.shorten(|base, infix| survey.prefixes.add(base, infix));
         }
         let none = std::iter::empty();
@@ -171,38 +171,38 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The object of a content that is put into blocks once for all inodes that have it: when it has more than a block in
-    /// any case, or when all the tails would take more.
+    /// Returns the object of a content whose blocks are shared by all inodes that have it: a content of more than a
+    /// block, or one whose tails would take more than a block together.
     pub(super) fn shared(&self, data: &Data<'_>) -> Option<StringId> {
         let Data::External { size, object: Some(object) } = *data else { return None };
         let uses = u64::from(self.uses[object.index()]);
         (uses > 1 && size.saturating_mul(uses) > self.block_size.bytes()).then_some(object)
     }
 
-    /// Where on a device the bytes of a file are.
+    /// Returns the location of a file's bytes on a device.
     pub(super) fn on_device(&self, data: &Data<'_>) -> Option<&OnDevice> {
         let Data::External { object: Some(object), .. } = data else { return None };
         self.files.on_devices.get(object)
     }
 
-    /// How a file says where on devices its bytes are, if they are there.
+    /// Returns the location and the chunk table of a file whose bytes are on devices.
     pub(super) fn table(&self, data: &Data<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
         let file = self.on_device(data)?;
         Some((file, self.files.table(file, self.devices.is_wide())))
     }
 
-    /// Bytes of an inode's xattrs.
+    /// Returns the size of an inode's xattrs in bytes.
     pub(super) fn xattrs_size(&self, inode: &Inode<'_>) -> u64 {
         let without = self.xattrs.size_of(self.set_of(inode), None);
         self.files.xattrs_size(inode.id(), without)
     }
 
-    /// Bytes in the table of shared xattrs.
+    /// Returns the size of the table of shared xattrs in bytes.
     pub(super) fn shared_bytes(&self) -> u64 {
         self.xattrs.shared_bytes() + self.files.shared_bytes()
     }
 
-    /// Finds out where the bytes of files are, and what their fingerprints are.
+    /// Finds the locations and the fingerprints of all files.
     pub(super) fn add_files(
         &mut self,
         native: &Native<'_>,
@@ -246,7 +246,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// Asks where an object is. Answers its fingerprint.
+    /// Records the location of an object, and returns its fingerprint.
     fn add_object(
         &mut self,
         native: &Native<'_>,
@@ -285,7 +285,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Where a file's bytes are. `None` when they cannot be there.
+    /// Converts the location of a file's bytes. Returns `None` if it is invalid.
     fn place_on_device(&self, size: u64, stored: &Stored) -> Option<OnDevice> {
         let Stored { device, offset, fingerprint: _ } = *stored;
         let block_size = BLOCK_SIZE.bytes();
@@ -298,7 +298,7 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// The SHA-256 of a file that is in the image.
+/// Computes the SHA-256 of a file that is stored in the image.
 fn hashed(inode: &Inode<'_>, contents: &mut Contents<'_>) -> Result<[u8; 32], WriteError> {
     let Data::External { size, .. } = Data::of(inode) else {
         unreachable!("others are not asked for")
@@ -309,8 +309,9 @@ fn hashed(inode: &Inode<'_>, contents: &mut Contents<'_>) -> Result<[u8; 32], Wr
     hashed.finish(size).ok_or_else(|| WriteError::ContentSize { path: inode.path(), size })
 }
 
-/// Depth first by directories, but all inodes of a directory together: a walk that asks for each of them when it has read
-/// the names, and then goes into the directories among them, goes through the image from its beginning to its end.
+/// Lists the inodes depth first by directories, with all inodes of a directory together. A walk that reads the inodes
+/// of a directory after its names, and then enters its subdirectories, therefore reads the image from beginning to
+/// end.
 fn list(tree: &Tree) -> Vec<Item> {
     let item = |id| Item { id, block: 0, tail: 0, form: Form::Extended, owns_blocks: false };
     let mut items = Vec::with_capacity(tree.inode_count());
@@ -329,10 +330,10 @@ fn list(tree: &Tree) -> Vec<Item> {
     items
 }
 
-/// Entries of a directory that are less than 4 GiB whatever their names are.
+/// Number of entries with which a directory takes less than 4 GiB, regardless of its names.
 const ENTRIES: usize = 16_000_000;
 
-/// Whether the compact form can hold the inode, if the time is right.
+/// Whether the inode fits in the compact form, apart from its time.
 fn is_narrow(inode: &Inode<'_>) -> bool {
     let metadata = inode.metadata();
     let ids = [metadata.uid, metadata.gid, inode.nlink()];

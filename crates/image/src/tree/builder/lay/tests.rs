@@ -1,4 +1,4 @@
-//! Rules T32 to T35 of `docs/format/tree.md`.
+//! Tests of the rules T32 to T35 of `docs/format/tree.md`.
 
 use proptest::prelude::*;
 
@@ -19,8 +19,8 @@ fn metadata(source: u16) -> Metadata {
     Metadata { permissions: source, uid: source.into(), gid: source.into(), mtime }
 }
 
-/// A tree of words `PATH`, a letter for what is there and a number for who describes it: `d1:a f1:a/b`; `=a/b:a/c` is a
-/// further name `a/c` of `a/b`, and `d2:` the root.
+/// Makes a tree from words `KINDSOURCE:PATH`: a letter for the type, and a number for the source of the metadata, as
+/// in `d1:a f1:a/b`. `=a/b:a/c` is a hard link `a/c` to `a/b`, and `d2:` the root.
 fn tree(words: &str) -> Tree {
     let mut builder = Builder::new();
     for word in words.split_whitespace() {
@@ -47,7 +47,7 @@ fn tree(words: &str) -> Tree {
     builder.finish()
 }
 
-/// What [`tree`] takes, with links: `+` before a name that is a further one, and `N*` before what has several.
+/// Writes a tree as the words of [`tree`], with links: `+` before a further name, `N*` before an inode with N names.
 fn words(tree: &Tree) -> String {
     let mut words = vec![word(b"", &tree.root())];
     let mut walk = tree.walk();
@@ -68,7 +68,7 @@ fn word(path: &[u8], inode: &Inode<'_>) -> String {
     let kind = NODES.iter().position(|it| *it == inode.node()).unwrap();
     let found = inode.metadata();
     let source = u16::try_from(found.uid).unwrap();
-    // Layers give symlinks their only mode.
+    // Layers give every symlink the same mode.
     let is_symlink = matches!(inode.node(), Node::Symlink(_));
     let permissions = if is_symlink { found.permissions } else { metadata(source).permissions };
     assert_eq!(found, Metadata { permissions, ..metadata(source) }, "all of one source");
@@ -96,9 +96,9 @@ fn a_later_tree_decides_paths_and_directories_merge() {
     check(&["d1: f1:b f1:a", "d2:"], "d2: f1:a f1:b");
     check(&["d1: d1:d f1:d/x", "d2: f2:d"], "d2: f2:d");
     check(&["d1: f1:d", "d2: d2:d f2:d/x"], "d2: d2:d f2:d/x");
-    // It was gone before the third came.
+    // The second tree replaced the directory before the third came.
     check(&["d1: d1:d f1:d/x", "d2: f2:d", "d3: d3:d"], "d3: d3:d");
-    // No symlink is followed, and no whiteout is one.
+    // Symlinks are not followed, and character devices are not whiteouts.
     check(&["d1: d1:a l1:l", "d2: d2:l f2:l/x"], "d2: d1:a d2:l f2:l/x");
     check(&["d1: f1:x d1:d f1:d/x", "d2: c2:x c2:d"], "d2: c2:d c2:x");
 }
@@ -108,7 +108,7 @@ fn hard_links_stay_within_their_tree() {
     check(&["d1: f1:a =a:b", "d2: f2:a =a:c"], "d2: 2*f2:a f1:b 2*+f2:c");
     check(&["d1: f1:a =a:b =a:c", "d2: f2:a"], "d2: f2:a 2*f1:b 2*+f1:c");
     check(&["d1: d1:d f1:d/a =d/a:e", "d2: f2:d"], "d2: f2:d f1:e");
-    // The same tree twice is two files to nobody: the later names are all there is.
+    // The same tree twice makes two inodes, and the names of the second tree replace both names of the first.
     check(&["d1: f1:a =a:b", "d1: f1:a =a:b"], "d1: 2*f1:a 2*+f1:b");
 }
 
@@ -151,7 +151,7 @@ fn links_are_counted_anew_and_files_belong_to_names_that_are_there() {
     check_some(ALL, but("/nothing"), "d1: 3*f1:a 3*+f1:b d1:d 3*+f1:d/c");
     check_some(ALL, but("/a"), "d1: 2*f1:b d1:d 2*+f1:d/c");
     check_some(ALL, but("/d"), "d1: 2*f1:a 2*+f1:b");
-    // A dump states links, which are no longer right.
+    // A dump states a number of links, which is wrong after laying.
     let mut builder = Builder::new();
     let file = builder.inode(&metadata(0), XattrsId::NONE, Node::Fifo).unwrap();
     builder.state_nlink(file, 7);
@@ -163,7 +163,7 @@ fn links_are_counted_anew_and_files_belong_to_names_that_are_there() {
     assert_eq!(laid.resolve(b"a").map(|it| (it.nlink(), it.path())), Some((2, b"/a".to_vec())));
 }
 
-/// Words for [`tree`]: what is asked for, where it can be.
+/// Generates valid words for [`tree`].
 fn random(source: u16) -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["a", "b", "c"]);
     let path = prop::collection::vec(name, 1..4).prop_map(|it| it.join("/"));
@@ -188,7 +188,7 @@ fn random(source: u16) -> impl Strategy<Value = String> {
     })
 }
 
-/// The same as a layer that has all of the tree.
+/// Makes a layer with all entries of the tree.
 fn layer(tree: &Tree) -> Layer {
     let mut layer = Layer::new();
     let mut add = |path: &[u8], inode: &Inode<'_>| {
@@ -211,7 +211,7 @@ fn layer(tree: &Tree) -> Layer {
 }
 
 proptest! {
-    /// Layers without whiteouts, where every directory is described, are laid by another implementation.
+    /// Compares with another implementation: layers without whiteouts in which every directory is described.
     #[test]
     fn trees_are_laid_as_layers_are(one in random(1), two in random(2), three in random(3)) {
         let mut builder = Builder::new();
